@@ -1,0 +1,289 @@
+//! What will be done on a machine, and why.
+//!
+//! Pure: a [`Plan`] is a function of a topology, a spec and the caller's environment. Starts
+//! nothing; `cluster` hands the plan to `supervise`.
+//!
+//! *Invariant:* the same input gives the same plan, byte for byte; whatever a process is given
+//! (CPUs, memory nodes, NICs, variables) stands in its plan, and nothing else is given to it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::ids::{ClusterName, GpuIndex, GpuUuid, NicPort, PciAddress};
+use crate::topology::Note;
+use crate::units::Span;
+
+/// The version of the plan's JSON form.
+pub const VERSION: u32 = 1;
+
+/// Everything that `up` does, as a value: printed by `plan` and `up --dry-run`, kept as `plan.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of this form: [`VERSION`].
+    pub version: u32,
+    /// The cluster's name.
+    pub name: ClusterName,
+    /// What runs in the processes.
+    pub engine: EngineKind,
+    /// The machine that was planned for.
+    pub machine: Machine,
+    /// The scheduler, for engines that have one.
+    pub scheduler: Option<SchedulerPlan>,
+    /// The workers, in rank order.
+    pub workers: Vec<WorkerPlan>,
+    /// Variables that a client of this cluster needs (`client.env`).
+    pub client_env: BTreeMap<String, String>,
+    /// What must hold once the cluster runs, because the user asked for it.
+    pub requirements: Requirements,
+    /// How deaths and slowness are dealt with.
+    pub supervision: Supervision,
+    /// What the engine needs beyond the shared parts, in its own words; `null` for none.
+    #[serde(default)]
+    pub engine_options: serde_json::Value,
+    /// Who set each value that is not a default: key → `flag`, `spec`, or `environment`.
+    pub origins: BTreeMap<String, Origin>,
+    /// What could not be had, or was assumed.
+    pub notes: Vec<Note>,
+}
+
+/// What runs in a cluster's processes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineKind {
+    /// Our own scheduler and workers.
+    #[default]
+    Native,
+    /// Dask's scheduler and workers.
+    Dask,
+    /// Any program, one rank per GPU.
+    Command,
+}
+
+impl std::fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            EngineKind::Native => "native",
+            EngineKind::Dask => "dask",
+            EngineKind::Command => "command",
+        })
+    }
+}
+
+/// The machine that a plan is for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its name.
+    pub name: Option<String>,
+    /// Where its topology came from.
+    pub source: Option<String>,
+    /// Whether its GPUs are only simulated here.
+    pub simulated: bool,
+}
+
+/// The scheduler process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerPlan {
+    /// What it is bound to.
+    #[serde(flatten)]
+    pub binding: Binding,
+    /// Address or interface it listens on; `None` for the engine's default.
+    pub host: Option<String>,
+    /// Ports to try, in order, inclusive; `None` for the engine's default.
+    pub ports: Option<(u16, u16)>,
+    /// Its environment, on top of the caller's.
+    pub env: BTreeMap<String, String>,
+}
+
+/// One worker process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerPlan {
+    /// `gpu3`; with several workers a GPU `gpu3.1`; a CPU worker `cpu0`.
+    pub name: String,
+    /// Position among the workers, from 0.
+    pub rank: u32,
+    /// Its GPU; `None` for a CPU worker.
+    pub gpu: Option<WorkerGpu>,
+    /// What it is bound to.
+    #[serde(flatten)]
+    pub binding: Binding,
+    /// NIC ports for its traffic, nearest first; empty when UCX may choose or none is used.
+    pub nics: Vec<NicPort>,
+    /// Threads that run tasks.
+    pub threads: u32,
+    /// Host memory limit in bytes; `None` for none.
+    pub memory_limit_bytes: Option<u64>,
+    /// Device memory limit in bytes; `None` for none.
+    pub device_memory_limit_bytes: Option<u64>,
+    /// Its environment, on top of the caller's.
+    pub env: BTreeMap<String, String>,
+    /// The reasons.
+    pub why: Vec<Why>,
+}
+
+/// A worker's GPU, by identity, place and number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerGpu {
+    /// NVML order.
+    pub index: GpuIndex,
+    /// Identity; that of the MIG instance when the worker has one.
+    pub uuid: Option<GpuUuid>,
+    /// Place.
+    pub pci: Option<PciAddress>,
+    /// Its memory (the instance's for MIG).
+    pub memory_bytes: Option<u64>,
+    /// MIG profile, like `3g.40gb`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<String>,
+}
+
+/// CPUs and memory that a process is given before its first instruction.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Binding {
+    /// CPUs; `None` leaves them as the supervisor's.
+    pub cpus: Option<CpuSet>,
+    /// NUMA nodes for its memory; `None` leaves the policy as it is.
+    pub mems: Option<NodeSet>,
+    /// How `mems` is meant.
+    #[serde(default)]
+    pub memory_policy: MemoryPolicy,
+}
+
+/// How a process's memory is placed (`set_mempolicy(2)`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryPolicy {
+    /// On the given nodes while they have room (`MPOL_PREFERRED_MANY`).
+    #[default]
+    Preferred,
+    /// Only on the given nodes (`MPOL_BIND`).
+    Bind,
+    /// Untouched.
+    None,
+}
+
+/// One decision with its reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Why {
+    /// What was decided: `gpu`, `cpus`, `mems`, `nic`, `device_memory_limit`, `env.UCX_TLS`, …
+    pub choice: String,
+    /// What was chosen, as text.
+    pub chosen: String,
+    /// Because of what.
+    pub reason: String,
+    /// What else there was, and why not.
+    pub rejected: Vec<Rejected>,
+}
+
+/// A candidate that was not chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rejected {
+    /// The candidate, like `mlx5_4:1`.
+    pub what: String,
+    /// Why not, like `PIX, but port 1 is DOWN`.
+    pub why: String,
+}
+
+/// What the user asked to be true of the running cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requirements {
+    /// GPU pairs joined by NVLink must use it.
+    pub nvlink: bool,
+    /// An InfiniBand or RoCE port must be active and used.
+    pub infiniband: bool,
+    /// Notes are errors.
+    pub strict: bool,
+}
+
+/// Who set a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// The spec file.
+    Spec,
+    /// The caller's environment.
+    Environment,
+}
+
+/// How deaths and slowness are dealt with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Supervision {
+    /// When a dead worker is started again.
+    pub restart: RestartWhen,
+    /// Restarts allowed per worker within `window`.
+    pub limit: u32,
+    /// The window of `limit`.
+    pub window: Span,
+    /// First delay before a restart; doubles with each further one.
+    pub backoff: Span,
+    /// Longest delay.
+    pub backoff_max: Span,
+    /// A worker that ran this long starts afresh with delay and count.
+    pub healthy_after: Span,
+    /// Time from start to READY of the whole cluster.
+    pub ready_within: Span,
+    /// Time between SIGTERM and SIGKILL.
+    pub grace: Span,
+    /// What a dead scheduler means.
+    pub scheduler_death: SchedulerDeath,
+    /// Longest wait for a dead worker's GPU memory to be free before its restart.
+    pub gpu_free_within: Span,
+    /// A log file is rotated at this size, in bytes.
+    pub log_rotate_bytes: u64,
+    /// Rotated log files kept per process.
+    pub log_keep: u32,
+}
+
+/// When a dead worker is started again.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartWhen {
+    /// Never.
+    Never,
+    /// When it was ended by a signal or a non-zero status.
+    #[default]
+    OnFailure,
+    /// Whenever it ends, unless it was stopped or retired.
+    Always,
+}
+
+/// What a dead scheduler means for the cluster.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum SchedulerDeath {
+    /// The whole cluster is started again.
+    #[default]
+    RestartCluster,
+    /// The cluster ends.
+    EndCluster,
+}
+
+impl Default for Supervision {
+    fn default() -> Self {
+        Self {
+            restart: RestartWhen::default(),
+            limit: 5,
+            window: Span::secs(60),
+            backoff: Span::millis(100),
+            backoff_max: Span::secs(30),
+            healthy_after: Span::secs(30),
+            ready_within: Span::secs(60),
+            grace: Span::secs(5),
+            scheduler_death: SchedulerDeath::default(),
+            gpu_free_within: Span::secs(10),
+            log_rotate_bytes: 64 << 20,
+            log_keep: 3,
+        }
+    }
+}

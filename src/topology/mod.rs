@@ -1,0 +1,148 @@
+//! Facts about one machine: its GPUs, NICs, CPUs and NUMA nodes, and how they reach each other.
+//!
+//! Holds the value and its text forms; does not look at any machine (that is `probe`) and decides
+//! nothing (that is `plan`).
+//!
+//! *Invariant:* a [`Topology`] states only what its source said. What a source cannot tell is
+//! `None`, absent from [`Links`], or said in a [`Note`]; it is never invented.
+
+mod devices;
+mod link;
+mod pci;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::ids::NumaId;
+
+pub use devices::{
+    ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer, Port,
+    PortState,
+};
+pub use link::{Device, LinkKind, LinkKindError, Links};
+pub use pci::{Bridge, BridgeKind, PcieLink};
+
+/// The version of the text form that this program writes, and the only one that it reads.
+pub const VERSION: u32 = 1;
+
+/// One machine, as far as its source could tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Version of this text form: [`VERSION`].
+    pub version: u32,
+    /// What the machine is called: a host name, or the model for a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Where the facts come from: `live`, a format's name, or the publication a file was written from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// NVIDIA driver version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Highest CUDA version that the driver supports, like `12.8`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// GPUs in NVML order.
+    #[serde(default)]
+    pub gpus: Vec<Gpu>,
+    /// NICs in the order of their matrix columns (`NIC0`, `NIC1`, …).
+    #[serde(default)]
+    pub nics: Vec<Nic>,
+    /// NUMA nodes by rising id, those without CPUs included.
+    #[serde(default)]
+    pub numa: Vec<NumaNode>,
+    /// Physical cores, each with the CPUs (SMT siblings) that share it; empty when unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<CpuSet>,
+    /// PCI host bridges, root ports and switch ports above the GPUs and NICs, parents first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bridges: Vec<Bridge>,
+    /// How each pair of devices reaches each other. A file may leave it out when `bridges` and
+    /// NVLinks determine it.
+    #[serde(default, skip_serializing_if = "Links::is_empty")]
+    pub links: Links,
+    /// Number of NVSwitches that the GPUs' NVLinks end in; `None` when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvswitch: Option<u32>,
+    /// What this process, or the user that a file speaks of, may use. Absent: everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<Allowed>,
+    /// What could not be read, and what was assumed instead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<Note>,
+}
+
+/// A NUMA node: memory, and the CPUs next to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumaNode {
+    /// The operating system's number.
+    pub id: NumaId,
+    /// Package (socket) it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<u32>,
+    /// Its CPUs. Empty for memory-only nodes, such as GPU memory on POWER9 and Grace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// Its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Whether its memory is a GPU's own, so that no host memory may be placed there by default.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gpu_memory: bool,
+}
+
+/// What a process may use of the machine: affinity, cgroup cpuset, `Mems_allowed`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Allowed {
+    /// CPUs.
+    pub cpus: CpuSet,
+    /// NUMA nodes.
+    pub mems: NodeSet,
+}
+
+/// Something a reader should know about how far the facts or a decision can be trusted.
+///
+/// `--strict` turns each into an error.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Note {
+    /// What it is about: `GPU3`, `mlx5_2:1`, `numa`, `nvml`, a key.
+    pub about: String,
+    /// One sentence without a full stop.
+    pub text: String,
+}
+
+impl Note {
+    /// A note about something.
+    pub fn new(about: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { about: about.into(), text: text.into() }
+    }
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.about, self.text)
+    }
+}
+
+impl Topology {
+    /// A NUMA node by the operating system's number.
+    pub fn numa_node(&self, id: NumaId) -> Option<&NumaNode> {
+        self.numa.iter().find(|node| node.id == id)
+    }
+
+    /// Every CPU that a NUMA node has; `None` when no node's CPUs are known.
+    pub fn cpus(&self) -> Option<CpuSet> {
+        let known = self.numa.iter().filter_map(|node| node.cpus.as_ref());
+        known.fold(None, |all: Option<CpuSet>, more| Some(all.unwrap_or_default().union(more)))
+    }
+
+    /// All devices in matrix order: GPUs, then NICs.
+    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+        let gpus = self.gpus.iter().map(|gpu| Device::Gpu(gpu.index));
+        gpus.chain((0u32..).zip(&self.nics).map(|(at, _)| Device::Nic(at)))
+    }
+}

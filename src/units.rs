@@ -1,0 +1,298 @@
+//! Quantities with their units: sizes in bytes, spans of time.
+//!
+//! Does not decide what a fraction is a fraction *of*; the planner does.
+//!
+//! *Invariant:* every text form names its unit or is a plain number of the base unit.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::text_form;
+
+/// Why a text is no quantity.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{text:?} is not {expected}")]
+pub struct UnitError {
+    /// The text as it was given.
+    pub text: String,
+    /// What it should have been, with examples.
+    pub expected: &'static str,
+}
+
+/// A size as people write it: an absolute number of bytes, or a share of some whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Size {
+    /// Bytes.
+    Bytes(u64),
+    /// A share of the whole, above 0 and at most 1.
+    Fraction(f64),
+}
+
+impl Size {
+    /// The size in bytes, given the whole that a fraction is a share of.
+    pub fn of(self, whole_bytes: u64) -> u64 {
+        match self {
+            Size::Bytes(bytes) => bytes,
+            // A share is at most 1, so the product fits; sub-byte parts do not matter.
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "0 < share <= 1"
+            )]
+            Size::Fraction(share) => (whole_bytes as f64 * share) as u64,
+        }
+    }
+}
+
+const SIZE: &str = "a size: bytes, '5GB', '5000MiB', or a fraction of the whole like 0.8";
+
+/// Suffixes as dask's `parse_bytes` has them: decimal without an `i`, binary with one.
+const SUFFIXES: [(&str, u64); 12] = [
+    ("", 1),
+    ("b", 1),
+    ("k", 1000),
+    ("kb", 1000),
+    ("kib", 1 << 10),
+    ("mb", 1_000_000),
+    ("mib", 1 << 20),
+    ("gb", 1_000_000_000),
+    ("gib", 1 << 30),
+    ("tb", 1_000_000_000_000),
+    ("tib", 1 << 40),
+    ("m", 1_000_000),
+];
+
+impl FromStr for Size {
+    type Err = UnitError;
+
+    /// A plain number up to 1 with a point in it is a fraction; without one, bytes.
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let error = || UnitError { text: text.chars().take(40).collect(), expected: SIZE };
+        let trimmed = text.trim();
+        let split = trimmed
+            .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
+            .unwrap_or(trimmed.len());
+        let (digits, suffix) = trimmed.split_at(split);
+        let suffix = suffix.trim().to_ascii_lowercase();
+        let digits = digits.replace('_', "");
+        if let Ok(whole) = digits.parse::<u64>() {
+            let unit = factor(&suffix).ok_or_else(error)?;
+            return whole.checked_mul(unit).map(Size::Bytes).ok_or_else(error);
+        }
+        let number: f64 = digits.parse().map_err(|_| error())?;
+        if suffix.is_empty() {
+            return if number > 0.0 && number <= 1.0 {
+                Ok(Size::Fraction(number))
+            } else {
+                Err(error())
+            };
+        }
+        let bytes = number * factor(&suffix).ok_or_else(error)? as f64;
+        // f64 holds every size below 2^53 bytes exactly enough for a limit.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked to be in range"
+        )]
+        if (0.0..9e15).contains(&bytes) { Ok(Size::Bytes(bytes as u64)) } else { Err(error()) }
+    }
+}
+
+fn factor(suffix: &str) -> Option<u64> {
+    match suffix {
+        "g" => Some(1_000_000_000),
+        "t" => Some(1_000_000_000_000),
+        _ => SUFFIXES.iter().find(|(name, _)| *name == suffix).map(|(_, factor)| *factor),
+    }
+}
+
+impl fmt::Display for Size {
+    /// The shortest exact text: a fraction, or bytes in the largest binary unit that divides them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            // `{:?}` keeps the point of `1.0`, which tells a fraction from one byte.
+            Size::Fraction(share) => write!(f, "{share:?}"),
+            Size::Bytes(bytes) => {
+                let units =
+                    [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+                match units.iter().find(|(_, unit)| bytes >= *unit && bytes % unit == 0) {
+                    Some((name, unit)) => write!(f, "{}{name}", bytes / unit),
+                    None => write!(f, "{bytes}"),
+                }
+            }
+        }
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Size::Bytes(bytes) => serializer.serialize_u64(bytes),
+            Size::Fraction(share) => serializer.serialize_f64(share),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(SIZE)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size::Bytes(bytes))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, share: f64) -> Result<Size, E> {
+                format!("{share:?}").parse().map_err(E::custom)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl schemars::JsonSchema for Size {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Size".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["number", "string"], "description": SIZE })
+    }
+}
+
+/// A number of bytes for people: `79.6 GiB`.
+#[derive(Clone, Copy, Debug)]
+pub struct HumanBytes(pub u64);
+
+impl fmt::Display for HumanBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].iter().peekable();
+        while value >= 1024.0 && units.len() > 1 {
+            value /= 1024.0;
+            units.next();
+        }
+        let unit = units.peek().copied().copied().unwrap_or("B");
+        if unit == "B" { write!(f, "{value:.0} {unit}") } else { write!(f, "{value:.1} {unit}") }
+    }
+}
+
+/// A span of time as people write it: `30s`, `250ms`, `5m`, `1h`, or plain seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+const SPAN: &str = "a span of time, like 250ms, 30s, 5m, 1h, or plain seconds";
+
+impl Span {
+    /// A span of whole seconds.
+    pub const fn secs(secs: u64) -> Self {
+        Self(Duration::from_secs(secs))
+    }
+
+    /// A span of milliseconds.
+    pub const fn millis(millis: u64) -> Self {
+        Self(Duration::from_millis(millis))
+    }
+}
+
+impl FromStr for Span {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let error = || UnitError { text: text.chars().take(40).collect(), expected: SPAN };
+        let trimmed = text.trim();
+        let split =
+            trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
+        let (digits, unit) = trimmed.split_at(split);
+        let number: f64 = digits.parse().map_err(|_| error())?;
+        let seconds = match unit.trim() {
+            "ms" => number / 1e3,
+            "" | "s" => number,
+            "m" | "min" => number * 60.0,
+            "h" => number * 3600.0,
+            "d" => number * 86400.0,
+            _ => return Err(error()),
+        };
+        // Ten years: longer is a slip, and far below what `Duration` and timers can hold.
+        if seconds > 3.2e8 {
+            return Err(error());
+        }
+        Ok(Self(Duration::from_micros((seconds * 1e6).round() as u64)))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.as_micros();
+        match micros {
+            0 => f.write_str("0s"),
+            _ if micros.is_multiple_of(3_600_000_000) => write!(f, "{}h", micros / 3_600_000_000),
+            _ if micros.is_multiple_of(60_000_000) => write!(f, "{}m", micros / 60_000_000),
+            _ if micros.is_multiple_of(1_000_000) => write!(f, "{}s", micros / 1_000_000),
+            _ if micros.is_multiple_of(1_000) => write!(f, "{}ms", micros / 1_000),
+            _ => write!(f, "{}s", self.0.as_secs_f64()),
+        }
+    }
+}
+
+text_form!(Span);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_read_as_dask_reads_them() {
+        for (text, size) in [
+            ("5GB", Size::Bytes(5_000_000_000)),
+            ("5000MiB", Size::Bytes(5000 << 20)),
+            ("1.5 gib", Size::Bytes(3 << 29)),
+            ("1024", Size::Bytes(1024)),
+            ("0.8", Size::Fraction(0.8)),
+            ("1.0", Size::Fraction(1.0)),
+            ("1", Size::Bytes(1)),
+        ] {
+            assert_eq!(text.parse(), Ok(size), "{text}");
+        }
+        for text in ["", "GB", "1.5", "-1", "5 parsecs", "0.0", "99999999999TiB", "1e9"] {
+            assert!(text.parse::<Size>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn spans_read_and_print() {
+        for (text, printed) in
+            [("250ms", "250ms"), ("90", "90s"), ("120s", "2m"), ("0.5h", "30m"), ("0", "0s")]
+        {
+            assert_eq!(text.parse::<Span>().map(|s| s.to_string()), Ok(printed.to_owned()));
+        }
+        for text in ["", "s", "5 weeks", "1e9", "99999999999h"] {
+            assert!(text.parse::<Span>().is_err(), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_size_survives_its_text(bytes: u64) {
+            prop_assert_eq!(Size::Bytes(bytes).to_string().parse(), Ok(Size::Bytes(bytes)));
+        }
+
+        #[test]
+        fn a_share_never_exceeds_its_whole(whole in 0u64..1 << 50, share in 0.001f64..=1.0) {
+            prop_assert!(Size::Fraction(share).of(whole) <= whole);
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Messages between processes, as values with an encoding.
+//!
+//! Sends nothing; the engines and the supervisor do.
+//!
+//! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
+
+pub mod status;

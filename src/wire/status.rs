@@ -1,0 +1,105 @@
+//! What a starting process tells its supervisor: JSON lines on the status pipe.
+//!
+//! The pipe's file descriptor number is in [`FD_VARIABLE`]. The shim writes [`Status::Bound`]
+//! before it executes the program; the program then writes steps, and `ready` once. Programs that
+//! know nothing of the pipe (the command engine's) are ready when the shim has executed them.
+//!
+//! *Invariant:* one line is one message, at most [`LINE_LIMIT`] bytes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuSet, NodeSet};
+
+/// Names the environment variable with the status pipe's file descriptor number.
+pub const FD_VARIABLE: &str = "CUDA_CLUSTER_STATUS_FD";
+
+/// Longest line that a supervisor reads.
+pub const LINE_LIMIT: usize = 256 * 1024;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "status")]
+pub enum Status {
+    /// The shim applied the binding and read it back; `exec` comes next.
+    Bound {
+        /// CPUs in force.
+        cpus: CpuSet,
+        /// NUMA nodes of the memory policy in force; empty for the default policy.
+        mems: NodeSet,
+        /// What could not be applied, a sentence each.
+        notes: Vec<String>,
+    },
+    /// The process begins a step of its start; a time-out names the last one.
+    Step {
+        /// Like `connecting to gpu5`.
+        step: String,
+    },
+    /// The process does its work.
+    Ready {
+        /// Where it can be reached, for a scheduler.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<String>,
+        /// Lanes of the connections to its peers, where it has any.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        peers: Vec<PeerLanes>,
+    },
+    /// The process cannot start; it ends after this.
+    Failed {
+        /// Why, with what to do when something can be done.
+        reason: String,
+    },
+}
+
+/// The UCX lanes of one connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerLanes {
+    /// The peer worker's name.
+    pub peer: String,
+    /// Lanes in UCX's words, `transport/device`: `posix/memory`, `cma/memory`, `tcp/lo`.
+    pub lanes: Vec<String>,
+}
+
+/// Reads one line.
+///
+/// # Errors
+/// If it is not the JSON of a [`Status`].
+pub fn decode(line: &str) -> Result<Status, serde_json::Error> {
+    serde_json::from_str(line)
+}
+
+/// Writes one line, with its line feed.
+pub fn encode(status: &Status) -> String {
+    // A `Status` holds only strings, lists and sets, so serde_json cannot refuse it.
+    let mut line = serde_json::to_string(status).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_status_survives_its_line() {
+        let status = Status::Ready {
+            address: Some("unix:///run/x/scheduler.sock".to_owned()),
+            peers: vec![PeerLanes {
+                peer: "gpu1".to_owned(),
+                lanes: vec!["posix/memory".to_owned()],
+            }],
+        };
+        let line = encode(&status);
+        assert_eq!(line.matches('\n').count(), 1);
+        assert_eq!(decode(line.trim_end()).ok(), Some(status));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_survives_on_one_line(step in "\\PC*|.*\n.*") {
+            let line = encode(&Status::Step { step: step.clone() });
+            prop_assert_eq!(line.matches('\n').count(), 1);
+            prop_assert_eq!(decode(line.trim_end()).ok(), Some(Status::Step { step }));
+        }
+    }
+}
