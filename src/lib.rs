@@ -5,14 +5,21 @@
 //! - words: [`ids`], [`cpuset`], [`units`]
 //! - values: [`topology`], [`spec`], [`wire`]
 //! - decisions: [`plan`]
-//! - the outside world: `probe`, `os`, `ucx`, `cuda`
-//! - long-running parts: `engine`, `supervise`
-//! - the embedded API: `cluster`
+//! - the outside world: [`probe`], [`os`], [`ucx`], [`cuda`]
+//! - long-running parts: [`engine`], [`supervise`]
+//! - the command line: [`cli`]
 
+pub mod cli;
 pub mod cpuset;
+pub mod cuda;
+pub mod engine;
 pub mod ids;
+pub mod os;
 pub mod plan;
+pub mod probe;
 pub mod spec;
+pub mod supervise;
 pub mod topology;
+pub mod ucx;
 pub mod units;
 pub mod wire;

@@ -225,11 +225,11 @@ impl FromStr for Span {
             "d" => number * 86400.0,
             _ => return Err(error()),
         };
-        // Ten years: longer is a slip, and far below what `Duration` and timers can hold.
+        // Ten years: longer is a slip.
         if seconds > 3.2e8 {
             return Err(error());
         }
-        Ok(Self(Duration::from_micros((seconds * 1e6).round() as u64)))
+        Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| error())
     }
 }
 

@@ -4,8 +4,11 @@
 //!
 //! *Invariant:* ancestry is taken from `parent` alone, never guessed from bus numbers.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
+use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkPeer, Topology};
 use crate::ids::NumaId;
 
 /// A PCI host bridge, root port or switch port.
@@ -59,4 +62,138 @@ pub struct PcieLink {
     /// Lanes at best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_width: Option<u32>,
+}
+
+/// Longest chain of bridges that is followed; deeper means the parents run in a circle.
+const DEPTH_LIMIT: usize = 64;
+
+/// A device as far as its place in the tree goes.
+struct Placed<'a> {
+    device: Device,
+    numa: Option<NumaId>,
+    /// Bridges above it, the nearest first.
+    above: Vec<&'a Bridge>,
+}
+
+impl Topology {
+    /// The links that follow from NVLinks, bridges and NUMA nodes.
+    ///
+    /// NVLinks to a common NVSwitch count as `nvidia-smi` counts them: the smaller number of active
+    /// links of the two GPUs. A pair whose ancestry is unknown has no link in the answer. Devices on
+    /// different NUMA nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in one package)
+    /// under different host bridges [`LinkKind::Node`].
+    pub fn derive_links(&self) -> Links {
+        let bridges: BTreeMap<&str, &Bridge> =
+            self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();
+        let ancestry = |parent: &Option<String>| {
+            let first = parent.as_deref().and_then(|id| bridges.get(id).copied());
+            std::iter::successors(first, |bridge| {
+                bridge.parent.as_deref().and_then(|id| bridges.get(id).copied())
+            })
+            .take(DEPTH_LIMIT)
+            .collect::<Vec<_>>()
+        };
+        let gpus = self.gpus.iter().map(|gpu: &Gpu| Placed {
+            device: Device::Gpu(gpu.index),
+            numa: gpu.numa,
+            above: ancestry(&gpu.parent),
+        });
+        let nics = (0u32..).zip(&self.nics).map(|(at, nic): (u32, &Nic)| Placed {
+            device: Device::Nic(at),
+            numa: nic.numa,
+            above: ancestry(&nic.parent),
+        });
+        let placed: Vec<Placed<'_>> = gpus.chain(nics).collect();
+
+        let mut links = Links::default();
+        for (at, a) in placed.iter().enumerate() {
+            for b in &placed[at + 1..] {
+                if let Some(kind) = by_ancestry(a, b) {
+                    links.set(a.device, b.device, kind);
+                }
+            }
+        }
+        for (at, a) in self.gpus.iter().enumerate() {
+            for b in &self.gpus[at + 1..] {
+                if let Some(kind) = by_nvlink(a, b) {
+                    links.set(Device::Gpu(a.index), Device::Gpu(b.index), kind);
+                }
+            }
+        }
+        links
+    }
+}
+
+/// How many NVLinks join two GPUs, as `nvidia-smi topo -m` counts them.
+fn by_nvlink(a: &Gpu, b: &Gpu) -> Option<LinkKind> {
+    let count = |gpu: &Gpu, wanted: &dyn Fn(NvLinkPeer) -> bool| {
+        gpu.nvlinks.iter().filter(|link| link.active && wanted(link.peer)).count()
+    };
+    let to = |gpu: &Gpu, peer: &Gpu| {
+        count(gpu, &|end| peer.pci.is_some_and(|p| end == NvLinkPeer::Gpu(p)))
+    };
+    // Each side names the other; a link that only one side reports is not counted.
+    let direct = to(a, b).min(to(b, a));
+    let switched =
+        count(a, &|end| end == NvLinkPeer::Switch).min(count(b, &|end| end == NvLinkPeer::Switch));
+    let links = u8::try_from(direct + switched).unwrap_or(u8::MAX);
+    (links > 0).then_some(LinkKind::Nv(links))
+}
+
+/// The nearest common place of two devices, in the words of `nvidia-smi topo -m`.
+fn by_ancestry(a: &Placed<'_>, b: &Placed<'_>) -> Option<LinkKind> {
+    let known =
+        |placed: &Placed<'_>| placed.above.last().is_some_and(|top| top.kind == BridgeKind::Host);
+    let above_a: BTreeSet<&str> = a.above.iter().map(|bridge| bridge.id.as_str()).collect();
+    let common = b.above.iter().position(|bridge| above_a.contains(bridge.id.as_str()));
+    if let Some(at_b) = common {
+        let meet = b.above[at_b];
+        if meet.kind == BridgeKind::Host {
+            return Some(LinkKind::Phb);
+        }
+        let at_a = a.above.iter().position(|bridge| bridge.id == meet.id)?;
+        // Two functions of one card, or two cards under one port or one switch, are PIX. A switch
+        // is an upstream port with downstream ports below it, so it adds two bridges to each side
+        // but only one meeting point.
+        return Some(if switches(&a.above[..=at_a], &b.above[..=at_b]) <= 1 {
+            LinkKind::Pix
+        } else {
+            LinkKind::Pxb
+        });
+    }
+    if !(known(a) && known(b)) {
+        return None;
+    }
+    let numa = |placed: &Placed<'_>| {
+        placed.numa.or_else(|| placed.above.iter().find_map(|bridge| bridge.numa))
+    };
+    let package = |placed: &Placed<'_>| placed.above.iter().find_map(|bridge| bridge.package);
+    match (numa(a), numa(b)) {
+        (Some(x), Some(y)) if x == y => Some(LinkKind::Node),
+        (Some(_), Some(_)) => Some(LinkKind::Sys),
+        _ => match (package(a), package(b)) {
+            (Some(x), Some(y)) if x == y => Some(LinkKind::Node),
+            (Some(_), Some(_)) => Some(LinkKind::Sys),
+            _ => None,
+        },
+    }
+}
+
+/// Number of PCIe switches on the way up from both devices to their meeting bridge.
+///
+/// Switches are told by their upstream port; where the source knows no port types, every bridge
+/// below the meeting one counts as half a switch (a switch shows as two bridges).
+fn switches(a: &[&Bridge], b: &[&Bridge]) -> usize {
+    let typed = a.iter().chain(b).all(|bridge| bridge.kind != BridgeKind::Bridge);
+    if typed {
+        let ups: BTreeSet<&str> = a
+            .iter()
+            .chain(b)
+            .filter(|bridge| bridge.kind == BridgeKind::SwitchUp)
+            .map(|bridge| bridge.id.as_str())
+            .collect();
+        ups.len()
+    } else {
+        a.len().max(b.len()).div_ceil(2)
+    }
 }

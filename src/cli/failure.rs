@@ -1,0 +1,66 @@
+//! What a failed command tells the person: what happened, the causes, and what to do.
+
+use std::process::ExitCode;
+
+/// The documented exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// 0: done.
+    Done,
+    /// 1: failed while running.
+    Failed,
+    /// 2: wrong usage, spec or input.
+    Usage,
+    /// 3: not ready in time.
+    NotReady,
+    /// 4: verification failed.
+    Unverified,
+    /// 128+n: ended by signal n.
+    Signal(u8),
+    /// The exit code of a program that was run on the user's behalf.
+    Program(u8),
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(match exit {
+            Exit::Done => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::NotReady => 3,
+            Exit::Unverified => 4,
+            Exit::Signal(number) => 128u8.saturating_add(number),
+            Exit::Program(code) => code,
+        })
+    }
+}
+
+/// A failed command.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// The exit code.
+    pub(crate) exit: Exit,
+    /// What happened; its sources are the causes.
+    pub(crate) error: anyhow::Error,
+    /// What to do.
+    pub(crate) hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure with an exit code.
+    pub(crate) fn new(exit: Exit, error: impl Into<anyhow::Error>) -> Self {
+        Self { exit, error: error.into(), hint: None }
+    }
+
+    /// Adds what to do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds what to do, where the error knows.
+    pub(crate) fn maybe_hint(mut self, hint: Option<String>) -> Self {
+        self.hint = hint.or(self.hint);
+        self
+    }
+}

@@ -1,0 +1,57 @@
+//! The command line: one file per subcommand, and the only place that prints.
+//!
+//! Does not decide or act; it parses, calls the floors below, and shows.
+//!
+//! *Invariant:* standard output carries what was asked for and nothing else; everything that is
+//! about the asking goes to standard error. Exit codes are those of [`Exit`].
+
+mod failure;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use failure::{Exit, Failure};
+
+/// Brings up one worker process per GPU on one machine.
+#[derive(Parser, Debug)]
+#[command(name = "cuda-cluster", version, about, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Placeholder.
+    #[command(hide = true)]
+    Nothing,
+}
+
+/// Runs the command line of this process and returns its exit code.
+pub fn main() -> ExitCode {
+    output::die_quietly_on_broken_pipe();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let code = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            // Nothing to do when even the terminal is gone.
+            let _ = error.print();
+            return code.into();
+        }
+    };
+    match run(arguments.command) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            output::failure(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Nothing => Ok(Exit::Done),
+    }
+}

@@ -1,0 +1,5 @@
+//! What runs inside a cluster's processes.
+//!
+//! Does not start or supervise processes; `cluster` hands them to `supervise`.
+//!
+//! *Invariant:* an engine learns everything from its plan and its environment variables.

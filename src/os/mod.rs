@@ -1,0 +1,19 @@
+//! The operating system: processes, their binding and containment, the run directory.
+//!
+//! Does not decide when anything is started or ended; `supervise` does.
+//!
+//! *Invariant:* a process that this module starts is bound before its first instruction and has a
+//! parent-death signal.
+#![allow(unsafe_code)]
+
+/// Restores the default action of SIGPIPE, which Rust's runtime ignores.
+pub fn default_broken_pipe() {
+    // SAFETY: no handler is installed, only the default action; called before any thread starts.
+    let result = unsafe {
+        nix::sys::signal::signal(
+            nix::sys::signal::Signal::SIGPIPE,
+            nix::sys::signal::SigHandler::SigDfl,
+        )
+    };
+    debug_assert!(result.is_ok(), "SIGPIPE has a default action");
+}
