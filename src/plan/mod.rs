@@ -18,7 +18,8 @@ use crate::units::Span;
 /// The version of the plan's JSON form.
 pub const VERSION: u32 = 1;
 
-/// Everything that `up` does, as a value: printed by `plan` and `up --dry-run`, kept as `plan.json`.
+/// Everything that `up` does, as a value: printed by `plan` and `up --dry-run`, kept as
+/// `plan.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Version of this form: [`VERSION`].

@@ -34,7 +34,8 @@ pub struct Topology {
     /// What the machine is called: a host name, or the model for a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where the facts come from: `live`, a format's name, or the publication a file was written from.
+    /// Where the facts come from: `live`, a format's name, or the publication that a file was
+    /// written from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// NVIDIA driver version.

@@ -78,10 +78,10 @@ struct Placed<'a> {
 impl Topology {
     /// The links that follow from NVLinks, bridges and NUMA nodes.
     ///
-    /// NVLinks to a common NVSwitch count as `nvidia-smi` counts them: the smaller number of active
-    /// links of the two GPUs. A pair whose ancestry is unknown has no link in the answer. Devices on
-    /// different NUMA nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in one package)
-    /// under different host bridges [`LinkKind::Node`].
+    /// NVLinks to a common NVSwitch count as `nvidia-smi` counts them: the smaller number of
+    /// active links of the two GPUs. A pair whose ancestry is unknown has no link in the answer.
+    /// Devices on different NUMA nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in
+    /// one package) under different host bridges [`LinkKind::Node`].
     pub fn derive_links(&self) -> Links {
         let bridges: BTreeMap<&str, &Bridge> =
             self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();

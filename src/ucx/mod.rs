@@ -2,4 +2,5 @@
 //!
 //! Does not know clusters or names; it moves bytes between worker addresses.
 //!
-//! *Invariant:* memory that UCX may touch is owned by its operation until UCX's completion callback.
+//! *Invariant:* memory that UCX may touch is owned by its operation until UCX's completion
+//! callback.
