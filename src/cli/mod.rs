@@ -31,6 +31,9 @@ enum Command {
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
+    if let Some(code) = crate::os::dispatch() {
+        return code;
+    }
     output::die_quietly_on_broken_pipe();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

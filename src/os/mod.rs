@@ -6,6 +6,18 @@
 //! parent-death signal.
 #![allow(unsafe_code)]
 
+use std::process::ExitCode;
+
+pub mod containment;
+pub mod process;
+pub mod run_directory;
+
+/// Does the work of a hidden subcommand (`__guard`, `__shim`), when this process was started for
+/// one. Every program that starts clusters calls it first thing in `main`, single-threaded.
+pub fn dispatch() -> Option<ExitCode> {
+    None
+}
+
 /// Restores the default action of SIGPIPE, which Rust's runtime ignores.
 pub fn default_broken_pipe() {
     // SAFETY: no handler is installed, only the default action; called before any thread starts.

@@ -12,6 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ClusterName, GpuUuid, PciAddress};
 use crate::plan::{Binding, EngineKind, Supervision};
 
+pub mod record;
+mod service;
+pub mod state;
+
+pub use record::{Cause, Record};
+pub use service::{Options, Outcome, StartError, Supervisor};
+pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
+
 /// Names the environment variable with the run directory's path, set for every process.
 pub const RUN_DIRECTORY_VARIABLE: &str = "CUDA_CLUSTER_RUN_DIR";
 
@@ -35,6 +43,10 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
+    /// Whether the workers are expected to end (`run`): status 0 is done, the first failure stops
+    /// the others, and when all are done the cluster has finished.
+    #[serde(default)]
+    pub run_to_completion: bool,
 }
 
 /// One process to run.
@@ -80,4 +92,27 @@ pub enum ReadyWhen {
     Said,
     /// The shim has executed it.
     Executed,
+}
+
+/// How hard a cluster is stopped. Each further Ctrl-C asks for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Escalation {
+    /// SIGTERM to everything, and SIGKILL after the grace.
+    Graceful,
+    /// SIGKILL at once, to everything and everything that it started.
+    Kill,
+    /// As [`Escalation::Kill`], and nobody waits for it: the guardian finishes alone.
+    Abandon,
+}
+
+impl Escalation {
+    /// What the `count`-th request (from 1) asks for.
+    pub fn of_request(count: u32) -> Self {
+        match count {
+            0 | 1 => Escalation::Graceful,
+            2 => Escalation::Kill,
+            _ => Escalation::Abandon,
+        }
+    }
 }

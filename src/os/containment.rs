@@ -1,0 +1,191 @@
+//! What keeps a cluster's processes together, so that all of them can be ended.
+//!
+//! Does not end anything by itself; the guardian and the supervisor do.
+//!
+//! *Invariant:* a [`Cgroup`] is one that this program made, below the one it was started in.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The mechanism in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Containment {
+    /// A version 2 control group, ended as a whole by `cgroup.kill`.
+    Cgroup,
+    /// A process group, and a guardian that adopts whatever leaves it (subreaper).
+    Subreaper,
+}
+
+impl std::fmt::Display for Containment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Containment::Cgroup => "cgroup",
+            Containment::Subreaper => "subreaper",
+        })
+    }
+}
+
+/// A version 2 control group of our own making.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+/// How the names of our control groups begin; nothing else is ever removed.
+const PREFIX: &str = "cuda-cluster-";
+
+impl Cgroup {
+    /// Makes the cluster's group below the one that this process is in.
+    ///
+    /// # Errors
+    /// If there is no version 2 hierarchy, it may not be written, or the kernel has no
+    /// `cgroup.kill` (before 5.14).
+    pub fn create(label: &str) -> io::Result<Self> {
+        let path = own_path()?.join(format!("{PREFIX}{label}"));
+        fs::create_dir(&path)?;
+        let group = Self { path };
+        if group.path.join("cgroup.kill").exists() {
+            return Ok(group);
+        }
+        group.remove();
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no cgroup.kill"))
+    }
+
+    /// One that exists, by its path.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Makes a group inside it.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn child(&self, name: &str) -> io::Result<Self> {
+        let path = self.path.join(name);
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(Self { path }),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Moves this process into it.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn enter(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.procs"), "0")
+    }
+
+    /// Sends SIGKILL to everything in it and below it.
+    pub fn kill(&self) {
+        // It fails only when the group is gone, and then nothing is in it.
+        let _ = fs::write(self.path.join("cgroup.kill"), "1");
+    }
+
+    /// Whether a living process is in it or below it.
+    pub fn is_populated(&self) -> bool {
+        fs::read_to_string(self.path.join("cgroup.events"))
+            .is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+    }
+
+    /// Removes it and the groups below it, if they are empty; says whether it is gone.
+    pub fn remove(&self) -> bool {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            Self::at(entry.path()).remove();
+        }
+        match fs::remove_dir(&self.path) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Ends and removes what a supervisor and its guardian, both killed, could not.
+    ///
+    /// A path that is not one of our groups is left alone.
+    pub fn remove_left_over(path: &Path) {
+        let ours = path.file_name().and_then(|name| name.to_str());
+        let in_hierarchy = path.join("cgroup.kill").exists();
+        if !in_hierarchy || !ours.is_some_and(|name| name.starts_with(PREFIX)) {
+            return;
+        }
+        let group = Self::at(path.to_owned());
+        group.kill();
+        for _ in 0..200 {
+            if group.remove() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The directory of the version 2 control group that this process is in.
+pub(super) fn own_path() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let membership = fs::read_to_string("/proc/self/cgroup")?;
+    find(&mounts, &membership)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "no version 2 control groups"))
+}
+
+/// Finds that directory in the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+///
+/// A mount shows only what is below its root (a container's), so that root is taken off the path.
+fn find(mounts: &str, membership: &str) -> Option<PathBuf> {
+    let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
+    mounts.lines().find_map(|line| {
+        // `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS… - TYPE SOURCE SUPER`, proc(5).
+        let (before, after) = line.split_once(" - ")?;
+        (after.split(' ').next()? == "cgroup2").then_some(())?;
+        let mut fields = before.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        Some(Path::new(point).join(below))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn the_version_2_group_is_found_on_a_hybrid_system() {
+        let membership = "4:memory:/x\n0::/user.slice/a\n";
+        let expected = Path::new("/sys/fs/cgroup/unified/user.slice/a");
+        assert_eq!(find(HYBRID, membership).as_deref(), Some(expected));
+        assert_eq!(find(HYBRID, "4:memory:/x\n"), None);
+    }
+
+    #[test]
+    fn a_containers_mount_shows_what_is_below_its_root() {
+        let mounts = "9 1 0:30 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let found = find(mounts, "0::/docker/abc/x\n");
+        assert_eq!(found.as_deref(), Some(Path::new("/sys/fs/cgroup/x")));
+        assert_eq!(find(mounts, "0::/elsewhere\n"), None);
+    }
+
+    #[test]
+    fn a_group_that_is_not_ours_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let foreign = folder.path().join("somebody");
+        fs::create_dir(&foreign).expect("made");
+        Cgroup::remove_left_over(&foreign);
+        assert!(foreign.exists());
+    }
+}

@@ -1,0 +1,112 @@
+//! What happened: one line of `events.jsonl`, one event of the control API's stream.
+//!
+//! Holds the values; `core` makes them, `service` writes them.
+//!
+//! *Invariant:* a record is complete in itself; a reader needs no earlier one to understand it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::ClusterPhase;
+use crate::os::process::Exit;
+
+/// One thing that happened, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// When, RFC 3339 with milliseconds.
+    pub at: String,
+    /// To which process; `None` for the cluster.
+    pub process: Option<String>,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "event")]
+pub enum What {
+    /// The cluster's phase changed.
+    Cluster {
+        /// To this.
+        state: ClusterPhase,
+        /// Why, where there is a reason.
+        cause: Option<Cause>,
+    },
+    /// A process was started.
+    Started {
+        /// Its process id.
+        pid: u32,
+        /// How often it was started before.
+        restarts: u32,
+    },
+    /// A process began a step of its start.
+    Step {
+        /// The step.
+        step: String,
+    },
+    /// A process is READY.
+    Ready {
+        /// Milliseconds from its spawning.
+        after_ms: u64,
+    },
+    /// A process was told to end.
+    Stopping {
+        /// Why.
+        reason: String,
+    },
+    /// A process had to be killed.
+    Killed {
+        /// Why.
+        reason: String,
+    },
+    /// A process ended.
+    Exited {
+        /// How.
+        exit: Exit,
+        /// In a sentence.
+        reason: String,
+    },
+    /// A process will be started again.
+    Restarting {
+        /// After this many milliseconds.
+        in_ms: u64,
+    },
+    /// A process is not tried again.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// Something worth knowing.
+    Note {
+        /// What.
+        text: String,
+    },
+}
+
+/// Why a cluster did not become READY, or did not stay so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cause {
+    /// The process where it began; `None` for the cluster as a whole.
+    pub process: Option<String>,
+    /// What happened, in a sentence without a full stop: `gpu3 was ended by signal 9 (SIGKILL)`.
+    pub text: String,
+    /// How that process ended, when it did.
+    pub exit: Option<Exit>,
+    /// The last lines of its log.
+    pub log_tail: Vec<String>,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        if let (Some(process), false) = (&self.process, self.log_tail.is_empty()) {
+            write!(f, "\nlast lines of {process}'s log:")?;
+            for line in &self.log_tail {
+                write!(f, "\n  {line}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! What is: the state of a cluster and its processes, as `ps -o json` prints it.
+//!
+//! Holds the value and its JSON form; who changes it is `core`.
+//!
+//! *Invariant:* the JSON keys of [`ClusterState`] and [`ProcessState`] are relied on by outside
+//! programs; keys are added, never renamed or removed, within one [`VERSION`].
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Cause, ProcessGpu};
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::ids::ClusterName;
+use crate::os::containment::Containment;
+use crate::os::process::Exit;
+use crate::plan::{Binding, EngineKind};
+use crate::wire::status::PeerLanes;
+
+/// The version of the JSON form.
+pub const VERSION: u32 = 1;
+
+/// A cluster, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterState {
+    /// Version of this form: [`VERSION`].
+    pub version: u32,
+    /// The cluster's name.
+    pub name: ClusterName,
+    /// What runs in the processes.
+    pub engine: EngineKind,
+    /// Whether its GPUs are only simulated.
+    pub simulated: bool,
+    /// Where the whole stands.
+    pub state: ClusterPhase,
+    /// Process id of the supervisor.
+    pub supervisor_pid: u32,
+    /// Process id of the guardian, the parent of every process of the cluster.
+    pub guardian_pid: Option<u32>,
+    /// When the supervisor began, RFC 3339.
+    pub started_at: String,
+    /// From the supervisor's begin to the first READY, in milliseconds.
+    pub ready_after_ms: Option<u64>,
+    /// Where its files are.
+    pub run_directory: PathBuf,
+    /// What keeps its processes together.
+    pub containment: Containment,
+    /// The scheduler, for engines that have one.
+    pub scheduler: Option<ProcessState>,
+    /// The workers, in rank order.
+    pub workers: Vec<ProcessState>,
+    /// Why it is `degraded` or `failed`.
+    pub cause: Option<Cause>,
+    /// What could not be had.
+    pub notes: Vec<String>,
+}
+
+/// Where a cluster stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterPhase {
+    /// Not everything is READY for the first time yet.
+    Starting,
+    /// Every wanted process is READY.
+    Ready,
+    /// It was READY; some process is on its way back.
+    Recovering,
+    /// It was READY; some worker is failed and is not tried again.
+    Degraded,
+    /// Everything is being ended.
+    Stopping,
+    /// Ended because somebody asked, or because its work is done.
+    Stopped,
+    /// Ended because it had to.
+    Failed,
+}
+
+/// One process, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessState {
+    /// `scheduler`, `gpu3`.
+    pub name: String,
+    /// Its process id, while there is a process.
+    pub pid: Option<u32>,
+    /// Where it stands.
+    pub state: ProcessPhase,
+    /// Where it can be reached, once it said so.
+    pub address: Option<String>,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// Its GPU.
+    pub gpu: Option<ProcessGpu>,
+    /// CPUs in force as read back before its first instruction; those asked for until then.
+    pub cpus: Option<CpuSet>,
+    /// NUMA nodes of the memory policy in force, read back likewise.
+    pub mems: Option<NodeSet>,
+    /// What was asked for.
+    pub asked: Binding,
+    /// What keeps its descendants together.
+    pub containment: Containment,
+    /// How its last process ended.
+    pub last_exit: Option<LastExit>,
+    /// The step of its start that it is in, or was in when it ended.
+    pub step: Option<String>,
+    /// Lanes of its connections to its peers.
+    pub peers: Vec<PeerLanes>,
+    /// Its log file.
+    pub log: PathBuf,
+    /// How long each step of its last start took.
+    pub timings: Timings,
+    /// What could not be applied.
+    pub notes: Vec<String>,
+}
+
+/// Where a process stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessPhase {
+    /// Not started: the scheduler is not READY, or the cluster was not told to start it.
+    Waiting,
+    /// Started, not READY.
+    Starting,
+    /// It does its work.
+    Ready,
+    /// Told to end.
+    Stopping,
+    /// Dead, and waiting for its next start.
+    Restarting,
+    /// Dead, and not tried again.
+    Failed,
+    /// Ended as wished.
+    Stopped,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastExit {
+    /// Status or signal.
+    #[serde(flatten)]
+    pub exit: Exit,
+    /// In a sentence, with the reason where one is known.
+    pub reason: String,
+    /// When, RFC 3339.
+    pub at: String,
+    /// Its crash bundle, when it ended abnormally.
+    pub bundle: Option<PathBuf>,
+}
+
+/// How long each step of a start took, in milliseconds from its spawning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Until the binding was in force.
+    pub bound_ms: Option<u64>,
+    /// Until READY.
+    pub ready_ms: Option<u64>,
+}
