@@ -69,17 +69,17 @@ impl Supervisor {
         _directory: RunDirectory,
         _options: Options,
     ) -> Result<Self, StartError> {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// The state, and every change of it.
     pub fn state(&self) -> watch::Receiver<ClusterState> {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// What happens from now on.
     pub fn events(&self) -> broadcast::Receiver<Record> {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// Waits until the cluster is READY.
@@ -87,21 +87,21 @@ impl Supervisor {
     /// # Errors
     /// How it ended, if it ended before that.
     pub async fn ready(&self) -> Result<(), Outcome> {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// Asks for the end; returns at once.
     pub fn stop(&self, _how: Escalation) {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// Starts a worker again, or the whole cluster for the scheduler's name.
     pub fn restart(&self, _process: &str) {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 
     /// Waits until everything is gone and the run directory is removed or kept.
     pub async fn wait(self) -> Outcome {
-        unimplemented!("the service follows its contract")
+        unreachable!("the service follows its contract")
     }
 }
