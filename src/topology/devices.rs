@@ -93,9 +93,8 @@ pub struct NvLink {
     pub gb_per_s: Option<f64>,
 }
 
-/// What an NVLink ends in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// What an NVLink ends in; as text a PCI address, `switch`, `cpu` or `unknown`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvLinkPeer {
     /// A GPU, by its PCI address.
     Gpu(PciAddress),
@@ -106,6 +105,35 @@ pub enum NvLinkPeer {
     /// The source did not tell.
     Unknown,
 }
+
+impl fmt::Display for NvLinkPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NvLinkPeer::Gpu(place) => place.fmt(f),
+            NvLinkPeer::Switch => f.write_str("switch"),
+            NvLinkPeer::Cpu => f.write_str("cpu"),
+            NvLinkPeer::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+impl FromStr for NvLinkPeer {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        match text {
+            "switch" => Ok(NvLinkPeer::Switch),
+            "cpu" => Ok(NvLinkPeer::Cpu),
+            "unknown" => Ok(NvLinkPeer::Unknown),
+            _ => text.parse().map(NvLinkPeer::Gpu).map_err(|error: IdError| IdError {
+                expected: "an NVLink's end: a GPU's PCI address, 'switch', 'cpu' or 'unknown'",
+                ..error
+            }),
+        }
+    }
+}
+
+text_form!(NvLinkPeer);
 
 /// Compute capability, `major.minor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

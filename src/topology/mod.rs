@@ -6,21 +6,26 @@
 //! *Invariant:* a [`Topology`] states only what its source said. What a source cannot tell is
 //! `None`, absent from [`Links`], or said in a [`Note`]; it is never invented.
 
+mod catalogue;
 mod devices;
 mod link;
 mod pci;
+mod read;
+mod write;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::NumaId;
 
+pub use catalogue::{builtin, builtin_names};
 pub use devices::{
     ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer, Port,
     PortState,
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Bridge, BridgeKind, PcieLink};
+pub use read::{DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, parse};
 
 /// The version of the text form that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;
@@ -61,16 +66,15 @@ pub struct Topology {
     pub bridges: Vec<Bridge>,
     /// How each pair of devices reaches each other. A file may leave it out when `bridges` and
     /// NVLinks determine it.
-    #[serde(default, skip_serializing_if = "Links::is_empty")]
+    #[serde(default)]
     pub links: Links,
     /// Number of NVSwitches that the GPUs' NVLinks end in; `None` when unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvswitch: Option<u32>,
     /// What this process, or the user that a file speaks of, may use. Absent: everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,
     /// What could not be read, and what was assumed instead.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub notes: Vec<Note>,
 }
 
@@ -84,10 +88,8 @@ pub struct NumaNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<u32>,
     /// Its CPUs. Empty for memory-only nodes, such as GPU memory on POWER9 and Grace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
     /// Its memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Whether its memory is a GPU's own, so that no host memory may be placed there by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,0 +1,203 @@
+//! The project's own form, as YAML or JSON.
+//!
+//! Fills what a hand-written file may leave out because the rest of it says so: the NUMA node of a
+//! device (from the bridges above it), a GPU's CPUs (from its NUMA node), and the links (from
+//! bridges and NVLinks). An explicit `null` or `[]` is left as it is: it says "unknown".
+//!
+//! *Invariant:* what is read has passed [`consistency::check`].
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use super::locate::locate;
+use super::{Fault, Format, Position, consistency};
+use crate::topology::{Topology, VERSION};
+
+/// Why YAML or JSON is no topology.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DocumentError {
+    /// It is not well-formed.
+    #[error("{position}: not well-formed {format}: {problem}")]
+    Syntax {
+        /// Which of the two it was read as.
+        format: Format,
+        /// Where.
+        position: Position,
+        /// The parser's words.
+        problem: String,
+    },
+    /// A key has a value that it cannot have, or is unknown or missing.
+    #[error("{position}: {path}: {problem}")]
+    Value {
+        /// Where.
+        position: Position,
+        /// Key path, like `gpus[3].pci`.
+        path: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// It is of another version of this form, or says none.
+    #[error("{position}: version: {found} is not supported; this program reads version {VERSION}")]
+    Version {
+        /// Where.
+        position: Position,
+        /// What the document says.
+        found: String,
+    },
+    /// Its parts contradict each other.
+    #[error("{position}: {path}: {fault}")]
+    Inconsistent {
+        /// Where.
+        position: Position,
+        /// Key path, like `gpus[3].parent`.
+        path: String,
+        /// What contradicts what.
+        fault: Fault,
+    },
+}
+
+impl DocumentError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            DocumentError::Syntax { .. } | DocumentError::Inconsistent { .. } => None,
+            DocumentError::Value { problem, .. } => nearest_field(problem),
+            DocumentError::Version { .. } => {
+                Some(format!("write `version: {VERSION}` if the file is of that form"))
+            }
+        }
+    }
+}
+
+/// The known key nearest to an unknown one, taken from serde's own words.
+fn nearest_field(problem: &str) -> Option<String> {
+    let mut quoted = problem.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let near = quoted.max_by(|a, b| {
+        strsim::jaro_winkler(unknown, a).total_cmp(&strsim::jaro_winkler(unknown, b))
+    })?;
+    (strsim::jaro_winkler(unknown, near) > 0.7).then(|| format!("did you mean `{near}`?"))
+}
+
+/// Which keys a document has, whatever their values are.
+#[derive(Deserialize)]
+struct Outline {
+    version: Option<IgnoredAny>,
+    #[serde(default)]
+    gpus: Vec<BTreeMap<String, IgnoredAny>>,
+    #[serde(default)]
+    nics: Vec<BTreeMap<String, IgnoredAny>>,
+    links: Option<IgnoredAny>,
+}
+
+/// Only the version, as it is written.
+#[derive(Deserialize)]
+struct Head {
+    version: serde_json::Value,
+}
+
+/// Reads a topology.
+pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError> {
+    let outline: Outline = deserialize(text, format)?;
+    let found = match outline.version {
+        None => "a missing version".to_owned(),
+        Some(IgnoredAny) => deserialize::<Head>(text, format)?.version.to_string(),
+    };
+    if found != VERSION.to_string() {
+        let position = position_of(text, "version");
+        return Err(DocumentError::Version { position, found });
+    }
+    let mut topology: Topology = deserialize(text, format)?;
+    consistency::check(&topology).map_err(|(path, fault)| DocumentError::Inconsistent {
+        position: position_of(text, &path),
+        path,
+        fault,
+    })?;
+    fill(&mut topology, &outline);
+    Ok(topology)
+}
+
+/// Fills what the document leaves to its bridges and NUMA nodes.
+fn fill(topology: &mut Topology, outline: &Outline) {
+    for at in 0..topology.nics.len() {
+        if !outline.nics[at].contains_key("numa") {
+            topology.nics[at].numa = topology.numa_above(topology.nics[at].parent.as_deref());
+        }
+    }
+    for at in 0..topology.gpus.len() {
+        let absent = |key| !outline.gpus[at].contains_key(key);
+        if absent("numa") {
+            topology.gpus[at].numa = topology.numa_above(topology.gpus[at].parent.as_deref());
+        }
+        if absent("cpus") {
+            let node = topology.gpus[at].numa.and_then(|id| topology.numa_node(id));
+            topology.gpus[at].cpus = node.and_then(|node| node.cpus.clone());
+        }
+    }
+    if outline.links.is_none() {
+        topology.links = topology.derive_links();
+    }
+}
+
+fn deserialize<T: DeserializeOwned>(text: &str, format: Format) -> Result<T, DocumentError> {
+    match format {
+        Format::Json => {
+            let mut deserializer = serde_json::Deserializer::from_str(text);
+            let read = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+                let cause = error.inner();
+                let position = Position { line: cause.line(), column: cause.column().max(1) };
+                let syntax = !cause.is_data();
+                refusal(text, format, &error, Some(position), syntax)
+            })?;
+            deserializer.end().map(|()| read).map_err(|error| DocumentError::Syntax {
+                format,
+                position: Position { line: error.line(), column: error.column().max(1) },
+                problem: without_place(&error.to_string()).to_owned(),
+            })
+        }
+        _ => {
+            let deserializer = serde_yaml::Deserializer::from_str(text);
+            serde_path_to_error::deserialize(deserializer).map_err(|error| {
+                let location = error.inner().location();
+                let position =
+                    location.map(|at| Position { line: at.line(), column: at.column() });
+                // A text that cannot be walked at all is damaged; every other error is a value's.
+                let syntax = locate(text, "").is_none();
+                refusal(text, format, &error, position, syntax)
+            })
+        }
+    }
+}
+
+/// Turns a parser's error into ours: at the value when its path can be found, else where the
+/// parser stood.
+fn refusal<E: std::fmt::Display>(
+    text: &str,
+    format: Format,
+    error: &serde_path_to_error::Error<E>,
+    parser_at: Option<Position>,
+    syntax: bool,
+) -> DocumentError {
+    let start = Position { line: 1, column: 1 };
+    let path = error.path().to_string();
+    let words = error.inner().to_string();
+    let words = without_place(&words);
+    let problem = words.strip_prefix(&format!("{path}: ")).unwrap_or(words).to_owned();
+    if syntax {
+        return DocumentError::Syntax { format, position: parser_at.unwrap_or(start), problem };
+    }
+    let position = locate(text, &path).or(parser_at).unwrap_or(start);
+    let path = if path == "." { "the document".to_owned() } else { path };
+    DocumentError::Value { position, path, problem }
+}
+
+/// A parser's message without its own ` at line 3 column 7`.
+fn without_place(words: &str) -> &str {
+    words.rfind(" at line ").map_or(words, |end| &words[..end])
+}
+
+fn position_of(text: &str, path: &str) -> Position {
+    locate(text, path).unwrap_or(Position { line: 1, column: 1 })
+}

@@ -1,0 +1,114 @@
+//! Readers of the text forms that people have a machine in.
+//!
+//! Takes text, not paths; does not open files (that is `cli`).
+//!
+//! *Invariant:* every refusal says where in the text it is; what a form cannot tell stays unknown.
+
+mod consistency;
+mod document;
+mod locate;
+
+use std::fmt;
+
+use super::Topology;
+
+pub use consistency::Fault;
+pub use document::DocumentError;
+
+/// Longer texts are refused: the largest real captures are a few hundred kilobytes.
+pub const SIZE_LIMIT: usize = 8 << 20;
+
+/// Most GPUs and NICs that one machine may have; the links grow with the square of it.
+pub(super) const DEVICE_LIMIT: usize = 512;
+
+/// A place in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// A text form that a topology can be read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// This project's own YAML.
+    Yaml,
+    /// This project's own JSON.
+    Json,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Format::Yaml => "YAML",
+            Format::Json => "JSON",
+        })
+    }
+}
+
+/// Why a text is no topology.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ParseError {
+    /// The text is too long to be a machine's.
+    #[error("{bytes} bytes are more than a topology has (at most {SIZE_LIMIT})")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The text begins like none of the forms.
+    #[error("no topology is recognised in this text")]
+    Unrecognised,
+    /// YAML or JSON that is not a topology.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+}
+
+impl ParseError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ParseError::TooLarge { .. } => None,
+            ParseError::Unrecognised => Some(
+                "give `cuda-cluster topo -o yaml` or `-o json`, the output of `nvidia-smi topo \
+                 -m`, an NCCL topology XML (NCCL_TOPO_DUMP_FILE), or `lstopo --of xml`"
+                    .to_owned(),
+            ),
+            ParseError::Document(error) => error.hint(),
+        }
+    }
+}
+
+/// Reads a topology from any of the text forms, recognised from the content.
+///
+/// # Errors
+/// If the text is of none of the forms, or is damaged; the error says where.
+pub fn parse(text: &str) -> Result<Topology, ParseError> {
+    if text.len() > SIZE_LIMIT {
+        return Err(ParseError::TooLarge { bytes: text.len() });
+    }
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    match recognise(text).ok_or(ParseError::Unrecognised)? {
+        format @ (Format::Yaml | Format::Json) => Ok(document::read(text, format)?),
+    }
+}
+
+/// The form that a text has, judged by its first marks.
+fn recognise(text: &str) -> Option<Format> {
+    if text.trim_start().starts_with('{') {
+        return Some(Format::Json);
+    }
+    let key = |line: &str| {
+        line.split_once(':').is_some_and(|(key, _)| {
+            !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+        })
+    };
+    text.lines().any(key).then_some(Format::Yaml)
+}
