@@ -7,6 +7,8 @@
 
 mod failure;
 mod output;
+mod source;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -24,9 +26,8 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Placeholder.
-    #[command(hide = true)]
-    Nothing,
+    /// Shows a machine: its GPUs, NICs, CPUs, and how they reach each other.
+    Topo(topo::Arguments),
 }
 
 /// Runs the command line of this process and returns its exit code.
@@ -55,6 +56,6 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
-        Command::Nothing => Ok(Exit::Done),
+        Command::Topo(arguments) => topo::run(&arguments),
     }
 }

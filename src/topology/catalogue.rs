@@ -11,7 +11,24 @@ macro_rules! files {
     };
 }
 
-const FILES: &[(&str, &str)] = files![];
+const FILES: &[(&str, &str)] = files![
+    "a100-pcie-4-bridges",
+    "aws-p4d",
+    "azure-ndv5",
+    "dgx-1-p100",
+    "dgx-1-v100",
+    "dgx-2",
+    "dgx-a100",
+    "dgx-a100-mig",
+    "dgx-b200",
+    "dgx-h100",
+    "dgx-station-a100",
+    "gb200-nvl72-tray",
+    "gh200",
+    "ibm-ac922",
+    "l40s-8",
+    "rtx-4090-2",
+];
 
 /// The text of a built-in machine.
 pub fn builtin(name: &str) -> Option<&'static str> {
@@ -21,4 +38,34 @@ pub fn builtin(name: &str) -> Option<&'static str> {
 /// The names of all built-in machines, in rising order.
 pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(name, _)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::parse;
+
+    #[test]
+    fn every_file_of_the_directory_is_built_in() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/topologies");
+        let mut files: Vec<String> = std::fs::read_dir(directory)
+            .expect("topologies/ is there")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        files.sort();
+        let names: Vec<String> = builtin_names().map(|name| format!("{name}.yaml")).collect();
+        assert_eq!(names, files);
+    }
+
+    #[test]
+    fn every_built_in_machine_reads_and_knows_all_its_links() {
+        for name in builtin_names() {
+            let topology = parse(builtin(name).expect(name)).expect(name);
+            assert_eq!(topology.name.as_deref(), Some(name));
+            assert!(topology.source.is_some(), "{name}: a source is named");
+            let devices = topology.devices().count();
+            assert_eq!(topology.links.len(), devices * (devices - 1) / 2, "{name}");
+            assert!(topology.gpus.iter().all(|gpu| gpu.cpus.is_some() && gpu.uuid.is_some()));
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub use devices::{
     PortState,
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
-pub use pci::{Bridge, BridgeKind, PcieLink};
+pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};
 pub use read::{DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, parse};
 
 /// The version of the text form that this program writes, and the only one that it reads.

@@ -67,6 +67,29 @@ pub struct PcieLink {
 /// Longest chain of bridges that is followed; deeper means the parents run in a circle.
 const DEPTH_LIMIT: usize = 64;
 
+/// The bridges of a topology by name, to walk up from a device.
+#[derive(Clone, Debug)]
+pub struct Ancestry<'a> {
+    bridges: BTreeMap<&'a str, &'a Bridge>,
+}
+
+impl<'a> Ancestry<'a> {
+    /// The bridges above something that hangs off `parent`, the nearest first.
+    pub fn above(&self, parent: Option<&str>) -> Vec<&'a Bridge> {
+        let find = |id: &str| self.bridges.get(id).copied();
+        std::iter::successors(parent.and_then(find), |bridge| {
+            bridge.parent.as_deref().and_then(find)
+        })
+        .take(DEPTH_LIMIT)
+        .collect()
+    }
+
+    /// The NUMA node of the nearest bridge above that has one.
+    pub fn numa(&self, parent: Option<&str>) -> Option<NumaId> {
+        self.above(parent).iter().find_map(|bridge| bridge.numa)
+    }
+}
+
 /// A device as far as its place in the tree goes.
 struct Placed<'a> {
     device: Device,
@@ -76,6 +99,12 @@ struct Placed<'a> {
 }
 
 impl Topology {
+    /// The way up the PCI tree.
+    pub fn ancestry(&self) -> Ancestry<'_> {
+        let bridges = self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();
+        Ancestry { bridges }
+    }
+
     /// The links that follow from NVLinks, bridges and NUMA nodes.
     ///
     /// NVLinks to a common NVSwitch count as `nvidia-smi` counts them: the smaller number of
@@ -83,25 +112,16 @@ impl Topology {
     /// Devices on different NUMA nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in
     /// one package) under different host bridges [`LinkKind::Node`].
     pub fn derive_links(&self) -> Links {
-        let bridges: BTreeMap<&str, &Bridge> =
-            self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();
-        let ancestry = |parent: &Option<String>| {
-            let first = parent.as_deref().and_then(|id| bridges.get(id).copied());
-            std::iter::successors(first, |bridge| {
-                bridge.parent.as_deref().and_then(|id| bridges.get(id).copied())
-            })
-            .take(DEPTH_LIMIT)
-            .collect::<Vec<_>>()
-        };
+        let ancestry = self.ancestry();
         let gpus = self.gpus.iter().map(|gpu: &Gpu| Placed {
             device: Device::Gpu(gpu.index),
             numa: gpu.numa,
-            above: ancestry(&gpu.parent),
+            above: ancestry.above(gpu.parent.as_deref()),
         });
         let nics = (0u32..).zip(&self.nics).map(|(at, nic): (u32, &Nic)| Placed {
             device: Device::Nic(at),
             numa: nic.numa,
-            above: ancestry(&nic.parent),
+            above: ancestry.above(nic.parent.as_deref()),
         });
         let placed: Vec<Placed<'_>> = gpus.chain(nics).collect();
 

@@ -13,6 +13,8 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::locate::locate;
 use super::{Fault, Format, Position, consistency};
+use crate::cpuset::CpuSet;
+use crate::ids::NumaId;
 use crate::topology::{Topology, VERSION};
 
 /// Why YAML or JSON is no topology.
@@ -121,19 +123,25 @@ pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError
 
 /// Fills what the document leaves to its bridges and NUMA nodes.
 fn fill(topology: &mut Topology, outline: &Outline) {
-    for at in 0..topology.nics.len() {
-        if !outline.nics[at].contains_key("numa") {
-            topology.nics[at].numa = topology.numa_above(topology.nics[at].parent.as_deref());
+    let numa_above: Vec<Option<NumaId>> = {
+        let ancestry = topology.ancestry();
+        let gpus = topology.gpus.iter().map(|gpu| ancestry.numa(gpu.parent.as_deref()));
+        gpus.chain(topology.nics.iter().map(|nic| ancestry.numa(nic.parent.as_deref()))).collect()
+    };
+    let (above_gpus, above_nics) = numa_above.split_at(topology.gpus.len());
+    let cpus_of: BTreeMap<NumaId, Option<CpuSet>> =
+        topology.numa.iter().map(|node| (node.id, node.cpus.clone())).collect();
+    for ((gpu, keys), above) in topology.gpus.iter_mut().zip(&outline.gpus).zip(above_gpus) {
+        if !keys.contains_key("numa") {
+            gpu.numa = *above;
+        }
+        if !keys.contains_key("cpus") {
+            gpu.cpus = gpu.numa.and_then(|id| cpus_of.get(&id).cloned().flatten());
         }
     }
-    for at in 0..topology.gpus.len() {
-        let absent = |key| !outline.gpus[at].contains_key(key);
-        if absent("numa") {
-            topology.gpus[at].numa = topology.numa_above(topology.gpus[at].parent.as_deref());
-        }
-        if absent("cpus") {
-            let node = topology.gpus[at].numa.and_then(|id| topology.numa_node(id));
-            topology.gpus[at].cpus = node.and_then(|node| node.cpus.clone());
+    for ((nic, keys), above) in topology.nics.iter_mut().zip(&outline.nics).zip(above_nics) {
+        if !keys.contains_key("numa") {
+            nic.numa = *above;
         }
     }
     if outline.links.is_none() {

@@ -1,0 +1,79 @@
+//! Where a command's topology comes from: a file, standard input, or a built-in machine.
+//!
+//! Does not look at this machine (that is `probe`) and does not read text (that is `topology`).
+//!
+//! *Invariant:* whatever goes wrong names the source as the user gave it, and exits with 2.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::failure::{Exit, Failure};
+use crate::topology::{self, SIZE_LIMIT, Topology};
+
+/// Loads a topology from a path, from `-` (standard input), or by the name of a built-in machine.
+pub(crate) fn load(src: &str) -> Result<Topology, Failure> {
+    if let Some(text) = topology::builtin(src) {
+        return parse(src, text);
+    }
+    let text = match src {
+        "-" => read(io::stdin().lock()),
+        _ => File::open(src).and_then(|file| {
+            if file.metadata()?.is_dir() {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            read(file)
+        }),
+    };
+    parse(src, &text.map_err(|error| unreadable(src, error))?)
+}
+
+fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
+    topology::parse(text).map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, anyhow::Error::new(error).context(format!("cannot read topology {src}")))
+            .maybe_hint(hint)
+    })
+}
+
+/// Reads UTF-8 text, up to [`SIZE_LIMIT`].
+fn read(from: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(SIZE_LIMIT).unwrap_or(u64::MAX);
+    from.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() > SIZE_LIMIT {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn unreadable(src: &str, error: io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => Some(nearest(src)),
+        io::ErrorKind::InvalidData => Some("a topology is UTF-8 text".to_owned()),
+        io::ErrorKind::IsADirectory => Some("name a file in it".to_owned()),
+        io::ErrorKind::FileTooLarge => {
+            Some(format!("a topology has at most {} MiB", SIZE_LIMIT >> 20))
+        }
+        _ => None,
+    };
+    let error = anyhow::Error::new(error).context(format!("cannot read topology {src}"));
+    Failure::new(Exit::Usage, error).maybe_hint(hint)
+}
+
+/// The built-in machines that a name may have meant: the likely ones, or all.
+fn nearest(src: &str) -> String {
+    let stem = Path::new(src).file_stem().and_then(|stem| stem.to_str()).unwrap_or(src);
+    let mut near: Vec<(f64, &str)> = topology::builtin_names()
+        .map(|name| (strsim::jaro_winkler(stem, name), name))
+        .filter(|(likeness, _)| *likeness > 0.8)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let names: Vec<&str> = near.into_iter().take(3).map(|(_, name)| name).collect();
+    if names.is_empty() {
+        let all: Vec<&str> = topology::builtin_names().collect();
+        format!("there is no such file, and the built-in machines are {}", all.join(", "))
+    } else {
+        format!("did you mean the built-in machine {}?", names.join(" or "))
+    }
+}

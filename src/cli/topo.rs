@@ -1,0 +1,94 @@
+//! `cuda-cluster topo`: a machine, in any of its text forms.
+//!
+//! Does not judge the machine; it shows what its source said.
+//!
+//! *Invariant:* notes about the topology go to standard error, unless the form carries them.
+
+use anstyle::{AnsiColor, Color, Style};
+use clap::{Args, ValueEnum};
+
+use super::failure::{Exit, Failure};
+use super::{output, source};
+use crate::topology::{LinkKind, Topology};
+
+/// Arguments of `topo`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// A file, `-`, or a built-in machine such as dgx-h100; the form is recognised from the content
+    #[arg(long, value_name = "SRC")]
+    topology: Option<String>,
+
+    /// The form to show it in
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
+}
+
+/// The forms that a topology can be shown in.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    /// As `nvidia-smi topo -m` prints it.
+    #[default]
+    Matrix,
+    /// Complete, for programs.
+    Json,
+    /// Complete, as a file to keep, edit or send.
+    Yaml,
+}
+
+/// Shows a machine.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let topology = read(arguments)?;
+    match arguments.output {
+        Form::Json => output::print_json(&topology)?,
+        Form::Yaml => output::print(&topology.to_yaml())?,
+        Form::Matrix => {
+            output::print(&coloured(&topology.to_matrix()))?;
+            topology.notes.iter().for_each(|note| output::note(note));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The machine that was asked for: a text's, or this one.
+fn read(arguments: &Arguments) -> Result<Topology, Failure> {
+    match &arguments.topology {
+        Some(src) => source::load(src),
+        None => Err(Failure::new(
+            Exit::Usage,
+            anyhow::anyhow!("looking at this machine itself is not there yet"),
+        )
+        .hint("name a file or a built-in machine: --topology dgx-h100")),
+    }
+}
+
+/// The matrix with its heading in bold and its links by nearness; the colours reach terminals only.
+fn coloured(matrix: &str) -> String {
+    let bold = Style::new().bold();
+    let mut lines = matrix.lines();
+    let heading = lines.next().unwrap_or_default();
+    let mut text = format!("{bold}{heading}{bold:#}\n");
+    for line in lines {
+        for cell in line.split_inclusive(' ') {
+            let word = cell.trim_end();
+            match word.parse().ok().and_then(colour) {
+                Some(style) => {
+                    text.push_str(&format!("{style}{word}{style:#}{}", &cell[word.len()..]));
+                }
+                None => text.push_str(cell),
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn colour(kind: LinkKind) -> Option<Style> {
+    let colour = match kind {
+        LinkKind::X => return None,
+        LinkKind::Nv(_) => AnsiColor::Green,
+        LinkKind::Pix | LinkKind::Pxb => AnsiColor::Cyan,
+        LinkKind::Phb | LinkKind::Node => AnsiColor::Yellow,
+        LinkKind::Sys => AnsiColor::Red,
+    };
+    Some(Style::new().fg_color(Some(Color::Ansi(colour))))
+}
