@@ -31,8 +31,11 @@ pub(crate) fn load(src: &str) -> Result<Topology, Failure> {
 fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
     topology::parse(text).map_err(|error| {
         let hint = error.hint();
-        Failure::new(Exit::Usage, anyhow::Error::new(error).context(format!("cannot read topology {src}")))
-            .maybe_hint(hint)
+        Failure::new(
+            Exit::Usage,
+            anyhow::Error::new(error).context(format!("cannot read topology {src}")),
+        )
+        .maybe_hint(hint)
     })
 }
 

@@ -30,7 +30,7 @@ pub enum DocumentError {
         /// The parser's words.
         problem: String,
     },
-    /// A key has a value that it cannot have, or is unknown or missing.
+    /// A key has a value that it cannot have, or a key is missing.
     #[error("{position}: {path}: {problem}")]
     Value {
         /// Where.
@@ -39,6 +39,16 @@ pub enum DocumentError {
         path: String,
         /// What is wrong.
         problem: String,
+    },
+    /// There is no such key.
+    #[error("{position}: {path}: there is no such key")]
+    UnknownKey {
+        /// Where.
+        position: Position,
+        /// Key path, like `gpus[3].nuam`.
+        path: String,
+        /// The keys that may stand there.
+        known: Vec<String>,
     },
     /// It is of another version of this form, or says none.
     #[error("{position}: version: {found} is not supported; this program reads version {VERSION}")]
@@ -64,8 +74,10 @@ impl DocumentError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            DocumentError::Syntax { .. } | DocumentError::Inconsistent { .. } => None,
-            DocumentError::Value { problem, .. } => nearest_field(problem),
+            DocumentError::Syntax { .. }
+            | DocumentError::Value { .. }
+            | DocumentError::Inconsistent { .. } => None,
+            DocumentError::UnknownKey { path, known, .. } => Some(nearest_key(path, known)),
             DocumentError::Version { .. } => {
                 Some(format!("write `version: {VERSION}` if the file is of that form"))
             }
@@ -73,14 +85,14 @@ impl DocumentError {
     }
 }
 
-/// The known key nearest to an unknown one, taken from serde's own words.
-fn nearest_field(problem: &str) -> Option<String> {
-    let mut quoted = problem.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    let near = quoted.max_by(|a, b| {
-        strsim::jaro_winkler(unknown, a).total_cmp(&strsim::jaro_winkler(unknown, b))
-    })?;
-    (strsim::jaro_winkler(unknown, near) > 0.7).then(|| format!("did you mean `{near}`?"))
+fn nearest_key(path: &str, known: &[String]) -> String {
+    let key = path.rsplit('.').next().unwrap_or(path);
+    let likeness = |other: &String| strsim::jaro_winkler(key, other);
+    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    match nearest.filter(|name| likeness(name) > 0.7) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => format!("the keys here are {}", known.join(", ")),
+    }
 }
 
 /// Which keys a document has, whatever their values are.
@@ -169,10 +181,10 @@ fn deserialize<T: DeserializeOwned>(text: &str, format: Format) -> Result<T, Doc
             let deserializer = serde_yaml::Deserializer::from_str(text);
             serde_path_to_error::deserialize(deserializer).map_err(|error| {
                 let location = error.inner().location();
-                let position =
-                    location.map(|at| Position { line: at.line(), column: at.column() });
-                // A text that cannot be walked at all is damaged; every other error is a value's.
-                let syntax = locate(text, "").is_none();
+                let position = location.map(|at| Position { line: at.line(), column: at.column() });
+                // What cannot be read even as "anything" is damaged; other errors are a value's.
+                let anything = serde_yaml::Deserializer::from_str(text);
+                let syntax = IgnoredAny::deserialize(anything).is_err();
                 refusal(text, format, &error, position, syntax)
             })
         }
@@ -192,13 +204,25 @@ fn refusal<E: std::fmt::Display>(
     let path = error.path().to_string();
     let words = error.inner().to_string();
     let words = without_place(&words);
-    let problem = words.strip_prefix(&format!("{path}: ")).unwrap_or(words).to_owned();
+    // serde_yaml puts the path in front, or as much of it as it knows.
+    let problem = match words.split_once(": ") {
+        Some((before, problem)) if path.starts_with(before) => problem,
+        _ => words,
+    };
+    let problem = problem.to_owned();
     if syntax {
         return DocumentError::Syntax { format, position: parser_at.unwrap_or(start), problem };
     }
     let position = locate(text, &path).or(parser_at).unwrap_or(start);
     let path = if path == "." { "the document".to_owned() } else { path };
-    DocumentError::Value { position, path, problem }
+    match problem.strip_prefix("unknown field ") {
+        Some(keys) => {
+            // In serde's words every key stands between back quotes, the unknown one first.
+            let keys = keys.split('`').skip(1).step_by(2).skip(1);
+            DocumentError::UnknownKey { position, path, known: keys.map(str::to_owned).collect() }
+        }
+        None => DocumentError::Value { position, path, problem },
+    }
 }
 
 /// A parser's message without its own ` at line 3 column 7`.

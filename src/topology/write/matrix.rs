@@ -5,7 +5,7 @@
 //! *Invariant:* `read::smi` reads it back to the same devices, links and affinities.
 
 use crate::ids::NumaId;
-use crate::topology::{Device, Gpu, Topology};
+use crate::topology::{Device, Gpu, LinkKind, Topology};
 
 const LEGEND: &str = "
 Legend:
@@ -44,7 +44,12 @@ impl Topology {
         let mut cells = vec![row.to_string()];
         for column in columns {
             let link = self.links.between(row, *column);
-            cells.push(link.map_or(UNKNOWN.to_owned(), |kind| kind.to_string()));
+            cells.push(match link {
+                // As nvidia-smi centres it, so that the diagonal catches the eye.
+                Some(LinkKind::X) => " X".to_owned(),
+                Some(kind) => kind.to_string(),
+                None => UNKNOWN.to_owned(),
+            });
         }
         if let Device::Gpu(index) = row
             && let Some(gpu) = self.gpus.iter().find(|gpu| gpu.index == index)
