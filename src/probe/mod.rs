@@ -3,3 +3,181 @@
 //! Decides nothing. What could not be read becomes a note on the topology.
 //!
 //! *Invariant:* the answer states what was read, and notes what was not.
+
+mod allowed;
+mod assemble;
+mod hwloc;
+mod locality;
+mod nvlink;
+mod nvml;
+mod nvml_library;
+mod sysfs;
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::topology::{Allowed, Topology};
+
+pub use nvml_library::{DriverFault, Libraries};
+
+/// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
+pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";
+/// Names another place than `/sys`.
+pub const SYSFS_VARIABLE: &str = "CUDA_CLUSTER_SYSFS";
+/// Names another place than `/proc`.
+pub const PROCFS_VARIABLE: &str = "CUDA_CLUSTER_PROCFS";
+
+/// How long the NVIDIA driver may take. Without its persistence daemon it initialises every GPU
+/// anew, which takes seconds each.
+const NVML_LIMIT: Duration = Duration::from_secs(120);
+
+/// Where to look. [`Options::default`] is this machine; tests name another.
+///
+/// hwloc has its own switch, the environment variable `HWLOC_XMLFILE`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where NVML may be.
+    pub nvml: Libraries,
+    /// How long NVML may take before it counts as hung.
+    pub nvml_limit: Duration,
+    /// Mount point of sysfs.
+    pub sysfs: PathBuf,
+    /// Mount point of procfs.
+    pub procfs: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            nvml: Libraries::Usual,
+            nvml_limit: NVML_LIMIT,
+            sysfs: "/sys".into(),
+            procfs: "/proc".into(),
+        }
+    }
+}
+
+impl Options {
+    /// This machine, or what [`NVML_VARIABLE`], [`SYSFS_VARIABLE`] and [`PROCFS_VARIABLE`] name
+    /// instead.
+    pub fn from_environment() -> Self {
+        let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty());
+        let usual = Self::default();
+        let nvml = match named(NVML_VARIABLE) {
+            None => Libraries::Usual,
+            Some(none) if none == "none" => Libraries::None,
+            Some(path) => Libraries::Named(path.into()),
+        };
+        Self {
+            nvml,
+            sysfs: named(SYSFS_VARIABLE).map_or(usual.sysfs, PathBuf::from),
+            procfs: named(PROCFS_VARIABLE).map_or(usual.procfs, PathBuf::from),
+            ..usual
+        }
+    }
+}
+
+/// A machine that was looked at, and how long looking took.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// The machine. Its `driver` is `None` when there is no NVIDIA driver, and a note says so.
+    pub topology: Topology,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// How long looking took, by source. NVML runs beside the others: the parts can exceed the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Milliseconds in NVML, loading the library included.
+    pub nvml_ms: f64,
+    /// Milliseconds in hwloc.
+    pub hwloc_ms: f64,
+    /// Milliseconds in sysfs and procfs.
+    pub sysfs_ms: f64,
+    /// Milliseconds from beginning to end.
+    pub total_ms: f64,
+}
+
+/// Why this machine could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// There is an NVIDIA driver, and it does not work.
+    #[error("the NVIDIA driver does not work")]
+    Driver(#[source] DriverFault),
+    /// NVML did not come back.
+    #[error("the NVIDIA driver did not answer within {} s", limit.as_secs())]
+    DriverHangs {
+        /// How long it was given.
+        limit: Duration,
+    },
+}
+
+impl ProbeError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ProbeError::Driver(fault) => fault.hint(),
+            ProbeError::DriverHangs { .. } => Some(
+                "see whether `nvidia-smi` hangs too, and look for 'NVRM: Xid' in the kernel's log"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+/// Looks at the machine.
+///
+/// # Errors
+/// If there is an NVIDIA driver that does not work. Without any driver the answer has no GPUs and
+/// a note.
+pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
+    let begin = Instant::now();
+    let (sender, answer) = mpsc::channel();
+    let libraries = options.nvml.clone();
+    // A thread of its own, because a broken driver can hang in the kernel for ever; a scoped one
+    // would have to be waited for.
+    std::thread::spawn(move || {
+        let begin = Instant::now();
+        let findings = nvml::look(&libraries);
+        // Nobody listens any more when the time limit has passed.
+        let _ = sender.send((findings, begin.elapsed()));
+    });
+
+    let (processors, hwloc_time) = timed(hwloc::look);
+    let (host, host_time) = timed(|| sysfs::look(&options.sysfs, &options.procfs));
+
+    let waited = answer.recv_timeout(options.nvml_limit);
+    let (findings, nvml_time) =
+        waited.map_err(|_| ProbeError::DriverHangs { limit: options.nvml_limit })?;
+    let findings = findings.map_err(ProbeError::Driver)?;
+    let (topology, assembly_time) = timed(|| assemble::topology(findings, processors, host));
+
+    let timings = Timings {
+        nvml_ms: millis(nvml_time),
+        hwloc_ms: millis(hwloc_time),
+        sysfs_ms: millis(host_time + assembly_time),
+        total_ms: millis(begin.elapsed()),
+    };
+    Ok(Probed { topology, timings })
+}
+
+/// What this process may use, without looking at anything else.
+///
+/// `None` when the kernel did not tell.
+pub fn allowed(options: &Options) -> Option<Allowed> {
+    allowed::of_this_process(&options.procfs)
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let begin = Instant::now();
+    let answer = work();
+    (answer, begin.elapsed())
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -49,6 +49,12 @@ pub struct Gpu {
     /// Its NVLinks, by link number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nvlinks: Vec<NvLink>,
+    /// Its chip-to-chip links to the CPU of a superchip (NVLink-C2C of Grace).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub c2c: Option<ChipLinks>,
+    /// GPUs whose memory it can read directly (CUDA peer access), as the driver says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<GpuIndex>>,
     /// Its PCIe link, now and at best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieLink>,
@@ -134,6 +140,17 @@ impl FromStr for NvLinkPeer {
 }
 
 text_form!(NvLinkPeer);
+
+/// The links between the two chips of a superchip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChipLinks {
+    /// Number of active links.
+    pub links: u32,
+    /// Bandwidth of all of them together in one direction, GB/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gb_per_s: Option<f64>,
+}
 
 /// Compute capability, `major.minor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

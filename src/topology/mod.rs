@@ -20,8 +20,8 @@ use crate::ids::NumaId;
 
 pub use catalogue::{builtin, builtin_names};
 pub use devices::{
-    ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer, Port,
-    PortState,
+    ChipLinks, ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer,
+    Port, PortState,
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};

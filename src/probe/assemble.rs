@@ -1,0 +1,247 @@
+//! Puts what NVML, hwloc and the kernel told into one topology.
+//!
+//! Reads no more than the places of the devices that the sources named.
+//!
+//! *Invariant:* a device's place comes from its own PCI address, never from another's number.
+
+use std::collections::BTreeSet;
+
+use super::hwloc::Processors;
+use super::locality::{HostNodes, NvmlAffinity};
+use super::nvml::{Findings, Seen};
+use super::nvml_library::Absent;
+use super::sysfs::{Host, Place, Role};
+use crate::cpuset::CpuSet;
+use crate::ids::{NumaId, PciAddress};
+use crate::topology::{Bridge, Gpu, Nic, Note, NumaNode, NvLinkPeer, PcieLink, Topology, VERSION};
+
+/// The machine.
+pub(super) fn topology(
+    mut findings: Findings,
+    processors: Option<Processors>,
+    mut host: Host,
+) -> Topology {
+    let mut notes = std::mem::take(&mut findings.notes);
+    notes.append(&mut host.notes);
+    notes.extend(driver_notes(&findings, &host));
+    if processors.is_none() {
+        let text = "hwloc cannot load this machine: cores and packages are unknown";
+        notes.push(Note::new("hwloc", text));
+    }
+    if host.allowed.is_none() {
+        notes
+            .push(Note::new("allowed", "the kernel does not tell which CPUs this process may use"));
+    }
+
+    let processors = processors.unwrap_or_default();
+    let numa = numa_nodes(&processors, &mut findings.gpus, &host);
+    let near = HostNodes::new(&numa);
+    let mut bridges = Bridges::default();
+    let nvswitch = nvswitches(&mut findings.gpus, &host);
+    let gpus = findings.gpus.into_iter();
+    let gpus = gpus.map(|seen| placed_gpu(seen, &host, &near, &mut bridges, &mut notes)).collect();
+    let nics = std::mem::take(&mut host.nics).into_iter();
+    let nics = nics.map(|nic| placed_nic(nic, &host, &near, &mut bridges, &mut notes)).collect();
+
+    let mut machine = Topology {
+        version: VERSION,
+        name: host.name,
+        source: Some("live".to_owned()),
+        driver: findings.driver,
+        cuda: findings.cuda,
+        gpus,
+        nics,
+        bridges: bridges.with_packages(&numa),
+        numa,
+        cores: processors.cores,
+        nvswitch,
+        allowed: host.allowed,
+        notes,
+        ..Topology::default()
+    };
+    machine.links = machine.derive_links();
+    machine
+}
+
+/// Says when there is no driver, and which GPUs on the bus it does not serve.
+fn driver_notes(findings: &Findings, host: &Host) -> Vec<Note> {
+    let listed: BTreeSet<PciAddress> =
+        findings.gpus.iter().filter_map(|seen| seen.gpu.pci).collect();
+    let on_bus = || host.pci.gpus().filter(|(place, _)| !listed.contains(place));
+    let Some(absent) = findings.absent else {
+        let unserved = on_bus().filter_map(|(place, driver)| match driver {
+            // The driver's own list tells a GPU that failed from one hidden from a container.
+            Some("nvidia") => host.driver_gpus.contains(&place).then(|| {
+                Note::new("nvml", format!("NVML does not list {place}, though the driver has it"))
+            }),
+            Some(other) => Some(Note::new(
+                "nvml",
+                format!("{place} is an NVIDIA GPU that the driver {other} holds"),
+            )),
+            None => Some(Note::new("nvml", format!("{place} is an NVIDIA GPU without a driver"))),
+        });
+        return unserved.collect();
+    };
+    let why = match absent {
+        Absent::NotAsked => return Vec::new(),
+        Absent::NoLibrary => "there is no NVIDIA driver: no libnvidia-ml.so.1 was found",
+        Absent::NotLoaded => "there is no NVIDIA driver: its kernel module is not loaded",
+    };
+    let places: Vec<String> = on_bus().map(|(place, _)| place.to_string()).collect();
+    let text = match places.len() {
+        0 => why.to_owned(),
+        count => format!("{why}, but {count} NVIDIA GPUs are on the bus ({})", places.join(", ")),
+    };
+    vec![Note::new("nvml", text)]
+}
+
+/// hwloc's membership with the kernel's sizes; marks those that are GPU memory.
+fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<NumaNode> {
+    let kernel = |id: NumaId| host.nodes.iter().find(|node| node.id == id);
+    let hwloc_ids = processors.cpus.iter().flat_map(|(_, nodes)| nodes.iter()).map(NumaId);
+    let ids: BTreeSet<NumaId> = hwloc_ids.chain(host.nodes.iter().map(|node| node.id)).collect();
+    let package = |cpus: &CpuSet| {
+        let first = cpus.first()?;
+        processors.packages.iter().find(|(_, all)| all.contains(first)).map(|(id, _)| *id)
+    };
+    let mut nodes: Vec<NumaNode> = ids
+        .into_iter()
+        .map(|id| {
+            let members = processors.cpus.iter().filter(|(_, nodes)| nodes.contains(id.0));
+            let members: CpuSet = members.map(|(cpu, _)| *cpu).collect();
+            // hwloc counts a memory-only node as around the CPUs that are near it.
+            let cpus = match kernel(id) {
+                Some(node) if node.cpus.is_empty() || processors.cpus.is_empty() => {
+                    node.cpus.clone()
+                }
+                _ => members,
+            };
+            let memory_bytes = kernel(id).and_then(|node| node.memory_bytes);
+            let package = package(&cpus);
+            NumaNode { id, package, cpus: Some(cpus), memory_bytes, gpu_memory: false }
+        })
+        .collect();
+    for seen in gpus {
+        let told = seen.gpu.memory_numa.or_else(|| host.gpu_memory.get(&seen.gpu.pci?).copied());
+        let node = nodes.iter_mut().find(|node| Some(node.id) == told);
+        // A node with CPUs is host memory, whatever the driver says.
+        let node = node.filter(|node| node.cpus.as_ref().is_none_or(CpuSet::is_empty));
+        seen.gpu.memory_numa = node.map(|node| {
+            node.gpu_memory = true;
+            node.id
+        });
+    }
+    nodes
+}
+
+/// Resolves NVLink ends that NVML gave only a place of, and counts the NVSwitches.
+///
+/// The far ends' places count first: switches of other machines (NVL72) are not on this one's bus.
+fn nvswitches(gpus: &mut [Seen], host: &Host) -> Option<u32> {
+    let mut places = BTreeSet::new();
+    let mut hidden = false;
+    let mut any = false;
+    for seen in gpus {
+        for link in &mut seen.gpu.nvlinks {
+            let remote = seen.remotes.iter().find(|remote| remote.link == link.link);
+            if link.active && link.peer == NvLinkPeer::Unknown {
+                link.peer = match remote.map(|remote| (remote.pci, host.pci.role(remote.pci))) {
+                    Some((place, Some(Role::Gpu))) => NvLinkPeer::Gpu(place),
+                    Some((_, Some(Role::NvSwitch))) => NvLinkPeer::Switch,
+                    Some((_, Some(Role::Cpu))) => NvLinkPeer::Cpu,
+                    _ => NvLinkPeer::Unknown,
+                };
+            }
+            if link.peer == NvLinkPeer::Switch {
+                any = true;
+                hidden |= remote.is_none();
+                places.extend(remote.map(|remote| remote.pci));
+            }
+        }
+    }
+    let count = if hidden { host.pci.nvswitches() } else { places.len() };
+    u32::try_from(count).ok().filter(|count| any && *count > 0)
+}
+
+fn placed_gpu(
+    seen: Seen,
+    host: &Host,
+    near: &HostNodes<'_>,
+    bridges: &mut Bridges,
+    notes: &mut Vec<Note>,
+) -> Gpu {
+    let about = format!("GPU{}", seen.gpu.index);
+    let place = seen.gpu.pci.and_then(|address| host.pci.place(address));
+    let affinity = NvmlAffinity { cpus: seen.cpus.as_ref(), nodes: seen.nodes.as_ref() };
+    let locality = near.of_gpu(&about, place.as_ref(), affinity, notes);
+    // An idle GPU lowers its speed, so that only the slot's limit tells of a slow link.
+    let place = place.unwrap_or_default();
+    let slow = PcieLink { gt_per_s: slower(&place), ..place.link.unwrap_or_default() };
+    notes.extend(narrow_link(&about, slow));
+    Gpu {
+        numa: locality.numa,
+        numa_set: locality.numa_set,
+        cpus: locality.cpus,
+        pcie: place.link,
+        parent: bridges.add(place.above),
+        ..seen.gpu
+    }
+}
+
+fn placed_nic(
+    nic: Nic,
+    host: &Host,
+    near: &HostNodes<'_>,
+    bridges: &mut Bridges,
+    notes: &mut Vec<Note>,
+) -> Nic {
+    let Some(place) = nic.pci.and_then(|address| host.pci.place(address)) else { return nic };
+    notes.extend(narrow_link(&nic.name, place.link.unwrap_or_default()));
+    Nic { numa: near.of_device(&place), pcie: place.link, parent: bridges.add(place.above), ..nic }
+}
+
+/// The speed that the slot allows, when it is less than the card's best; the card's best otherwise.
+fn slower(place: &Place) -> Option<f64> {
+    let (card, slot) = (place.link?.max_gt_per_s?, place.slot.and_then(|slot| slot.max_gt_per_s));
+    Some(slot.map_or(card, |slot| slot.min(card)))
+}
+
+/// A note when a link runs below what the card could do.
+fn narrow_link(about: &str, link: PcieLink) -> Option<Note> {
+    let (speed, lanes) = (link.gt_per_s?, link.width?);
+    let (best_speed, best_lanes) = (link.max_gt_per_s?, link.max_width?);
+    (speed < best_speed || lanes < best_lanes).then(|| {
+        let text = format!(
+            "its PCIe link gives {speed} GT/s ×{lanes} now; the card can do {best_speed} GT/s ×{best_lanes}"
+        );
+        Note::new(about, text)
+    })
+}
+
+/// The bridges above all devices, each once, parents first.
+#[derive(Default)]
+struct Bridges {
+    bridges: Vec<Bridge>,
+}
+
+impl Bridges {
+    /// Adds the bridges above a device and returns the nearest one's id.
+    fn add(&mut self, above: Vec<Bridge>) -> Option<String> {
+        let nearest = above.last().map(|bridge| bridge.id.clone());
+        for bridge in above {
+            if !self.bridges.iter().any(|known| known.id == bridge.id) {
+                self.bridges.push(bridge);
+            }
+        }
+        nearest
+    }
+
+    /// All bridges, with the packages that their NUMA nodes belong to.
+    fn with_packages(mut self, numa: &[NumaNode]) -> Vec<Bridge> {
+        for bridge in &mut self.bridges {
+            let node = bridge.numa.and_then(|id| numa.iter().find(|node| node.id == id));
+            bridge.package = node.and_then(|node| node.package);
+        }
+        self.bridges
+    }
+}

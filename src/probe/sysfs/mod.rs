@@ -1,0 +1,108 @@
+//! What the kernel tells in sysfs and procfs: PCI functions, RDMA devices, NUMA nodes, limits.
+//!
+//! Only reads files. Does not know NVML or hwloc.
+//!
+//! *Invariant:* every path is below the roots it was given, symbolic links included.
+
+mod numa;
+mod pci;
+mod rdma;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub(super) use numa::Node;
+pub(super) use pci::{PciTree, Place, Role};
+
+use super::allowed;
+use crate::ids::{NumaId, PciAddress};
+use crate::topology::{Allowed, Nic, Note};
+
+/// What the kernel told.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// Host name.
+    pub(super) name: Option<String>,
+    /// What this process may use.
+    pub(super) allowed: Option<Allowed>,
+    /// NUMA nodes by number.
+    pub(super) nodes: Vec<Node>,
+    /// PCI functions.
+    pub(super) pci: PciTree,
+    /// RDMA devices in the natural order of their names, without NUMA node and ancestry.
+    pub(super) nics: Vec<Nic>,
+    /// NUMA nodes that are GPU memory, where the driver's procfs tells (POWER9).
+    pub(super) gpu_memory: BTreeMap<PciAddress, NumaId>,
+    /// GPUs that the NVIDIA kernel module lists.
+    pub(super) driver_gpus: BTreeSet<PciAddress>,
+    /// What could not be read.
+    pub(super) notes: Vec<Note>,
+}
+
+/// Reads everything that does not need to know which GPUs there are.
+pub(super) fn look(sysfs: &Path, procfs: &Path) -> Host {
+    let root = Root(sysfs.to_owned());
+    let mut notes = Vec::new();
+    let pci = PciTree::read(root.clone(), &mut notes);
+    let nics = rdma::nics(&root, &pci, &mut notes);
+    Host {
+        name: first_line(&procfs.join("sys/kernel/hostname")),
+        allowed: allowed::of_this_process(procfs),
+        nodes: numa::nodes(&root),
+        pci,
+        nics,
+        gpu_memory: numa::gpu_memory(procfs),
+        driver_gpus: names(&procfs.join("driver/nvidia/gpus"))
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect(),
+        notes,
+    }
+}
+
+/// Where sysfs is mounted.
+#[derive(Clone, Debug)]
+struct Root(PathBuf);
+
+impl Root {
+    fn join(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// Where a symbolic link leads that points to `../../…/devices/…`, as sysfs's links do.
+    ///
+    /// One system call, and it cannot leave the root.
+    fn follow(&self, link: &Path) -> Option<PathBuf> {
+        let target = std::fs::read_link(link).ok()?;
+        let below = target.components().skip_while(|part| *part == std::path::Component::ParentDir);
+        let below: PathBuf = below.collect();
+        below.starts_with("devices").then(|| self.0.join(below))
+    }
+}
+
+/// A file of one line, trimmed; `None` when it is absent, unreadable or empty.
+fn first_line(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().next().unwrap_or_default().trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// A file that holds one value.
+fn value<T: std::str::FromStr>(path: &Path) -> Option<T> {
+    first_line(path)?.parse().ok()
+}
+
+/// A device's `numa_node`; the kernel says -1 when the firmware did not tell.
+fn numa_node(device: &Path) -> Option<NumaId> {
+    value::<i64>(&device.join("numa_node")).and_then(|node| node.try_into().ok()).map(NumaId)
+}
+
+/// Names in a directory; none when it is absent.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name())
+        .filter_map(|name| OsString::into_string(name).ok())
+        .collect()
+}

@@ -1,0 +1,177 @@
+//! RDMA devices: every port with its state, rate, link layer and network device.
+//!
+//! Does not judge them: whether a virtual function or a port that is down is used, `plan` decides.
+//!
+//! *Invariant:* every entry of `/sys/class/infiniband` is in the answer.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::pci::PciTree;
+use super::{Root, first_line, names, value};
+use crate::ids::PciAddress;
+use crate::topology::{LinkLayer, Nic, NicKind, Note, Port, PortState};
+
+/// All RDMA devices in the natural order of their names (`mlx5_2` before `mlx5_10`).
+pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Nic> {
+    let class = root.join("class/infiniband");
+    let mut found = names(&class);
+    found.sort_by(|a, b| natural(a).cmp(&natural(b)).then_with(|| a.cmp(b)));
+    let mut nics: Vec<Nic> =
+        found.into_iter().map(|name| nic(root, &class, name, tree, notes)).collect();
+
+    let places: BTreeSet<PciAddress> = nics.iter().filter_map(|nic| nic.pci).collect();
+    for nic in &mut nics {
+        let physical = nic.pci.and_then(|place| tree.physical(place));
+        // A container may own a virtual function whose physical function it cannot see.
+        if physical.is_some_and(|place| places.contains(&place)) {
+            nic.kind = NicKind::VirtualFunction;
+        }
+    }
+    nics
+}
+
+fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<Note>) -> Nic {
+    let device = class.join(&name);
+    let pci: Option<PciAddress> = std::fs::read_link(device.join("device"))
+        .ok()
+        .and_then(|target| target.file_name()?.to_str()?.parse().ok());
+    let netdevs = pci.and_then(|place| tree.path(place)).map(|path| names(&path.join("net")));
+    let netdevs = netdevs.unwrap_or_default();
+    let mut ports: Vec<Port> = names(&device.join("ports"))
+        .iter()
+        .filter_map(|number| number.parse().ok())
+        .map(|number| port(root, &device, &name, number, &netdevs, notes))
+        .collect();
+    ports.sort_by_key(|port| port.port);
+    let kind = match pci {
+        None => NicKind::Software,
+        Some(_) => bond_role(root, &ports),
+    };
+    Nic { name, pci, ports, kind, ..Nic::default() }
+}
+
+fn port(
+    root: &Root,
+    device: &Path,
+    name: &str,
+    number: u32,
+    netdevs: &[String],
+    notes: &mut Vec<Note>,
+) -> Port {
+    let path = device.join(format!("ports/{number}"));
+    let mut strange = |what: &str, text: &str| {
+        notes.push(Note::new(format!("{name}:{number}"), format!("its {what} reads {text:?}")));
+    };
+    let state = first_line(&path.join("state"));
+    let rate = first_line(&path.join("rate"));
+    let layer = first_line(&path.join("link_layer"));
+    Port {
+        port: number,
+        state: state
+            .and_then(|text| port_state(&text).or_else(|| (strange("state", &text), None).1)),
+        link_layer: layer.and_then(|text| match text.as_str() {
+            "InfiniBand" => Some(LinkLayer::InfiniBand),
+            "Ethernet" => Some(LinkLayer::Ethernet),
+            // What adapters of neither kind say (EFA).
+            _ => None,
+        }),
+        rate_gbps: rate
+            .and_then(|text| gigabits(&text).or_else(|| (strange("rate", &text), None).1)),
+        netdev: netdev(root, &path, number, netdevs),
+    }
+}
+
+/// `4: ACTIVE`
+fn port_state(text: &str) -> Option<PortState> {
+    Some(match text.split_once(':')?.1.trim() {
+        "NOP" => PortState::Nop,
+        "DOWN" => PortState::Down,
+        "INIT" => PortState::Init,
+        "ARMED" => PortState::Armed,
+        "ACTIVE" => PortState::Active,
+        "ACTIVE_DEFER" => PortState::ActiveDefer,
+        _ => return None,
+    })
+}
+
+/// `400 Gb/sec (4X NDR)`, `2.5 Gb/sec (1X SDR)`
+fn gigabits(text: &str) -> Option<f64> {
+    let (number, unit) = text.split_once(' ')?;
+    let rate: f64 = number.parse().ok()?;
+    (unit.starts_with("Gb/sec") && rate.is_finite()).then_some(rate)
+}
+
+/// The network device on a port: what the GID table names, else the PCI function's own one.
+///
+/// `gid_attrs/ndevs/0` names a bond rather than its members, and a function's main interface rather
+/// than those that a switch driver makes for virtual functions. InfiniBand ports have no network
+/// device there; theirs (IPoIB) count `dev_port` from 0.
+fn netdev(root: &Root, port: &Path, number: u32, netdevs: &[String]) -> Option<String> {
+    first_line(&port.join("gid_attrs/ndevs/0")).or_else(|| {
+        let on_port = netdevs.iter().filter(|name| {
+            let at = value::<u32>(&root.join(&format!("class/net/{name}/dev_port")));
+            at.is_none_or(|at| at + 1 == number)
+        });
+        // `ib0` before its child `ib0.8001`.
+        on_port.min_by_key(|name| (name.len(), name.as_str())).cloned()
+    })
+}
+
+/// Whether the ports' network devices are bonds or belong to one.
+fn bond_role(root: &Root, ports: &[Port]) -> NicKind {
+    let any = |below: &str| {
+        ports
+            .iter()
+            .filter_map(|port| port.netdev.as_ref())
+            .any(|netdev| root.join(&format!("class/net/{netdev}/{below}")).is_dir())
+    };
+    if any("bonding") {
+        NicKind::Bond
+    } else if any("master/bonding") {
+        NicKind::BondSlave
+    } else {
+        NicKind::Physical
+    }
+}
+
+/// A name cut into texts and numbers, so that 10 comes after 9.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts: Vec<(String, u64)> = vec![(String::new(), 0)];
+    let mut in_number = false;
+    for c in name.chars() {
+        let Some((text, number)) = parts.last_mut() else { break };
+        if let Some(digit) = c.to_digit(10) {
+            *number = number.saturating_mul(10).saturating_add(u64::from(digit));
+            in_number = true;
+        } else if in_number {
+            parts.push((c.to_string(), 0));
+            in_number = false;
+        } else {
+            text.push(c);
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_sort_as_people_count() {
+        let mut names = ["mlx5_10", "rocep25s0f1", "mlx5_2", "mlx5_bond_0", "mlx5_1"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["mlx5_1", "mlx5_2", "mlx5_10", "mlx5_bond_0", "rocep25s0f1"]);
+    }
+
+    #[test]
+    fn states_and_rates_read_as_the_kernel_writes_them() {
+        assert_eq!(port_state("4: ACTIVE"), Some(PortState::Active));
+        assert_eq!(port_state("1: DOWN"), Some(PortState::Down));
+        assert_eq!(port_state("9: ?"), None);
+        assert_eq!(gigabits("400 Gb/sec (4X NDR)"), Some(400.0));
+        assert_eq!(gigabits("2.5 Gb/sec (1X SDR)"), Some(2.5));
+        assert_eq!(gigabits("fast"), None);
+    }
+}
