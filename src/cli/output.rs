@@ -28,8 +28,13 @@ pub(super) fn failure(failure: &Failure) {
 
 /// Prints a remark that is not the answer: `note: …` on standard error.
 pub(super) fn note(text: &dyn std::fmt::Display) {
+    remark("note", text);
+}
+
+/// Prints a remark under a heading word of its own on standard error.
+pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let yellow = heading(AnsiColor::Yellow);
-    let _ = writeln!(anstream::stderr().lock(), "{yellow}note:{yellow:#} {text}");
+    let _ = writeln!(anstream::stderr().lock(), "{yellow}{word}:{yellow:#} {text}");
 }
 
 /// Prints the answer.

@@ -1,15 +1,24 @@
-//! Where a command's topology comes from: a file, standard input, or a built-in machine.
+//! Where a command's topology comes from: a file, standard input, a built-in machine, or this one.
 //!
-//! Does not look at this machine (that is `probe`) and does not read text (that is `topology`).
+//! Does not look for itself (that is `probe`) and does not read text (that is `topology`).
 //!
-//! *Invariant:* whatever goes wrong names the source as the user gave it, and exits with 2.
+//! *Invariant:* whatever goes wrong with a text names it as the user gave it, and exits with 2.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 use super::failure::{Exit, Failure};
+use crate::probe::{self, Options, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
+
+/// Looks at this machine.
+pub(crate) fn live() -> Result<Probed, Failure> {
+    probe::probe(&Options::from_environment()).map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Failed, error).maybe_hint(hint)
+    })
+}
 
 /// Loads a topology from a path, from `-` (standard input), or by the name of a built-in machine.
 pub(crate) fn load(src: &str) -> Result<Topology, Failure> {

@@ -14,13 +14,18 @@ use crate::topology::{LinkKind, Topology};
 /// Arguments of `topo`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// A file, `-`, or a built-in machine such as dgx-h100; the form is recognised from the content
+    /// A file, `-`, or a built-in machine such as dgx-h100, in any form that is recognised from
+    /// its content; without it, this machine
     #[arg(long, value_name = "SRC")]
     topology: Option<String>,
 
     /// The form to show it in
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
+
+    /// Print how long NVML, hwloc and sysfs took, to standard error
+    #[arg(long, conflicts_with = "topology")]
+    timings: bool,
 }
 
 /// The forms that a topology can be shown in.
@@ -53,11 +58,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 fn read(arguments: &Arguments) -> Result<Topology, Failure> {
     match &arguments.topology {
         Some(src) => source::load(src),
-        None => Err(Failure::new(
-            Exit::Usage,
-            anyhow::anyhow!("looking at this machine itself is not there yet"),
-        )
-        .hint("name a file or a built-in machine: --topology dgx-h100")),
+        None => {
+            let probed = source::live()?;
+            if arguments.timings {
+                output::remark("timings", &probed.timings);
+            }
+            Ok(probed.topology)
+        }
     }
 }
 

@@ -102,6 +102,14 @@ pub struct Timings {
     pub total_ms: f64,
 }
 
+impl std::fmt::Display for Timings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { nvml_ms, hwloc_ms, sysfs_ms, total_ms } = self;
+        write!(f, "NVML {nvml_ms:.1} ms beside hwloc {hwloc_ms:.1} ms and sysfs {sysfs_ms:.1} ms")?;
+        write!(f, "; {total_ms:.1} ms in all")
+    }
+}
+
 /// Why this machine could not be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
