@@ -1,6 +1,139 @@
 //! A safe, small layer over UCX (libucp), which is opened at run time.
 //!
-//! Does not know clusters or names; it moves bytes between worker addresses.
+//! Does not know clusters or names; it moves bytes between worker addresses. `ucx1-sys` gives it
+//! UCX's types and constants only: the functions are looked up in the library when it is opened, so
+//! that programs which never use UCX run without it, and any libucp from 1.12 on serves.
+//!
+//! The objects are UCX's own ([`UcpContext`], [`UcpWorker`], [`UcpEndpoint`]) and stay on one
+//! thread. An operation owns its memory from the call until its [`Completion`]: nothing that a
+//! caller drops or forgets can leave UCX with a dangling pointer. UCX's callbacks only record;
+//! the owner of the worker reads what they recorded between two calls of
+//! [`UcpWorker::progress`].
 //!
 //! *Invariant:* memory that UCX may touch is owned by its operation until UCX's completion
 //! callback.
+#![allow(unsafe_code)]
+
+mod abi;
+mod context;
+mod endpoint;
+pub mod environment;
+mod lanes;
+mod library;
+mod memory;
+mod operation;
+mod sleep;
+mod status;
+mod worker;
+
+use std::path::PathBuf;
+
+pub use context::{Setting, UcpContext};
+pub use endpoint::UcpEndpoint;
+pub use lanes::parse as parse_lanes;
+pub use library::{LIBRARY_VARIABLE, Library, Version};
+pub use memory::{Buffer, Payload};
+pub use operation::{Completion, HEADER_LIMIT, OperationId, Protocol};
+pub use sleep::{Sleeper, Waker};
+pub use status::Status;
+pub use worker::{Arrival, EndpointFailure, EndpointId, UcpWorker, WorkerAddress};
+
+/// Why something could not be done with UCX.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No libucp could be opened.
+    #[error("cannot open UCX's library {}", name.display())]
+    Open {
+        /// The file name or path that was tried.
+        name: PathBuf,
+        /// The loader's words.
+        source: libloading::Error,
+    },
+    /// The library lacks a function.
+    #[error("UCX's library {} has no function {function}", name.display())]
+    Function {
+        /// The file name or path of the library.
+        name: PathBuf,
+        /// The function.
+        function: &'static str,
+        /// The loader's words.
+        source: libloading::Error,
+    },
+    /// The library is older than this program needs.
+    #[error("UCX {found} in {} is older than {}", name.display(), library::OLDEST)]
+    TooOld {
+        /// The file name or path of the library.
+        name: PathBuf,
+        /// Its version.
+        found: Version,
+    },
+    /// A call of UCX was refused.
+    #[error("UCX's {call} failed: {status}")]
+    Call {
+        /// The C function.
+        call: &'static str,
+        /// What it returned.
+        status: Status,
+    },
+    /// A setting that UCX does not take.
+    #[error("UCX refuses UCX_{name}={value}: {status}")]
+    Setting {
+        /// The name without `UCX_`.
+        name: String,
+        /// The value.
+        value: String,
+        /// What UCX returned.
+        status: Status,
+    },
+    /// A worker address that was not written by this program, or with another key.
+    #[error("a worker address of {bytes} bytes does not carry the expected seal")]
+    Address {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A header that is longer than messages may have.
+    #[error("a message header of {bytes} bytes is longer than {HEADER_LIMIT}")]
+    Header {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A message that does not fit the buffer that should receive it.
+    #[error("a message of {message} bytes does not fit a buffer of {buffer} bytes")]
+    Size {
+        /// Bytes sent.
+        message: usize,
+        /// Bytes of room.
+        buffer: usize,
+    },
+    /// The environment was to be changed too late.
+    #[error("this process has {threads} threads, too many to change its environment")]
+    Threads {
+        /// How many.
+        threads: usize,
+    },
+    /// The operating system refused what the event loop needs.
+    #[error("cannot {action}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// The system's words.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Open { .. } => Some(format!(
+                "install UCX (Debian and Ubuntu: apt-get install libucx0; PyPI: libucx-cu13), or \
+                 name its libucp.so.0 in {LIBRARY_VARIABLE}"
+            )),
+            Error::Function { .. } | Error::TooOld { .. } => {
+                Some(format!("name a libucp.so.0 of UCX {} or later in {LIBRARY_VARIABLE}", library::OLDEST))
+            }
+            Error::Setting { name, .. } => Some(format!("look at `ucx_info -c` for UCX_{name}")),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! UCX's context: the library's settings and transports in this process.
+//!
+//! Does not read the environment itself; UCX reads its `UCX_*` variables, and the caller's settings
+//! come on top.
+//!
+//! *Invariant:* a context outlives its workers, because they hold it.
+
+use std::ffi::CString;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::Error;
+use super::abi::{self, ucp_config_t, ucp_context_h, ucp_params_t, zeroed};
+use super::library::{Library, OLDEST};
+use super::status::Status;
+
+/// One of UCX's settings, by its variable's name without `UCX_`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Like `TLS`.
+    pub name: String,
+    /// Like `sm,self,tcp`.
+    pub value: String,
+}
+
+impl Setting {
+    /// A setting.
+    pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { name: name.into(), value: value.into() }
+    }
+}
+
+/// A UCX context with active messages and wake-up.
+///
+/// A CUDA context that UCX shall know must be current on the calling thread before.
+#[derive(Clone)]
+pub struct UcpContext {
+    pub(super) inner: Rc<ContextInner>,
+}
+
+pub(super) struct ContextInner {
+    pub(super) library: Arc<Library>,
+    pub(super) raw: ucp_context_h,
+}
+
+impl UcpContext {
+    /// Initialises UCX with the `UCX_*` variables of the environment and `settings` on top.
+    ///
+    /// # Errors
+    /// If UCX refuses a setting, or finds no usable transport.
+    #[doc(alias = "ucp_init")]
+    pub fn new(library: &Arc<Library>, settings: &[Setting]) -> Result<Self, Error> {
+        let config = Configuration::read(library)?;
+        for setting in settings {
+            config.set(setting)?;
+        }
+        // SAFETY: a parameter structure of UCX.
+        let mut params: ucp_params_t = unsafe { zeroed() };
+        params.field_mask = u64::from(ucx1_sys::ucp_params_field::UCP_PARAM_FIELD_FEATURES.0);
+        params.features = u64::from(
+            ucx1_sys::ucp_feature::UCP_FEATURE_AM.0 | ucx1_sys::ucp_feature::UCP_FEATURE_WAKEUP.0,
+        );
+        let mut raw: ucp_context_h = std::ptr::null_mut();
+        // SAFETY: parameters and configuration are valid for the call; `raw` is a place for the
+        // result.
+        let status = unsafe {
+            (library.functions.ucp_init_version)(
+                OLDEST.major,
+                OLDEST.minor,
+                &raw const params,
+                config.raw,
+                &raw mut raw,
+            )
+        };
+        Status(status).result("ucp_init")?;
+        Ok(Self { inner: Rc::new(ContextInner { library: Arc::clone(library), raw }) })
+    }
+
+    /// The library behind the context.
+    pub fn library(&self) -> &Arc<Library> {
+        &self.inner.library
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        // SAFETY: every worker of the context holds it, so none is left.
+        unsafe { (self.library.functions.ucp_cleanup)(self.raw) };
+    }
+}
+
+/// UCX's configuration, from its variables.
+struct Configuration<'a> {
+    functions: &'a abi::Functions,
+    raw: *mut ucp_config_t,
+}
+
+impl<'a> Configuration<'a> {
+    #[doc(alias = "ucp_config_read")]
+    fn read(library: &'a Library) -> Result<Self, Error> {
+        let functions = &library.functions;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: no prefix and no file; `raw` is a place for the result.
+        let status = unsafe {
+            (functions.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut raw)
+        };
+        Status(status).result("ucp_config_read")?;
+        Ok(Self { functions, raw })
+    }
+
+    #[doc(alias = "ucp_config_modify")]
+    fn set(&self, setting: &Setting) -> Result<(), Error> {
+        let refused = |status| Error::Setting {
+            name: setting.name.clone(),
+            value: setting.value.clone(),
+            status,
+        };
+        // A NUL byte in a text is an invalid parameter in UCX's words.
+        let text = |text: &str| CString::new(text).map_err(|_| refused(Status(-5)));
+        let (name, value) = (text(&setting.name)?, text(&setting.value)?);
+        // SAFETY: a configuration from `ucp_config_read` and two C strings, which UCX copies.
+        let status =
+            unsafe { (self.functions.ucp_config_modify)(self.raw, name.as_ptr(), value.as_ptr()) };
+        let status = Status(status);
+        if status.is_error() { Err(refused(status)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Configuration<'_> {
+    fn drop(&mut self) {
+        // SAFETY: from `ucp_config_read`, released once.
+        unsafe { (self.functions.ucp_config_release)(self.raw) };
+    }
+}

@@ -1,0 +1,124 @@
+//! Memory that operations own while UCX may touch it.
+//!
+//! Does not allocate device memory; `cuda` does.
+//!
+//! *Invariant:* a buffer's address and length stay the same while it is moved about.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::status::Status;
+use crate::cuda::DeviceBuffer;
+
+/// Bytes in host or device memory.
+#[derive(Debug)]
+pub enum Buffer {
+    /// Host memory.
+    Host(Vec<u8>),
+    /// Memory of a GPU, or of a simulated one.
+    Device(DeviceBuffer),
+}
+
+impl Buffer {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Buffer::Host(bytes) => bytes.len(),
+            Buffer::Device(buffer) => buffer.len(),
+        }
+    }
+
+    /// Whether there is not a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, where the host can read them; `None` for a real GPU's memory.
+    pub fn host(&self) -> Option<&[u8]> {
+        match self {
+            Buffer::Host(bytes) => Some(bytes),
+            Buffer::Device(buffer) => buffer.host(),
+        }
+    }
+
+    /// Where UCX reads.
+    pub(super) fn pointer(&self) -> *const c_void {
+        match self {
+            Buffer::Host(bytes) => bytes.as_ptr().cast(),
+            Buffer::Device(buffer) => buffer.pointer(),
+        }
+    }
+
+    /// Where UCX writes.
+    pub(super) fn pointer_mut(&mut self) -> *mut c_void {
+        match self {
+            Buffer::Host(bytes) => bytes.as_mut_ptr().cast(),
+            Buffer::Device(buffer) => buffer.pointer_mut(),
+        }
+    }
+
+    /// Copies `bytes` to its beginning; they must fit.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        match self {
+            Buffer::Host(target) => target[..bytes.len()].copy_from_slice(bytes),
+            Buffer::Device(target) => {
+                // UCX's word for a copy that a device refuses.
+                target.write(0, bytes).map_err(|_| Status(-3))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What UCX is told about the memory, so that it need not find out.
+    pub(super) fn memory_type(&self) -> ucx1_sys::ucs_memory_type_t {
+        match self {
+            Buffer::Device(buffer) if !buffer.is_simulated() => {
+                ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA
+            }
+            Buffer::Host(_) | Buffer::Device(_) => ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_HOST,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Buffer::Host(bytes)
+    }
+}
+
+/// What a message carries besides its header.
+#[derive(Debug, Default)]
+pub enum Payload {
+    /// Nothing.
+    #[default]
+    Empty,
+    /// A buffer of its own.
+    Owned(Buffer),
+    /// A buffer that others read at the same time.
+    Shared(Arc<Buffer>),
+}
+
+impl Payload {
+    /// The buffer, where there is one.
+    pub fn buffer(&self) -> Option<&Buffer> {
+        match self {
+            Payload::Empty => None,
+            Payload::Owned(buffer) => Some(buffer),
+            Payload::Shared(buffer) => Some(buffer),
+        }
+    }
+
+    /// The buffer, where it is owned.
+    pub fn into_owned(self) -> Option<Buffer> {
+        match self {
+            Payload::Owned(buffer) => Some(buffer),
+            Payload::Empty | Payload::Shared(_) => None,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Payload::Owned(Buffer::Host(bytes))
+    }
+}

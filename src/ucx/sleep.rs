@@ -1,0 +1,125 @@
+//! Sleep until UCX or another thread has something to do.
+//!
+//! Does not know what there is to do, nor for how long to poll before.
+//!
+//! *Invariant:* a [`Waker::wake`] that happens after the owner looked for work and before it sleeps
+//! is not lost.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{Error, UcpWorker};
+
+struct Shared {
+    event: EventFd,
+    asleep: AtomicBool,
+}
+
+/// The owner's side.
+pub struct Sleeper {
+    shared: Arc<Shared>,
+}
+
+/// Wakes the owner from any thread; cheap while it is awake.
+#[derive(Clone)]
+pub struct Waker {
+    shared: Arc<Shared>,
+}
+
+impl Sleeper {
+    /// A sleeper that is awake.
+    ///
+    /// # Errors
+    /// If the system gives no event file descriptor.
+    pub fn new() -> Result<Self, Error> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| system("open an event file descriptor", errno))?;
+        Ok(Self { shared: Arc::new(Shared { event, asleep: AtomicBool::new(false) }) })
+    }
+
+    /// A handle for other threads.
+    pub fn waker(&self) -> Waker {
+        Waker { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Sleeps until `worker` or a waker has something, at most for `limit`. Returns at once when
+    /// `has_work` says so after the waker has been told that sleep begins.
+    ///
+    /// # Errors
+    /// If UCX cannot be armed or the system refuses to wait.
+    pub fn sleep(
+        &self,
+        worker: &UcpWorker,
+        limit: Option<Duration>,
+        has_work: impl FnOnce() -> bool,
+    ) -> Result<(), Error> {
+        self.shared.asleep.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let result = if has_work() { Ok(()) } else { self.wait(worker, limit) };
+        self.shared.asleep.store(false, Ordering::SeqCst);
+        result
+    }
+
+    fn wait(&self, worker: &UcpWorker, limit: Option<Duration>) -> Result<(), Error> {
+        if !worker.arm()? {
+            return Ok(());
+        }
+        let timeout = limit.map_or(PollTimeout::NONE, |limit| {
+            // Rounded up, so that a wait for less than a millisecond does not become a busy loop.
+            PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000))
+                .unwrap_or(PollTimeout::MAX)
+        });
+        let wakes = self.shared.event.as_fd();
+        let mut watched = [
+            PollFd::new(worker.event_fd(), PollFlags::POLLIN),
+            PollFd::new(wakes, PollFlags::POLLIN),
+        ];
+        match poll(&mut watched, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(system("wait for events", errno)),
+        }
+        drain(wakes);
+        Ok(())
+    }
+}
+
+impl Waker {
+    /// Ends the owner's sleep, if it sleeps.
+    pub fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.shared.asleep.load(Ordering::SeqCst) {
+            // A full counter already wakes; nothing else can go wrong with an open descriptor.
+            let _ = self.shared.event.write(1);
+        }
+    }
+}
+
+impl fmt::Debug for Sleeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sleeper").field("fd", &self.shared.event.as_fd().as_raw_fd()).finish()
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").field("fd", &self.shared.event.as_fd().as_raw_fd()).finish()
+    }
+}
+
+/// Empties an event file descriptor; an empty one is no error.
+fn drain(event: BorrowedFd<'_>) {
+    let mut counter = [0; 8];
+    let _ = nix::unistd::read(event, &mut counter);
+}
+
+fn system(action: &'static str, errno: Errno) -> Error {
+    Error::System { action, source: io::Error::from(errno) }
+}

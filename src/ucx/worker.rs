@@ -1,0 +1,500 @@
+//! UCX's worker: progress, wake-up, arriving messages, and what the callbacks recorded.
+//!
+//! Does not decide what a message means or when to sleep.
+//!
+//! *Invariant:* a worker is used by one thread (it is not `Send`), and no record is borrowed while
+//! a function of UCX runs, since UCX may call back from any of them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::Error;
+use super::abi::{
+    self, MessageCallback, RawStatus, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t,
+    ucp_worker_h, ucp_worker_params_t, zeroed,
+};
+use super::context::{ContextInner, UcpContext};
+use super::memory::{Buffer, Payload};
+use super::operation::{
+    Completion, HEADER_LIMIT, InFlight, Operation, OperationId, received,
+};
+use super::status::Status;
+
+/// The one active message id in use; kinds of messages are told apart by their headers.
+pub(super) const MESSAGE_ID: c_uint = 0;
+
+/// Longest time that a dropped worker waits for its endpoints to close.
+const CLOSING_TIME: Duration = Duration::from_secs(1);
+
+/// Names an endpoint of a worker; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub(super) u64);
+
+/// An endpoint that UCX has given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointFailure {
+    /// Which one.
+    pub endpoint: EndpointId,
+    /// Why.
+    pub status: Status,
+}
+
+/// What UCX's callbacks recorded, waiting for the worker's owner.
+pub(super) struct Records {
+    context: Rc<ContextInner>,
+    pub(super) in_flight: RefCell<InFlight>,
+    pub(super) completions: RefCell<VecDeque<Completion>>,
+    pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
+    arrivals: RefCell<VecDeque<RawArrival>>,
+    pub(super) endpoints: Cell<u64>,
+    /// Endpoints that UCX still holds.
+    pub(super) open_endpoints: Cell<usize>,
+    misshapen: Cell<u64>,
+}
+
+impl Records {
+    pub(super) fn functions(&self) -> &abi::Functions {
+        &self.context.library.functions
+    }
+}
+
+/// A message as the callback records it.
+struct RawArrival {
+    header: [u8; HEADER_LIMIT],
+    header_length: usize,
+    data: Data,
+}
+
+enum Data {
+    /// The bytes, copied, for UCX needs its memory back.
+    Copied(Vec<u8>),
+    /// UCX's descriptor with the bytes in it.
+    Held { descriptor: *mut c_void, length: usize },
+    /// UCX's descriptor of bytes that are still at the sender.
+    Remote { descriptor: *mut c_void, length: usize },
+}
+
+/// A UCX worker and its event file descriptor.
+#[derive(Clone)]
+pub struct UcpWorker {
+    pub(super) inner: Rc<WorkerInner>,
+}
+
+pub(super) struct WorkerInner {
+    pub(super) raw: ucp_worker_h,
+    pub(super) records: Rc<Records>,
+    event: c_int,
+}
+
+impl UcpWorker {
+    /// Opens a worker that receives messages.
+    ///
+    /// # Errors
+    /// If UCX cannot open its transports or has no event file descriptor for them.
+    #[doc(alias = "ucp_worker_create")]
+    pub fn new(context: &UcpContext) -> Result<Self, Error> {
+        let functions = &context.inner.library.functions;
+        // SAFETY: a parameter structure of UCX; without fields it means the defaults, among them
+        // single-threaded use, which `!Send` keeps.
+        let params: ucp_worker_params_t = unsafe { zeroed() };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a live context, valid parameters, a place for the result.
+        let status = unsafe {
+            (functions.ucp_worker_create)(context.inner.raw, &raw const params, &raw mut raw)
+        };
+        Status(status).result("ucp_worker_create")?;
+        let records = Rc::new(Records {
+            context: Rc::clone(&context.inner),
+            in_flight: RefCell::default(),
+            completions: RefCell::default(),
+            failures: RefCell::default(),
+            arrivals: RefCell::default(),
+            endpoints: Cell::new(0),
+            open_endpoints: Cell::new(0),
+            misshapen: Cell::new(0),
+        });
+        // From here on the worker is destroyed on every path out.
+        let mut inner = WorkerInner { raw, records, event: -1 };
+        // SAFETY: a live worker and a place for the result.
+        let status = unsafe { (functions.ucp_worker_get_efd)(raw, &raw mut inner.event) };
+        Status(status).result("ucp_worker_get_efd")?;
+        inner.listen()?;
+        Ok(Self { inner: Rc::new(inner) })
+    }
+
+    /// The worker's address, for [`UcpWorker::connect`] in another process.
+    ///
+    /// # Errors
+    /// If UCX cannot pack it.
+    #[doc(alias = "ucp_worker_get_address")]
+    pub fn address(&self) -> Result<WorkerAddress, Error> {
+        let functions = self.inner.records.functions();
+        let (mut address, mut length) = (std::ptr::null_mut(), 0usize);
+        // SAFETY: a live worker and two places for the result.
+        let status = unsafe {
+            (functions.ucp_worker_get_address)(self.inner.raw, &raw mut address, &raw mut length)
+        };
+        Status(status).result("ucp_worker_get_address")?;
+        // SAFETY: UCX says that the address has this many bytes; they are copied before release.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(address.cast::<u8>().cast_const(), length) }
+                .to_vec();
+        // SAFETY: the address came from this worker and is not used after this.
+        unsafe { (functions.ucp_worker_release_address)(self.inner.raw, address) };
+        Ok(WorkerAddress(bytes))
+    }
+
+    /// Lets UCX work once. Says whether there was anything to do.
+    #[doc(alias = "ucp_worker_progress")]
+    pub fn progress(&self) -> bool {
+        self.inner.progress()
+    }
+
+    /// The file descriptor that becomes readable when an armed worker has something to do.
+    #[doc(alias = "ucp_worker_get_efd")]
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: UCX keeps the descriptor open as long as the worker, which `self` holds.
+        unsafe { BorrowedFd::borrow_raw(self.inner.event) }
+    }
+
+    /// Prepares the event file descriptor for sleep. `false`: something has happened, so progress
+    /// first.
+    ///
+    /// # Errors
+    /// If UCX cannot arm one of its transports.
+    #[doc(alias = "ucp_worker_arm")]
+    pub fn arm(&self) -> Result<bool, Error> {
+        // SAFETY: a live worker with the wake-up feature.
+        let status = Status(unsafe {
+            (self.inner.records.functions().ucp_worker_arm)(self.inner.raw)
+        });
+        if status == Status::BUSY {
+            return Ok(false);
+        }
+        status.result("ucp_worker_arm").map(|()| true)
+    }
+
+    /// The next operation that ended.
+    pub fn next_completion(&self) -> Option<Completion> {
+        self.inner.records.completions.borrow_mut().pop_front()
+    }
+
+    /// The next endpoint that failed.
+    pub fn next_failure(&self) -> Option<EndpointFailure> {
+        self.inner.records.failures.borrow_mut().pop_front()
+    }
+
+    /// The next message that arrived.
+    pub fn next_arrival(&self) -> Option<Arrival> {
+        let raw = self.inner.records.arrivals.borrow_mut().pop_front()?;
+        Some(Arrival { worker: Rc::clone(&self.inner), raw: Some(raw) })
+    }
+
+    /// Operations that UCX still holds.
+    pub fn operations_in_flight(&self) -> usize {
+        self.inner.records.in_flight.borrow().len()
+    }
+
+    /// Messages that were thrown away for a header longer than [`HEADER_LIMIT`].
+    pub fn misshapen_messages(&self) -> u64 {
+        self.inner.records.misshapen.get()
+    }
+
+    /// Asks UCX to end an operation early; it still completes, cancelled or not.
+    #[doc(alias = "ucp_request_cancel")]
+    pub fn cancel(&self, operation: OperationId) {
+        let request = self.inner.records.in_flight.borrow().request(operation);
+        if let Some(request) = request {
+            // SAFETY: the request is in the table, so its callback has not run and it is not freed.
+            unsafe { (self.inner.records.functions().ucp_request_cancel)(self.inner.raw, request) };
+        }
+    }
+}
+
+impl fmt::Debug for UcpWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UcpWorker").field("in_flight", &self.operations_in_flight()).finish()
+    }
+}
+
+impl WorkerInner {
+    fn progress(&self) -> bool {
+        // SAFETY: a live worker on its own thread.
+        unsafe { (self.records.functions().ucp_worker_progress)(self.raw) != 0 }
+    }
+
+    /// Sets the handler of active messages.
+    fn listen(&self) -> Result<(), Error> {
+        use ucx1_sys::ucp_am_handler_param_field as field;
+        // SAFETY: a parameter structure of UCX.
+        let mut params: ucp_am_handler_param_t = unsafe { zeroed() };
+        params.field_mask = u64::from(
+            field::UCP_AM_HANDLER_PARAM_FIELD_ID.0
+                | field::UCP_AM_HANDLER_PARAM_FIELD_FLAGS.0
+                | field::UCP_AM_HANDLER_PARAM_FIELD_CB.0
+                | field::UCP_AM_HANDLER_PARAM_FIELD_ARG.0,
+        );
+        params.id = MESSAGE_ID;
+        params.flags = ucx1_sys::ucp_am_cb_flags::UCP_AM_FLAG_WHOLE_MSG.0;
+        params.cb =
+            abi::as_declared!(arrived, MessageCallback, ucx1_sys::ucp_am_recv_callback_t);
+        params.arg = Rc::as_ptr(&self.records).cast_mut().cast();
+        // SAFETY: a live worker; `arrived` expects the records, which live until after the worker
+        // is destroyed.
+        let status = unsafe {
+            (self.records.functions().ucp_worker_set_am_recv_handler)(self.raw, &raw const params)
+        };
+        Status(status).result("ucp_worker_set_am_recv_handler")
+    }
+
+    fn release(&self, data: &Data) {
+        if let Data::Held { descriptor, .. } | Data::Remote { descriptor, .. } = *data {
+            // SAFETY: the descriptor was kept by returning `UCS_INPROGRESS` from the callback, and
+            // is given back once, here or by a receive.
+            unsafe { (self.records.functions().ucp_am_data_release)(self.raw, descriptor) };
+        }
+    }
+}
+
+impl Drop for WorkerInner {
+    fn drop(&mut self) {
+        // No endpoint handle is left (each holds the worker), but UCX may still be closing some.
+        let start = Instant::now();
+        while (self.records.open_endpoints.get() > 0 || self.records.in_flight.borrow().len() > 0)
+            && start.elapsed() < CLOSING_TIME
+        {
+            self.progress();
+        }
+        loop {
+            let raw = self.records.arrivals.borrow_mut().pop_front();
+            let Some(raw) = raw else { break };
+            self.release(&raw.data);
+        }
+        // SAFETY: nothing refers to the worker any more. Operations that UCX did not complete stay
+        // allocated for ever, since UCX might still write to their memory.
+        unsafe { (self.records.functions().ucp_worker_destroy)(self.raw) };
+    }
+}
+
+/// UCX's callback for an arriving message.
+///
+/// # Safety
+/// `arg` must point to the worker's [`Records`]; the other arguments are as UCX documents them.
+unsafe extern "C" fn arrived(
+    arg: *mut c_void,
+    header: *const c_void,
+    header_length: usize,
+    data: *mut c_void,
+    length: usize,
+    param: *const ucp_am_recv_param_t,
+) -> RawStatus {
+    use ucx1_sys::ucp_am_recv_attr_t as attribute;
+    // SAFETY: the caller's promise; records are only used through shared references.
+    let records = unsafe { &*arg.cast_const().cast::<Records>() };
+    if header_length > HEADER_LIMIT {
+        records.misshapen.set(records.misshapen.get() + 1);
+        return Status::OK.0;
+    }
+    let mut kept = [0; HEADER_LIMIT];
+    if header_length > 0 {
+        // SAFETY: UCX gives `header_length` readable bytes, and they fit.
+        unsafe {
+            std::ptr::copy_nonoverlapping(header.cast::<u8>(), kept.as_mut_ptr(), header_length);
+        }
+    }
+    // SAFETY: UCX gives a valid parameter structure.
+    let attributes = unsafe { (*param).recv_attr };
+    let is = |flag: attribute| attributes & flag as u64 != 0;
+    let (data, status) = if is(attribute::UCP_AM_RECV_ATTR_FLAG_RNDV) {
+        (Data::Remote { descriptor: data, length }, Status::IN_PROGRESS)
+    } else if is(attribute::UCP_AM_RECV_ATTR_FLAG_DATA) && length > 0 {
+        (Data::Held { descriptor: data, length }, Status::IN_PROGRESS)
+    } else if length > 0 {
+        // SAFETY: UCX gives `length` readable bytes for the time of the callback.
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>().cast_const(), length) };
+        (Data::Copied(bytes.to_vec()), Status::OK)
+    } else {
+        (Data::Copied(Vec::new()), Status::OK)
+    };
+    let arrival = RawArrival { header: kept, header_length, data };
+    records.arrivals.borrow_mut().push_back(arrival);
+    status.0
+}
+
+/// A message that has arrived. Dropping it refuses what is still at the sender.
+pub struct Arrival {
+    worker: Rc<WorkerInner>,
+    raw: Option<RawArrival>,
+}
+
+impl Arrival {
+    /// The message's header.
+    pub fn header(&self) -> &[u8] {
+        self.raw.as_ref().map_or(&[], |raw| &raw.header[..raw.header_length])
+    }
+
+    /// The length of its data, in bytes.
+    pub fn len(&self) -> usize {
+        match self.raw.as_ref().map(|raw| &raw.data) {
+            Some(Data::Copied(bytes)) => bytes.len(),
+            Some(Data::Held { length, .. } | Data::Remote { length, .. }) => *length,
+            None => 0,
+        }
+    }
+
+    /// Whether it has no data.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The data, unless it is still at the sender.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self.raw.as_ref().map(|raw| &raw.data) {
+            Some(Data::Copied(bytes)) => Some(bytes),
+            // SAFETY: UCX keeps the descriptor's bytes until it is given back, which takes `self`.
+            Some(Data::Held { descriptor, length }) => Some(unsafe {
+                std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), *length)
+            }),
+            Some(Data::Remote { .. }) | None => None,
+        }
+    }
+
+    /// Receives the data into the beginning of `buffer`, which comes back with the completion.
+    ///
+    /// # Errors
+    /// If the buffer is too small; it is lost then, and so is the message.
+    #[doc(alias = "ucp_am_recv_data_nbx")]
+    pub fn receive(mut self, buffer: Buffer) -> Result<OperationId, Error> {
+        let (message, room) = (self.len(), buffer.len());
+        if message > room {
+            return Err(Error::Size { message, buffer: room });
+        }
+        let memory_type = buffer.memory_type();
+        let records = Rc::clone(&self.worker.records);
+        let operation = Operation::new(&records, Payload::Owned(buffer));
+        let Some(RawArrival { data, .. }) = self.raw.take() else {
+            return Ok(operation.submit(|_| Submitted::Done));
+        };
+        let (descriptor, length) = match data {
+            Data::Remote { descriptor, length } | Data::Held { descriptor, length }
+                if length > 0 =>
+            {
+                (descriptor, length)
+            }
+            Data::Copied(bytes) => return Ok(operation.fill(&bytes)),
+            empty => {
+                // UCX would not give the descriptor of an empty rendezvous message back.
+                self.worker.release(&empty);
+                return Ok(operation.submit(|_| Submitted::Done));
+            }
+        };
+        // An eager message is copied within the call, and its descriptor stays ours.
+        let held = matches!(data, Data::Held { .. });
+        let id = operation.submit(|operation| {
+            // SAFETY: a parameter structure of UCX.
+            let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
+            param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
+                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32
+                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
+            param.cb.recv_am = abi::as_declared!(
+                received,
+                abi::ReceiveCallback,
+                ucx1_sys::ucp_am_recv_data_nbx_callback_t
+            );
+            param.user_data = operation.cast();
+            param.memory_type = memory_type;
+            // SAFETY: the operation was just made and is not UCX's yet.
+            let target = match unsafe { &mut (*operation).payload } {
+                Payload::Owned(buffer) => buffer.pointer_mut(),
+                Payload::Empty | Payload::Shared(_) => std::ptr::null_mut(),
+            };
+            // SAFETY: a live worker; the descriptor is one that UCX let us keep and is used once;
+            // the buffer has room for `length` bytes and belongs to the operation.
+            Submitted::from(unsafe {
+                (records.functions().ucp_am_recv_data_nbx)(
+                    self.worker.raw,
+                    descriptor,
+                    target,
+                    length,
+                    &raw const param,
+                )
+            })
+        });
+        if held {
+            self.worker.release(&data);
+        }
+        Ok(id)
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            self.worker.release(&raw.data);
+        }
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival").field("header", &self.header()).field("len", &self.len()).finish()
+    }
+}
+
+/// Length of the seal on a worker address.
+const SEAL: usize = 32;
+
+/// The address of a worker, as UCX packs it.
+///
+/// UCX trusts these bytes, so they are only ever made by a worker, or read back under a seal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerAddress(Vec<u8>);
+
+impl WorkerAddress {
+    /// The bytes to send to another process, sealed with a key that both know.
+    pub fn seal(&self, key: &[u8; 32]) -> Vec<u8> {
+        let mut sealed = blake3::keyed_hash(key, &self.0).as_bytes().to_vec();
+        sealed.extend_from_slice(&self.0);
+        sealed
+    }
+
+    /// Reads what [`WorkerAddress::seal`] wrote.
+    ///
+    /// # Errors
+    /// If the bytes were not sealed with this key.
+    pub fn open(sealed: &[u8], key: &[u8; 32]) -> Result<Self, Error> {
+        let error = || Error::Address { bytes: sealed.len() };
+        let (seal, address) = sealed.split_at_checked(SEAL).ok_or_else(error)?;
+        let seal: [u8; SEAL] = seal.try_into().map_err(|_| error())?;
+        // `blake3::Hash` compares in constant time.
+        if address.is_empty() || blake3::keyed_hash(key, address) != blake3::Hash::from(seal) {
+            return Err(error());
+        }
+        Ok(Self(address.to_vec()))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_only_under_the_key_that_sealed_it() {
+        let address = WorkerAddress(vec![1, 2, 3]);
+        let sealed = address.seal(&[7; 32]);
+        assert_eq!(WorkerAddress::open(&sealed, &[7; 32]).ok(), Some(address));
+        assert!(WorkerAddress::open(&sealed, &[8; 32]).is_err());
+        for cut in 0..sealed.len() {
+            assert!(WorkerAddress::open(&sealed[..cut], &[7; 32]).is_err());
+        }
+    }
+}

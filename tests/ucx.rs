@@ -1,0 +1,122 @@
+//! The UCX layer against the installed libucp: two workers on one thread.
+#![allow(unsafe_code)]
+
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use cuda_cluster::ucx::{
+    Buffer, Completion, Library, Payload, Protocol, Setting, UcpContext, UcpEndpoint, UcpWorker,
+    environment,
+};
+
+/// A context of this process, with the variables that its workers set for themselves.
+fn context() -> UcpContext {
+    static VARIABLES: Once = Once::new();
+    VARIABLES.call_once(|| {
+        for Setting { name, value } in environment::defaults() {
+            // SAFETY: no test calls UCX, the only C code here that reads the environment, before
+            // this is done.
+            unsafe { std::env::set_var(format!("UCX_{name}"), value) };
+        }
+    });
+    let library = Library::open(None).expect("libucp is installed");
+    UcpContext::new(&library, &[Setting::new("NET_DEVICES", "lo")]).expect("UCX starts")
+}
+
+/// Two workers, and the endpoints from the first to the second and back.
+struct Pair {
+    there: UcpEndpoint,
+    back: UcpEndpoint,
+    a: UcpWorker,
+    b: UcpWorker,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let a = UcpWorker::new(&context()).expect("a worker");
+        let b = UcpWorker::new(&context()).expect("a worker");
+        let there = a.connect(&b.address().expect("an address")).expect("an endpoint");
+        let back = b.connect(&a.address().expect("an address")).expect("an endpoint");
+        Self { there, back, a, b }
+    }
+
+    /// Lets both work until `done` gives something.
+    fn until<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(10) {
+            self.a.progress();
+            self.b.progress();
+            if let Some(result) = done() {
+                return result;
+            }
+        }
+        panic!("nothing came within ten seconds");
+    }
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i % 251) as u8).collect()
+}
+
+#[test]
+fn messages_of_every_size_arrive_whole_with_their_header() {
+    let pair = Pair::new();
+    for bytes in [0usize, 1, 8, 100, 8 << 10, 64 << 10, (1 << 20) + 3, 8 << 20] {
+        for protocol in [Protocol::Auto, Protocol::Eager, Protocol::Rendezvous] {
+            let sent = pair
+                .there
+                .send(b"header", Payload::from(pattern(bytes)), protocol)
+                .expect("a short header");
+            let arrival = pair.until(|| pair.b.next_arrival());
+            assert_eq!(arrival.header(), b"header");
+            assert_eq!(arrival.len(), bytes);
+            let received = arrival.receive(Buffer::Host(vec![0; bytes])).expect("it fits");
+            let Completion { id, result, payload } = pair.until(|| pair.b.next_completion());
+            assert_eq!((id, result), (received, Ok(())));
+            let buffer = payload.into_owned().expect("the buffer comes back");
+            assert_eq!(buffer.host(), Some(&pattern(bytes)[..]), "{bytes} {protocol:?}");
+            let done = pair.until(|| pair.a.next_completion());
+            assert_eq!((done.id, done.result), (sent, Ok(())));
+        }
+    }
+}
+
+#[test]
+fn a_connection_shows_its_lanes() {
+    let pair = Pair::new();
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.until(|| pair.b.next_arrival());
+    pair.back.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.until(|| pair.a.next_arrival());
+    let lanes = pair.there.lanes().expect("memory for the text");
+    println!("{}\n{lanes:?}", pair.there.description().expect("memory for the text"));
+    assert!(lanes.iter().any(|lane| lane.contains("/memory")), "{lanes:?}");
+}
+
+#[test]
+fn a_closed_peer_gives_every_buffer_back() {
+    let pair = Pair::new();
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.until(|| pair.b.next_arrival());
+    pair.until(|| pair.a.next_completion());
+    let Pair { there, back, a, b } = pair;
+    for _ in 0..3 {
+        there
+            .send(b"x", Payload::from(pattern(1 << 20)), Protocol::Rendezvous)
+            .expect("a short header");
+    }
+    drop(there);
+    let start = Instant::now();
+    let mut ended = Vec::new();
+    while ended.len() < 3 && start.elapsed() < Duration::from_secs(10) {
+        a.progress();
+        b.progress();
+        ended.extend(std::iter::from_fn(|| a.next_completion()));
+    }
+    assert_eq!(ended.len(), 3);
+    for completion in ended {
+        assert!(completion.result.is_err(), "{completion:?}");
+        assert_eq!(completion.payload.buffer().map(Buffer::len), Some(1 << 20));
+    }
+    drop(back);
+}
