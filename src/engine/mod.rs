@@ -3,3 +3,5 @@
 //! Does not start or supervise processes; `cluster` hands them to `supervise`.
 //!
 //! *Invariant:* an engine learns everything from its plan and its environment variables.
+
+pub mod native;

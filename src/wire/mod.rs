@@ -4,4 +4,7 @@
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 
+pub mod native;
+pub mod peer;
+pub mod secret;
 pub mod status;

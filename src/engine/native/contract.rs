@@ -1,0 +1,111 @@
+//! What a process of the native engine is told at birth: environment, run directory, status pipe.
+//!
+//! Does not change any of it.
+//!
+//! *Invariant:* READY is written at most once, and a failed start writes its reason.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::Error;
+use crate::plan::Plan;
+use crate::supervise::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
+use crate::wire::secret::Secret;
+use crate::wire::status::{self, FD_VARIABLE, PeerLanes, Status};
+
+/// What this process is told.
+pub(super) struct Contract {
+    /// This process's name.
+    pub(super) name: String,
+    /// The plan that it belongs to.
+    pub(super) plan: Plan,
+    /// What all processes of the cluster know.
+    pub(super) secret: Secret,
+    /// Where the scheduler listens.
+    pub(super) socket: PathBuf,
+}
+
+impl Contract {
+    /// Reads the environment and the run directory.
+    pub(super) fn read() -> Result<Self, Error> {
+        let directory = PathBuf::from(
+            std::env::var_os(RUN_DIRECTORY_VARIABLE)
+                .ok_or(Error::Variable { variable: RUN_DIRECTORY_VARIABLE })?,
+        );
+        let name = std::env::var(PROCESS_VARIABLE)
+            .map_err(|_| Error::Variable { variable: PROCESS_VARIABLE })?;
+        let path = directory.join("plan.json");
+        let plan = serde_json::from_str(&read(&path)?)
+            .map_err(|source| Error::Plan { path, source })?;
+        let path = directory.join("secret");
+        let secret = read(&path)?.parse().map_err(|source| Error::Secret { path, source })?;
+        Ok(Self { name, plan, secret, socket: directory.join("scheduler.sock") })
+    }
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })
+}
+
+/// The way to the supervisor. Without a supervisor it writes nothing.
+pub(super) struct StatusPipe {
+    file: Option<File>,
+}
+
+impl StatusPipe {
+    /// Opens the pipe that the environment names.
+    pub(super) fn open() -> Result<Self, Error> {
+        let variable = FD_VARIABLE;
+        let Some(number) = std::env::var_os(variable) else { return Ok(Self { file: None }) };
+        let number: u32 = number
+            .to_str()
+            .and_then(|number| number.parse().ok())
+            .ok_or(Error::Variable { variable })?;
+        // Opening the descriptor's entry needs no promise that the number is really ours.
+        let file = OpenOptions::new()
+            .write(true)
+            .open(format!("/proc/self/fd/{number}"))
+            .map_err(|_| Error::Variable { variable })?;
+        Ok(Self { file: Some(file) })
+    }
+
+    /// Says what is being done.
+    pub(super) fn step(&mut self, step: impl Into<String>) {
+        let step = step.into();
+        tracing::debug!(step, "starting");
+        self.write(&Status::Step { step });
+    }
+
+    /// Says that the process does its work, and closes the pipe.
+    pub(super) fn ready(&mut self, address: Option<String>, peers: Vec<PeerLanes>) {
+        self.write(&Status::Ready { address, peers });
+        self.file = None;
+    }
+
+    /// Says why the process cannot start, unless it was ready already.
+    pub(super) fn failed(&mut self, reason: String) {
+        self.write(&Status::Failed { reason });
+        self.file = None;
+    }
+
+    fn write(&mut self, status: &Status) {
+        if let Some(file) = &mut self.file {
+            // A supervisor that is gone takes this process with it; nobody is left to be told.
+            let _ = file.write_all(status::encode(status).as_bytes());
+        }
+    }
+}
+
+/// Sends log lines to standard error, where the supervisor keeps them.
+pub(super) fn log_to_standard_error() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CUDA_CLUSTER_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // Only a second call in one process fails, and then the first one holds.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .try_init();
+}

@@ -1,0 +1,249 @@
+//! The scheduler process: workers register here and learn of each other.
+//!
+//! Does not carry data; workers pass it among themselves over UCX.
+//!
+//! *Invariant:* nothing that a connection says is looked at before it has proven that it knows the
+//! cluster's secret.
+
+mod core;
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, mpsc};
+
+use self::core::{Action, ConnectionId, Core, Event};
+use super::contract::{Contract, StatusPipe, log_to_standard_error};
+use super::{ConversationError, Error, connection};
+use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+use crate::wire::secret::Secret;
+
+/// Time to prove knowledge of the secret.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+
+/// Connections that may be proving themselves at one time.
+const GREETINGS: usize = 64;
+
+/// Runs the scheduler until it is told to end.
+///
+/// # Errors
+/// If it cannot start or go on; the supervisor has been told why.
+pub fn main() -> Result<(), Error> {
+    log_to_standard_error();
+    let mut status = StatusPipe::open()?;
+    let result = start(&mut status);
+    if let Err(error) = &result {
+        tracing::error!("{}", error.story());
+        status.failed(error.story());
+    }
+    result
+}
+
+fn start(status: &mut StatusPipe) -> Result<(), Error> {
+    let contract = Contract::read()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the event loop", source })?;
+    runtime.block_on(run(contract, status))
+}
+
+async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
+    let system = |action| move |source| Error::System { action, source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
+    let listener = listen(&contract.socket)?;
+    status.ready(Some(format!("unix://{}", contract.socket.display())), Vec::new());
+    tracing::info!(socket = %contract.socket.display(), "scheduler listens");
+
+    let names = contract.plan.workers.iter().map(|worker| worker.name.clone());
+    let (events, mut incoming) = mpsc::channel(256);
+    let mut service = Service {
+        core: Core::new(names),
+        outboxes: BTreeMap::new(),
+        names: BTreeMap::new(),
+        secret: Arc::new(contract.secret),
+        greetings: Arc::new(Semaphore::new(GREETINGS)),
+        events,
+        next: 0,
+    };
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => service.accept(stream),
+                // Out of file descriptors, or the peer gave up: neither ends the scheduler.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            },
+            Some(event) = incoming.recv() => service.handle(event),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    tracing::info!("scheduler ends as it was told");
+    // A socket that is gone already needs no removal.
+    let _ = fs::remove_file(&contract.socket);
+    Ok(())
+}
+
+/// Listens where only this user can connect.
+fn listen(path: &Path) -> Result<UnixListener, Error> {
+    let socket =
+        |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(socket)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
+    Ok(listener)
+}
+
+/// What connections tell the scheduler's loop.
+enum Incoming {
+    /// It has proven itself.
+    Proven(ConnectionId, mpsc::UnboundedSender<ToWorker>),
+    /// It says something.
+    Says(ConnectionId, ToScheduler),
+    /// It ended.
+    Ended(ConnectionId),
+}
+
+struct Service {
+    core: Core,
+    outboxes: BTreeMap<ConnectionId, mpsc::UnboundedSender<ToWorker>>,
+    names: BTreeMap<ConnectionId, Member>,
+    secret: Arc<Secret>,
+    greetings: Arc<Semaphore>,
+    events: mpsc::Sender<Incoming>,
+    next: ConnectionId,
+}
+
+impl Service {
+    fn accept(&mut self, mut stream: UnixStream) {
+        let Ok(permit) = Arc::clone(&self.greetings).try_acquire_owned() else {
+            tracing::warn!("too many connections are proving themselves; one is refused");
+            return;
+        };
+        self.next += 1;
+        let (id, secret, events) = (self.next, Arc::clone(&self.secret), self.events.clone());
+        tokio::spawn(async move {
+            let greeting = connection::welcome(&mut stream, &secret);
+            let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
+            drop(permit);
+            match greeted.unwrap_or(Err(ConversationError::Slow.into())) {
+                Ok(()) => converse(id, stream, events).await,
+                Err(error) => tracing::warn!("a connection is refused: {}", error.story()),
+            }
+        });
+    }
+
+    fn handle(&mut self, incoming: Incoming) {
+        let event = match incoming {
+            Incoming::Proven(id, outbox) => {
+                self.outboxes.insert(id, outbox);
+                return;
+            }
+            Incoming::Says(connection, said) => match self.understand(connection, said) {
+                Some(event) => event,
+                None => return,
+            },
+            Incoming::Ended(connection) => {
+                self.outboxes.remove(&connection);
+                if let Some(member) = self.names.remove(&connection) {
+                    tracing::info!(worker = member.name, "worker is gone");
+                }
+                Event::Gone { connection }
+            }
+        };
+        for action in self.core.handle(event) {
+            self.act(action);
+        }
+    }
+
+    fn understand(&mut self, connection: ConnectionId, said: ToScheduler) -> Option<Event> {
+        match said {
+            ToScheduler::Register { member, address } => {
+                if self.names.insert(connection, member.clone()).is_some() {
+                    tracing::warn!(worker = member.name, "a connection registers twice");
+                    return None;
+                }
+                tracing::info!(worker = member.name, "worker registers");
+                Some(Event::Registered { connection, member, address })
+            }
+            ToScheduler::Connected { .. } => Some(Event::Connected { connection }),
+            ToScheduler::Leaving => Some(Event::Leaving { connection }),
+            ToScheduler::PeerFailed { member, cause } => {
+                let from = self.names.get(&connection).map_or("?", |from| &from.name);
+                tracing::warn!(from, to = member.name, cause, "a connection between workers broke");
+                None
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send { to, message } => {
+                if let Some(outbox) = self.outboxes.get(&to) {
+                    // A connection that has just ended is about to say so.
+                    let _ = outbox.send(message);
+                }
+            }
+            Action::Close { connection } => {
+                self.outboxes.remove(&connection);
+                self.names.remove(&connection);
+            }
+            Action::Complete => tracing::info!("all workers are connected"),
+        }
+    }
+}
+
+/// Carries messages both ways until either side ends.
+async fn converse(id: ConnectionId, stream: UnixStream, events: mpsc::Sender<Incoming>) {
+    let (reader, writer) = stream.into_split();
+    let (outbox, messages) = mpsc::unbounded_channel();
+    // The loop only ends with the process, so its channel does not close before.
+    let _ = events.send(Incoming::Proven(id, outbox)).await;
+    let ended = tokio::select! {
+        ended = listen_to(id, reader, &events) => ended,
+        ended = speak(writer, messages) => ended,
+    };
+    match ended {
+        Err(ConversationError::Broken(_)) | Ok(()) => {}
+        Err(error) => tracing::warn!("a connection is dropped: {error}"),
+    }
+    let _ = events.send(Incoming::Ended(id)).await;
+}
+
+async fn listen_to(
+    id: ConnectionId,
+    mut reader: OwnedReadHalf,
+    events: &mpsc::Sender<Incoming>,
+) -> Result<(), ConversationError> {
+    loop {
+        let said = connection::receive(&mut reader, FRAME_LIMIT).await?;
+        if events.send(Incoming::Says(id, said)).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+async fn speak(
+    mut writer: OwnedWriteHalf,
+    mut messages: mpsc::UnboundedReceiver<ToWorker>,
+) -> Result<(), ConversationError> {
+    while let Some(message) = messages.recv().await {
+        connection::send(&mut writer, &message).await?;
+    }
+    Ok(())
+}

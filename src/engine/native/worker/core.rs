@@ -1,0 +1,339 @@
+//! Who the peers are, how far each connection is, and when this worker is ready.
+//!
+//! Pure: events in, actions out. Does not call UCX.
+//!
+//! A connection from A to B is proven in four messages: A's `Hello`, B's `Welcome`, A's `Probe`,
+//! B's `Met`. Either side may hear of the other first, from the scheduler or from the other's
+//! `Hello`; what needs an endpoint waits until the scheduler has given the address.
+//!
+//! *Invariant:* a message is believed only under the token of a `Hello` that was proven; READY is
+//! said once, and only when the way to every expected peer is proven.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::wire::native::Member;
+use crate::wire::peer::{Kind, token};
+use crate::wire::secret::{Secret, Token};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The scheduler says which peers must be reached before READY.
+    Expect(Vec<String>),
+    /// The scheduler knows a peer's address.
+    Appeared(Member),
+    /// The scheduler says that a peer is gone.
+    Lost(Member),
+    /// A peer opens its connection to this worker.
+    Hello { from: Member, token: Token },
+    /// A peer answers a `Hello` (`Welcome`) or a `Probe` (`Met`).
+    Answered { by: Member, kind: Kind },
+    /// A peer's probe has arrived whole.
+    Probed { by: Member },
+    /// UCX has given the connection to a peer up.
+    Broken(Member),
+    /// It is time to try a broken connection again.
+    Retry(Member),
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Open an endpoint.
+    Connect(Member),
+    /// Drop the endpoint, if there is one.
+    Disconnect(Member),
+    /// Send a message.
+    Say { to: Member, kind: Kind },
+    /// Ask for [`Event::Retry`] after a while.
+    RetryLater(Member),
+    /// All expected peers are reached.
+    Ready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Greeting,
+    Probing,
+    Proven,
+    Broken,
+}
+
+struct Peer {
+    incarnation: u64,
+    way: Way,
+}
+
+/// A worker's view of its peers.
+pub(super) struct Core {
+    me: Member,
+    secret: Secret,
+    peers: BTreeMap<String, Peer>,
+    /// Proven senders, by the token of their messages to this worker.
+    sessions: HashMap<Token, Member>,
+    expected: Option<Vec<String>>,
+    ready: bool,
+}
+
+impl Core {
+    pub(super) fn new(me: Member, secret: Secret) -> Self {
+        Self {
+            me,
+            secret,
+            peers: BTreeMap::new(),
+            sessions: HashMap::new(),
+            expected: None,
+            ready: false,
+        }
+    }
+
+    /// This worker.
+    pub(super) fn me(&self) -> &Member {
+        &self.me
+    }
+
+    /// The token of this worker's messages to a peer.
+    pub(super) fn token_to(&self, peer: &Member) -> Token {
+        token(&self.secret, &self.me, peer)
+    }
+
+    /// Whose messages carry this token; `None` for a stranger's.
+    pub(super) fn sender(&self, token: Token) -> Option<&Member> {
+        self.sessions.get(&token)
+    }
+
+    /// Decides what follows from an event.
+    pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Expect(names) => self.expected = Some(names),
+            Event::Appeared(member) => self.appear(member, &mut actions),
+            Event::Lost(member) => {
+                self.sessions.remove(&token(&self.secret, &member, &self.me));
+                if self.present(&member) {
+                    self.peers.remove(&member.name);
+                    actions.push(Action::Disconnect(member));
+                }
+            }
+            Event::Hello { from, token: shown } => {
+                if shown != token(&self.secret, &from, &self.me) {
+                    return actions;
+                }
+                if self.reachable(&from) {
+                    actions.push(Action::Say { to: from.clone(), kind: Kind::Welcome });
+                }
+                self.sessions.insert(shown, from);
+            }
+            Event::Answered { by, kind } => self.answered(by, kind, &mut actions),
+            Event::Probed { by } => {
+                if self.reachable(&by) {
+                    actions.push(Action::Say { to: by, kind: Kind::Met });
+                }
+            }
+            Event::Broken(member) => {
+                if let Some(peer) = self.peer(&member) {
+                    peer.way = Way::Broken;
+                    actions.push(Action::Disconnect(member.clone()));
+                    actions.push(Action::RetryLater(member));
+                }
+            }
+            Event::Retry(member) => {
+                if self.peer(&member).is_some_and(|peer| peer.way == Way::Broken) {
+                    self.appear(member, &mut actions);
+                }
+            }
+        }
+        if !self.ready && self.expected_are_proven() {
+            self.ready = true;
+            actions.push(Action::Ready);
+        }
+        actions
+    }
+
+    fn appear(&mut self, member: Member, actions: &mut Vec<Action>) {
+        let peer = Peer { incarnation: member.incarnation, way: Way::Greeting };
+        self.peers.insert(member.name.clone(), peer);
+        actions.push(Action::Connect(member.clone()));
+        actions.push(Action::Say { to: member.clone(), kind: Kind::Hello });
+        if self.sessions.contains_key(&token(&self.secret, &member, &self.me)) {
+            actions.push(Action::Say { to: member, kind: Kind::Welcome });
+        }
+    }
+
+    fn answered(&mut self, by: Member, kind: Kind, actions: &mut Vec<Action>) {
+        let Some(peer) = self.peer(&by) else { return };
+        match (peer.way, kind) {
+            (Way::Greeting, Kind::Welcome) => {
+                peer.way = Way::Probing;
+                actions.push(Action::Say { to: by, kind: Kind::Probe });
+            }
+            (Way::Probing, Kind::Met) => peer.way = Way::Proven,
+            // An answer that comes twice changes nothing.
+            _ => {}
+        }
+    }
+
+    fn peer(&mut self, member: &Member) -> Option<&mut Peer> {
+        self.peers
+            .get_mut(&member.name)
+            .filter(|peer| peer.incarnation == member.incarnation)
+    }
+
+    fn present(&self, member: &Member) -> bool {
+        self.peers.get(&member.name).is_some_and(|peer| peer.incarnation == member.incarnation)
+    }
+
+    fn reachable(&self, member: &Member) -> bool {
+        self.peers.get(&member.name).is_some_and(|peer| {
+            peer.incarnation == member.incarnation && peer.way != Way::Broken
+        })
+    }
+
+    fn expected_are_proven(&self) -> bool {
+        let proven =
+            |name: &String| self.peers.get(name).is_some_and(|peer| peer.way == Way::Proven);
+        self.expected.as_ref().is_some_and(|names| names.iter().all(proven))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn member(name: &str, incarnation: u64) -> Member {
+        Member { name: name.to_owned(), incarnation }
+    }
+
+    fn secret() -> Secret {
+        Secret::new([9; 32])
+    }
+
+    fn core(name: &str) -> Core {
+        Core::new(member(name, 1), secret())
+    }
+
+    fn hello(from: &Member, to: &Member) -> Event {
+        Event::Hello { from: from.clone(), token: token(&secret(), from, to) }
+    }
+
+    #[test]
+    fn a_worker_without_peers_is_ready_when_it_is_told_so() {
+        let mut core = core("gpu0");
+        assert_eq!(core.handle(Event::Expect(vec![])), [Action::Ready]);
+        assert_eq!(core.handle(Event::Expect(vec![])), []);
+    }
+
+    #[test]
+    fn a_hello_under_a_false_token_opens_nothing() {
+        let mut core = core("gpu0");
+        let stranger = member("gpu1", 1);
+        let false_token = Token([0; 16]);
+        assert_eq!(core.handle(Event::Hello { from: stranger, token: false_token }), []);
+        assert_eq!(core.sender(false_token), None);
+    }
+
+    #[test]
+    fn a_hello_that_comes_before_the_address_is_answered_after_it() {
+        let mut core = core("gpu0");
+        let (me, peer) = (core.me().clone(), member("gpu1", 5));
+        assert_eq!(core.handle(hello(&peer, &me)), []);
+        let actions = core.handle(Event::Appeared(peer.clone()));
+        assert_eq!(
+            actions,
+            [
+                Action::Connect(peer.clone()),
+                Action::Say { to: peer.clone(), kind: Kind::Hello },
+                Action::Say { to: peer, kind: Kind::Welcome },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_lost_peer_is_a_stranger_again() {
+        let mut core = core("gpu0");
+        let (me, peer) = (core.me().clone(), member("gpu1", 5));
+        core.handle(Event::Appeared(peer.clone()));
+        core.handle(hello(&peer, &me));
+        let shown = token(&secret(), &peer, &me);
+        assert_eq!(core.sender(shown), Some(&peer));
+        let actions = core.handle(Event::Lost(peer.clone()));
+        assert_eq!(actions, [Action::Disconnect(peer.clone())]);
+        assert_eq!(core.sender(shown), None);
+        assert_eq!(core.handle(Event::Retry(peer)), []);
+    }
+
+    /// Workers whose messages are carried by the test, in an order that it chooses.
+    struct Bench {
+        cores: Vec<Core>,
+        /// In order per sender and receiver, as UCX keeps it.
+        wires: BTreeMap<(usize, usize), Vec<Kind>>,
+        ready: Vec<usize>,
+    }
+
+    impl Bench {
+        fn new(workers: usize) -> Self {
+            let name = |i: usize| format!("gpu{i}");
+            let mut bench =
+                Self { cores: vec![], wires: BTreeMap::new(), ready: vec![0; workers] };
+            for i in 0..workers {
+                let mut core = core(&name(i));
+                core.handle(Event::Expect((0..workers).filter(|j| *j != i).map(name).collect()));
+                bench.cores.push(core);
+            }
+            bench
+        }
+
+        fn handle(&mut self, at: usize, event: Event) {
+            for action in self.cores[at].handle(event) {
+                match action {
+                    Action::Say { to, kind } => {
+                        let to = to.name[3..].parse().expect("a number");
+                        self.wires.entry((at, to)).or_default().push(kind);
+                    }
+                    Action::Ready => self.ready[at] += 1,
+                    Action::Connect(_) | Action::Disconnect(_) | Action::RetryLater(_) => {}
+                }
+            }
+        }
+
+        /// Carries the first message of one wire.
+        fn carry(&mut self, choice: usize) -> bool {
+            self.wires.retain(|_, messages| !messages.is_empty());
+            let Some(&(from, to)) = self.wires.keys().nth(choice % self.wires.len().max(1)) else {
+                return false;
+            };
+            let kind = self.wires.get_mut(&(from, to)).expect("just seen").remove(0);
+            let (sender, me) = (self.cores[from].me().clone(), self.cores[to].me().clone());
+            let event = match kind {
+                Kind::Hello => hello(&sender, &me),
+                Kind::Probe => Event::Probed { by: sender },
+                kind => Event::Answered { by: sender, kind },
+            };
+            self.handle(to, event);
+            true
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_worker_gets_ready_once_in_whatever_order_news_and_messages_come(
+            workers in 2usize..6, choices in proptest::collection::vec(0usize..1000, 200),
+        ) {
+            let mut bench = Bench::new(workers);
+            let mut news: Vec<(usize, usize)> = (0..workers)
+                .flat_map(|at| (0..workers).filter(move |of| *of != at).map(move |of| (at, of)))
+                .collect();
+            for choice in choices.into_iter().cycle() {
+                if !news.is_empty() && choice % 2 == 0 {
+                    let (at, of) = news.swap_remove(choice / 2 % news.len());
+                    let peer = bench.cores[of].me().clone();
+                    bench.handle(at, Event::Appeared(peer));
+                } else if !bench.carry(choice / 2) && news.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(bench.ready, vec![1; workers]);
+        }
+    }
+}

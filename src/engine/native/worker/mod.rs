@@ -1,0 +1,172 @@
+//! A worker process: registers with the scheduler and connects to every peer over UCX.
+//!
+//! Does not decide what happens when the scheduler is gone; it ends, and the supervisor decides.
+//!
+//! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
+//! loop.
+
+mod core;
+mod here;
+mod plane;
+
+use std::path::PathBuf;
+
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use self::plane::{Opening, Plane, Report};
+use super::contract::{Contract, StatusPipe, log_to_standard_error};
+use super::{ConversationError, Error, connection, random};
+use crate::cuda::Device;
+use crate::plan::WorkerPlan;
+use crate::ucx::{LIBRARY_VARIABLE, environment};
+use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+
+/// Runs a worker until it is told to end.
+///
+/// Must be called while the process has one thread.
+///
+/// # Errors
+/// If it cannot start or go on; the supervisor has been told why.
+pub fn main() -> Result<(), Error> {
+    log_to_standard_error();
+    let mut status = StatusPipe::open()?;
+    let result = start(&mut status);
+    if let Err(error) = &result {
+        tracing::error!("{}", error.story());
+        status.failed(error.story());
+    }
+    result
+}
+
+fn start(status: &mut StatusPipe) -> Result<(), Error> {
+    environment::set_defaults(&environment::defaults())?;
+    let contract = Contract::read()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the event loop", source })?;
+    runtime.block_on(run(contract, status))
+}
+
+async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
+    let system = |action| move |source| Error::System { action, source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
+
+    let me = Member {
+        name: contract.name.clone(),
+        incarnation: u64::from_le_bytes(random()?),
+    };
+    let worker = contract.plan.workers.iter().find(|worker| worker.name == me.name);
+    let _device = open_device(worker, contract.plan.machine.simulated);
+    status.step("opening UCX");
+    let opening = Opening {
+        library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
+        settings: here::settings(contract.plan.machine.simulated),
+    };
+    let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
+    let mut scheduler = Scheduler::connect(&contract).await?;
+
+    let ended = loop {
+        tokio::select! {
+            report = reports.recv() => match report {
+                Some(Report::Open { address, library }) => {
+                    tracing::info!(ucx = library, "UCX is open");
+                    status.step("connecting to the other workers");
+                    let register = ToScheduler::Register { member: me.clone(), address };
+                    scheduler.say(&register).await?;
+                }
+                Some(Report::Ready(peers)) => {
+                    tracing::info!(peers = peers.len(), "ready");
+                    scheduler.say(&ToScheduler::Connected { peers: peers.clone() }).await?;
+                    status.ready(None, peers);
+                }
+                Some(Report::PeerFailed { member, cause }) => {
+                    tracing::warn!(peer = member.name, cause, "a connection broke");
+                    scheduler.say(&ToScheduler::PeerFailed { member, cause }).await?;
+                }
+                None => break Err(Error::PlaneGone),
+            },
+            heard = scheduler.incoming.recv() => match heard {
+                Some(message) => plane.heard(message),
+                None => break Err(Error::SchedulerGone),
+            },
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+        }
+    };
+    if ended.is_ok() {
+        tracing::info!("worker ends as it was told");
+        // A scheduler that is gone already need not be told.
+        let _ = scheduler.say(&ToScheduler::Leaving).await;
+    }
+    match (plane.stop(), ended) {
+        // The thread's own reason is the better story.
+        (Err(error), Err(Error::PlaneGone)) => Err(error),
+        (_, Err(error)) | (Err(error), Ok(())) => Err(error),
+        (Ok(()), Ok(())) => Ok(()),
+    }
+}
+
+/// The worker's device memory, where its plan gives it a GPU.
+fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Option<Device> {
+    let worker = worker?;
+    let gpu = worker.gpu.as_ref()?;
+    if !simulated {
+        return None;
+    }
+    let capacity = worker.device_memory_limit_bytes.or(gpu.memory_bytes)?;
+    tracing::info!(gpu = gpu.index.0, capacity, "device memory is simulated in host memory");
+    Some(Device::simulated(format!("simulated GPU {}", gpu.index), capacity))
+}
+
+/// The connection to the scheduler.
+struct Scheduler {
+    writer: OwnedWriteHalf,
+    /// Closes when the scheduler is gone.
+    incoming: mpsc::UnboundedReceiver<ToWorker>,
+}
+
+impl Scheduler {
+    async fn connect(contract: &Contract) -> Result<Self, Error> {
+        let path = &contract.socket;
+        let mut stream = UnixStream::connect(path).await.map_err(|source| Error::Socket {
+            action: "connect to",
+            path: path.clone(),
+            source,
+        })?;
+        connection::greet(&mut stream, &contract.secret).await?;
+        let (reader, writer) = stream.into_split();
+        let (messages, incoming) = mpsc::unbounded_channel();
+        tokio::spawn(listen(reader, messages));
+        Ok(Self { writer, incoming })
+    }
+
+    async fn say(&mut self, message: &ToScheduler) -> Result<(), Error> {
+        match connection::send(&mut self.writer, message).await {
+            Err(ConversationError::Broken(_)) => Err(Error::SchedulerGone),
+            result => Ok(result?),
+        }
+    }
+}
+
+/// Passes the scheduler's messages on until it is gone.
+async fn listen(mut reader: OwnedReadHalf, messages: mpsc::UnboundedSender<ToWorker>) {
+    loop {
+        match connection::receive(&mut reader, FRAME_LIMIT).await {
+            Ok(message) => {
+                if messages.send(message).is_err() {
+                    return;
+                }
+            }
+            Err(ConversationError::Broken(_)) => return,
+            Err(error) => {
+                tracing::error!("the scheduler sends what is no message: {error}");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What the native engine's scheduler and workers tell each other over the scheduler's socket.
+//!
+//! A frame is a length of four bytes, little-endian, and a postcard message. A connection opens
+//! with [`Challenge`], [`Answer`] and [`Welcome`], by which both sides prove that they know the
+//! cluster's secret; after that the worker sends [`ToScheduler`] and the scheduler [`ToWorker`].
+//!
+//! *Invariant:* a frame is at most [`FRAME_LIMIT`] bytes, and at most [`GREETING_LIMIT`] before the
+//! proofs.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::secret::{LENGTH, Proof, Secret};
+use super::status::PeerLanes;
+
+/// The version of this conversation.
+pub const VERSION: u32 = 1;
+
+/// Longest frame, in bytes.
+pub const FRAME_LIMIT: usize = 1 << 20;
+
+/// Longest frame before both sides have proven themselves, in bytes.
+pub const GREETING_LIMIT: usize = 256;
+
+/// Why a frame cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// It is too long.
+    #[error("a frame of {bytes} bytes is longer than {limit}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The longest allowed.
+        limit: usize,
+    },
+    /// It is not the expected message.
+    #[error("a frame is not the expected message")]
+    Malformed {
+        /// postcard's words.
+        #[source]
+        source: postcard::Error,
+    },
+}
+
+/// Writes a frame.
+///
+/// # Errors
+/// If the message is longer than [`FRAME_LIMIT`].
+pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
+    let mut frame = vec![0; 4];
+    frame = postcard::to_extend(message, frame)
+        .map_err(|source| FrameError::Malformed { source })?;
+    let bytes = frame.len() - 4;
+    let too_long = || FrameError::TooLong { bytes, limit: FRAME_LIMIT };
+    let length = u32::try_from(bytes).map_err(|_| too_long())?;
+    if bytes > FRAME_LIMIT {
+        return Err(too_long());
+    }
+    frame[..4].copy_from_slice(&length.to_le_bytes());
+    Ok(frame)
+}
+
+/// Reads a frame's length.
+///
+/// # Errors
+/// If it is beyond `limit`.
+pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
+    let bytes = usize::try_from(u32::from_le_bytes(prefix)).unwrap_or(usize::MAX);
+    if bytes > limit { Err(FrameError::TooLong { bytes, limit }) } else { Ok(bytes) }
+}
+
+/// Reads a frame's message.
+///
+/// # Errors
+/// If it is another message, or has bytes left over.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FrameError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok(_) => Err(FrameError::Malformed { source: postcard::Error::DeserializeBadEncoding }),
+        Err(source) => Err(FrameError::Malformed { source }),
+    }
+}
+
+/// The scheduler's first word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Challenge {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Random.
+    pub nonce: [u8; LENGTH],
+}
+
+/// The worker's reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Random.
+    pub nonce: [u8; LENGTH],
+    /// Over both nonces.
+    pub proof: Proof,
+}
+
+/// The scheduler's reply to a good answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Over both nonces, for another purpose.
+    pub proof: Proof,
+}
+
+/// What the connecting side proves.
+pub fn answer_proof(secret: &Secret, challenge: &Challenge, nonce: &[u8; LENGTH]) -> Proof {
+    secret.prove("to the scheduler", &[&challenge.nonce, nonce])
+}
+
+/// What the scheduler proves.
+pub fn welcome_proof(secret: &Secret, challenge: &Challenge, nonce: &[u8; LENGTH]) -> Proof {
+    secret.prove("from the scheduler", &[&challenge.nonce, nonce])
+}
+
+/// A worker process: a name may be used again by its successor, an incarnation may not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Member {
+    /// `gpu3`.
+    pub name: String,
+    /// Random, drawn when the process starts.
+    pub incarnation: u64,
+}
+
+/// From a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToScheduler {
+    /// Joins the cluster; sent once, first.
+    Register {
+        /// Who joins.
+        member: Member,
+        /// Its UCX worker address, sealed.
+        address: Vec<u8>,
+    },
+    /// Every expected peer is connected and has passed its messages.
+    Connected {
+        /// The lanes to each.
+        peers: Vec<PeerLanes>,
+    },
+    /// A connection broke although the peer was not said to be lost.
+    PeerFailed {
+        /// The peer.
+        member: Member,
+        /// UCX's words.
+        cause: String,
+    },
+    /// The worker ends in good order.
+    Leaving,
+}
+
+/// To a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// The worker must be connected with these before it is ready. Replaces earlier ones.
+    Expect {
+        /// The peers' names.
+        names: Vec<String>,
+    },
+    /// A peer is there; connect to it.
+    Peer {
+        /// The peer.
+        member: Member,
+        /// Its UCX worker address, sealed.
+        address: Vec<u8>,
+    },
+    /// A peer is gone; drop its connection.
+    Lost {
+        /// The peer.
+        member: Member,
+        /// Whether it left in good order.
+        left: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_message_survives_its_frame() {
+        let message = ToScheduler::Register {
+            member: Member { name: "gpu3".to_owned(), incarnation: 7 },
+            address: vec![1; 300],
+        };
+        let frame = encode(&message).expect("short");
+        let prefix = frame[..4].try_into().expect("four bytes");
+        assert_eq!(length(prefix, FRAME_LIMIT).ok(), Some(frame.len() - 4));
+        assert_eq!(decode(&frame[4..]).ok(), Some(message));
+        assert!(decode::<ToScheduler>(&frame[4..frame.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn a_frame_beyond_its_limit_is_refused_both_ways() {
+        let long = ToScheduler::Register {
+            member: Member { name: String::new(), incarnation: 0 },
+            address: vec![0; FRAME_LIMIT],
+        };
+        assert!(encode(&long).is_err());
+        assert!(length(u32::MAX.to_le_bytes(), FRAME_LIMIT).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = decode::<ToScheduler>(&bytes);
+            let _ = decode::<ToWorker>(&bytes);
+            let _ = decode::<Answer>(&bytes);
+        }
+    }
+}
