@@ -14,6 +14,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::engine::native;
+
 pub(crate) use failure::{Exit, Failure};
 
 /// Brings up one worker process per GPU on one machine.
@@ -28,6 +30,12 @@ struct Arguments {
 enum Command {
     /// Shows a machine: its GPUs, NICs, CPUs, and how they reach each other.
     Topo(topo::Arguments),
+    /// What the native engine's scheduler process runs.
+    #[command(name = "__scheduler", hide = true)]
+    NativeScheduler,
+    /// What the native engine's worker processes run.
+    #[command(name = "__worker", hide = true)]
+    NativeWorker,
 }
 
 /// Runs the command line of this process and returns its exit code.
@@ -54,8 +62,20 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// A process of the native engine that did not end in good order.
+fn engine_failure(error: native::Error) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
+}
+
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Topo(arguments) => topo::run(&arguments),
+        Command::NativeScheduler => {
+            native::scheduler::main().map(|()| Exit::Done).map_err(engine_failure)
+        }
+        Command::NativeWorker => {
+            native::worker::main().map(|()| Exit::Done).map_err(engine_failure)
+        }
     }
 }

@@ -20,11 +20,7 @@ pub use record::{Cause, Record};
 pub use service::{Options, Outcome, StartError, Supervisor};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
-/// Names the environment variable with the run directory's path, set for every process.
-pub const RUN_DIRECTORY_VARIABLE: &str = "CUDA_CLUSTER_RUN_DIR";
-
-/// Names the environment variable with the process's own name (`scheduler`, `gpu3`).
-pub const PROCESS_VARIABLE: &str = "CUDA_CLUSTER_PROCESS";
+pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
 
 /// What a supervisor runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

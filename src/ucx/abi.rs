@@ -155,8 +155,6 @@ mod tests {
         let request = std::ptr::without_provenance_mut::<c_void>(0x7f00_0000_1000);
         assert!(matches!(Submitted::from(request), Submitted::Pending(_)));
         let refused = std::ptr::without_provenance_mut::<c_void>((-25isize).cast_unsigned());
-        assert!(
-            matches!(Submitted::from(refused), Submitted::Refused(status) if status.0 == -25)
-        );
+        assert!(matches!(Submitted::from(refused), Submitted::Refused(status) if status.0 == -25));
     }
 }

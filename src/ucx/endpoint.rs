@@ -154,9 +154,8 @@ impl UcpEndpoint {
     /// # Errors
     /// If the system has no memory for the text.
     pub fn description(&self) -> Result<String, Error> {
-        let system = |action| {
-            move || Error::System { action, source: std::io::Error::last_os_error() }
-        };
+        let system =
+            |action| move || Error::System { action, source: std::io::Error::last_os_error() };
         let (mut text, mut length) = (std::ptr::null_mut(), 0usize);
         // SAFETY: two places that stay valid until the stream is closed.
         let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };

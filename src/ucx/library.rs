@@ -64,8 +64,9 @@ impl Library {
         let handle = ManuallyDrop::new(handle);
         // SAFETY: these functions have had these signatures since UCX 1.12, and the handle is never
         // closed.
-        let functions = unsafe { Functions::find(&handle) }
-            .map_err(|(function, source)| Error::Function { name: name.clone(), function, source })?;
+        let functions = unsafe { Functions::find(&handle) }.map_err(|(function, source)| {
+            Error::Function { name: name.clone(), function, source }
+        })?;
         let (mut major, mut minor, mut patch): (c_uint, c_uint, c_uint) = (0, 0, 0);
         // SAFETY: three valid places for three numbers.
         unsafe { (functions.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut patch) };

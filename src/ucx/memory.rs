@@ -75,7 +75,9 @@ impl Buffer {
             Buffer::Device(buffer) if !buffer.is_simulated() => {
                 ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA
             }
-            Buffer::Host(_) | Buffer::Device(_) => ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_HOST,
+            Buffer::Host(_) | Buffer::Device(_) => {
+                ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_HOST
+            }
         }
     }
 }

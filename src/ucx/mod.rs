@@ -129,9 +129,10 @@ impl Error {
                 "install UCX (Debian and Ubuntu: apt-get install libucx0; PyPI: libucx-cu13), or \
                  name its libucp.so.0 in {LIBRARY_VARIABLE}"
             )),
-            Error::Function { .. } | Error::TooOld { .. } => {
-                Some(format!("name a libucp.so.0 of UCX {} or later in {LIBRARY_VARIABLE}", library::OLDEST))
-            }
+            Error::Function { .. } | Error::TooOld { .. } => Some(format!(
+                "name a libucp.so.0 of UCX {} or later in {LIBRARY_VARIABLE}",
+                library::OLDEST
+            )),
             Error::Setting { name, .. } => Some(format!("look at `ucx_info -c` for UCX_{name}")),
             _ => None,
         }

@@ -92,7 +92,6 @@ impl Operation {
         Box::new(Self { records: Rc::clone(records), id, header: [0; HEADER_LIMIT], payload })
     }
 
-
     /// Hands the operation to UCX through `submit`, which gets it as user data.
     ///
     /// `submit` must pass the pointer to UCX as user data of a request whose callback is

@@ -74,8 +74,7 @@ impl Sleeper {
         }
         let timeout = limit.map_or(PollTimeout::NONE, |limit| {
             // Rounded up, so that a wait for less than a millisecond does not become a busy loop.
-            PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000))
-                .unwrap_or(PollTimeout::MAX)
+            PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
         });
         let wakes = self.shared.event.as_fd();
         let mut watched = [

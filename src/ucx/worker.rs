@@ -20,9 +20,7 @@ use super::abi::{
 };
 use super::context::{ContextInner, UcpContext};
 use super::memory::{Buffer, Payload};
-use super::operation::{
-    Completion, HEADER_LIMIT, InFlight, Operation, OperationId, received,
-};
+use super::operation::{Completion, HEADER_LIMIT, InFlight, Operation, OperationId, received};
 use super::status::Status;
 
 /// The one active message id in use; kinds of messages are told apart by their headers.
@@ -170,9 +168,8 @@ impl UcpWorker {
     #[doc(alias = "ucp_worker_arm")]
     pub fn arm(&self) -> Result<bool, Error> {
         // SAFETY: a live worker with the wake-up feature.
-        let status = Status(unsafe {
-            (self.inner.records.functions().ucp_worker_arm)(self.inner.raw)
-        });
+        let status =
+            Status(unsafe { (self.inner.records.functions().ucp_worker_arm)(self.inner.raw) });
         if status == Status::BUSY {
             return Ok(false);
         }
@@ -241,8 +238,7 @@ impl WorkerInner {
         );
         params.id = MESSAGE_ID;
         params.flags = ucx1_sys::ucp_am_cb_flags::UCP_AM_FLAG_WHOLE_MSG.0;
-        params.cb =
-            abi::as_declared!(arrived, MessageCallback, ucx1_sys::ucp_am_recv_callback_t);
+        params.cb = abi::as_declared!(arrived, MessageCallback, ucx1_sys::ucp_am_recv_callback_t);
         params.arg = Rc::as_ptr(&self.records).cast_mut().cast();
         // SAFETY: a live worker; `arrived` expects the records, which live until after the worker
         // is destroyed.

@@ -48,8 +48,8 @@ pub enum FrameError {
 /// If the message is longer than [`FRAME_LIMIT`].
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
     let mut frame = vec![0; 4];
-    frame = postcard::to_extend(message, frame)
-        .map_err(|source| FrameError::Malformed { source })?;
+    frame =
+        postcard::to_extend(message, frame).map_err(|source| FrameError::Malformed { source })?;
     let bytes = frame.len() - 4;
     let too_long = || FrameError::TooLong { bytes, limit: FRAME_LIMIT };
     let length = u32::try_from(bytes).map_err(|_| too_long())?;

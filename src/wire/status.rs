@@ -13,6 +13,12 @@ use crate::cpuset::{CpuSet, NodeSet};
 /// Names the environment variable with the status pipe's file descriptor number.
 pub const FD_VARIABLE: &str = "CUDA_CLUSTER_STATUS_FD";
 
+/// Names the environment variable with the run directory's path, set for every process.
+pub const RUN_DIRECTORY_VARIABLE: &str = "CUDA_CLUSTER_RUN_DIR";
+
+/// Names the environment variable with the process's own name (`scheduler`, `gpu3`).
+pub const PROCESS_VARIABLE: &str = "CUDA_CLUSTER_PROCESS";
+
 /// Longest line that a supervisor reads.
 pub const LINE_LIMIT: usize = 256 * 1024;
 

@@ -63,7 +63,10 @@ pub(super) async fn greet(
     let nonce = random()?;
     let answer = Answer { nonce, proof: answer_proof(secret, &challenge, &nonce) };
     send(stream, &answer).await?;
-    let Welcome { proof } = receive(stream, GREETING_LIMIT).await?;
+    let Welcome { proof } = match receive(stream, GREETING_LIMIT).await {
+        Err(ConversationError::Broken(_)) => return Err(ConversationError::Refused.into()),
+        welcome => welcome?,
+    };
     if proof == welcome_proof(secret, &challenge, &nonce) {
         Ok(())
     } else {

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::Error;
 use crate::plan::Plan;
-use crate::supervise::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
 use crate::wire::secret::Secret;
-use crate::wire::status::{self, FD_VARIABLE, PeerLanes, Status};
+use crate::wire::status::{
+    self, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
+};
 
 /// What this process is told.
 pub(super) struct Contract {
@@ -36,8 +37,8 @@ impl Contract {
         let name = std::env::var(PROCESS_VARIABLE)
             .map_err(|_| Error::Variable { variable: PROCESS_VARIABLE })?;
         let path = directory.join("plan.json");
-        let plan = serde_json::from_str(&read(&path)?)
-            .map_err(|source| Error::Plan { path, source })?;
+        let plan =
+            serde_json::from_str(&read(&path)?).map_err(|source| Error::Plan { path, source })?;
         let path = directory.join("secret");
         let secret = read(&path)?.parse().map_err(|source| Error::Secret { path, source })?;
         Ok(Self { name, plan, secret, socket: directory.join("scheduler.sock") })

@@ -132,6 +132,9 @@ pub enum ConversationError {
     /// The other side does not know the secret.
     #[error("the other side does not know the cluster's secret")]
     Proof,
+    /// The other side closed the connection after this side's proof.
+    #[error("the scheduler refuses this process's proof of the cluster's secret")]
+    Refused,
     /// The other side is of another version.
     #[error("the other side speaks version {version}")]
     Version {

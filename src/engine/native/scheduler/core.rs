@@ -53,11 +53,7 @@ pub(super) struct Core {
 impl Core {
     /// A cluster that shall have these workers.
     pub(super) fn new(planned: impl IntoIterator<Item = String>) -> Self {
-        Self {
-            planned: planned.into_iter().collect(),
-            workers: BTreeMap::new(),
-            complete: false,
-        }
+        Self { planned: planned.into_iter().collect(), workers: BTreeMap::new(), complete: false }
     }
 
     /// Decides what follows from an event.

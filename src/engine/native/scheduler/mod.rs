@@ -98,8 +98,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
 
 /// Listens where only this user can connect.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
-    let socket =
-        |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
+    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
         _ => {}

@@ -174,9 +174,7 @@ impl Core {
     }
 
     fn peer(&mut self, member: &Member) -> Option<&mut Peer> {
-        self.peers
-            .get_mut(&member.name)
-            .filter(|peer| peer.incarnation == member.incarnation)
+        self.peers.get_mut(&member.name).filter(|peer| peer.incarnation == member.incarnation)
     }
 
     fn present(&self, member: &Member) -> bool {
@@ -184,9 +182,9 @@ impl Core {
     }
 
     fn reachable(&self, member: &Member) -> bool {
-        self.peers.get(&member.name).is_some_and(|peer| {
-            peer.incarnation == member.incarnation && peer.way != Way::Broken
-        })
+        self.peers
+            .get(&member.name)
+            .is_some_and(|peer| peer.incarnation == member.incarnation && peer.way != Way::Broken)
     }
 
     fn expected_are_proven(&self) -> bool {
@@ -274,8 +272,7 @@ mod tests {
     impl Bench {
         fn new(workers: usize) -> Self {
             let name = |i: usize| format!("gpu{i}");
-            let mut bench =
-                Self { cores: vec![], wires: BTreeMap::new(), ready: vec![0; workers] };
+            let mut bench = Self { cores: vec![], wires: BTreeMap::new(), ready: vec![0; workers] };
             for i in 0..workers {
                 let mut core = core(&name(i));
                 core.handle(Event::Expect((0..workers).filter(|j| *j != i).map(name).collect()));

@@ -9,9 +9,8 @@ use std::path::Path;
 use crate::ucx::Setting;
 
 /// Transports that need hardware: UCX's names and aliases, without a GPU's or a NIC's.
-const HOST_TRANSPORTS: [&str; 12] = [
-    "all", "cma", "knem", "mm", "posix", "self", "shm", "sm", "sockcm", "sysv", "tcp", "xpmem",
-];
+const HOST_TRANSPORTS: [&str; 12] =
+    ["all", "cma", "knem", "mm", "posix", "self", "shm", "sm", "sockcm", "sysv", "tcp", "xpmem"];
 
 /// The settings on top of the environment's.
 ///
@@ -22,12 +21,11 @@ pub(super) fn settings(simulated: bool) -> Vec<Setting> {
     let mut settings = Vec::new();
     match variable("UCX_NET_DEVICES") {
         None => settings.push(Setting::new("NET_DEVICES", "lo")),
-        Some(planned) if simulated => settings.extend(reduce(
-            "NET_DEVICES",
-            &planned,
-            "lo",
-            |device| device == "all" || Path::new("/sys/class/net").join(device).exists(),
-        )),
+        Some(planned) if simulated => {
+            settings.extend(reduce("NET_DEVICES", &planned, "lo", |device| {
+                device == "all" || Path::new("/sys/class/net").join(device).exists()
+            }))
+        }
         Some(_) => {}
     }
     if let (Some(planned), true) = (variable("UCX_TLS"), simulated) {

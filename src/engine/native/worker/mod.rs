@@ -10,6 +10,7 @@ mod here;
 mod plane;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -23,6 +24,9 @@ use crate::cuda::Device;
 use crate::plan::WorkerPlan;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
 use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+
+/// Longest time between a scheduler's end and the signal to end with it.
+const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 
 /// Runs a worker until it is told to end.
 ///
@@ -56,10 +60,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
 
-    let me = Member {
-        name: contract.name.clone(),
-        incarnation: u64::from_le_bytes(random()?),
-    };
+    let me = Member { name: contract.name.clone(), incarnation: u64::from_le_bytes(random()?) };
     let worker = contract.plan.workers.iter().find(|worker| worker.name == me.name);
     let _device = open_device(worker, contract.plan.machine.simulated);
     status.step("opening UCX");
@@ -72,6 +73,9 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
 
     let ended = loop {
         tokio::select! {
+            biased;
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
             report = reports.recv() => match report {
                 Some(Report::Open { address, library }) => {
                     tracing::info!(ucx = library, "UCX is open");
@@ -94,9 +98,13 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 Some(message) => plane.heard(message),
                 None => break Err(Error::SchedulerGone),
             },
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
         }
+    };
+    // When everything is told to end at once, the scheduler's end may be seen before the signal.
+    let told = tokio::time::timeout(SIGNAL_DELAY, terminate.recv());
+    let ended = match ended {
+        Err(Error::SchedulerGone) if told.await.is_ok() => Ok(()),
+        ended => ended,
     };
     if ended.is_ok() {
         tracing::info!("worker ends as it was told");

@@ -167,11 +167,7 @@ impl Owner {
         })
     }
 
-    fn run(
-        mut self,
-        sleeper: &Sleeper,
-        inbox: &mpsc::Receiver<Command>,
-    ) -> Result<(), ucx::Error> {
+    fn run(mut self, sleeper: &Sleeper, inbox: &mpsc::Receiver<Command>) -> Result<(), ucx::Error> {
         let mut idle_rounds = 0;
         let mut next = None;
         loop {
@@ -313,7 +309,9 @@ impl Owner {
     }
 
     fn handle(&mut self, event: Event) {
+        tracing::debug!(?event);
         for action in self.core.handle(event) {
+            tracing::debug!(?action);
             self.act(action);
         }
     }

@@ -1,0 +1,319 @@
+//! Starts a scheduler and workers by hand, as the supervisor does: environment, run directory,
+//! status pipe.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, PipeReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use cuda_cluster::plan::Plan;
+use cuda_cluster::wire::status::{self, Status};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Longest wait for anything; a test that gets here has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One process of the cluster.
+pub struct Process {
+    pub name: String,
+    child: Child,
+    statuses: Receiver<Status>,
+    seen: Vec<Status>,
+    log: PathBuf,
+}
+
+impl Process {
+    pub fn ready_status(&self) -> Option<&Status> {
+        self.seen.iter().find(|status| matches!(status, Status::Ready { .. }))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn wait_ready(&mut self) -> Status {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match self.statuses.recv_timeout(Duration::from_millis(100)) {
+                Ok(status) => {
+                    self.seen.push(status.clone());
+                    if matches!(status, Status::Ready { .. }) {
+                        return status;
+                    }
+                }
+                Err(_) if self.child.try_wait().ok().flatten().is_some() => break,
+                Err(_) => {}
+            }
+        }
+        panic!("{} did not get ready: {:?}\n{}", self.name, self.seen, self.log());
+    }
+}
+
+/// A cluster of the native engine without a supervisor.
+pub struct Cluster {
+    directory: tempfile::TempDir,
+    workers: usize,
+    variables: BTreeMap<String, String>,
+    processes: Vec<Process>,
+    started: Instant,
+}
+
+impl Cluster {
+    /// Starts the processes.
+    pub fn start(workers: usize) -> Self {
+        let mut cluster = Self::prepare(workers);
+        cluster.spawn_all();
+        cluster
+    }
+
+    /// Writes the run directory only.
+    pub fn prepare(workers: usize) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cluster = Self {
+            directory,
+            workers,
+            variables: BTreeMap::new(),
+            processes: Vec::new(),
+            started: Instant::now(),
+        };
+        let plan = serde_json::to_string(&plan(workers)).expect("a plan is JSON");
+        fs::write(cluster.directory.path().join("plan.json"), plan).expect("a file");
+        cluster.write_secret(&"0123456789abcdef".repeat(4));
+        cluster
+    }
+
+    /// Adds a variable to the environment of the processes that are started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.variables.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub fn write_secret(&self, secret: &str) {
+        fs::write(self.directory.path().join("secret"), secret).expect("a file");
+    }
+
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    pub fn spawn_all(&mut self) {
+        self.started = Instant::now();
+        self.spawn("scheduler", "__scheduler");
+        self.wait_ready("scheduler");
+        for rank in 0..self.workers {
+            self.spawn_worker(&format!("gpu{rank}"));
+        }
+    }
+
+    pub fn spawn_worker(&mut self, name: &str) {
+        self.spawn(name, "__worker");
+    }
+
+    fn spawn(&mut self, name: &str, command: &str) {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let log = self.directory.path().join(format!("{name}.log"));
+        let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a file");
+        // The number that the child knows its end of the pipe by; nothing else has one so high.
+        let fd = 200;
+        let mut started = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        started
+            .arg(command)
+            .env("CUDA_CLUSTER_RUN_DIR", self.directory.path())
+            .env("CUDA_CLUSTER_PROCESS", name)
+            .env("CUDA_CLUSTER_STATUS_FD", fd.to_string())
+            // Cargo puts the libucp that ucx1-sys built there; users have their system's.
+            .env_remove("LD_LIBRARY_PATH")
+            .envs(&self.variables)
+            .stdout(file.try_clone().expect("a second handle"))
+            .stderr(file);
+        let number = writer.as_raw_fd();
+        let place = move || {
+            // SAFETY: `number` is open in the child, which has one thread, until it executes.
+            if unsafe { libc::dup2(number, fd) } < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        };
+        // SAFETY: the closure only calls `dup2`.
+        let child = unsafe { started.pre_exec(place) }.spawn().expect("the binary starts");
+        self.processes.push(Process {
+            name: name.to_owned(),
+            child,
+            statuses: listen(reader),
+            seen: Vec::new(),
+            log,
+        });
+    }
+
+    /// Waits until every worker is ready.
+    pub fn ready(&mut self) {
+        for process in &mut self.processes {
+            if process.ready_status().is_none() {
+                process.wait_ready();
+            }
+        }
+    }
+
+    pub fn since_start(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn workers(&self) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(|process| process.name != "scheduler")
+    }
+
+    fn process(&mut self, name: &str) -> &mut Process {
+        // The latest of that name.
+        self.processes.iter_mut().rev().find(|p| p.name == name).expect("such a process")
+    }
+
+    pub fn pid(&mut self, name: &str) -> Pid {
+        Pid::from_raw(i32::try_from(self.process(name).child.id()).expect("a pid"))
+    }
+
+    pub fn wait_ready(&mut self, name: &str) -> Status {
+        self.process(name).wait_ready()
+    }
+
+    pub fn last_status(&mut self, name: &str) -> Option<Status> {
+        let process = self.process(name);
+        while let Ok(status) = process.statuses.recv_timeout(Duration::from_millis(200)) {
+            process.seen.push(status);
+        }
+        process.seen.last().cloned()
+    }
+
+    pub fn log(&mut self, name: &str) -> String {
+        self.process(name).log()
+    }
+
+    pub fn signal(&mut self, name: &str, signal: Signal) {
+        let pid = self.pid(name);
+        kill(pid, signal).expect("the process is there");
+    }
+
+    /// Kills a process and waits for its end.
+    pub fn kill(&mut self, name: &str) {
+        let child = &mut self.process(name).child;
+        child.kill().expect("the process is there");
+        child.wait().expect("it is our child");
+    }
+
+    /// Waits for a process that ends by itself: its exit code and its log.
+    pub fn wait_end(&mut self, name: &str) -> (Option<i32>, String) {
+        let process = self.process(name);
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = process.child.try_wait().expect("it is our child") {
+                return (status.code(), process.log());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} does not end\n{}", process.name, process.log());
+    }
+
+    /// Ends everything as the supervisor does, and sees that it ends well.
+    pub fn stop(&mut self) {
+        let names: Vec<String> = self.processes.iter().rev().map(|p| p.name.clone()).collect();
+        let names: Vec<String> = names
+            .into_iter()
+            .filter(|name| self.process(name).child.try_wait().is_ok_and(|ended| ended.is_none()))
+            .collect();
+        for name in &names {
+            self.signal(name, Signal::SIGTERM);
+        }
+        for name in names {
+            let (code, log) = self.wait_end(&name);
+            assert_eq!(code, Some(0), "{name}\n{log}");
+        }
+    }
+
+    /// CPU time of all processes so far.
+    pub fn cpu_time(&self) -> Duration {
+        let ticks: u64 = self
+            .processes
+            .iter()
+            .map(|process| {
+                let stat = fs::read_to_string(format!("/proc/{}/stat", process.child.id()))
+                    .expect("the process is there");
+                // Fields 14 and 15, counted after the command's closing parenthesis (field 2).
+                let rest = stat.rsplit_once(')').expect("a command").1;
+                let fields: Vec<&str> = rest.split_whitespace().collect();
+                fields[11].parse::<u64>().expect("ticks")
+                    + fields[12].parse::<u64>().expect("ticks")
+            })
+            .sum();
+        // USER_HZ is 100 on every Linux that Rust runs on.
+        Duration::from_millis(ticks * 10)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // One that has ended is no error.
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+    }
+}
+
+fn listen(reader: PipeReader) -> Receiver<Status> {
+    let (sender, statuses) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(reader).lines() {
+            let Ok(line) = line else { return };
+            let status = status::decode(&line).expect("a status line");
+            if sender.send(status).is_err() {
+                return;
+            }
+        }
+    });
+    statuses
+}
+
+/// A plan for simulated GPUs with nothing else in it.
+pub fn plan(workers: usize) -> Plan {
+    let worker = |rank: usize| {
+        serde_json::json!({
+            "name": format!("gpu{rank}"), "rank": rank,
+            "gpu": {"index": rank, "uuid": null, "pci": null, "memory_bytes": 1u64 << 33},
+            "cpus": null, "mems": null, "nics": [], "threads": 1,
+            "memory_limit_bytes": null, "device_memory_limit_bytes": null, "env": {}, "why": [],
+        })
+    };
+    let plan = serde_json::json!({
+        "version": 1, "name": "test", "engine": "native",
+        "machine": {"name": "test", "source": null, "simulated": true},
+        "scheduler": {"cpus": null, "mems": null, "host": null, "ports": null, "env": {}},
+        "workers": (0..workers).map(worker).collect::<Vec<_>>(),
+        "client_env": {},
+        "requirements": {"nvlink": false, "infiniband": false, "strict": false},
+        "supervision": cuda_cluster::plan::Supervision::default(),
+        "origins": {}, "notes": [],
+    });
+    serde_json::from_value(plan).expect("a plan")
+}
+
+/// What lies in shared memory: POSIX files of UCX, System V segments.
+pub fn shared_memory() -> Vec<String> {
+    let posix = fs::read_dir("/dev/shm")
+        .expect("shared memory")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("ucx"));
+    let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    // Field 2 is the identifier.
+    let system_v = segments
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .map(|id| format!("sysv {id}"));
+    posix.chain(system_v).collect()
+}
