@@ -55,7 +55,7 @@ impl Pair {
 }
 
 fn pattern(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|i| (i % 251) as u8).collect()
+    (0..=250).cycle().take(bytes).collect()
 }
 
 #[test]

@@ -87,22 +87,19 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    pub(super) fn new(records: &Rc<Records>, payload: Payload) -> Box<Self> {
+    pub(super) fn new(records: &Rc<Records>, payload: Payload) -> Self {
         let id = records.in_flight.borrow_mut().name();
-        Box::new(Self { records: Rc::clone(records), id, header: [0; HEADER_LIMIT], payload })
+        Self { records: Rc::clone(records), id, header: [0; HEADER_LIMIT], payload }
     }
 
     /// Hands the operation to UCX through `submit`, which gets it as user data.
     ///
     /// `submit` must pass the pointer to UCX as user data of a request whose callback is
     /// [`sent`] or [`received`], or as the arguments of that one call, and nowhere else.
-    pub(super) fn submit(
-        self: Box<Self>,
-        submit: impl FnOnce(*mut Operation) -> Submitted,
-    ) -> OperationId {
+    pub(super) fn submit(self, submit: impl FnOnce(*mut Operation) -> Submitted) -> OperationId {
         let id = self.id;
         let records = Rc::clone(&self.records);
-        let raw = Box::into_raw(self);
+        let raw = Box::into_raw(Box::new(self));
         match submit(raw) {
             Submitted::Pending(request) => {
                 // A transport that copies synchronously (cma) may have run the callback within the
@@ -124,7 +121,7 @@ impl Operation {
     }
 
     /// Ends a receive whose bytes are at hand already.
-    pub(super) fn fill(mut self: Box<Self>, bytes: &[u8]) -> OperationId {
+    pub(super) fn fill(mut self, bytes: &[u8]) -> OperationId {
         let id = self.id;
         let status = match &mut self.payload {
             Payload::Owned(buffer) => match buffer.write(bytes) {
@@ -137,8 +134,8 @@ impl Operation {
         id
     }
 
-    fn finish(self: Box<Self>, status: Status) {
-        let Operation { records, id, payload, .. } = *self;
+    fn finish(self, status: Status) {
+        let Operation { records, id, payload, .. } = self;
         let result = if status.is_error() { Err(status) } else { Ok(()) };
         records.in_flight.borrow_mut().requests.remove(&id.0);
         records.completions.borrow_mut().push_back(Completion { id, result, payload });

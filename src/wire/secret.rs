@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// Length of secrets, nonces and proofs, in bytes.
 pub const LENGTH: usize = 32;
 
-/// What all processes of one cluster know, and nobody else: 32 bytes, in text 64 hexadecimal digits.
+/// What all processes of one cluster know, and nobody else: 32 bytes, as text 64 hexadecimal
+/// digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; LENGTH]);
 

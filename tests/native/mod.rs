@@ -21,8 +21,8 @@ use nix::unistd::Pid;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One process of the cluster.
-pub struct Process {
-    pub name: String,
+pub(crate) struct Process {
+    pub(crate) name: String,
     child: Child,
     statuses: Receiver<Status>,
     seen: Vec<Status>,
@@ -30,7 +30,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn ready_status(&self) -> Option<&Status> {
+    pub(crate) fn ready_status(&self) -> Option<&Status> {
         self.seen.iter().find(|status| matches!(status, Status::Ready { .. }))
     }
 
@@ -57,7 +57,7 @@ impl Process {
 }
 
 /// A cluster of the native engine without a supervisor.
-pub struct Cluster {
+pub(crate) struct Cluster {
     directory: tempfile::TempDir,
     workers: usize,
     variables: BTreeMap<String, String>,
@@ -67,14 +67,14 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts the processes.
-    pub fn start(workers: usize) -> Self {
+    pub(crate) fn start(workers: usize) -> Self {
         let mut cluster = Self::prepare(workers);
         cluster.spawn_all();
         cluster
     }
 
     /// Writes the run directory only.
-    pub fn prepare(workers: usize) -> Self {
+    pub(crate) fn prepare(workers: usize) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let cluster = Self {
             directory,
@@ -90,19 +90,19 @@ impl Cluster {
     }
 
     /// Adds a variable to the environment of the processes that are started from now on.
-    pub fn set(&mut self, name: &str, value: &str) {
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.variables.insert(name.to_owned(), value.to_owned());
     }
 
-    pub fn write_secret(&self, secret: &str) {
+    pub(crate) fn write_secret(&self, secret: &str) {
         fs::write(self.directory.path().join("secret"), secret).expect("a file");
     }
 
-    pub fn directory(&self) -> &std::path::Path {
+    pub(crate) fn directory(&self) -> &std::path::Path {
         self.directory.path()
     }
 
-    pub fn spawn_all(&mut self) {
+    pub(crate) fn spawn_all(&mut self) {
         self.started = Instant::now();
         self.spawn("scheduler", "__scheduler");
         self.wait_ready("scheduler");
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    pub fn spawn_worker(&mut self, name: &str) {
+    pub(crate) fn spawn_worker(&mut self, name: &str) {
         self.spawn(name, "__worker");
     }
 
@@ -152,7 +152,7 @@ impl Cluster {
     }
 
     /// Waits until every worker is ready.
-    pub fn ready(&mut self) {
+    pub(crate) fn ready(&mut self) {
         for process in &mut self.processes {
             if process.ready_status().is_none() {
                 process.wait_ready();
@@ -160,11 +160,11 @@ impl Cluster {
         }
     }
 
-    pub fn since_start(&self) -> Duration {
+    pub(crate) fn since_start(&self) -> Duration {
         self.started.elapsed()
     }
 
-    pub fn workers(&self) -> impl Iterator<Item = &Process> {
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(|process| process.name != "scheduler")
     }
 
@@ -173,15 +173,15 @@ impl Cluster {
         self.processes.iter_mut().rev().find(|p| p.name == name).expect("such a process")
     }
 
-    pub fn pid(&mut self, name: &str) -> Pid {
+    pub(crate) fn pid(&mut self, name: &str) -> Pid {
         Pid::from_raw(i32::try_from(self.process(name).child.id()).expect("a pid"))
     }
 
-    pub fn wait_ready(&mut self, name: &str) -> Status {
+    pub(crate) fn wait_ready(&mut self, name: &str) -> Status {
         self.process(name).wait_ready()
     }
 
-    pub fn last_status(&mut self, name: &str) -> Option<Status> {
+    pub(crate) fn last_status(&mut self, name: &str) -> Option<Status> {
         let process = self.process(name);
         while let Ok(status) = process.statuses.recv_timeout(Duration::from_millis(200)) {
             process.seen.push(status);
@@ -189,24 +189,24 @@ impl Cluster {
         process.seen.last().cloned()
     }
 
-    pub fn log(&mut self, name: &str) -> String {
+    pub(crate) fn log(&mut self, name: &str) -> String {
         self.process(name).log()
     }
 
-    pub fn signal(&mut self, name: &str, signal: Signal) {
+    pub(crate) fn signal(&mut self, name: &str, signal: Signal) {
         let pid = self.pid(name);
         kill(pid, signal).expect("the process is there");
     }
 
     /// Kills a process and waits for its end.
-    pub fn kill(&mut self, name: &str) {
+    pub(crate) fn kill(&mut self, name: &str) {
         let child = &mut self.process(name).child;
         child.kill().expect("the process is there");
         child.wait().expect("it is our child");
     }
 
     /// Waits for a process that ends by itself: its exit code and its log.
-    pub fn wait_end(&mut self, name: &str) -> (Option<i32>, String) {
+    pub(crate) fn wait_end(&mut self, name: &str) -> (Option<i32>, String) {
         let process = self.process(name);
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
@@ -219,7 +219,7 @@ impl Cluster {
     }
 
     /// Ends everything as the supervisor does, and sees that it ends well.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         let names: Vec<String> = self.processes.iter().rev().map(|p| p.name.clone()).collect();
         let names: Vec<String> = names
             .into_iter()
@@ -235,7 +235,7 @@ impl Cluster {
     }
 
     /// CPU time of all processes so far.
-    pub fn cpu_time(&self) -> Duration {
+    pub(crate) fn cpu_time(&self) -> Duration {
         let ticks: u64 = self
             .processes
             .iter()
@@ -279,7 +279,7 @@ fn listen(reader: PipeReader) -> Receiver<Status> {
 }
 
 /// A plan for simulated GPUs with nothing else in it.
-pub fn plan(workers: usize) -> Plan {
+pub(crate) fn plan(workers: usize) -> Plan {
     let worker = |rank: usize| {
         serde_json::json!({
             "name": format!("gpu{rank}"), "rank": rank,
@@ -302,7 +302,7 @@ pub fn plan(workers: usize) -> Plan {
 }
 
 /// What lies in shared memory: POSIX files of UCX, System V segments.
-pub fn shared_memory() -> Vec<String> {
+pub(crate) fn shared_memory() -> Vec<String> {
     let posix = fs::read_dir("/dev/shm")
         .expect("shared memory")
         .flatten()
