@@ -8,14 +8,25 @@
 
 use std::process::ExitCode;
 
+pub mod binding;
 pub mod containment;
+pub mod guardian;
+pub mod log_file;
+mod pidfd;
 pub mod process;
 pub mod run_directory;
+pub mod shim;
 
 /// Does the work of a hidden subcommand (`__guard`, `__shim`), when this process was started for
 /// one. Every program that starts clusters calls it first thing in `main`, single-threaded.
 pub fn dispatch() -> Option<ExitCode> {
-    None
+    let mut arguments = std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned());
+    let work: fn(&[String]) -> ExitCode = match arguments.next()?.as_str() {
+        shim::SUBCOMMAND => shim::main,
+        guardian::SUBCOMMAND => guardian::main,
+        _ => return None,
+    };
+    Some(work(&arguments.collect::<Vec<_>>()))
 }
 
 /// Restores the default action of SIGPIPE, which Rust's runtime ignores.

@@ -12,15 +12,22 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ClusterName, GpuUuid, PciAddress};
 use crate::plan::{Binding, EngineKind, Supervision};
 
+mod actor;
+pub mod control;
+mod core;
 pub mod record;
 mod service;
 pub mod state;
 
-pub use record::{Cause, Record};
-pub use service::{Options, Outcome, StartError, Supervisor};
+pub use record::{Cause, Outcome, Record};
+pub use service::{Options, StartError, Supervisor, WishError};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
+
+/// Names the environment variable with a value that every process of one supervisor carries, and
+/// no other: the last means to find them.
+pub const MARK_VARIABLE: &str = "CUDA_CLUSTER_MARK";
 
 /// What a supervisor runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -110,3 +110,27 @@ impl fmt::Display for Cause {
         Ok(())
     }
 }
+
+/// How a cluster ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Somebody asked. With the cause, if it was `degraded` then.
+    Stopped {
+        /// Why it was `degraded`.
+        degraded: Option<Cause>,
+    },
+    /// All workers of a run to completion ended with status 0.
+    Finished,
+    /// It did not become READY in time; everything is torn down.
+    NotReady(Cause),
+    /// It could not start, or could not go on; everything is torn down.
+    Failed(Cause),
+}
+
+impl Outcome {
+    /// Whether nothing went wrong.
+    pub fn is_good(&self) -> bool {
+        matches!(self, Outcome::Finished | Outcome::Stopped { degraded: None })
+    }
+}

@@ -1,19 +1,25 @@
-//! Acts: starts and ends processes as `core` decides, and tells whoever listens.
+//! A supervisor as its owner sees it: begun, watched, told, waited for.
+//!
+//! What it does is in `actor`, what it decides in `core`.
 //!
 //! *Invariant:* dropping a [`Supervisor`] leaves no process of its cluster.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 
-use super::{Cause, ClusterState, Escalation, Launch, Record};
-use crate::os::run_directory::RunDirectory;
+use super::actor::{Actor, Wish};
+use super::{Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, Record};
+use crate::os::guardian::{Guardian, GuardianError};
+use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 
 /// How a supervisor does its work.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The program with the hidden subcommands `__guard` and `__shim`: `cuda-cluster`, or any
-    /// program whose `main` begins with [`crate::os::dispatch`].
+    /// The program with the hidden subcommands: `cuda-cluster`, or any program whose `main` begins
+    /// with [`crate::os::dispatch`].
     pub helper: PathBuf,
 }
 
@@ -23,85 +29,185 @@ impl Default for Options {
     }
 }
 
-/// How a cluster ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// Somebody asked. With the cause, if it was `degraded` then.
-    Stopped {
-        /// Why it was `degraded`.
-        degraded: Option<Cause>,
-    },
-    /// All workers of a [`Launch::run_to_completion`] ended with status 0.
-    Finished,
-    /// It did not become READY in time; everything is torn down.
-    NotReady(Cause),
-    /// It could not start, or could not go on; everything is torn down.
-    Failed(Cause),
-}
-
 /// Why a supervisor could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The guardian could not be started.
-    #[error("cannot start the guardian process {}", helper.display())]
-    Guardian {
-        /// The program.
-        helper: PathBuf,
+    /// There is no guardian.
+    #[error("the cluster's guardian could not be started")]
+    Guardian(#[source] GuardianError),
+    /// The run directory's files cannot be written.
+    #[error("the run directory cannot be used")]
+    RunDirectory(#[source] RunDirectoryError),
+    /// The control API's socket cannot be had.
+    #[error("cannot listen on {}", path.display())]
+    Control {
+        /// The socket.
+        path: PathBuf,
         /// Why.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// A running cluster's supervisor.
+impl StartError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Guardian(error) => error.hint(),
+            Self::RunDirectory(error) => error.hint(),
+            Self::Control { .. } => None,
+        }
+    }
+}
+
+/// Why a wish is not granted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WishError {
+    /// No process has that name.
+    #[error("there is no process {name:?}; there are {}", known.join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// More workers than were planned.
+    #[error("{wanted} workers are wanted, {planned} are planned")]
+    TooMany {
+        /// As asked for.
+        wanted: usize,
+        /// As planned.
+        planned: usize,
+    },
+    /// The cluster is ending or has ended.
+    #[error("the cluster has ended or is ending")]
+    Ending,
+}
+
+/// A cluster's supervisor, at work in a task of its own.
 #[derive(Debug)]
-pub struct Supervisor {}
+pub struct Supervisor {
+    guardian: Arc<Guardian>,
+    wishes: mpsc::UnboundedSender<Wish>,
+    state: watch::Receiver<ClusterState>,
+    records: broadcast::Sender<Record>,
+    task: Option<JoinHandle<Outcome>>,
+}
 
 impl Supervisor {
-    /// Begins: starts the guardian, the control API and the first process, and returns at once.
+    /// Begins: starts the guardian, the control API and the first process, and returns.
     ///
     /// Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// If the guardian or the control socket cannot be had.
     pub async fn start(
-        _launch: Launch,
-        _directory: RunDirectory,
-        _options: Options,
+        launch: Launch,
+        directory: RunDirectory,
+        options: Options,
     ) -> Result<Self, StartError> {
-        unreachable!("the service follows its contract")
+        let (actor, handle) = Actor::prepare(launch, directory, options).await?;
+        let guardian = actor.guardian();
+        let task = tokio::spawn(actor.run());
+        let Handle { wishes, state, records } = handle;
+        Ok(Self { guardian, wishes, state, records, task: Some(task) })
     }
 
     /// The state, and every change of it.
     pub fn state(&self) -> watch::Receiver<ClusterState> {
-        unreachable!("the service follows its contract")
+        self.state.clone()
     }
 
     /// What happens from now on.
     pub fn events(&self) -> broadcast::Receiver<Record> {
-        unreachable!("the service follows its contract")
+        self.records.subscribe()
     }
 
-    /// Waits until the cluster is READY.
+    /// Waits until the cluster is READY for the first time.
     ///
     /// # Errors
-    /// How it ended, if it ended before that.
-    pub async fn ready(&self) -> Result<(), Outcome> {
-        unreachable!("the service follows its contract")
+    /// With the cause, as soon as it is clear that it will not be; [`Supervisor::wait`] then waits
+    /// for the end of the processes.
+    pub async fn ready(&self) -> Result<(), Option<Cause>> {
+        let mut state = self.state.clone();
+        let settled = |state: &ClusterState| state.state != ClusterPhase::Starting;
+        match state.wait_for(settled).await {
+            Ok(state) if state.ready_after_ms.is_some() => Ok(()),
+            Ok(state) => Err(state.cause.clone()),
+            Err(_) => Err(None),
+        }
     }
 
     /// Asks for the end; returns at once.
-    pub fn stop(&self, _how: Escalation) {
-        unreachable!("the service follows its contract")
+    pub fn stop(&self, how: Escalation) {
+        // A supervisor that has ended needs no telling.
+        let _ = self.wishes.send(Wish::Stop(how));
     }
 
-    /// Starts a worker again, or the whole cluster for the scheduler's name.
-    pub fn restart(&self, _process: &str) {
-        unreachable!("the service follows its contract")
+    /// Starts a worker again, or, with the scheduler's name, the whole cluster.
+    ///
+    /// # Errors
+    /// If no process has that name, or the cluster is ending.
+    pub async fn restart(&self, process: &str) -> Result<(), WishError> {
+        self.wishes.restart(process).await
     }
 
-    /// Waits until everything is gone and the run directory is removed or kept.
-    pub async fn wait(self) -> Outcome {
-        unreachable!("the service follows its contract")
+    /// Has this many workers run: the first ones of the launch.
+    ///
+    /// # Errors
+    /// If the launch has fewer, or the cluster is ending.
+    pub async fn scale(&self, workers: usize) -> Result<(), WishError> {
+        self.wishes.scale(workers).await
+    }
+
+    /// Waits until everything is gone.
+    ///
+    /// After a good end the run directory is removed; after a bad one its logs are kept.
+    pub async fn wait(mut self) -> Outcome {
+        let lost = |text: String| {
+            Outcome::Failed(Cause { process: None, text, exit: None, log_tail: Vec::new() })
+        };
+        match self.task.take() {
+            Some(task) => task.await.unwrap_or_else(|error| lost(error.to_string())),
+            None => lost("the supervisor was not at work".to_owned()),
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    /// Kills what is left, and waits until it is gone.
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            self.guardian.end();
+        }
+    }
+}
+
+/// The owner's ends of a supervisor's channels.
+pub(super) struct Handle {
+    pub(super) wishes: mpsc::UnboundedSender<Wish>,
+    pub(super) state: watch::Receiver<ClusterState>,
+    pub(super) records: broadcast::Sender<Record>,
+}
+
+/// Wishes that are answered.
+pub(super) trait Ask {
+    async fn restart(&self, process: &str) -> Result<(), WishError>;
+    async fn scale(&self, workers: usize) -> Result<(), WishError>;
+}
+
+impl Ask for mpsc::UnboundedSender<Wish> {
+    async fn restart(&self, process: &str) -> Result<(), WishError> {
+        let (answer, answered) = oneshot::channel();
+        let wish = Wish::Restart { process: process.to_owned(), answer };
+        self.send(wish).map_err(|_| WishError::Ending)?;
+        answered.await.map_err(|_| WishError::Ending)?
+    }
+
+    async fn scale(&self, workers: usize) -> Result<(), WishError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Wish::Scale { workers, answer }).map_err(|_| WishError::Ending)?;
+        answered.await.map_err(|_| WishError::Ending)?
     }
 }

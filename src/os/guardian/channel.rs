@@ -1,0 +1,136 @@
+//! The socket between supervisor and guardian: whole messages, with descriptors.
+//!
+//! *Invariant:* one packet is one JSON message; packets above [`LIMIT`] are not sent. Descriptors
+//! that arrive are closed by `exec` unless they are handed on.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType,
+    recvmsg, sendmsg, shutdown, socketpair,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Longest message, in bytes; well below the smallest send buffer in use.
+const LIMIT: usize = 32 << 10;
+
+/// Most descriptors of one message.
+const DESCRIPTORS: usize = 2;
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct Channel(OwnedFd);
+
+impl Channel {
+    /// Two connected ends, both closed by `exec`, neither blocking.
+    pub(super) fn pair() -> io::Result<(Self, Self)> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// The end that another process was given.
+    pub(super) fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Sends a message, or fails with `WouldBlock`.
+    pub(super) fn send(
+        &self,
+        message: &impl Serialize,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let text = serde_json::to_vec(message)?;
+        if text.len() > LIMIT {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
+        }
+        let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+        let packet = [IoSlice::new(&text)];
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<()>(self.0.as_raw_fd(), &packet, control, flags, None)?;
+        Ok(())
+    }
+
+    /// The next message with its descriptors; `None` when the other end is gone.
+    pub(super) fn receive<Message: DeserializeOwned>(
+        &self,
+    ) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+        let mut text = vec![0; LIMIT];
+        let mut packet = [IoSliceMut::new(&mut text)];
+        let mut control = nix::cmsg_space!([RawFd; DESCRIPTORS]);
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let received =
+            match recvmsg::<()>(self.0.as_raw_fd(), &mut packet, Some(&mut control), flags) {
+                // The other end died with messages of ours unread.
+                Err(Errno::ECONNRESET) => return Ok(None),
+                other => other?,
+            };
+        let length = received.bytes;
+        let mut descriptors = Vec::new();
+        for message in received.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = message {
+                // SAFETY: the kernel has just made these descriptors for this process, and nothing
+                // else knows them.
+                descriptors.extend(raw.iter().map(|raw| unsafe { OwnedFd::from_raw_fd(*raw) }));
+            }
+        }
+        if length == 0 {
+            return Ok(None);
+        }
+        Ok(Some((serde_json::from_slice(&text[..length])?, descriptors)))
+    }
+
+    /// Tells the other end that this one is gone, whoever else holds a copy of the descriptor.
+    pub(super) fn close(&self) {
+        // It fails only on a socket that is not connected any more.
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_message_comes_with_its_descriptors_and_the_end_is_seen() {
+        let (here, there) = Channel::pair().expect("a pair");
+        let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
+        here.send(&"take this", &[writer.as_fd()]).expect("sent");
+        writer.write_all(b"one ").expect("written");
+        drop(writer);
+        let (text, mut descriptors) =
+            there.receive::<String>().expect("received").expect("a message");
+        assert_eq!(text, "take this");
+        let mut copy = std::fs::File::from(descriptors.pop().expect("a descriptor"));
+        copy.write_all(b"two").expect("written");
+        drop(copy);
+        let mut both = String::new();
+        reader.read_to_string(&mut both).expect("read");
+        assert_eq!(both, "one two");
+        drop(here);
+        assert!(there.receive::<String>().expect("an end").is_none());
+    }
+
+    #[test]
+    fn a_message_that_would_not_fit_is_not_sent() {
+        let (here, _there) = Channel::pair().expect("a pair");
+        assert!(here.send(&"x".repeat(LIMIT), &[]).is_err());
+    }
+}

@@ -1,0 +1,486 @@
+//! What the guardian does: one loop over the supervisor's socket, its pidfd, and SIGCHLD.
+//!
+//! *Invariant:* every child is in `children` until it is reaped, and is reaped only after its
+//! group, its control group and its marked orphans were sent SIGKILL.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
+use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
+use nix::unistd::{Pid, getpid, getppid};
+
+use super::channel::Channel;
+use super::descendants::{Family, carries};
+use super::{Key, Report, Request, Start};
+use crate::os::containment::Cgroup;
+use crate::os::log_file::LogWriter;
+use crate::os::pidfd::PidFd;
+use crate::os::process::Exit;
+use crate::os::shim;
+
+/// Where the supervisor puts the socket.
+pub(super) const CHANNEL_FD: RawFd = 3;
+
+/// Where the supervisor puts the run directory's lock.
+pub(super) const LOCK_FD: RawFd = 4;
+
+/// Longest wait for a dead process's last output; a descendant that could not be killed at once
+/// may hold the pipe.
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// Longest wait for processes to end that were sent SIGKILL; a driver may hold them.
+const UNKILLABLE: Duration = Duration::from_secs(30);
+
+/// Looks for an ended child and leaves it there.
+const PEEK: WaitPidFlag =
+    WaitPidFlag::WEXITED.union(WaitPidFlag::WNOHANG).union(WaitPidFlag::WNOWAIT);
+
+struct Child {
+    start: Start,
+    pid: Pid,
+    exit: Option<Exit>,
+    /// Its log's thread has seen the end of its output.
+    drained: bool,
+    /// When its exit is reported even so.
+    report_by: Option<Instant>,
+}
+
+struct Guard {
+    channel: Channel,
+    cgroup: Option<Cgroup>,
+    children: BTreeMap<Key, Child>,
+    /// Reports that the socket had no room for.
+    unsent: VecDeque<Report>,
+    /// Control groups of dead processes, to be removed when they are empty.
+    leaving: Vec<Cgroup>,
+    logs: BTreeMap<PathBuf, Arc<Mutex<LogWriter>>>,
+    drained: (Sender<Key>, Receiver<Key>),
+    /// Wakes the loop when a log thread has something in `drained`.
+    wake: (Arc<io::PipeWriter>, PipeReader),
+}
+
+/// Does the subcommand's work: `__guard SUPERVISOR_PID [CGROUP]`.
+pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
+    // SAFETY: the supervisor put the socket there for this process alone.
+    let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
+    // The lock is held as long as this process lives; nothing is ever done with it.
+    // SAFETY: as for the socket.
+    let _lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
+    // What the program of the supervisor left open, like a pipe whose reader waits for its end.
+    // SAFETY: no object in this process owns a descriptor above these yet. Before Linux 5.9 the
+    // call fails, and the descriptors stay.
+    unsafe { libc::syscall(libc::SYS_close_range, LOCK_FD + 1, libc::c_uint::MAX, 0) };
+    match watch(channel, arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn watch(channel: Channel, arguments: &[String]) -> io::Result<()> {
+    let signals = prepare()?;
+    let supervisor = supervisor(arguments)?;
+    let cgroup = arguments.get(1).and_then(|path| enter(Path::new(path)));
+    let (reader, writer) = io::pipe()?;
+    let mut guard = Guard {
+        channel,
+        cgroup,
+        children: BTreeMap::new(),
+        unsent: VecDeque::from([Report::Watching]),
+        leaving: Vec::new(),
+        logs: BTreeMap::new(),
+        drained: std::sync::mpsc::channel(),
+        wake: (Arc::new(writer), reader),
+    };
+    while guard.turn(&supervisor, &signals)? {}
+    guard.finish();
+    Ok(())
+}
+
+/// Leaves the terminal and its signals, adopts orphans, and takes SIGCHLD and SIGTERM as
+/// descriptors.
+fn prepare() -> io::Result<SignalFd> {
+    // It fails only for a group's leader, and then this is one already.
+    let _ = nix::unistd::setsid();
+    nix::sys::prctl::set_child_subreaper(true)?;
+    nix::sys::prctl::set_name(c"cluster-guard")?;
+    let mut mask = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+fn supervisor(arguments: &[String]) -> io::Result<PidFd> {
+    let pid: Option<i32> = arguments.first().and_then(|text| text.parse().ok());
+    let pid = Pid::from_raw(pid.ok_or(io::ErrorKind::InvalidInput)?);
+    let supervisor = PidFd::open(pid)?;
+    // Were it dead already, this process would have another parent by now.
+    if getppid() == pid { Ok(supervisor) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+/// Moves this process into the cluster's control group, so that everything is born there; without
+/// the right to, there is none.
+fn enter(path: &Path) -> Option<Cgroup> {
+    let group = Cgroup::at(path.to_owned());
+    let own = group.child("guardian").ok()?;
+    own.enter().ok().map(|()| group)
+}
+
+impl Guard {
+    /// Waits for something and deals with it; says whether to go on.
+    fn turn(&mut self, supervisor: &PidFd, signals: &SignalFd) -> io::Result<bool> {
+        let waiting = if self.unsent.is_empty() {
+            PollFlags::POLLIN
+        } else {
+            PollFlags::POLLIN | PollFlags::POLLOUT
+        };
+        let mut watched = [
+            PollFd::new(self.channel.as_fd(), waiting),
+            PollFd::new(supervisor.as_fd(), PollFlags::POLLIN),
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.wake.1.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut watched, self.patience()) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let ready = |at: usize| watched[at].any().unwrap_or(false);
+        let (requested, orphaned, signalled, woken) = (ready(0), ready(1), ready(2), ready(3));
+        if orphaned {
+            return Ok(false);
+        }
+        while signalled && let Ok(Some(signal)) = signals.read_signal() {
+            if signal.ssi_signo == Signal::SIGTERM as u32 {
+                return Ok(false);
+            }
+        }
+        if woken {
+            self.hear_drained();
+        }
+        self.reap();
+        self.report_exits();
+        self.leaving.retain(|group| !group.remove());
+        if requested && !self.obey()? {
+            return Ok(false);
+        }
+        self.flush();
+        Ok(true)
+    }
+
+    /// How long nothing needs to be done: for ever at rest.
+    fn patience(&self) -> PollTimeout {
+        let soonest = self.children.values().filter_map(|child| child.report_by).min();
+        let exit = soonest.map(|by| by.saturating_duration_since(Instant::now()));
+        let group = (!self.leaving.is_empty()).then_some(Duration::from_millis(10));
+        match exit.into_iter().chain(group).min() {
+            Some(wait) => PollTimeout::from(u16::try_from(wait.as_millis() + 1).unwrap_or(1000)),
+            None => PollTimeout::NONE,
+        }
+    }
+
+    /// Does what the supervisor asks for; says whether to go on.
+    fn obey(&mut self) -> io::Result<bool> {
+        loop {
+            match self.channel.receive::<Request>() {
+                Ok(Some((Request::Start(start), descriptors))) => self.start(start, descriptors),
+                Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
+                Ok(Some((Request::Kill { key }, _))) => self.kill(key),
+                Ok(Some((Request::Finish, _)) | None) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn start(&mut self, start: Start, descriptors: Vec<OwnedFd>) {
+        let key = start.key;
+        match self.spawn(&start, &descriptors) {
+            Ok(pid) => {
+                self.tell(Report::Started { key, pid: pid.as_raw().cast_unsigned() });
+                let child = Child { start, pid, exit: None, drained: false, report_by: None };
+                self.children.insert(key, child);
+            }
+            Err(error) => self.tell(Report::NotStarted { key, reason: error.to_string() }),
+        }
+    }
+
+    fn spawn(&mut self, start: &Start, descriptors: &[OwnedFd]) -> io::Result<Pid> {
+        let [instructions, status] = descriptors else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "two descriptors belong here"));
+        };
+        let (output, input) = io::pipe()?;
+        // Should the start fail, `input` is dropped, and the thread ends.
+        self.write_log(start, output)?;
+        spawn_helper(
+            &[shim::SUBCOMMAND.to_owned(), getpid().to_string()],
+            &[
+                (input.as_raw_fd(), 1),
+                (input.as_raw_fd(), 2),
+                (instructions.as_raw_fd(), shim::INSTRUCTIONS_FD),
+                (status.as_raw_fd(), shim::STATUS_FD),
+            ],
+        )
+    }
+
+    /// Gives a process's output a thread that writes it to its log, and ends with it.
+    fn write_log(&mut self, start: &Start, mut output: PipeReader) -> io::Result<()> {
+        let log = self.logs.entry(start.log.clone()).or_insert_with(|| {
+            let (limit, keep) = (start.log_rotate_bytes, start.log_keep);
+            Arc::new(Mutex::new(LogWriter::new(start.log.clone(), limit, keep)))
+        });
+        let (log, key) = (Arc::clone(log), start.key);
+        let (drained, wake) = (self.drained.0.clone(), Arc::clone(&self.wake.0));
+        let write = move || {
+            let mut buffer = vec![0; 16 << 10];
+            while let Ok(length @ 1..) = output.read(&mut buffer) {
+                let mut log = log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                log.append(&buffer[..length], SystemTime::now());
+            }
+            // When nobody listens the guardian is ending.
+            let _ = drained.send(key);
+            let _ = io::Write::write(&mut &*wake, &[0]);
+        };
+        std::thread::Builder::new()
+            .name(start.name.chars().take(15).collect())
+            .stack_size(128 << 10)
+            .spawn(write)?;
+        Ok(())
+    }
+
+    fn signal(&self, key: Key, signal: i32) {
+        let Some(child) = self.children.get(&key).filter(|child| child.exit.is_none()) else {
+            return;
+        };
+        let Ok(signal) = Signal::try_from(signal) else { return };
+        // The group exists as long as its leader is not reaped.
+        let _ = killpg(child.pid, signal);
+        if signal != Signal::SIGKILL {
+            // A stopped process would not hear it.
+            let _ = killpg(child.pid, Signal::SIGCONT);
+        }
+    }
+
+    fn kill(&self, key: Key) {
+        if let Some(child) = self.children.get(&key).filter(|child| child.exit.is_none()) {
+            self.kill_all_of(child);
+        }
+    }
+
+    /// Sends SIGKILL to a child that was not reaped, its group, its control group, and what left
+    /// all of them.
+    fn kill_all_of(&self, child: &Child) {
+        // It fails only when nothing is left to kill.
+        let _ = killpg(child.pid, Signal::SIGKILL);
+        match &child.start.cgroup {
+            Some(path) => Cgroup::at(path.clone()).kill(),
+            None => self.kill_orphans_of(child),
+        }
+    }
+
+    /// Without a control group: kills the process's descendants, and the adopted ones that carry
+    /// its name in their environment, with theirs.
+    fn kill_orphans_of(&self, child: &Child) {
+        let family = Family::look();
+        let known: Vec<Pid> = self.children.values().map(|child| child.pid).collect();
+        let adopted = family.children(getpid()).into_iter().filter(|pid| !known.contains(pid));
+        let marked = adopted.filter(|pid| carries(*pid, &child.start.mark));
+        for root in marked.chain([child.pid]) {
+            for pid in family.descendants(root).into_iter().chain([root]) {
+                // This process reaps its own only later, and what has another parent was there an
+                // instant ago: numbers are not given anew before all others were.
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Takes note of ended children, kills what they left, and reaps them and every orphan.
+    fn reap(&mut self) {
+        while let Ok(status) = waitid(Id::All, PEEK) {
+            let Some(pid) = status.pid() else { return };
+            let ended = self.children.iter().find(|(_, child)| child.pid == pid);
+            if let Some((_, child)) = ended {
+                self.kill_all_of(child);
+            }
+            let key = ended.map(|(key, _)| *key);
+            let reaped = waitpid(pid, Some(WaitPidFlag::WNOHANG)).ok().and_then(Exit::from_wait);
+            if let (Some(key), Some(exit)) = (key, reaped)
+                && let Some(child) = self.children.get_mut(&key)
+            {
+                child.exit = Some(exit);
+                child.report_by = Some(Instant::now() + LAST_OUTPUT);
+            }
+        }
+    }
+
+    fn hear_drained(&mut self) {
+        let mut bytes = [0; 64];
+        // The bytes say nothing, the channel does.
+        let _ = self.wake.1.read(&mut bytes);
+        self.note_drained();
+    }
+
+    fn note_drained(&mut self) {
+        while let Ok(key) = self.drained.1.try_recv() {
+            if let Some(child) = self.children.get_mut(&key) {
+                child.drained = true;
+            }
+        }
+    }
+
+    /// Reports the ends of processes whose output is complete, or waited for long enough.
+    fn report_exits(&mut self) {
+        let now = Instant::now();
+        let complete = |child: &Child| {
+            child.exit.is_some() && (child.drained || child.report_by.is_some_and(|by| by <= now))
+        };
+        let keys: Vec<Key> = self
+            .children
+            .iter()
+            .filter(|(_, child)| complete(child))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in keys {
+            let Some(child) = self.children.remove(&key) else { continue };
+            if let Some(path) = child.start.cgroup {
+                self.leaving.push(Cgroup::at(path));
+            }
+            if let Some(exit) = child.exit {
+                self.tell(Report::Exited { key, exit });
+            }
+        }
+    }
+
+    fn tell(&mut self, report: Report) {
+        self.unsent.push_back(report);
+    }
+
+    /// Sends what there is room for. A supervisor that is gone is noticed elsewhere.
+    fn flush(&mut self) {
+        while let Some(report) = self.unsent.front() {
+            if self.channel.send(report, &[]).is_err() {
+                return;
+            }
+            self.unsent.pop_front();
+        }
+    }
+
+    /// Kills everything that descends from this process, until nothing is left, and cleans up.
+    fn finish(mut self) {
+        let deadline = Instant::now() + UNKILLABLE;
+        loop {
+            for child in self.children.values().filter(|child| child.exit.is_none()) {
+                self.kill_all_of(child);
+            }
+            for pid in Family::look().descendants(getpid()) {
+                // As in `kill_orphans_of`.
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+            self.reap();
+            let alone = matches!(waitid(Id::All, PEEK), Err(Errno::ECHILD));
+            if alone || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.finish_logs();
+        self.leave();
+    }
+
+    /// Waits for the logs' threads, whose pipes have no writers any more.
+    fn finish_logs(&mut self) {
+        let deadline = Instant::now() + LAST_OUTPUT;
+        self.note_drained();
+        while self.children.values().any(|child| !child.drained) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(key) = self.drained.1.recv_timeout(left) else { return };
+            if let Some(child) = self.children.get_mut(&key) {
+                child.drained = true;
+            }
+        }
+    }
+
+    /// Goes back to the control group it came from and removes the cluster's.
+    fn leave(&self) {
+        let Some(group) = &self.cgroup else { return };
+        let Some(home) = group.path().parent() else { return };
+        if Cgroup::at(home.to_owned()).enter().is_err() {
+            return;
+        }
+        for _ in 0..100 {
+            if group.remove() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Starts this program again with a hidden subcommand, as leader of its own process group, with
+/// default signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors`
+/// (its number here, its number there) besides.
+pub(super) fn spawn_helper_at(
+    helper: &Path,
+    arguments: &[String],
+    descriptors: &[(RawFd, RawFd)],
+) -> io::Result<Pid> {
+    let mut actions = PosixSpawnFileActions::init()?;
+    actions.add_open(0, c"/dev/null", OFlag::O_RDONLY, Mode::empty())?;
+    // First to numbers beyond every source and target, so that none overwrites another.
+    let used = descriptors.iter().flat_map(|(source, target)| [*source, *target]);
+    let beyond = used.max().unwrap_or(2) + 1;
+    for (source, target) in descriptors {
+        actions.add_dup2(*source, target + beyond)?;
+    }
+    for (_, target) in descriptors {
+        actions.add_dup2(target + beyond, *target)?;
+        actions.add_close(target + beyond)?;
+    }
+    for standard in [1, 2] {
+        if !descriptors.iter().any(|(_, target)| *target == standard) {
+            actions.add_open(standard, c"/dev/null", OFlag::O_WRONLY, Mode::empty())?;
+        }
+    }
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
+    )?;
+    attributes.set_pgroup(Pid::from_raw(0))?;
+    attributes.set_sigdefault(&SigSet::all())?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    let text = |text: &str| CString::new(text).map_err(io::Error::from);
+    let mut argv = vec![c"cuda-cluster".to_owned()];
+    for argument in arguments {
+        argv.push(text(argument)?);
+    }
+    let mut environment = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let mut entry = name.into_encoded_bytes();
+        entry.push(b'=');
+        entry.extend(value.into_encoded_bytes());
+        environment.push(CString::new(entry)?);
+    }
+    Ok(posix_spawn(helper, &actions, &attributes, &argv, &environment)?)
+}
+
+fn spawn_helper(arguments: &[String], descriptors: &[(RawFd, RawFd)]) -> io::Result<Pid> {
+    spawn_helper_at(Path::new("/proc/self/exe"), arguments, descriptors)
+}

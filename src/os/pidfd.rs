@@ -1,0 +1,60 @@
+//! A descriptor for a process: readable when it has ended, and never another process's.
+//!
+//! *Invariant:* a signal through a [`PidFd`] reaches the process that it was opened for, or nobody.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+/// `pidfd_open(2)`, Linux 5.3.
+#[derive(Debug)]
+pub(crate) struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// Opens a process, which must be checked to be the meant one afterwards, unless it is a child
+    /// that was not reaped.
+    pub(crate) fn open(pid: Pid) -> Result<Self, Errno> {
+        // SAFETY: the call takes two integers.
+        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
+        let raw = RawFd::try_from(Errno::result(raw)?).map_err(|_| Errno::EBADF)?;
+        // SAFETY: the kernel has just made this descriptor, closed by `exec`, for this process.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+
+    /// Sends a signal; a process that has ended gets none.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let info = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: a null `info` asks the kernel to fill one in as `kill(2)` does.
+        unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.0.as_raw_fd(),
+                signal as libc::c_int,
+                info,
+                0,
+            )
+        };
+    }
+
+    /// Waits until the process has ended, at most this long; says whether it has.
+    pub(crate) fn wait(&self, within: std::time::Duration) -> bool {
+        let millis = u16::try_from(within.as_millis()).unwrap_or(u16::MAX);
+        let mut watched = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut watched, PollTimeout::from(millis)), Ok(1..))
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

@@ -1,0 +1,238 @@
+//! The last thing that runs before a program of ours: binds the process, then becomes the program.
+//!
+//! A hidden subcommand (`__shim GUARDIAN_PID`), single-threaded, so that whatever it sets holds for
+//! every thread and every page of the program from its first instruction. Starts nothing else.
+//!
+//! *Invariant:* the program runs only if the guardian lives, and keeps no descriptor but standard
+//! input (`/dev/null`), output and error (the log), and the status pipe where it is to use it.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+use super::binding::{self, InForce};
+use super::containment::Cgroup;
+use crate::plan::Binding;
+use crate::wire::status::{self, Status};
+
+/// The hidden subcommand.
+pub(super) const SUBCOMMAND: &str = "__shim";
+
+/// Where the guardian puts the instructions (a file with their JSON).
+pub(super) const INSTRUCTIONS_FD: RawFd = 3;
+
+/// Where the guardian puts the status pipe's writing end.
+pub(super) const STATUS_FD: RawFd = 4;
+
+/// The status of a shim that could not do as it was told.
+const REFUSED: u8 = 125;
+
+/// What the shim does, and what it becomes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Instructions {
+    /// Program and arguments; the program is looked up in `PATH`.
+    pub argv: Vec<String>,
+    /// Variables to set.
+    pub env: BTreeMap<String, String>,
+    /// Variables to remove.
+    pub env_remove: Vec<String>,
+    /// Working directory.
+    pub directory: Option<PathBuf>,
+    /// CPUs and memory nodes.
+    pub binding: Binding,
+    /// Limits, by `RLIMIT_…` name in lower case without the prefix (`core`, `nofile`, `memlock`);
+    /// `None` for no limit.
+    pub limits: BTreeMap<String, Option<u64>>,
+    /// The control group to enter.
+    pub cgroup: Option<PathBuf>,
+    /// Whether the program is given the status pipe, rather than its being closed by `exec`.
+    pub keep_status: bool,
+    /// Whether what could not be applied is a refusal.
+    pub strict: bool,
+}
+
+/// Why the program does not run.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("the guardian is gone")]
+    Orphaned,
+    #[error("the instructions cannot be read: {0}")]
+    Instructions(String),
+    #[error("under --strict: {}", .0.join("; "))]
+    Strict(Vec<String>),
+    #[error("cannot change to {}: {}", directory.display(), errno.desc())]
+    Directory { directory: PathBuf, errno: Errno },
+    #[error("cannot execute {program}: {}", errno.desc())]
+    Execute { program: String, errno: Errno },
+}
+
+impl Refusal {
+    /// As shells have it: 127 for a program that is not there, 126 for one that cannot run.
+    fn code(&self) -> u8 {
+        match self {
+            Self::Execute { errno: Errno::ENOENT, .. } => 127,
+            Self::Execute { .. } => 126,
+            _ => REFUSED,
+        }
+    }
+}
+
+/// Does the subcommand's work; returns only if the program does not run.
+pub(super) fn main(arguments: &[String]) -> ExitCode {
+    // SAFETY: the guardian put the status pipe there for this process alone, and nothing else in
+    // this process has taken the descriptor.
+    let mut pipe = File::from(unsafe { OwnedFd::from_raw_fd(STATUS_FD) });
+    let refusal = match become_program(arguments, &mut pipe) {
+        Ok(never) => match never {},
+        Err(refusal) => refusal,
+    };
+    let failed = status::encode(&Status::Failed { reason: refusal.to_string() });
+    // A supervisor that is gone needs no reason.
+    let _ = pipe.write_all(failed.as_bytes());
+    ExitCode::from(refusal.code())
+}
+
+fn become_program(
+    arguments: &[String],
+    pipe: &mut File,
+) -> Result<std::convert::Infallible, Refusal> {
+    die_with_guardian(arguments)?;
+    let instructions = read_instructions()?;
+    let mut notes = Vec::new();
+    if let Some(path) = &instructions.cgroup
+        && let Err(error) = Cgroup::at(path.clone()).enter()
+    {
+        notes.push(format!("the control group {} refused: {error}", path.display()));
+    }
+    set_limits(&instructions.limits, &mut notes);
+    let InForce { cpus, mems, notes: unbound } = binding::apply(&instructions.binding);
+    notes.extend(unbound);
+    if instructions.strict && !notes.is_empty() {
+        return Err(Refusal::Strict(notes));
+    }
+    if let Some(directory) = &instructions.directory {
+        nix::unistd::chdir(directory)
+            .map_err(|errno| Refusal::Directory { directory: directory.clone(), errno })?;
+    }
+    set_environment(&instructions)?;
+    close_the_rest(pipe, instructions.keep_status);
+    let bound = status::encode(&Status::Bound { cpus, mems, notes });
+    // A supervisor that is gone takes this process with it; nothing to report to.
+    let _ = pipe.write_all(bound.as_bytes());
+    execute(&instructions.argv)
+}
+
+/// Asks for SIGKILL when the guardian's thread ends, and looks whether it already has.
+fn die_with_guardian(arguments: &[String]) -> Result<(), Refusal> {
+    let guardian: Option<i32> = arguments.first().and_then(|text| text.parse().ok());
+    let signal = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    let parent = nix::unistd::getppid().as_raw();
+    match (signal, guardian) {
+        (Ok(()), Some(guardian)) if guardian == parent => Ok(()),
+        _ => Err(Refusal::Orphaned),
+    }
+}
+
+fn read_instructions() -> Result<Instructions, Refusal> {
+    // SAFETY: as for the status pipe.
+    let mut file = File::from(unsafe { OwnedFd::from_raw_fd(INSTRUCTIONS_FD) });
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| Refusal::Instructions(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| Refusal::Instructions(error.to_string()))
+}
+
+fn set_limits(limits: &BTreeMap<String, Option<u64>>, notes: &mut Vec<String>) {
+    for (name, wanted) in limits {
+        let Some(resource) = resource(name) else {
+            notes.push(format!("limit {name} is not known here"));
+            continue;
+        };
+        let applied = getrlimit(resource).and_then(|(_, hard)| {
+            let wanted = wanted.unwrap_or(libc::RLIM_INFINITY);
+            // The hard limit is raised where that is allowed, and left where it already suffices.
+            setrlimit(resource, wanted, hard.max(wanted))
+        });
+        if let Err(errno) = applied {
+            let wanted = wanted.map_or("unlimited".to_owned(), |wanted| wanted.to_string());
+            notes.push(format!("limit {name} could not be set to {wanted}: {}", errno.desc()));
+        }
+    }
+}
+
+fn resource(name: &str) -> Option<Resource> {
+    Some(match name {
+        "as" => Resource::RLIMIT_AS,
+        "core" => Resource::RLIMIT_CORE,
+        "memlock" => Resource::RLIMIT_MEMLOCK,
+        "nofile" => Resource::RLIMIT_NOFILE,
+        "nproc" => Resource::RLIMIT_NPROC,
+        "stack" => Resource::RLIMIT_STACK,
+        _ => return None,
+    })
+}
+
+fn set_environment(instructions: &Instructions) -> Result<(), Refusal> {
+    let speakable = |name: &str| !name.is_empty() && !name.contains(['=', '\0']);
+    let names = instructions.env.keys().chain(&instructions.env_remove);
+    if let Some(name) = names.into_iter().find(|name| !speakable(name)) {
+        return Err(Refusal::Instructions(format!("{name:?} is no variable's name")));
+    }
+    if let Some((name, _)) = instructions.env.iter().find(|(_, value)| value.contains('\0')) {
+        return Err(Refusal::Instructions(format!("the value of {name} has a zero byte")));
+    }
+    // SAFETY: this process has one thread.
+    unsafe {
+        for name in &instructions.env_remove {
+            std::env::remove_var(name);
+        }
+        for (name, value) in &instructions.env {
+            std::env::set_var(name, value);
+        }
+        if instructions.keep_status {
+            std::env::set_var(status::FD_VARIABLE, STATUS_FD.to_string());
+        } else {
+            std::env::remove_var(status::FD_VARIABLE);
+        }
+    }
+    Ok(())
+}
+
+/// Marks everything beyond standard error to be closed by `exec`, but for the status pipe if the
+/// program is to have it.
+fn close_the_rest(pipe: &File, keep_status: bool) {
+    let close_on_exec = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    // SAFETY: the call changes flags of descriptors only; none is closed while this process runs.
+    let marked =
+        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, close_on_exec) };
+    if marked != 0 {
+        // Before Linux 5.11. The guardian gave this process these two descriptors and no others.
+        let _ = fcntl(pipe, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    }
+    if keep_status {
+        // It cannot fail on a descriptor that is open.
+        let _ = fcntl(pipe, FcntlArg::F_SETFD(FdFlag::empty()));
+    }
+    debug_assert_eq!(pipe.as_raw_fd(), STATUS_FD);
+}
+
+fn execute(argv: &[String]) -> Result<std::convert::Infallible, Refusal> {
+    let program = argv.first().cloned().unwrap_or_default();
+    let refusal = |errno| Refusal::Execute { program: program.clone(), errno };
+    let arguments: Result<Vec<CString>, _> =
+        argv.iter().map(|argument| CString::new(argument.as_str())).collect();
+    let arguments = arguments.map_err(|_| refusal(Errno::EINVAL))?;
+    let first = arguments.first().ok_or_else(|| refusal(Errno::ENOENT))?;
+    // Rust's runtime ignores SIGPIPE, and `exec` would hand that on.
+    super::default_broken_pipe();
+    nix::unistd::execvp(first, &arguments).map_err(refusal)
+}

@@ -1,0 +1,446 @@
+//! Acts: turns what happens into events for `core`, and does the actions that come out.
+//!
+//! Decides nothing.
+//!
+//! *Invariant:* events about one process reach `core` in the order in which they happened: its
+//! words before its end.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{PipeReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::io::{AsyncReadExt, BufReader};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::core::{Action, Core, Event};
+use super::service::{Handle, Options, StartError, WishError};
+use super::state::{self, ClusterState, ProcessState, Timings};
+use super::{
+    ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessPhase,
+    ProcessSpec, RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
+};
+use crate::os::guardian::{Guardian, Key, Report, Start};
+use crate::os::log_file;
+use crate::os::process::Exit;
+use crate::os::run_directory::{Paths, RunDirectory};
+use crate::os::shim::Instructions;
+use crate::wire::status;
+
+/// Last lines of a log that belong to a cause.
+const TAIL: usize = 20;
+
+/// Longest wait for the last words of a process that has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Records that a slow listener may lag behind.
+const BACKLOG: usize = 1024;
+
+/// What somebody wants.
+#[derive(Debug)]
+pub(super) enum Wish {
+    Stop(Escalation),
+    Restart { process: String, answer: oneshot::Sender<Result<(), WishError>> },
+    Scale { workers: usize, answer: oneshot::Sender<Result<(), WishError>> },
+}
+
+/// One supervisor at work.
+pub(super) struct Actor {
+    core: Core,
+    specs: Vec<ProcessSpec>,
+    launch: Launch,
+    guardian: Arc<Guardian>,
+    directory: Option<RunDirectory>,
+    paths: Paths,
+    mark: String,
+    began: Instant,
+    wishes: mpsc::UnboundedReceiver<Wish>,
+    inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    ears: BTreeMap<Key, JoinHandle<()>>,
+    state: watch::Sender<ClusterState>,
+    records: broadcast::Sender<Record>,
+    journal: Option<File>,
+    control: JoinHandle<()>,
+    /// Whether logs are kept, because of a bad end.
+    keep: bool,
+}
+
+impl Actor {
+    /// Starts the guardian and the control API.
+    pub(super) async fn prepare(
+        launch: Launch,
+        directory: RunDirectory,
+        options: Options,
+    ) -> Result<(Self, Handle), StartError> {
+        let token = random_token();
+        let mark = format!("{MARK_VARIABLE}={token}");
+        let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
+        let guardian = Guardian::start(&options.helper, directory.lock(), &label, mark)
+            .await
+            .map_err(StartError::Guardian)?;
+        let paths = directory.paths().clone();
+        if let Some(group) = guardian.cgroup() {
+            let path = group.path().display().to_string();
+            directory
+                .write_private(&paths.cgroup(), path.as_bytes())
+                .map_err(StartError::RunDirectory)?;
+        }
+        let began = SystemTime::now();
+        let first = first_state(&launch, &paths, &guardian, began);
+        let core = Core::new(&launch, first.clone(), began, seed());
+        let (wish_sender, wishes) = mpsc::unbounded_channel();
+        let (state, state_receiver) = watch::channel(first);
+        let (records, _) = broadcast::channel(BACKLOG);
+        let mut journal = OpenOptions::new();
+        journal.append(true).create(true).mode(0o600);
+        let handle = Handle {
+            wishes: wish_sender.clone(),
+            state: state_receiver.clone(),
+            records: records.clone(),
+        };
+        let control = control::serve(
+            &paths,
+            Handle { wishes: wish_sender, state: state_receiver, records: records.clone() },
+        )
+        .map_err(|source| StartError::Control { path: paths.control(), source })?;
+        let actor = Self {
+            core,
+            specs: launch.scheduler.iter().chain(&launch.workers).cloned().collect(),
+            launch,
+            guardian: Arc::new(guardian),
+            journal: journal.open(paths.events()).ok(),
+            directory: Some(directory),
+            paths,
+            mark: token,
+            began: Instant::now(),
+            wishes,
+            inner: mpsc::channel(256),
+            ears: BTreeMap::new(),
+            state,
+            records,
+            control,
+            keep: false,
+        };
+        Ok((actor, handle))
+    }
+
+    /// The guardian, for whoever must be able to end everything at any time.
+    pub(super) fn guardian(&self) -> Arc<Guardian> {
+        Arc::clone(&self.guardian)
+    }
+
+    /// Works until the cluster has ended.
+    pub(super) async fn run(mut self) -> Outcome {
+        let mut event = Event::Begin;
+        loop {
+            let actions = self.core.handle(event, self.began.elapsed());
+            self.show();
+            for action in actions {
+                if let Some(outcome) = self.act(action) {
+                    self.show();
+                    self.keep = !outcome.is_good();
+                    return self.finish(outcome).await;
+                }
+            }
+            event = self.next().await;
+        }
+    }
+
+    /// Waits for the next event that concerns `core`.
+    async fn next(&mut self) -> Event {
+        loop {
+            let deadline = self.core.next_deadline().map(|at| self.began + at);
+            let sleep = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                report = self.guardian.report() => match report {
+                    None => return Event::GuardianLost,
+                    Some(report) => if let Some(event) = self.hear(report) { return event },
+                },
+                Some(event) = self.inner.1.recv() => return event,
+                Some(wish) = self.wishes.recv() => {
+                    if let Some(event) = self.weigh(wish) { return event }
+                }
+                () = sleep => return Event::Tick,
+            }
+        }
+    }
+
+    fn hear(&mut self, report: Report) -> Option<Event> {
+        match report {
+            Report::Watching => None,
+            Report::Started { key, pid } => Some(Event::Started { key, pid }),
+            Report::NotStarted { key, reason } => Some(Event::NotStarted { key, reason }),
+            Report::Exited { key, exit } => {
+                self.write_obituary(key, exit);
+                None
+            }
+        }
+    }
+
+    /// Lets a dead process's last words be heard, and then tells of its end.
+    fn write_obituary(&mut self, key: Key, exit: Exit) {
+        let ear = self.ears.remove(&key);
+        let log = self.seat(key).map(|spec| self.paths.log(&spec.name));
+        let events = self.inner.0.clone();
+        tokio::spawn(async move {
+            if let Some(ear) = ear {
+                // A descendant that could not be killed may hold the pipe.
+                let _ = tokio::time::timeout(LAST_WORDS, ear).await;
+            }
+            let log_tail = log.map(|log| log_file::last_lines(&log, TAIL)).unwrap_or_default();
+            // Nobody listens when the cluster has ended.
+            let _ = events.send(Event::Exited { key, exit, log_tail }).await;
+        });
+    }
+
+    fn seat(&self, key: Key) -> Option<&ProcessSpec> {
+        let number = (0..self.specs.len()).find(|seat| self.core.key_of(*seat) == Some(key))?;
+        self.specs.get(number)
+    }
+
+    /// Turns a wish into an event, or refuses it.
+    fn weigh(&self, wish: Wish) -> Option<Event> {
+        let ending = matches!(self.state.borrow().state, ClusterPhase::Stopping);
+        let (event, answer) = match wish {
+            Wish::Stop(how) => return Some(Event::Stop(how)),
+            Wish::Restart { process, answer } => {
+                let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
+                let event = self.core.seat_named(&process).map(Event::Restart);
+                (event.ok_or_else(|| WishError::Unknown { name: process, known: known() }), answer)
+            }
+            Wish::Scale { workers, answer } => {
+                let planned = self.launch.workers.len();
+                let few = workers <= planned;
+                let event = few.then_some(Event::Scale(workers));
+                (event.ok_or(WishError::TooMany { wanted: workers, planned }), answer)
+            }
+        };
+        let event = if ending { Err(WishError::Ending) } else { event };
+        // Who asked may have left.
+        let _ = answer.send(event.as_ref().map(drop).map_err(Clone::clone));
+        event.ok()
+    }
+
+    /// Does an action; returns the outcome when it was the last.
+    fn act(&mut self, action: Action) -> Option<Outcome> {
+        match action {
+            Action::Start { seat, key } => self.start(seat, key),
+            // A guardian that takes no requests is noticed when its reports end, or not at all
+            // until the processes are given up; either way the end stands in for it.
+            Action::Terminate { key } => drop(self.guardian.signal(key, libc::SIGTERM)),
+            Action::Kill { key } => drop(self.guardian.kill(key)),
+            Action::AwaitGpu { seat } => {
+                let event = Event::Gpu { seat, finding: super::core::GpuFinding::Free };
+                self.tell_later(event);
+            }
+            Action::Bundle { .. } => {}
+            Action::Record(record) => self.write(record),
+            Action::End(outcome) => return Some(outcome),
+        }
+        None
+    }
+
+    /// Puts an event behind those that already wait.
+    fn tell_later(&self, event: Event) {
+        let events = self.inner.0.clone();
+        tokio::spawn(async move {
+            // Nobody listens when the cluster has ended.
+            let _ = events.send(event).await;
+        });
+    }
+
+    fn start(&mut self, seat: usize, key: Key) {
+        let spec = &self.specs[seat];
+        let start = Start {
+            key,
+            name: spec.name.clone(),
+            mark: format!("{PROCESS_VARIABLE}={}", spec.name),
+            log: self.paths.log(&spec.name),
+            log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
+            log_keep: self.launch.supervision.log_keep,
+            cgroup: None,
+        };
+        match self.guardian.spawn(start, self.instructions(spec)) {
+            Ok(status) => {
+                let ear = tokio::spawn(listen(status, key, self.inner.0.clone()));
+                self.ears.insert(key, ear);
+            }
+            Err(error) => {
+                self.tell_later(Event::NotStarted { key, reason: in_full(&error) });
+            }
+        }
+    }
+
+    fn instructions(&self, spec: &ProcessSpec) -> Instructions {
+        let mut env = spec.env.clone();
+        let root = self.paths.root().display().to_string();
+        env.insert(RUN_DIRECTORY_VARIABLE.to_owned(), root);
+        env.insert(PROCESS_VARIABLE.to_owned(), spec.name.clone());
+        env.insert(MARK_VARIABLE.to_owned(), self.mark.clone());
+        Instructions {
+            argv: spec.argv.clone(),
+            env,
+            env_remove: spec.env_remove.clone(),
+            directory: spec.directory.clone(),
+            binding: spec.binding.clone(),
+            limits: BTreeMap::new(),
+            cgroup: None,
+            keep_status: spec.ready == ReadyWhen::Said,
+            strict: self.launch.strict,
+        }
+    }
+
+    fn write(&mut self, record: Record) {
+        if let (Some(journal), Ok(mut line)) = (&mut self.journal, serde_json::to_vec(&record)) {
+            line.push(b'\n');
+            // A full disk must not stop the cluster; listeners still hear of it.
+            let _ = journal.write_all(&line);
+        }
+        // Nobody may be listening.
+        let _ = self.records.send(record);
+    }
+
+    /// Shows the state to whoever watches, if it has changed.
+    fn show(&self) {
+        let state = self.core.state();
+        self.state.send_if_modified(|shown| {
+            let changed = *shown != state;
+            if changed {
+                *shown = state;
+            }
+            changed
+        });
+    }
+
+    async fn finish(self, outcome: Outcome) -> Outcome {
+        // Waiting for the guardian's end blocks for some milliseconds.
+        let done = tokio::task::spawn_blocking(move || drop(self)).await;
+        debug_assert!(done.is_ok(), "dropping an actor does not panic");
+        outcome
+    }
+}
+
+impl Drop for Actor {
+    /// Ends every process, then the run directory: all of it after a good end, the secret and the
+    /// socket after a bad one.
+    fn drop(&mut self) {
+        self.guardian.end();
+        self.control.abort();
+        for ear in self.ears.values() {
+            ear.abort();
+        }
+        let Some(directory) = self.directory.take() else { return };
+        // Files that are gone need no removing, and there is nobody left to tell of the rest.
+        if !self.keep {
+            let _ = directory.remove();
+        } else {
+            for path in [self.paths.control(), self.paths.secret(), self.paths.cgroup()] {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// Reads a process's status pipe until nobody can write to it any more.
+async fn listen(pipe: PipeReader, key: Key, events: mpsc::Sender<Event>) {
+    if let Ok(pipe) = tokio::net::unix::pipe::Receiver::from_owned_fd(pipe.into()) {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while read_line(&mut pipe, &mut line).await {
+            let text = String::from_utf8_lossy(&line);
+            // A line that is no status is a program's own mistake, and none of the cluster's.
+            if let Ok(status) = status::decode(text.trim_end())
+                && events.send(Event::Said { key, status }).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+    // Nobody listens when the cluster has ended.
+    let _ = events.send(Event::Hushed { key }).await;
+}
+
+/// Reads the next line of at most [`status::LINE_LIMIT`] bytes; a longer one comes in pieces, none
+/// of which is a status. Says whether there was one.
+async fn read_line(pipe: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &mut Vec<u8>) -> bool {
+    line.clear();
+    let mut limited = pipe.take(status::LINE_LIMIT as u64);
+    let read = tokio::io::AsyncBufReadExt::read_until(&mut limited, b'\n', line).await;
+    matches!(read, Ok(1..))
+}
+
+/// An error with its causes, in one line.
+pub(super) fn in_full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+/// A number nobody can guess, in hexadecimal; only its being unlike any other matters here.
+fn random_token() -> String {
+    format!("{:016x}{:016x}", seed(), seed())
+}
+
+fn seed() -> u64 {
+    // Without the system's randomness the clock is unlike enough.
+    getrandom::u64().unwrap_or_else(|_| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        now.as_secs() ^ u64::from(now.subsec_nanos()) << 32
+    })
+}
+
+fn first_state(
+    launch: &Launch,
+    paths: &Paths,
+    guardian: &Guardian,
+    began: SystemTime,
+) -> ClusterState {
+    let containment = guardian.containment();
+    let process = |spec: &ProcessSpec| ProcessState {
+        name: spec.name.clone(),
+        pid: None,
+        state: ProcessPhase::Waiting,
+        address: None,
+        restarts: 0,
+        gpu: spec.gpu.clone(),
+        cpus: spec.binding.cpus.clone(),
+        mems: spec.binding.mems.clone(),
+        asked: spec.binding.clone(),
+        containment,
+        last_exit: None,
+        step: None,
+        peers: Vec::new(),
+        log: paths.log(&spec.name),
+        timings: Timings::default(),
+        notes: Vec::new(),
+    };
+    ClusterState {
+        version: state::VERSION,
+        name: launch.name.clone(),
+        engine: launch.engine,
+        simulated: launch.simulated,
+        state: ClusterPhase::Starting,
+        supervisor_pid: std::process::id(),
+        guardian_pid: Some(guardian.pid()),
+        started_at: humantime::format_rfc3339_millis(began).to_string(),
+        ready_after_ms: None,
+        run_directory: paths.root().to_owned(),
+        containment,
+        scheduler: launch.scheduler.as_ref().map(process),
+        workers: launch.workers.iter().map(process).collect(),
+        cause: None,
+        notes: Vec::new(),
+    }
+}

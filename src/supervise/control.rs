@@ -1,0 +1,137 @@
+//! The control API: HTTP on the run directory's socket, for this user alone.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/state` | the state, as `ps -o json` |
+//! | `GET /v1/plan` | `plan.json` |
+//! | `GET /v1/events` | server-sent events, a record each |
+//! | `POST /v1/stop?how=graceful\|kill\|abandon` | 202 |
+//! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
+//! | `POST /v1/scale?workers=N` | 202; 400 for more than are planned |
+//!
+//! *Invariant:* a connection of another user is closed before anything is read from it.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt};
+
+use super::actor::Wish;
+use super::service::{Ask, Handle, WishError};
+use super::{ClusterState, Escalation};
+use crate::os::run_directory::Paths;
+
+struct Shared {
+    handle: Handle,
+    paths: Paths,
+}
+
+/// Listens on the control socket until the task is aborted.
+pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<JoinHandle<()>> {
+    let path = paths.control();
+    let listener = UnixListener::bind(&path)?;
+    // The directory is closed to others already; this says so of the socket too.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let router = Router::new()
+        .route("/v1/state", get(state))
+        .route("/v1/plan", get(plan))
+        .route("/v1/events", get(events))
+        .route("/v1/stop", post(stop))
+        .route("/v1/restart/{process}", post(restart))
+        .route("/v1/scale", post(scale))
+        .with_state(Arc::new(Shared { handle, paths: paths.clone() }));
+    Ok(tokio::spawn(async move {
+        // It ends only by being aborted.
+        let _ = axum::serve(OwnUser(listener), router).await;
+    }))
+}
+
+/// A listener that takes connections of this user (or root) only.
+struct OwnUser(UnixListener);
+
+impl axum::serve::Listener for OwnUser {
+    type Io = UnixStream;
+    type Addr = tokio::net::unix::SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let (stream, address) = axum::serve::Listener::accept(&mut self.0).await;
+            let own = nix::unistd::Uid::effective().as_raw();
+            if stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0) {
+                return (stream, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.0.local_addr()
+    }
+}
+
+async fn state(State(shared): State<Arc<Shared>>) -> Json<ClusterState> {
+    Json(shared.handle.state.borrow().clone())
+}
+
+async fn plan(State(shared): State<Arc<Shared>>) -> Response {
+    match tokio::fs::read(shared.paths.plan()).await {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => (StatusCode::NOT_FOUND, format!("no plan: {error}\n")).into_response(),
+    }
+}
+
+async fn events(
+    State(shared): State<Arc<Shared>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let records = tokio_stream::wrappers::BroadcastStream::new(shared.handle.records.subscribe());
+    // A listener that lags behind misses records, and finds them in `events.jsonl`.
+    let events = records
+        .filter_map(|record| Event::default().json_data(record.ok()?).ok())
+        .map(Ok::<_, Infallible>);
+    Sse::new(events).keep_alive(KeepAlive::default())
+}
+
+#[derive(Deserialize)]
+struct StopQuery {
+    how: Option<Escalation>,
+}
+
+async fn stop(State(shared): State<Arc<Shared>>, Query(query): Query<StopQuery>) -> StatusCode {
+    let how = query.how.unwrap_or(Escalation::Graceful);
+    // A supervisor that has ended needs no telling.
+    let _ = shared.handle.wishes.send(Wish::Stop(how));
+    StatusCode::ACCEPTED
+}
+
+async fn restart(State(shared): State<Arc<Shared>>, Path(process): Path<String>) -> Response {
+    answer(shared.handle.wishes.restart(&process).await)
+}
+
+#[derive(Deserialize)]
+struct ScaleQuery {
+    workers: usize,
+}
+
+async fn scale(State(shared): State<Arc<Shared>>, Query(query): Query<ScaleQuery>) -> Response {
+    answer(shared.handle.wishes.scale(query.workers).await)
+}
+
+fn answer(granted: Result<(), WishError>) -> Response {
+    let Err(error) = granted else { return StatusCode::ACCEPTED.into_response() };
+    let status = match &error {
+        WishError::Unknown { .. } => StatusCode::NOT_FOUND,
+        WishError::TooMany { .. } => StatusCode::BAD_REQUEST,
+        WishError::Ending => StatusCode::CONFLICT,
+    };
+    (status, format!("{error}\n")).into_response()
+}

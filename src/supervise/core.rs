@@ -1,0 +1,560 @@
+//! Decides what is started, told to end, killed and started again, and when.
+//!
+//! Pure: events and the time come in, actions go out, and nothing is read, slept or drawn by lot
+//! here. `service` makes the events and does the actions. Time is what has passed since the
+//! supervisor began; who acts asks [`Core::next_deadline`] when to come back without an event.
+//!
+//! *Invariant:* a process is started only in an empty seat, a signal goes only to a living process,
+//! the cluster is READY only while every wanted process is, and nothing follows [`Action::End`].
+
+mod ending;
+mod seat;
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, SystemTime};
+
+use super::record::What;
+use super::{
+    Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record,
+};
+use crate::os::guardian::Key;
+use crate::os::process::Exit;
+use crate::plan::{SchedulerDeath, Supervision};
+use crate::wire::status::Status;
+use seat::{Seat, Then, Verdict};
+
+/// Time since the supervisor began.
+pub(super) type Moment = Duration;
+
+/// Which process: its place in [`Core::state`], the scheduler first if there is one.
+pub(super) type SeatNumber = usize;
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Event {
+    /// Everything is prepared.
+    Begin,
+    /// A shim runs.
+    Started { key: Key, pid: u32 },
+    /// A shim could not be started.
+    NotStarted { key: Key, reason: String },
+    /// A process wrote on its status pipe.
+    Said { key: Key, status: Status },
+    /// A process's status pipe has no writer any more: it was executed without one, or has ended.
+    Hushed { key: Key },
+    /// A process has ended.
+    Exited { key: Key, exit: Exit, log_tail: Vec<String> },
+    /// A process's resident memory is near its limit.
+    MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
+    /// The GPU of a dead process was looked at.
+    Gpu { seat: SeatNumber, finding: GpuFinding },
+    /// Somebody wants the end.
+    Stop(Escalation),
+    /// Somebody wants a process to be started again.
+    Restart(SeatNumber),
+    /// Somebody wants this many workers.
+    Scale(usize),
+    /// The guardian is gone.
+    GuardianLost,
+    /// A deadline has passed.
+    Tick,
+}
+
+/// What became of a dead process's GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum GpuFinding {
+    /// Its memory is free.
+    Free,
+    /// Its memory is still held after the longest wait; by whom, in a sentence.
+    Held(String),
+    /// The GPU has fallen off, or must be reset; why, in a sentence.
+    Lost(String),
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    /// Start the process of a seat.
+    Start { seat: SeatNumber, key: Key },
+    /// Send SIGTERM to its group.
+    Terminate { key: Key },
+    /// Send SIGKILL to it and everything that it started.
+    Kill { key: Key },
+    /// Wait until a dead process's GPU is free, and say so.
+    AwaitGpu { seat: SeatNumber },
+    /// Keep what can be known of an abnormal end.
+    Bundle { seat: SeatNumber, key: Key },
+    /// Tell everybody who listens.
+    Record(Record),
+    /// It is over.
+    End(Outcome),
+}
+
+/// The decisions for one cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Core {
+    policy: Supervision,
+    run_to_completion: bool,
+    /// The scheduler first, if there is one; then the workers.
+    seats: Vec<Seat>,
+    workers_from: usize,
+    /// Number of workers wanted.
+    wanted: usize,
+    state: ClusterState,
+    /// When the first start must be complete.
+    ready_by: Moment,
+    /// The outcome, once the end has begun.
+    ending: Option<Outcome>,
+    /// When living processes are given up, once they were killed.
+    give_up_at: Option<Moment>,
+    over: bool,
+    next_key: u64,
+    began: SystemTime,
+    lots: Lots,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    /// The decisions for a launch, whose processes are shown in `state` in the same order.
+    ///
+    /// `began` is the time of day at [`Moment::ZERO`]; `seed` is for jitter.
+    pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
+        let specs = launch.scheduler.iter().chain(&launch.workers);
+        let shown = state.scheduler.iter().chain(&state.workers);
+        let seats = specs.zip(shown).map(|(spec, shown)| Seat::new(spec.clone(), shown.clone()));
+        Self {
+            policy: launch.supervision.clone(),
+            run_to_completion: launch.run_to_completion,
+            seats: seats.collect(),
+            workers_from: usize::from(launch.scheduler.is_some()),
+            wanted: launch.workers.len(),
+            state,
+            ready_by: Moment::ZERO,
+            ending: None,
+            give_up_at: None,
+            over: false,
+            next_key: 0,
+            began,
+            lots: Lots(seed),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes note of an event, and says what is to be done.
+    pub(super) fn handle(&mut self, event: Event, now: Moment) -> Vec<Action> {
+        if self.over {
+            return Vec::new();
+        }
+        self.apply(event, now);
+        self.proceed(now);
+        self.settle(now);
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When to come back with [`Event::Tick`], if no other event comes before.
+    pub(super) fn next_deadline(&self) -> Option<Moment> {
+        let mut deadlines: Vec<Moment> = self.give_up_at.into_iter().collect();
+        for seat in &self.seats {
+            deadlines.extend(seat.kill_at);
+            if seat.phase() == ProcessPhase::Starting {
+                deadlines.extend(seat.ready_by);
+            }
+            let due = seat.phase() == ProcessPhase::Restarting && !seat.gpu_pending;
+            deadlines.extend(due.then_some(seat.not_before));
+        }
+        deadlines.into_iter().min().filter(|_| !self.over)
+    }
+
+    /// What is.
+    pub(super) fn state(&self) -> ClusterState {
+        let mut state = self.state.clone();
+        let mut shown = self.seats.iter().map(|seat| seat.shown.clone());
+        state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
+        state.workers = shown.collect();
+        state
+    }
+
+    /// The living process of a seat.
+    pub(super) fn key_of(&self, seat: SeatNumber) -> Option<Key> {
+        self.seats.get(seat)?.key
+    }
+
+    /// The seat with this name.
+    pub(super) fn seat_named(&self, name: &str) -> Option<SeatNumber> {
+        self.seats.iter().position(|seat| seat.spec.name == name)
+    }
+
+    fn seat_of(&self, key: Key) -> Option<SeatNumber> {
+        self.seats.iter().position(|seat| seat.key == Some(key))
+    }
+
+    fn apply(&mut self, event: Event, now: Moment) {
+        match event {
+            Event::Begin => {
+                self.ready_by = now + self.policy.ready_within.0;
+                self.record(now, None, What::Cluster { state: self.state.state, cause: None });
+            }
+            Event::Started { key, pid } => self.started(key, pid, now),
+            Event::NotStarted { key, reason } => self.not_started(key, &reason, now),
+            Event::Said { key, status } => self.said(key, status, now),
+            Event::Hushed { key } => self.hushed(key, now),
+            Event::Exited { key, exit, log_tail } => self.exited(key, exit, log_tail, now),
+            Event::MemoryReached { key, resident_bytes, limit_bytes } => {
+                self.memory_reached(key, resident_bytes, limit_bytes, now);
+            }
+            Event::Gpu { seat, finding } => self.gpu_found(seat, finding, now),
+            Event::Stop(how) => self.stop(how, now),
+            Event::Restart(seat) => self.restart(seat, now),
+            Event::Scale(wanted) => self.scale(wanted, now),
+            Event::GuardianLost => {
+                let text = "the guardian process has ended; nothing holds the processes together \
+                            any more";
+                let cause = self.cluster_cause(text.to_owned());
+                self.end_at_once(Outcome::Failed(cause), now);
+            }
+            Event::Tick => {}
+        }
+    }
+
+    // ---- what processes tell
+
+    fn started(&mut self, key: Key, pid: u32, now: Moment) {
+        let Some(seat) = self.seat_of(key) else { return };
+        self.seats[seat].shown.pid = Some(pid);
+        let restarts = self.seats[seat].shown.restarts;
+        self.record(now, Some(seat), What::Started { pid, restarts });
+    }
+
+    /// A shim that could not be started is a process that ended at once.
+    fn not_started(&mut self, key: Key, reason: &str, now: Moment) {
+        let Some(seat) = self.seat_of(key) else { return };
+        self.seats[seat].blame = Some(format!("could not be started: {reason}"));
+        let exit = Exit { code: None, signal: None, core_dumped: false };
+        self.exited(key, exit, Vec::new(), now);
+    }
+
+    fn said(&mut self, key: Key, status: Status, now: Moment) {
+        let Some(number) = self.seat_of(key) else { return };
+        let seat = &mut self.seats[number];
+        match status {
+            Status::Bound { cpus, mems, notes } => {
+                seat.shown.timings.bound_ms = Some(millis(now - seat.started));
+                seat.shown.cpus = Some(cpus);
+                seat.shown.mems = (!mems.is_empty()).then_some(mems);
+                seat.shown.notes.clone_from(&notes);
+                for text in notes {
+                    self.record(now, Some(number), What::Note { text });
+                }
+            }
+            Status::Step { step } => {
+                seat.shown.step = Some(step.clone());
+                self.record(now, Some(number), What::Step { step });
+            }
+            Status::Ready { address, peers } => {
+                seat.shown.address = address;
+                seat.shown.peers = peers;
+                self.ready(number, now);
+            }
+            Status::Failed { reason } => seat.blame = Some(format!("could not start: {reason}")),
+        }
+    }
+
+    fn hushed(&mut self, key: Key, now: Moment) {
+        let Some(number) = self.seat_of(key) else { return };
+        let seat = &self.seats[number];
+        let executed = seat.spec.ready == ReadyWhen::Executed
+            && seat.shown.timings.bound_ms.is_some()
+            && seat.blame.is_none();
+        if executed {
+            self.ready(number, now);
+        }
+    }
+
+    fn ready(&mut self, number: SeatNumber, now: Moment) {
+        let seat = &mut self.seats[number];
+        if seat.phase() != ProcessPhase::Starting {
+            return;
+        }
+        seat.ready = Some(now);
+        seat.ready_by = None;
+        seat.shown.step = None;
+        seat.shown.state = ProcessPhase::Ready;
+        let after_ms = millis(now - seat.started);
+        seat.shown.timings.ready_ms = Some(after_ms);
+        self.record(now, Some(number), What::Ready { after_ms });
+    }
+
+    fn memory_reached(&mut self, key: Key, resident: u64, limit: u64, now: Moment) {
+        let Some(number) = self.seat_of(key) else { return };
+        if !matches!(self.seats[number].phase(), ProcessPhase::Ready | ProcessPhase::Starting) {
+            return;
+        }
+        use crate::units::HumanBytes;
+        let reason =
+            format!("reached its memory limit ({} of {})", HumanBytes(resident), HumanBytes(limit));
+        self.seats[number].blame = Some(reason.clone());
+        self.terminate(number, Then::Judge, &reason, now);
+    }
+
+    // ---- deaths
+
+    fn exited(&mut self, key: Key, exit: Exit, log_tail: Vec<String>, now: Moment) {
+        let Some(number) = self.seat_of(key) else { return };
+        let at = self.time_of_day(now);
+        let seat = &mut self.seats[number];
+        let told = seat.phase() == ProcessPhase::Stopping;
+        let succeeded = exit.is_success() && seat.blame.is_none();
+        let reason = match &seat.blame {
+            Some(blame) if exit.code.is_none() && exit.signal.is_none() => blame.clone(),
+            Some(blame) => format!("{blame}; it {exit}"),
+            None => exit.to_string(),
+        };
+        seat.leave();
+        seat.shown.last_exit =
+            Some(super::state::LastExit { exit, reason: reason.clone(), at, bundle: None });
+        self.record(now, Some(number), What::Exited { exit, reason: reason.clone() });
+        let then = if told { self.seats[number].then } else { Then::Judge };
+        if then == Then::Judge && !succeeded {
+            self.actions.push(Action::Bundle { seat: number, key });
+        }
+        let cause = Cause {
+            process: Some(self.seats[number].spec.name.clone()),
+            text: format!("{} {reason}", self.seats[number].spec.name),
+            exit: Some(exit),
+            log_tail,
+        };
+        match then {
+            _ if self.ending.is_some() => self.rest(number),
+            Then::Rest => self.rest(number),
+            Then::Return => self.return_at(number, now),
+            Then::Rejoin => self.seats[number].shown.state = ProcessPhase::Waiting,
+            Then::Judge => self.judge(number, succeeded, cause, now),
+        }
+    }
+
+    /// What a death that nobody asked for leads to.
+    fn judge(&mut self, number: SeatNumber, succeeded: bool, cause: Cause, now: Moment) {
+        let scheduler = number < self.workers_from;
+        if self.run_to_completion && !scheduler && succeeded {
+            return self.rest(number);
+        }
+        if self.state.state == ClusterPhase::Starting || self.run_to_completion {
+            self.fail(number, cause.clone());
+            return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
+        }
+        if scheduler && self.policy.scheduler_death == SchedulerDeath::EndCluster {
+            self.fail(number, cause.clone());
+            return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
+        }
+        let jitter = self.lots.draw();
+        // Without its scheduler a cluster is nothing, however the scheduler ended.
+        let succeeded = succeeded && !scheduler;
+        match self.seats[number].judge(succeeded, &self.policy, now, jitter) {
+            Verdict::Rest => self.rest(number),
+            Verdict::Restart { delay } => {
+                self.return_at(number, now + delay);
+                self.record(now, Some(number), What::Restarting { in_ms: millis(delay) });
+                if scheduler {
+                    self.recall_workers("its scheduler is gone", now);
+                }
+            }
+            Verdict::Fail { reason } => {
+                let text = format!("{}, and {reason}", cause.text);
+                let cause = Cause { text, ..cause };
+                self.record(now, Some(number), What::Failed { reason: cause.text.clone() });
+                self.fail(number, cause.clone());
+                if scheduler {
+                    self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
+                }
+            }
+        }
+    }
+
+    fn rest(&mut self, number: SeatNumber) {
+        self.seats[number].shown.state = ProcessPhase::Stopped;
+    }
+
+    fn fail(&mut self, number: SeatNumber, cause: Cause) {
+        self.seats[number].cause = Some(cause);
+        self.seats[number].shown.state = ProcessPhase::Failed;
+    }
+
+    /// Has a dead process started again, not before `when`, and not before its GPU is free.
+    fn return_at(&mut self, number: SeatNumber, when: Moment) {
+        let gpu_pending = self.seats[number].spec.gpu.is_some() && !self.state.simulated;
+        let seat = &mut self.seats[number];
+        seat.shown.state = ProcessPhase::Restarting;
+        seat.not_before = when;
+        seat.gpu_pending = gpu_pending;
+        if gpu_pending {
+            self.actions.push(Action::AwaitGpu { seat: number });
+        }
+    }
+
+    fn gpu_found(&mut self, number: SeatNumber, finding: GpuFinding, now: Moment) {
+        let waits = |seat: &Seat| seat.phase() == ProcessPhase::Restarting && seat.gpu_pending;
+        if !self.seats.get(number).is_some_and(waits) {
+            return;
+        }
+        self.seats[number].gpu_pending = false;
+        match finding {
+            GpuFinding::Free => {}
+            GpuFinding::Held(text) => {
+                self.seats[number].shown.notes.push(text.clone());
+                self.record(now, Some(number), What::Note { text });
+            }
+            GpuFinding::Lost(reason) => {
+                let name = self.seats[number].spec.name.clone();
+                let text = format!("{name} cannot be started again: {reason}");
+                let cause = Cause { process: Some(name), text, exit: None, log_tail: Vec::new() };
+                self.record(now, Some(number), What::Failed { reason: cause.text.clone() });
+                self.fail(number, cause);
+            }
+        }
+    }
+
+    /// Tells living workers to end, to be started again when the scheduler is READY.
+    fn recall_workers(&mut self, reason: &str, now: Moment) {
+        for number in self.workers_from..self.seats.len() {
+            match self.seats[number].phase() {
+                ProcessPhase::Starting | ProcessPhase::Ready => {
+                    self.terminate(number, Then::Rejoin, reason, now);
+                }
+                ProcessPhase::Restarting => {
+                    self.seats[number].shown.state = ProcessPhase::Waiting;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    // ---- wishes
+
+    fn restart(&mut self, number: SeatNumber, now: Moment) {
+        if self.ending.is_some() || number >= self.seats.len() {
+            return;
+        }
+        self.seats[number].forgive();
+        let reason = "a restart was asked for";
+        match self.seats[number].phase() {
+            ProcessPhase::Starting | ProcessPhase::Ready => {
+                self.terminate(number, Then::Return, reason, now);
+            }
+            ProcessPhase::Stopping => self.seats[number].then = Then::Return,
+            ProcessPhase::Waiting => {}
+            _ => {
+                let unwanted = number.checked_sub(self.workers_from);
+                if unwanted.is_none_or(|worker| worker < self.wanted) {
+                    self.return_at(number, now);
+                }
+            }
+        }
+        if number < self.workers_from {
+            self.recall_workers(reason, now);
+        }
+    }
+
+    fn scale(&mut self, wanted: usize, now: Moment) {
+        if self.ending.is_some() || self.run_to_completion {
+            return;
+        }
+        let first = self.workers_from;
+        self.wanted = wanted.min(self.seats.len() - first);
+        for number in first..self.seats.len() {
+            let phase = self.seats[number].phase();
+            if number - first < self.wanted {
+                if phase == ProcessPhase::Stopped {
+                    self.seats[number].forgive();
+                    self.seats[number].shown.state = ProcessPhase::Waiting;
+                } else if phase == ProcessPhase::Stopping && self.seats[number].then == Then::Rest {
+                    self.seats[number].then = Then::Rejoin;
+                }
+            } else if self.seats[number].is_alive() {
+                self.terminate(number, Then::Rest, "fewer workers are wanted", now);
+            } else {
+                self.rest(number);
+            }
+        }
+    }
+
+    // ---- what is due
+
+    /// Starts what may be started, and kills what had its time.
+    fn proceed(&mut self, now: Moment) {
+        self.keep_deadlines(now);
+        if self.ending.is_some() || self.over {
+            return;
+        }
+        if self.workers_from == 1 {
+            let workers_gone = self.seats[1..].iter().all(|seat| !seat.is_alive());
+            if workers_gone && self.may_start(0, now) {
+                self.start(0, now);
+            }
+            if self.seats[0].phase() != ProcessPhase::Ready {
+                return;
+            }
+        }
+        for number in self.workers_from..self.seats.len() {
+            if self.may_start(number, now) {
+                self.start(number, now);
+            }
+        }
+    }
+
+    fn may_start(&self, number: SeatNumber, now: Moment) -> bool {
+        let seat = &self.seats[number];
+        match seat.phase() {
+            ProcessPhase::Waiting => {
+                number.checked_sub(self.workers_from).is_none_or(|worker| worker < self.wanted)
+            }
+            ProcessPhase::Restarting => seat.not_before <= now && !seat.gpu_pending,
+            _ => false,
+        }
+    }
+
+    fn start(&mut self, number: SeatNumber, now: Moment) {
+        let key = Key(self.next_key);
+        self.next_key += 1;
+        let first = self.state.state == ClusterPhase::Starting;
+        let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
+        let seat = &mut self.seats[number];
+        seat.shown.restarts += u32::from(seat.shown.last_exit.is_some());
+        seat.take(key, now, ready_by);
+        self.actions.push(Action::Start { seat: number, key });
+    }
+
+    fn record(&mut self, now: Moment, seat: Option<SeatNumber>, what: What) {
+        let process = seat.map(|number| self.seats[number].spec.name.clone());
+        let record = Record { at: self.time_of_day(now), process, what };
+        self.actions.push(Action::Record(record));
+    }
+
+    fn time_of_day(&self, now: Moment) -> String {
+        humantime::format_rfc3339_millis(self.began + now).to_string()
+    }
+
+    fn cluster_cause(&self, text: String) -> Cause {
+        Cause { process: None, text, exit: None, log_tail: Vec::new() }
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Numbers that look drawn by lot (SplitMix64), for jitter.
+#[derive(Clone, Debug)]
+struct Lots(u64);
+
+impl Lots {
+    /// From 0 to 1.
+    fn draw(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        (bits >> 11) as f64 / (1u64 << 53) as f64
+    }
+}

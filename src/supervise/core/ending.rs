@@ -1,0 +1,221 @@
+//! Telling processes to end, killing those that do not, and the end of the whole.
+//!
+//! *Invariant:* a process that was told to end has a moment at which it is killed, and a process
+//! that was killed one at which it is given up.
+
+use std::time::Duration;
+
+use super::seat::{Seat, Then};
+use super::{Action, Core, Moment, SeatNumber};
+use crate::supervise::record::What;
+use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
+
+/// After SIGKILL, only a driver or a dead disk can keep a process; the cluster ends without it.
+const GIVE_UP: Duration = Duration::from_secs(10);
+
+impl Core {
+    /// Tells a living process to end.
+    pub(super) fn terminate(&mut self, number: SeatNumber, then: Then, reason: &str, now: Moment) {
+        let grace = self.policy.grace.0;
+        let seat = &mut self.seats[number];
+        let Some(key) = seat.key else { return };
+        seat.then = then;
+        if seat.phase() == ProcessPhase::Stopping {
+            return;
+        }
+        seat.shown.state = ProcessPhase::Stopping;
+        seat.ready_by = None;
+        seat.kill_at = Some(now + grace);
+        self.actions.push(Action::Terminate { key });
+        self.record(now, Some(number), What::Stopping { reason: reason.to_owned() });
+    }
+
+    /// Kills a living process.
+    fn kill(&mut self, number: SeatNumber, reason: &str, now: Moment) {
+        let seat = &mut self.seats[number];
+        let Some(key) = seat.key else { return };
+        seat.shown.state = ProcessPhase::Stopping;
+        seat.ready_by = None;
+        seat.kill_at = None;
+        self.actions.push(Action::Kill { key });
+        self.record(now, Some(number), What::Killed { reason: reason.to_owned() });
+    }
+
+    pub(super) fn stop(&mut self, how: Escalation, now: Moment) {
+        let degraded = self.state.cause.clone();
+        let outcome = self.ending.clone().unwrap_or(Outcome::Stopped { degraded });
+        match how {
+            Escalation::Abandon => self.end_at_once(outcome, now),
+            _ => self.begin_end(outcome, how, now),
+        }
+    }
+
+    /// Begins, or hastens, the end.
+    pub(super) fn begin_end(&mut self, outcome: Outcome, how: Escalation, now: Moment) {
+        let cause = match &outcome {
+            Outcome::Failed(cause) | Outcome::NotReady(cause) => Some(cause.clone()),
+            Outcome::Stopped { .. } | Outcome::Finished => None,
+        };
+        if self.ending.is_none() {
+            self.ending = Some(outcome);
+            self.state.cause = cause.or(self.state.cause.take());
+            self.enter(ClusterPhase::Stopping, now);
+        }
+        for number in 0..self.seats.len() {
+            if !self.seats[number].is_alive() {
+                if self.seats[number].phase() != ProcessPhase::Failed {
+                    self.rest(number);
+                }
+            } else if how == Escalation::Graceful {
+                self.terminate(number, Then::Rest, "the cluster ends", now);
+            } else {
+                self.kill(number, "the cluster ends at once", now);
+            }
+        }
+        if how != Escalation::Graceful {
+            self.give_up_at = self.give_up_at.or(Some(now + GIVE_UP));
+        }
+    }
+
+    /// Ends without waiting for anybody.
+    pub(super) fn end_at_once(&mut self, outcome: Outcome, now: Moment) {
+        if self.ending.is_none() {
+            self.begin_end(outcome, Escalation::Kill, now);
+        }
+        self.end(now);
+    }
+
+    /// Kills what did not end in its grace, and what did not become READY in its time.
+    pub(super) fn keep_deadlines(&mut self, now: Moment) {
+        let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
+        for number in 0..self.seats.len() {
+            if due(self.seats[number].kill_at) {
+                let reason = format!("it did not end within {}", self.policy.grace);
+                self.kill(number, &reason, now);
+                if self.ending.is_some() {
+                    self.give_up_at = self.give_up_at.or(Some(now + GIVE_UP));
+                }
+            }
+        }
+        let late = |core: &Core, number: SeatNumber| {
+            let seat = &core.seats[number];
+            seat.phase() == ProcessPhase::Starting && due(seat.ready_by)
+        };
+        let late: Vec<SeatNumber> =
+            (0..self.seats.len()).filter(|number| late(self, *number)).collect();
+        if late.is_empty() || self.ending.is_some() {
+            return;
+        }
+        if self.state.state == ClusterPhase::Starting {
+            return self.not_ready_in_time(now);
+        }
+        for number in late {
+            let reason = format!(
+                "was not ready within {} ({})",
+                self.policy.ready_within,
+                self.whereabouts(number)
+            );
+            self.seats[number].blame = Some(reason.clone());
+            self.seats[number].then = Then::Judge;
+            self.kill(number, &reason, now);
+        }
+    }
+
+    fn not_ready_in_time(&mut self, now: Moment) {
+        let unready = |number: &SeatNumber| {
+            self.seats[*number].phase() != ProcessPhase::Ready && *number < self.wanted_seats()
+        };
+        let hanging: Vec<String> = (0..self.seats.len())
+            .filter(unready)
+            .map(|number| {
+                format!("{} ({})", self.seats[number].spec.name, self.whereabouts(number))
+            })
+            .collect();
+        let text = format!("not ready within {}: {}", self.policy.ready_within, hanging.join(", "));
+        let cause = self.cluster_cause(text);
+        self.begin_end(Outcome::NotReady(cause), Escalation::Graceful, now);
+    }
+
+    /// How far a process came that is not READY.
+    fn whereabouts(&self, number: SeatNumber) -> String {
+        let seat = &self.seats[number];
+        match &seat.shown.step {
+            Some(step) => step.clone(),
+            None if seat.phase() == ProcessPhase::Waiting => "waits for the scheduler".to_owned(),
+            None if seat.shown.timings.bound_ms.is_none() => "not bound yet".to_owned(),
+            None => "bound, has said nothing since".to_owned(),
+        }
+    }
+
+    fn wanted_seats(&self) -> usize {
+        self.workers_from + self.wanted
+    }
+
+    /// Brings the cluster's phase up to what its processes are.
+    pub(super) fn settle(&mut self, now: Moment) {
+        if self.over {
+            return;
+        }
+        if self.ending.is_some() {
+            let alone = self.seats.iter().all(|seat| !seat.is_alive());
+            if alone || self.give_up_at.is_some_and(|at| at <= now) {
+                self.end(now);
+            }
+            return;
+        }
+        let wanted = &self.seats[..self.wanted_seats()];
+        let workers = &wanted[self.workers_from..];
+        let done = |seat: &Seat| seat.phase() == ProcessPhase::Stopped;
+        if self.run_to_completion && !workers.is_empty() && workers.iter().all(done) {
+            return self.begin_end_and_settle(Outcome::Finished, now);
+        }
+        let failed = workers.iter().find_map(|seat| seat.cause.clone());
+        let lost = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Failed;
+        if let (Some(cause), true) = (&failed, workers.iter().all(lost)) {
+            return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
+        }
+        let settled = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Ready;
+        let phase = match (failed.is_some(), wanted.iter().all(settled)) {
+            (true, _) => ClusterPhase::Degraded,
+            (false, true) => ClusterPhase::Ready,
+            (false, false) if self.state.state == ClusterPhase::Starting => return,
+            (false, false) => ClusterPhase::Recovering,
+        };
+        self.state.cause = failed;
+        if phase == ClusterPhase::Ready && self.state.ready_after_ms.is_none() {
+            self.state.ready_after_ms = Some(super::millis(now));
+        }
+        self.enter(phase, now);
+    }
+
+    fn begin_end_and_settle(&mut self, outcome: Outcome, now: Moment) {
+        self.begin_end(outcome, Escalation::Graceful, now);
+        self.settle(now);
+    }
+
+    fn end(&mut self, now: Moment) {
+        let Some(outcome) = self.ending.clone() else { return };
+        for seat in 0..self.seats.len() {
+            if let (Some(key), Some(pid)) = (self.seats[seat].key, self.seats[seat].shown.pid) {
+                let text = format!("process {pid} has not ended yet");
+                self.actions.push(Action::Kill { key });
+                self.record(now, Some(seat), What::Note { text });
+            }
+        }
+        let phase = match outcome {
+            Outcome::Stopped { .. } | Outcome::Finished => ClusterPhase::Stopped,
+            Outcome::NotReady(_) | Outcome::Failed(_) => ClusterPhase::Failed,
+        };
+        self.enter(phase, now);
+        self.over = true;
+        self.actions.push(Action::End(outcome));
+    }
+
+    fn enter(&mut self, phase: ClusterPhase, now: Moment) {
+        if self.state.state != phase {
+            self.state.state = phase;
+            let cause: Option<Cause> = self.state.cause.clone();
+            self.record(now, None, What::Cluster { state: phase, cause });
+        }
+    }
+}

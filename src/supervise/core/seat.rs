@@ -1,0 +1,193 @@
+//! One process's place in the cluster: who sits there now, who did, and who may next.
+//!
+//! *Invariant:* a seat has a key exactly while a process of it was started and not reported ended.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::Moment;
+use crate::os::guardian::Key;
+use crate::plan::{RestartWhen, Supervision};
+use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState};
+
+/// Why a process that was told to end was told so, which says what follows its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Nothing: the cluster ends, or the worker is not wanted any more.
+    Rest,
+    /// It is started again at once.
+    Return,
+    /// It is started again when the scheduler is READY.
+    Rejoin,
+    /// It is dealt with as a death.
+    Judge,
+}
+
+/// What the death of a process leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    /// It is started again after this delay.
+    Restart { delay: Duration },
+    /// It ended as it should.
+    Rest,
+    /// It is not tried again.
+    Fail { reason: String },
+}
+
+/// One process's place.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) spec: ProcessSpec,
+    pub(super) shown: ProcessState,
+    pub(super) key: Option<Key>,
+    /// When the living process was started.
+    pub(super) started: Moment,
+    /// When the living process became READY.
+    pub(super) ready: Option<Moment>,
+    /// When the living process must be READY.
+    pub(super) ready_by: Option<Moment>,
+    /// When the living process, told to end, is killed.
+    pub(super) kill_at: Option<Moment>,
+    /// What follows its end, once it was told to end.
+    pub(super) then: Then,
+    /// Its own word on why it cannot start, or ours on why it was ended.
+    pub(super) blame: Option<String>,
+    /// When it may be started again.
+    pub(super) not_before: Moment,
+    /// Whether its GPU must still become free before it is started again.
+    pub(super) gpu_pending: bool,
+    /// When it was started again of itself, within the window.
+    recent: VecDeque<Moment>,
+    /// Restarts since it was last healthy: the exponent of the delay.
+    strikes: u32,
+    /// Why it is failed.
+    pub(super) cause: Option<Cause>,
+}
+
+impl Seat {
+    pub(super) fn new(spec: ProcessSpec, shown: ProcessState) -> Self {
+        Self {
+            spec,
+            shown,
+            key: None,
+            started: Moment::ZERO,
+            ready: None,
+            ready_by: None,
+            kill_at: None,
+            then: Then::Judge,
+            blame: None,
+            not_before: Moment::ZERO,
+            gpu_pending: false,
+            recent: VecDeque::new(),
+            strikes: 0,
+            cause: None,
+        }
+    }
+
+    pub(super) fn phase(&self) -> ProcessPhase {
+        self.shown.state
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// Puts a new process into the seat.
+    pub(super) fn take(&mut self, key: Key, now: Moment, ready_by: Moment) {
+        debug_assert!(self.key.is_none(), "a seat holds one process");
+        self.key = Some(key);
+        self.started = now;
+        self.ready = None;
+        self.ready_by = Some(ready_by);
+        self.kill_at = None;
+        self.then = Then::Judge;
+        self.blame = None;
+        self.cause = None;
+        self.gpu_pending = false;
+        self.shown.state = ProcessPhase::Starting;
+        self.shown.step = None;
+        self.shown.address = None;
+        self.shown.peers.clear();
+        self.shown.notes.clear();
+        self.shown.timings = Default::default();
+    }
+
+    /// Takes the ended process out.
+    pub(super) fn leave(&mut self) {
+        self.key = None;
+        self.kill_at = None;
+        self.ready_by = None;
+        self.shown.pid = None;
+    }
+
+    /// Forgets earlier deaths, as after a healthy while or on a person's word.
+    pub(super) fn forgive(&mut self) {
+        self.recent.clear();
+        self.strikes = 0;
+        self.not_before = Moment::ZERO;
+        self.gpu_pending = false;
+    }
+
+    /// What follows from its death: the restart policy. `jitter` is from 0 to 1.
+    pub(super) fn judge(
+        &mut self,
+        succeeded: bool,
+        policy: &Supervision,
+        now: Moment,
+        jitter: f64,
+    ) -> Verdict {
+        let wanted = match policy.restart {
+            RestartWhen::Never => false,
+            RestartWhen::OnFailure => !succeeded,
+            RestartWhen::Always => true,
+        };
+        if !wanted {
+            let failed = || Verdict::Fail { reason: "it is not to be restarted".to_owned() };
+            return if succeeded { Verdict::Rest } else { failed() };
+        }
+        if self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0) {
+            self.forgive();
+        }
+        while self.recent.front().is_some_and(|at| now - *at >= policy.window.0) {
+            self.recent.pop_front();
+        }
+        if self.recent.len() >= policy.limit as usize {
+            let times = if policy.limit == 1 { "once" } else { &format!("{} times", policy.limit) };
+            let reason = format!("it was restarted {times} within {}", policy.window);
+            return Verdict::Fail { reason };
+        }
+        let delay = delay(self.strikes, policy, jitter);
+        self.strikes += 1;
+        self.recent.push_back(now + delay);
+        Verdict::Restart { delay }
+    }
+}
+
+/// The delay before the restart that follows `strikes` others: doubled with each, and up to half
+/// as long again, so that workers that died together do not return together and yet each delay is
+/// longer than the one before, until the longest.
+fn delay(strikes: u32, policy: &Supervision, jitter: f64) -> Duration {
+    let doubled = policy.backoff.0.saturating_mul(1u32.checked_shl(strikes).unwrap_or(u32::MAX));
+    let longest = policy.backoff_max.0;
+    doubled.min(longest).mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 2.0).min(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn delays_grow_until_the_longest(jitter in proptest::collection::vec(0.0..1.0f64, 40)) {
+            let policy = Supervision::default();
+            let delays: Vec<_> =
+                (0..).zip(&jitter).map(|(strikes, jitter)| delay(strikes, &policy, *jitter)).collect();
+            for pair in delays.windows(2) {
+                prop_assert!(pair[0] < pair[1] || pair[1] > policy.backoff_max.0 / 2, "{:?}", pair);
+            }
+            prop_assert!(delays.iter().all(|d| *d <= policy.backoff_max.0));
+            prop_assert!(delays[0] >= policy.backoff.0);
+        }
+    }
+}
