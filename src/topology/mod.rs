@@ -25,7 +25,7 @@ pub use devices::{
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};
-pub use read::{DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, parse};
+pub use read::{DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, SmiError, parse};
 
 /// The version of the text form that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;

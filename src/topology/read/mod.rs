@@ -7,6 +7,7 @@
 mod consistency;
 mod document;
 mod locate;
+mod smi;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use super::Topology;
 
 pub use consistency::Fault;
 pub use document::DocumentError;
+pub use smi::SmiError;
 
 /// Longer texts are refused: the largest real captures are a few hundred kilobytes.
 pub const SIZE_LIMIT: usize = 8 << 20;
@@ -43,6 +45,8 @@ pub enum Format {
     Yaml,
     /// This project's own JSON.
     Json,
+    /// The matrix of `nvidia-smi topo -m`.
+    Smi,
 }
 
 impl fmt::Display for Format {
@@ -50,6 +54,7 @@ impl fmt::Display for Format {
         f.pad(match self {
             Format::Yaml => "YAML",
             Format::Json => "JSON",
+            Format::Smi => "matrix of nvidia-smi topo -m",
         })
     }
 }
@@ -69,6 +74,9 @@ pub enum ParseError {
     /// YAML or JSON that is not a topology.
     #[error(transparent)]
     Document(#[from] DocumentError),
+    /// A damaged matrix.
+    #[error(transparent)]
+    Smi(#[from] SmiError),
 }
 
 impl ParseError {
@@ -82,6 +90,7 @@ impl ParseError {
                     .to_owned(),
             ),
             ParseError::Document(error) => error.hint(),
+            ParseError::Smi(error) => error.hint(),
         }
     }
 }
@@ -97,18 +106,27 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match recognise(text).ok_or(ParseError::Unrecognised)? {
         format @ (Format::Yaml | Format::Json) => Ok(document::read(text, format)?),
+        Format::Smi => Ok(smi::read(text)?),
     }
 }
 
 /// The form that a text has, judged by its first marks.
 fn recognise(text: &str) -> Option<Format> {
+    let version = |line: &str| line.trim_start_matches('\u{feff}').starts_with("version:");
     if text.trim_start().starts_with('{') {
-        return Some(Format::Json);
+        Some(Format::Json)
+    } else if text.lines().any(version) {
+        Some(Format::Yaml)
+    } else if smi::recognise(text) {
+        Some(Format::Smi)
+    } else {
+        // Without a version it is refused all the same, but by the reader that can say so.
+        text.lines().any(is_key).then_some(Format::Yaml)
     }
-    let key = |line: &str| {
-        line.split_once(':').is_some_and(|(key, _)| {
-            !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
-        })
-    };
-    text.lines().any(key).then_some(Format::Yaml)
+}
+
+fn is_key(line: &str) -> bool {
+    line.split_once(':').is_some_and(|(key, _)| {
+        !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+    })
 }

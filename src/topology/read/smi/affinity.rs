@@ -1,0 +1,169 @@
+//! The columns behind the links: CPU affinity, NUMA affinity, GPU NUMA ID.
+//!
+//! Does not read links.
+//!
+//! *Invariant:* a value is given to a column only when the number of values, the tab stops or the
+//! place under a heading say so; what is empty or `N/A` is unknown.
+
+use super::words::Word;
+use super::{SmiError, place};
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::ids::NumaId;
+
+/// A column behind the links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Column {
+    Cpus,
+    Numa,
+    GpuNuma,
+}
+
+/// A column and where its heading begins.
+pub(super) type Heading = (Column, usize);
+
+/// Reads the headings behind the device names.
+pub(super) fn headings(words: &[Word<'_>], line: usize) -> Result<Vec<Heading>, SmiError> {
+    let mut headings = Vec::new();
+    let mut rest = words;
+    while let Some(first) = rest.first() {
+        let follows = |texts: &[&str]| {
+            rest.len() >= texts.len()
+                && rest.iter().zip(texts).all(|(word, text)| word.text == *text)
+        };
+        let known = [
+            (Column::Cpus, &["CPU", "Affinity"][..]),
+            (Column::Cpus, &["CPU"]),
+            (Column::Numa, &["NUMA", "Affinity"]),
+            (Column::Numa, &["NUMA"]),
+            (Column::GpuNuma, &["GPU", "NUMA", "ID"]),
+        ];
+        let found = known.iter().find(|(_, texts)| follows(texts));
+        let Some((column, texts)) =
+            found.filter(|(column, _)| headings.iter().all(|(before, _)| before != column))
+        else {
+            return Err(SmiError::Heading {
+                position: place(line, first.column),
+                word: first.text.to_owned(),
+            });
+        };
+        headings.push((*column, first.column));
+        rest = &rest[texts.len()..];
+    }
+    Ok(headings)
+}
+
+/// What one row says behind its links.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Affinity {
+    pub(super) cpus: Option<CpuSet>,
+    /// The CPU list as it was written, and where.
+    pub(super) cpus_text: String,
+    pub(super) column: usize,
+    pub(super) numa: Option<NodeSet>,
+    pub(super) gpu_numa: Option<NumaId>,
+    /// Whether a value is missing without tab stops that say which.
+    pub(super) gap: bool,
+}
+
+/// One value; a list that was broken after a comma is whole again.
+struct Value {
+    text: String,
+    column: usize,
+    tabs: usize,
+}
+
+/// Reads the values behind a row's links.
+pub(super) fn read(
+    words: &[Word<'_>],
+    headings: &[Heading],
+    line: usize,
+) -> Result<Affinity, SmiError> {
+    let values = values(words);
+    if let Some(extra) = values.get(headings.len()) {
+        let position = place(line, extra.column);
+        return Err(SmiError::Extra { position, value: extra.text.clone() });
+    }
+    let gap = values.len() < headings.len() && values.iter().all(|value| value.tabs == 0);
+    let mut affinity = Affinity { gap, ..Affinity::default() };
+    for (value, (column, _)) in values.iter().zip(columns(&values, headings)) {
+        if value.text != "N/A" {
+            affinity.fill(value, column, line)?;
+        }
+    }
+    Ok(affinity)
+}
+
+impl Affinity {
+    fn fill(&mut self, value: &Value, column: Column, line: usize) -> Result<(), SmiError> {
+        let refused = |source| SmiError::List {
+            position: place(line, value.column),
+            column: column.name(),
+            source,
+        };
+        match column {
+            Column::Cpus => {
+                self.cpus = Some(value.text.parse().map_err(refused)?);
+                self.cpus_text.clone_from(&value.text);
+                self.column = value.column;
+            }
+            Column::Numa => self.numa = Some(value.text.parse().map_err(refused)?),
+            Column::GpuNuma => {
+                let nodes: NodeSet = value.text.parse().map_err(refused)?;
+                self.gpu_numa = nodes.first().map(NumaId);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Column {
+    fn name(self) -> &'static str {
+        match self {
+            Column::Cpus => "CPU affinity",
+            Column::Numa => "NUMA affinity",
+            Column::GpuNuma => "GPU NUMA ID",
+        }
+    }
+}
+
+fn values(words: &[Word<'_>]) -> Vec<Value> {
+    let mut values: Vec<Value> = Vec::new();
+    for word in words {
+        match values.last_mut().filter(|before| before.text.ends_with(',')) {
+            Some(before) => before.text.push_str(word.text),
+            None => values.push(Value {
+                text: word.text.to_owned(),
+                column: word.column,
+                tabs: word.tabs,
+            }),
+        }
+    }
+    values
+}
+
+/// The column of each value, in order; there are at most as many values as headings.
+///
+/// A full row is taken in order, because values drift from their headings. In a row with gaps the
+/// tab stops tell (`nvidia-smi` itself puts one too many before the GPU NUMA ID), else the places.
+fn columns(values: &[Value], headings: &[Heading]) -> Vec<Heading> {
+    if values.len() == headings.len() {
+        return headings.to_vec();
+    }
+    let tabbed = values.iter().any(|value| value.tabs > 0);
+    let stops = values.iter().scan(0, |stop, value| {
+        *stop += value.tabs;
+        Some(*stop)
+    });
+    let places: Vec<usize> =
+        if tabbed { stops.collect() } else { values.iter().map(|value| value.column).collect() };
+    let of_heading = |at: usize| if tabbed { at + 1 } else { headings[at].1 };
+    // There are at most three headings, so all ways to leave some out are few.
+    let choices = (0u32..1 << headings.len())
+        .map(|mask| (0..headings.len()).filter(|at| mask & (1 << at) != 0).collect::<Vec<usize>>());
+    let distance = |choice: &Vec<usize>| -> usize {
+        choice.iter().zip(&places).map(|(at, place)| of_heading(*at).abs_diff(*place)).sum()
+    };
+    let fitting = choices.filter(|choice| choice.len() == values.len());
+    let nearest = fitting.min_by_key(distance).unwrap_or_default();
+    nearest.into_iter().map(|at| headings[at]).collect()
+}
