@@ -6,8 +6,11 @@
 
 mod consistency;
 mod document;
+mod hwloc;
 mod locate;
+mod nccl;
 mod smi;
+mod xml;
 
 use std::fmt;
 
@@ -16,12 +19,16 @@ use super::Topology;
 pub use consistency::Fault;
 pub use document::DocumentError;
 pub use smi::SmiError;
+pub use xml::XmlError;
 
 /// Longer texts are refused: the largest real captures are a few hundred kilobytes.
 pub const SIZE_LIMIT: usize = 8 << 20;
 
 /// Most GPUs and NICs that one machine may have; the links grow with the square of it.
 pub(super) const DEVICE_LIMIT: usize = 512;
+
+/// Most NUMA nodes: Linux's own limit (`CONFIG_NODES_SHIFT` is at most 10).
+const NUMA_LIMIT: usize = 1024;
 
 /// A place in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +54,8 @@ pub enum Format {
     Json,
     /// The matrix of `nvidia-smi topo -m`.
     Smi,
+    /// NCCL's topology XML, or hwloc's; the root element tells.
+    Xml,
 }
 
 impl fmt::Display for Format {
@@ -55,6 +64,7 @@ impl fmt::Display for Format {
             Format::Yaml => "YAML",
             Format::Json => "JSON",
             Format::Smi => "matrix of nvidia-smi topo -m",
+            Format::Xml => "XML",
         })
     }
 }
@@ -77,6 +87,9 @@ pub enum ParseError {
     /// A damaged matrix.
     #[error(transparent)]
     Smi(#[from] SmiError),
+    /// Damaged XML, or XML that describes something else.
+    #[error(transparent)]
+    Xml(#[from] XmlError),
 }
 
 impl ParseError {
@@ -91,6 +104,7 @@ impl ParseError {
             ),
             ParseError::Document(error) => error.hint(),
             ParseError::Smi(error) => error.hint(),
+            ParseError::Xml(_) => None,
         }
     }
 }
@@ -107,6 +121,19 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
     match recognise(text).ok_or(ParseError::Unrecognised)? {
         format @ (Format::Yaml | Format::Json) => Ok(document::read(text, format)?),
         Format::Smi => Ok(smi::read(text)?),
+        Format::Xml => {
+            let document = xml::parse(text)?;
+            let root = document.root_element();
+            Ok(match root.tag_name().name() {
+                "system" => nccl::read(root)?,
+                "topology" => hwloc::read(root)?,
+                _ => {
+                    let expected = "is no topology; NCCL's begins with <system>, hwloc's with \
+                                    <topology>";
+                    return Err(xml::wrong(root, expected).into());
+                }
+            })
+        }
     }
 }
 
@@ -115,6 +142,8 @@ fn recognise(text: &str) -> Option<Format> {
     let version = |line: &str| line.trim_start_matches('\u{feff}').starts_with("version:");
     if text.trim_start().starts_with('{') {
         Some(Format::Json)
+    } else if text.trim_start().starts_with('<') {
+        Some(Format::Xml)
     } else if text.lines().any(version) {
         Some(Format::Yaml)
     } else if smi::recognise(text) {

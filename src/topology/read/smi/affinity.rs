@@ -9,6 +9,7 @@ use super::words::Word;
 use super::{SmiError, place};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::NumaId;
+use crate::topology::LinkKind;
 
 /// A column behind the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,8 @@ pub(super) fn read(
     line: usize,
 ) -> Result<Affinity, SmiError> {
     let values = values(words);
-    if let Some(extra) = values.get(headings.len()) {
+    let link = values.iter().find(|value| value.text.parse::<LinkKind>().is_ok());
+    if let Some(extra) = link.or(values.get(headings.len())) {
         let position = place(line, extra.column);
         return Err(SmiError::Extra { position, value: extra.text.clone() });
     }
@@ -95,10 +97,10 @@ pub(super) fn read(
 
 impl Affinity {
     fn fill(&mut self, value: &Value, column: Column, line: usize) -> Result<(), SmiError> {
-        let refused = |source| SmiError::List {
+        let refused = |cause| SmiError::List {
             position: place(line, value.column),
             column: column.name(),
-            source,
+            cause,
         };
         match column {
             Column::Cpus => {

@@ -80,7 +80,7 @@ pub enum SmiError {
         expected: usize,
     },
     /// A cell that is no link.
-    #[error("{position}: {row} to {column}: {source}")]
+    #[error("{position}: {row} to {column}: {cause}")]
     Cell {
         /// Where.
         position: Position,
@@ -88,8 +88,8 @@ pub enum SmiError {
         row: String,
         /// The column's device.
         column: String,
-        /// What the cell says. (Part of the message, because it is all there is to say.)
-        source: LinkKindError,
+        /// What the cell says.
+        cause: LinkKindError,
     },
     /// `X` off the diagonal, or something else on it.
     #[error("{position}: {row} to {column} cannot be {kind}")]
@@ -126,14 +126,14 @@ pub enum SmiError {
         value: String,
     },
     /// A value behind the links that is no list of CPUs or NUMA nodes.
-    #[error("{position}: {column}: {source}")]
+    #[error("{position}: {column}: {cause}")]
     List {
         /// Where.
         position: Position,
         /// The heading.
         column: &'static str,
         /// What is wrong with it.
-        source: IdSetError,
+        cause: IdSetError,
     },
     /// A row has CPUs but no NUMA node, where the others have both: two values ran together.
     #[error("{position}: {row} has no NUMA affinity beside its CPUs {cpus:?}, but other rows have")]
@@ -151,7 +151,7 @@ impl SmiError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let words = match self {
-            SmiError::Cell { source, .. } if P2P_WORDS.contains(&source.cell.as_str()) => {
+            SmiError::Cell { cause, .. } if P2P_WORDS.contains(&cause.cell.as_str()) => {
                 "this is the output of `nvidia-smi topo -p2p`; `nvidia-smi topo -m` is needed"
             }
             SmiError::NoHeader { .. } | SmiError::NoRow { .. } | SmiError::Short { .. } => {
@@ -315,11 +315,11 @@ fn row(header: &Header<'_>, line: &[Word<'_>], number: usize) -> Result<Row, Smi
             cells.push(None);
             continue;
         }
-        let kind: LinkKind = word.text.parse().map_err(|source| SmiError::Cell {
+        let kind: LinkKind = word.text.parse().map_err(|cause| SmiError::Cell {
             position,
             row: row(),
             column: other(),
-            source,
+            cause,
         })?;
         if (kind == LinkKind::X) != (column == at) {
             return Err(SmiError::Diagonal { position, row: row(), column: other(), kind });
@@ -424,6 +424,7 @@ fn name_nics(topology: &mut Topology, below: &[Vec<Word<'_>>]) {
         }
     }
     let mut taken: BTreeSet<String> = topology.nics.iter().map(|nic| nic.name.clone()).collect();
+    let mut nameless: Vec<&str> = Vec::new();
     for nic in &mut topology.nics {
         match legend.get(nic.name.as_str()) {
             Some(name) if taken.insert((*name).to_owned()) => nic.name = (*name).to_owned(),
@@ -432,11 +433,13 @@ fn name_nics(topology: &mut Topology, below: &[Vec<Word<'_>>]) {
                 format!("the legend calls it {name}, which is another's name, too"),
             )),
             Some(_) => {}
-            None if matches!(nic.name.parse(), Ok(Device::Nic(_))) => topology
-                .notes
-                .push(Note::new(&nic.name, "its device name is unknown: it is in no legend")),
+            None if matches!(nic.name.parse(), Ok(Device::Nic(_))) => nameless.push(&nic.name),
             None => {}
         }
+    }
+    if !nameless.is_empty() {
+        let text = format!("no legend says which devices {} are", nameless.join(", "));
+        topology.notes.push(Note::new("nics", text));
     }
 }
 
@@ -452,10 +455,12 @@ fn notes(topology: &mut Topology, header: &Header<'_>, rows: &[Row], below: &[Ve
             notes.push(Note::new(header.devices[row.at].0, text));
         }
     }
-    for (at, (name, _)) in header.devices.iter().enumerate() {
-        if rows.iter().all(|row| row.at != at) {
-            notes.push(Note::new(*name, "its row is missing; links between NICs may be unknown"));
-        }
+    let rowless = |(at, _): &(usize, &(&str, Device))| rows.iter().all(|row| row.at != *at);
+    let rowless: Vec<&str> =
+        header.devices.iter().enumerate().filter(rowless).map(|(_, (name, _))| *name).collect();
+    if !rowless.is_empty() {
+        let text = format!("{} have no rows; links between them are unknown", rowless.join(", "));
+        notes.push(Note::new("nics", text));
     }
     let legend = |word: &str| below.iter().flatten().any(|other| other.text == word);
     if legend("PIX") && legend("SYS") && !legend("NV#") {

@@ -1,0 +1,519 @@
+//! hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3.
+//!
+//! Takes from it the CPUs, NUMA nodes, PCI tree, NVIDIA GPUs and RDMA devices; leaves the caches and
+//! everything else. A GPU is known by its PCI class and vendor, whether or not hwloc was built with
+//! NVML. How many NVLinks a bandwidth is, hwloc does not say; it follows from the GPU's model.
+//!
+//! *Invariant:* the CPUs of a device are those of the object that its host bridge hangs off.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use roxmltree::Node;
+
+use super::xml::{XmlError, parsed, required, wrong};
+use super::{DEVICE_LIMIT, NUMA_LIMIT};
+use crate::cpuset::{CpuSet, IdSet, LIMIT, NodeSet};
+use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
+use crate::topology::{
+    Allowed, Bridge, BridgeKind, Gpu, Nic, Note, NumaNode, NvLink, NvLinkPeer, Port, PortState,
+    Topology, VERSION,
+};
+
+/// Most PCI bridges of one machine; large ones have a few hundred.
+const BRIDGE_LIMIT: usize = 2048;
+
+/// Reads the `<topology>` element.
+pub(super) fn read(root: Node<'_, '_>) -> Result<Topology, XmlError> {
+    let mut reader = Reader::new(root);
+    let here = Surroundings::default();
+    for object in root.children().filter(|child| child.has_tag_name("object")) {
+        reader.object(object, &here)?;
+    }
+    reader.assume_gpu_memory();
+    reader.locate();
+    reader.nvlinks(root)?;
+    Ok(reader.finish())
+}
+
+/// What holds for everything inside an object.
+#[derive(Clone, Default)]
+struct Surroundings {
+    cpus: Option<CpuSet>,
+    package: Option<u32>,
+    bridge: Option<String>,
+}
+
+/// A GPU while its OS devices are still being read.
+struct Found {
+    gpu: Gpu,
+    /// Its number in NVML, where hwloc knew it.
+    nvml: Option<u32>,
+    /// hwloc's number for it and for each OS device in it.
+    handles: Vec<String>,
+}
+
+struct Reader {
+    topology: Topology,
+    gpus: Vec<Found>,
+    /// hwloc's numbers of NVSwitches.
+    switches: Vec<String>,
+    /// Host bridges' CPUs, by bridge.
+    localities: BTreeMap<String, CpuSet>,
+    packages: Vec<(u32, CpuSet)>,
+    /// Bridges that are there already, by name.
+    bridges: BTreeSet<String>,
+    /// NUMA nodes that are the memory of the GPU at an address.
+    memories: Vec<(PciAddress, NumaId)>,
+    /// Since version 3 the kind of an OS device is a bit mask.
+    bitmask: bool,
+}
+
+impl Reader {
+    fn new(root: Node<'_, '_>) -> Self {
+        let version = root.attribute("version").and_then(|text| text.split('.').next());
+        let source = Some("hwloc XML".to_owned());
+        Self {
+            topology: Topology { version: VERSION, source, ..Topology::default() },
+            gpus: Vec::new(),
+            switches: Vec::new(),
+            localities: BTreeMap::new(),
+            packages: Vec::new(),
+            bridges: BTreeSet::new(),
+            memories: Vec::new(),
+            bitmask: version
+                .and_then(|major| major.parse().ok())
+                .is_some_and(|major: u32| major > 2),
+        }
+    }
+
+    fn object(&mut self, node: Node<'_, '_>, outside: &Surroundings) -> Result<(), XmlError> {
+        let mut here = outside.clone();
+        let cpus = set(node, "cpuset")?;
+        match required(node, "type")? {
+            "Machine" => self.machine(node, cpus.as_ref())?,
+            "Package" | "Socket" => {
+                here.package = parsed(node, "os_index", number)?;
+                self.packages.extend(here.package.zip(cpus.clone()));
+            }
+            "NUMANode" => self.numa_node(node, cpus.clone(), outside)?,
+            "Core" => self.topology.cores.extend(cpus.clone().filter(|cpus| !cpus.is_empty())),
+            "Bridge" => {
+                here.bridge = Some(self.bridge(node, outside)?);
+                return self.inside(node, &here);
+            }
+            "PCIDev" => return self.device(node, outside),
+            _ => {}
+        }
+        here.cpus = cpus.or(here.cpus);
+        self.inside(node, &here)
+    }
+
+    fn inside(&mut self, node: Node<'_, '_>, here: &Surroundings) -> Result<(), XmlError> {
+        node.children()
+            .filter(|child| child.has_tag_name("object"))
+            .try_for_each(|child| self.object(child, here))
+    }
+
+    fn machine(&mut self, node: Node<'_, '_>, all: Option<&CpuSet>) -> Result<(), XmlError> {
+        self.topology.name = info(node, "HostName").map(str::to_owned);
+        let allowed = set(node, "allowed_cpuset")?.zip(set(node, "allowed_nodeset")?);
+        // hwloc leaves out what is not allowed unless it is asked for it.
+        self.topology.allowed = allowed
+            .filter(|(cpus, _)| !cpus.is_empty() && all.is_some_and(|all| all != cpus))
+            .map(|(cpus, mems)| Allowed { cpus, mems });
+        Ok(())
+    }
+
+    fn numa_node(
+        &mut self,
+        node: Node<'_, '_>,
+        cpus: Option<CpuSet>,
+        outside: &Surroundings,
+    ) -> Result<(), XmlError> {
+        let Some(id) = parsed(node, "os_index", number)?.map(NumaId) else { return Ok(()) };
+        if self.topology.numa.len() >= NUMA_LIMIT {
+            return Err(wrong(node, "there are more NUMA nodes than Linux has"));
+        }
+        if self.topology.numa_node(id).is_some() {
+            return Err(wrong(node, format!("NUMA node {id} is there already")));
+        }
+        let gpu_memory = node.attribute("subtype") == Some("GPUMemory");
+        let of_gpu = info(node, "PCIBusID").and_then(|place| place.parse().ok());
+        self.memories.extend(of_gpu.filter(|_| gpu_memory).map(|place| (place, id)));
+        self.topology.numa.push(NumaNode {
+            id,
+            package: outside.package,
+            cpus,
+            memory_bytes: parsed(node, "local_memory", bytes)?,
+            gpu_memory,
+        });
+        Ok(())
+    }
+
+    /// Takes NUMA nodes without CPUs for GPU memory where hwloc was too old to say so: the other
+    /// kind, memory cards, is not to be filled by default either.
+    fn assume_gpu_memory(&mut self) {
+        if self.gpus.is_empty() {
+            return;
+        }
+        for node in &mut self.topology.numa {
+            if !node.gpu_memory && node.cpus.as_ref().is_some_and(CpuSet::is_empty) {
+                node.gpu_memory = true;
+                let text = "has no CPUs; it is taken for GPU memory";
+                self.topology.notes.push(Note::new(format!("NUMA node {}", node.id), text));
+            }
+        }
+    }
+
+    /// Adds a bridge and returns its name.
+    fn bridge(&mut self, node: Node<'_, '_>, outside: &Surroundings) -> Result<String, XmlError> {
+        let buses = node.attribute("bridge_pci").unwrap_or_default();
+        let (id, kind) = if required(node, "bridge_type")?.starts_with("0-") {
+            // `0000:[80-84]` is the host bridge that sysfs calls `pci0000:80`.
+            let (domain, range) = buses.split_once(":[").unwrap_or((buses, ""));
+            let first = range.split('-').next().unwrap_or_default();
+            (format!("pci{domain}:{first}"), BridgeKind::Host)
+        } else {
+            let below_host = outside.bridge.as_ref().is_some_and(|id| id.starts_with("pci"));
+            let kind = if below_host { BridgeKind::RootPort } else { BridgeKind::Bridge };
+            (required(node, "pci_busid")?.to_owned(), kind)
+        };
+        let package = outside.package.filter(|_| kind == BridgeKind::Host);
+        let parent = outside.bridge.clone().filter(|_| kind != BridgeKind::Host);
+        if kind == BridgeKind::Host
+            && let Some(cpus) = &outside.cpus
+        {
+            self.localities.insert(id.clone(), cpus.clone());
+        }
+        if !self.bridges.insert(id.clone()) {
+            return Err(wrong(node, format!("a bridge {id} is there already")));
+        }
+        if self.bridges.len() > BRIDGE_LIMIT {
+            return Err(wrong(node, "there are more bridges than a machine has"));
+        }
+        let known = Bridge { id: id.clone(), parent, kind, numa: None, package };
+        self.topology.bridges.push(known);
+        Ok(id)
+    }
+
+    fn device(&mut self, node: Node<'_, '_>, outside: &Surroundings) -> Result<(), XmlError> {
+        // `0302 [10de:1db8] [10de:131d] a1`: class, vendor and device, subsystem, revision.
+        let kind = node.attribute("pci_type").unwrap_or_default();
+        let class = kind.get(..4).unwrap_or_default();
+        let nvidia = kind.contains("[10de:");
+        if nvidia && class.starts_with("03") {
+            self.gpu(node, outside)
+        } else if (nvidia && class == "0680") || node.attribute("subtype") == Some("NVSwitch") {
+            self.switches
+                .extend(node.attribute("gp_index").map(|handle| format!("PCIDev:{handle}")));
+            Ok(())
+        } else {
+            self.nic(node, class, outside)
+        }
+    }
+
+    fn gpu(&mut self, node: Node<'_, '_>, outside: &Surroundings) -> Result<(), XmlError> {
+        let pci = Some(address(node)?);
+        if self.gpus.iter().any(|found| found.gpu.pci == pci) {
+            return Err(wrong(node, "a GPU is there already at this address"));
+        }
+        if self.gpus.len() >= DEVICE_LIMIT {
+            return Err(wrong(node, "there are more GPUs than a machine has"));
+        }
+        let mut found = Found {
+            gpu: Gpu { pci, parent: outside.bridge.clone(), ..Gpu::default() },
+            nvml: None,
+            handles: node
+                .attribute("gp_index")
+                .map(|id| format!("PCIDev:{id}"))
+                .into_iter()
+                .collect(),
+        };
+        for device in os_devices(node) {
+            found.handles.extend(device.attribute("gp_index").map(|id| format!("OSDev:{id}")));
+            let name = device.attribute("name").unwrap_or_default();
+            let ours = name.starts_with("nvml") || name.starts_with("cuda");
+            if let Some(number) = name.strip_prefix("nvml") {
+                found.nvml = number.parse().ok().filter(|number| *number < 10_000);
+            }
+            if !ours {
+                continue;
+            }
+            let gpu = &mut found.gpu;
+            let uuid = info(device, "NVIDIAUUID").and_then(|uuid| uuid.parse::<GpuUuid>().ok());
+            gpu.uuid = gpu.uuid.take().or(uuid);
+            gpu.name = gpu.name.take().or(info(device, "GPUModel").map(str::to_owned));
+            let memory =
+                info(device, "CUDAGlobalMemorySize").and_then(|kib| kib.parse::<u64>().ok());
+            gpu.memory_bytes = gpu.memory_bytes.or(memory.and_then(|kib| kib.checked_mul(1024)));
+        }
+        self.gpus.push(found);
+        Ok(())
+    }
+
+    fn nic(
+        &mut self,
+        node: Node<'_, '_>,
+        class: &str,
+        outside: &Surroundings,
+    ) -> Result<(), XmlError> {
+        let rdma: Vec<Node<'_, '_>> =
+            os_devices(node).filter(|device| self.is(*device, 3, 1 << 5)).collect();
+        let nets: Vec<&str> = os_devices(node)
+            .filter(|device| self.is(*device, 2, 1 << 4))
+            .filter_map(|device| device.attribute("name"))
+            .collect();
+        let nic = |name: &str| -> Result<Nic, XmlError> {
+            let pci = Some(address(node)?);
+            let parent = outside.bridge.clone();
+            Ok(Nic { name: name.to_owned(), pci, parent, ..Nic::default() })
+        };
+        let bare = class == "0207" && os_devices(node).next().is_none();
+        if bare {
+            let name = format!("NIC{}", self.topology.nics.len());
+            let text = "its device name is unknown: the file has no OS device for it";
+            self.topology.notes.push(Note::new(&name, text));
+            self.topology.nics.push(nic(&name)?);
+        }
+        for device in &rdma {
+            let name = required(*device, "name")?;
+            if self.topology.nics.iter().any(|nic| nic.name == name) {
+                return Err(wrong(*device, format!("a NIC {name} is there already")));
+            }
+            let mut ports = ports(*device);
+            if let ([port], [net], [_]) = (ports.as_mut_slice(), nets.as_slice(), rdma.as_slice()) {
+                port.netdev = Some((*net).to_owned());
+            }
+            self.topology.nics.push(Nic { ports, ..nic(name)? });
+        }
+        if self.topology.nics.len() > DEVICE_LIMIT {
+            return Err(wrong(node, "there are more NICs than a machine has"));
+        }
+        Ok(())
+    }
+
+    /// Whether an OS device is of a kind: a number up to version 2, a bit from 3 on.
+    fn is(&self, device: Node<'_, '_>, kind: u32, bit: u32) -> bool {
+        let found = device.attribute("osdev_type").and_then(|text| text.parse::<u32>().ok());
+        found.is_some_and(|found| if self.bitmask { found & bit != 0 } else { found == kind })
+    }
+
+    /// Gives bridges and devices the CPUs and NUMA nodes of the objects that they hang off.
+    fn locate(&mut self) {
+        let topology = &mut self.topology;
+        topology.numa.sort_by_key(|node| node.id);
+        for node in &mut topology.numa {
+            let of = |(_, cpus): &&(u32, CpuSet)| {
+                node.cpus.as_ref().is_some_and(|own| !own.intersection(cpus).is_empty())
+            };
+            node.package = node.package.or(self.packages.iter().find(of).map(|(id, _)| *id));
+        }
+        let with_cpus = |cpus: &CpuSet| -> NodeSet {
+            let near = topology.numa.iter().filter(|node| {
+                node.cpus.as_ref().is_some_and(|own| !own.intersection(cpus).is_empty())
+            });
+            near.map(|node| node.id.0).filter(|id| *id < LIMIT).collect()
+        };
+        let nodes: BTreeMap<&str, NodeSet> =
+            self.localities.iter().map(|(id, cpus)| (id.as_str(), with_cpus(cpus))).collect();
+        let one = |nodes: &NodeSet| (nodes.len() == 1).then(|| nodes.first()).flatten().map(NumaId);
+        for bridge in &mut topology.bridges {
+            bridge.numa = nodes.get(bridge.id.as_str()).and_then(one);
+        }
+        let hosts: BTreeMap<String, String> = {
+            let ancestry = topology.ancestry();
+            let host = |parent: &Option<String>| {
+                ancestry.above(parent.as_deref()).last().map(|top| top.id.clone())
+            };
+            let parents = self.gpus.iter().map(|found| &found.gpu.parent);
+            let parents = parents.chain(topology.nics.iter().map(|nic| &nic.parent));
+            parents.filter_map(|parent| parent.clone().zip(host(parent))).collect()
+        };
+        let host_of = |parent: &Option<String>| parent.as_ref().and_then(|id| hosts.get(id));
+        for Found { gpu, .. } in &mut self.gpus {
+            let memory = self.memories.iter().find(|(place, _)| gpu.pci == Some(*place));
+            gpu.memory_numa = memory.map(|(_, id)| *id);
+            if let Some(host) = host_of(&gpu.parent) {
+                let near = nodes.get(host.as_str());
+                gpu.cpus = self.localities.get(host).cloned();
+                gpu.numa = near.and_then(one);
+                gpu.numa_set = near.filter(|nodes| nodes.len() > 1).cloned();
+            }
+        }
+        for nic in &mut topology.nics {
+            nic.numa = host_of(&nic.parent).and_then(|host| nodes.get(host.as_str())).and_then(one);
+        }
+    }
+
+    /// Reads the matrix of NVLink bandwidths, if there is one.
+    fn nvlinks(&mut self, root: Node<'_, '_>) -> Result<(), XmlError> {
+        let named = |node: &Node<'_, '_>| node.attribute("name") == Some("NVLinkBandwidth");
+        let Some(matrix) = root.children().find(named) else {
+            if self.gpus.len() > 1 {
+                let text = "the file has no NVLink bandwidths; GPU pairs show their PCIe path";
+                self.topology.notes.push(Note::new("links", text));
+            }
+            return Ok(());
+        };
+        // Objects are `OSDev:802`, or plain numbers of the one type that is named.
+        let prefix = matrix.attribute("type").map(|kind| format!("{kind}:")).unwrap_or_default();
+        let names: Vec<String> =
+            texts(matrix, "indexes").map(|name| prefix.clone() + name).collect();
+        let numbers = texts(matrix, "u64values").map(str::parse::<u64>);
+        let values: Vec<u64> = numbers
+            .collect::<Result<_, _>>()
+            .map_err(|_| wrong(matrix, "a bandwidth is no number"))?;
+        if names.is_empty() || names.len() > DEVICE_LIMIT || values.len() != names.len().pow(2) {
+            return Err(wrong(matrix, "has not one bandwidth for each pair of its objects"));
+        }
+        let ends: Vec<Option<NvLinkPeer>> = names.iter().map(|name| self.end(name)).collect();
+        let mut switches = 0;
+        for (name, end) in names.iter().zip(&ends) {
+            switches += u32::from(*end == Some(NvLinkPeer::Switch));
+            if end.is_none() {
+                self.topology
+                    .notes
+                    .push(Note::new(name, "has NVLinks, but is no GPU, switch or CPU"));
+            }
+        }
+        self.topology.nvswitch = Some(switches);
+        for found in &mut self.gpus {
+            let Some(row) = names.iter().position(|name| found.handles.contains(name)) else {
+                continue;
+            };
+            let each = per_link(found.gpu.name.as_deref(), &values);
+            for (column, mb_per_s) in
+                values[row * names.len()..].iter().take(names.len()).enumerate()
+            {
+                if column == row {
+                    continue;
+                }
+                let peer = ends[column].unwrap_or(NvLinkPeer::Unknown);
+                for _ in 0..(mb_per_s / each).min(64) {
+                    let link = u32::try_from(found.gpu.nvlinks.len()).unwrap_or(u32::MAX);
+                    let gb_per_s = Some(each as f64 / 1e3);
+                    let link = NvLink { link, active: true, version: None, peer, gb_per_s };
+                    found.gpu.nvlinks.push(link);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What an object of the bandwidth matrix is.
+    fn end(&self, name: &str) -> Option<NvLinkPeer> {
+        let gpu = self.gpus.iter().find(|found| found.handles.iter().any(|handle| handle == name));
+        if let Some(place) = gpu.and_then(|found| found.gpu.pci) {
+            return Some(NvLinkPeer::Gpu(place));
+        }
+        if self.switches.iter().any(|handle| handle == name) {
+            return Some(NvLinkPeer::Switch);
+        }
+        name.starts_with("Package:").then_some(NvLinkPeer::Cpu)
+    }
+
+    fn finish(mut self) -> Topology {
+        let known: BTreeSet<u32> = self.gpus.iter().filter_map(|found| found.nvml).collect();
+        let numbered = known.len() == self.gpus.len();
+        if numbered {
+            self.gpus.sort_by_key(|found| found.nvml);
+        } else {
+            self.gpus.sort_by_key(|found| found.gpu.pci);
+            let text = "the file does not number them as NVML does; they are in PCI order";
+            self.topology.notes.push(Note::new("gpus", text));
+        }
+        for (at, found) in (0u32..).zip(self.gpus) {
+            let index = GpuIndex(found.nvml.filter(|_| numbered).unwrap_or(at));
+            self.topology.gpus.push(Gpu { index, ..found.gpu });
+        }
+        self.topology.links = self.topology.derive_links();
+        self.topology
+    }
+}
+
+/// One NVLink's bandwidth in one direction, MB/s.
+///
+/// hwloc gives the sum over a pair's links, and multiples of 20 and of 25 GB/s can be the same
+/// number, so the model decides; for unknown ones the values do.
+fn per_link(model: Option<&str>, values: &[u64]) -> u64 {
+    let named = |part: &str| model.is_some_and(|model| model.contains(part));
+    if named("P100") {
+        20_000
+    } else if ["B100", "B200", "B300"].into_iter().any(named) {
+        50_000
+    } else if model.is_none()
+        && values.iter().any(|value| value % 25_000 != 0)
+        && values.iter().all(|value| value % 20_000 == 0)
+    {
+        20_000
+    } else {
+        25_000
+    }
+}
+
+/// The words of all children of a name.
+fn texts<'a>(node: Node<'a, '_>, name: &'static str) -> impl Iterator<Item = &'a str> {
+    let named = node.children().filter(move |child| child.has_tag_name(name));
+    named.filter_map(|child| child.text()).flat_map(str::split_whitespace)
+}
+
+fn os_devices<'a, 'input>(node: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 'input>> {
+    node.children().filter(|child| child.attribute("type") == Some("OSDev"))
+}
+
+fn info<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
+    let named =
+        |child: &Node<'_, '_>| child.has_tag_name("info") && child.attribute("name") == Some(name);
+    node.children().find(named).and_then(|child| child.attribute("value"))
+}
+
+/// An RDMA device's ports, from `Port1State` and so on; hwloc says no rate and no link layer.
+fn ports(device: Node<'_, '_>) -> Vec<Port> {
+    let state = |port: u32| info(device, &format!("Port{port}State")).map(str::trim);
+    (1..=255)
+        .map_while(|port| state(port).map(|state| (port, state)))
+        .map(|(port, state)| {
+            // The numbers of `enum ibv_port_state`.
+            let state = match state {
+                "0" => Some(PortState::Nop),
+                "1" => Some(PortState::Down),
+                "2" => Some(PortState::Init),
+                "3" => Some(PortState::Armed),
+                "4" => Some(PortState::Active),
+                "5" => Some(PortState::ActiveDefer),
+                _ => None,
+            };
+            Port { port, state, link_layer: None, rate_gbps: None, netdev: None }
+        })
+        .collect()
+}
+
+fn address(node: Node<'_, '_>) -> Result<PciAddress, XmlError> {
+    let busid = required(node, "pci_busid")?;
+    busid.parse().map_err(|error: crate::ids::IdError| wrong(node, error.to_string()))
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "is no number".to_owned())
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "is no number of bytes".to_owned())
+}
+
+/// A bitmap of hwloc: `0x0000ffff,,0x1`, 32-bit words, the highest first, empty for zero.
+fn set<Kind>(node: Node<'_, '_>, attribute: &'static str) -> Result<Option<IdSet<Kind>>, XmlError> {
+    let value = parsed(node, attribute, |text| {
+        if text.contains("...") {
+            // `0xf...f`: all that there could ever be, which says nothing.
+            return Ok(None);
+        }
+        let words = text.split(',').map(|word| match word.trim().trim_start_matches("0x") {
+            "" => "0",
+            digits => digits,
+        });
+        let words: Vec<&str> = words.collect();
+        IdSet::parse_mask(&words.join(",")).map(Some).map_err(|error| error.to_string())
+    })?;
+    Ok(value.flatten())
+}
