@@ -76,7 +76,7 @@ fn every_pasted_matrix_reads_as_expected() {
         let topology = load(&folder.join(file));
         let names: Vec<&str> = ["gpus", "nics"]
             .iter()
-            .flat_map(|key| answer[key].as_array().unwrap())
+            .flat_map(|key| answer[key].as_array().expect("as written"))
             .map(text)
             .collect();
         // Columns in file order; ours are GPUs by index, then NICs in file order.
@@ -191,7 +191,11 @@ fn every_nccl_topology_reads_as_expected() {
                     _ => false,
                 });
                 if text(&link["tclass"]).starts_with("0x03") {
-                    assert_eq!(peers.count() as u64, link["count"].as_u64().unwrap(), "{file}");
+                    assert_eq!(
+                        peers.count() as u64,
+                        link["count"].as_u64().expect("as written"),
+                        "{file}"
+                    );
                 }
             }
             for (name, level) in want["nic_levels"].as_object().expect("levels") {
@@ -223,7 +227,7 @@ fn every_hwloc_topology_reads_as_expected() {
         hwloc_reads_as_expected(&path, &answer);
         // The same machine in the form of version 3.
         let newer = path.with_file_name(
-            path.file_stem().unwrap().to_str().expect("text").to_owned() + "-v3.xml",
+            path.file_stem().expect("as written").to_str().expect("text").to_owned() + "-v3.xml",
         );
         if newer.exists() {
             hwloc_reads_as_expected(&newer, &answer);
@@ -243,7 +247,8 @@ fn hwloc_reads_as_expected(path: &Path, answer: &Value) {
     }
     assert_eq!(topology.cores.len() as u64, numbers(&answer["meta"]["cores"]), "{file}");
     let nvidia = |gpu: &&Value| text(&gpu["vendor"]) == "10de";
-    let said: Vec<&Value> = answer["gpus"].as_array().unwrap().iter().filter(nvidia).collect();
+    let said: Vec<&Value> =
+        answer["gpus"].as_array().expect("as written").iter().filter(nvidia).collect();
     assert_eq!(topology.gpus.len(), said.len(), "{file}");
     for want in said {
         let place = text(&want["busid"]);
