@@ -1,8 +1,8 @@
 //! hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3.
 //!
-//! Takes from it the CPUs, NUMA nodes, PCI tree, NVIDIA GPUs and RDMA devices; leaves the caches and
-//! everything else. A GPU is known by its PCI class and vendor, whether or not hwloc was built with
-//! NVML. How many NVLinks a bandwidth is, hwloc does not say; it follows from the GPU's model.
+//! Takes from it the CPUs, NUMA nodes, PCI tree, NVIDIA GPUs and RDMA devices; leaves the caches
+//! and everything else. A GPU is known by its PCI class and vendor, whether or not hwloc was built
+//! with NVML. How many NVLinks a bandwidth is, hwloc does not say; it follows from the GPU's model.
 //!
 //! *Invariant:* the CPUs of a device are those of the object that its host bridge hangs off.
 

@@ -1,8 +1,8 @@
-//! NCCL's topology XML: a dump (`NCCL_TOPO_DUMP_FILE`) or a hand-written file for a virtual machine.
+//! NCCL's topology XML: a dump (`NCCL_TOPO_DUMP_FILE`), or written by hand for a virtual machine.
 //!
-//! NCCL shows one `<cpu>` for each NUMA node and one `<pci>` for each switch; host bridges and ports
-//! it leaves out. A `<cpu>` is taken for one host bridge, as NCCL takes it. Whatever is odd about a
-//! file is kept and noted: such files are written by hand, and steer real jobs.
+//! NCCL shows one `<cpu>` for each NUMA node and one `<pci>` for each switch; host bridges and
+//! ports it leaves out. A `<cpu>` is taken for one host bridge, as NCCL takes it. Whatever is odd
+//! about a file is kept and noted: such files are written by hand, and steer real jobs.
 //!
 //! *Invariant:* a device stands under the elements that it stands under in the file; none is moved.
 
