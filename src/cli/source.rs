@@ -9,14 +9,18 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::failure::{Exit, Failure};
-use crate::probe::{self, Options, Probed};
+use crate::probe::{self, Options, ProbeError, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
 
 /// Looks at this machine.
 pub(crate) fn live() -> Result<Probed, Failure> {
-    probe::probe(&Options::from_environment()).map_err(|error| {
+    Options::from_environment().and_then(|options| probe::probe(&options)).map_err(|error| {
         let hint = error.hint();
-        Failure::new(Exit::Failed, error).maybe_hint(hint)
+        let exit = match error {
+            ProbeError::Limit(_) => Exit::Usage,
+            ProbeError::Driver(_) | ProbeError::DriverHangs { .. } => Exit::Failed,
+        };
+        Failure::new(exit, error).maybe_hint(hint)
     })
 }
 

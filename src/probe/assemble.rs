@@ -13,7 +13,7 @@ use super::nvml_library::Absent;
 use super::sysfs::{Host, Place, Role};
 use crate::cpuset::CpuSet;
 use crate::ids::{NumaId, PciAddress};
-use crate::topology::{Bridge, Gpu, Nic, Note, NumaNode, NvLinkPeer, PcieLink, Topology, VERSION};
+use crate::topology::{Bridge, Gpu, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION};
 
 /// The machine.
 pub(super) fn topology(
@@ -37,7 +37,8 @@ pub(super) fn topology(
     let numa = numa_nodes(&processors, &mut findings.gpus, &host);
     let near = HostNodes::new(&numa);
     let mut bridges = Bridges::default();
-    let nvswitch = nvswitches(&mut findings.gpus, &host);
+    resolve_far_ends(&mut findings.gpus, &host);
+    let nvswitch = nvswitches(&findings.gpus, &host);
     let gpus = findings.gpus.into_iter();
     let gpus = gpus.map(|seen| placed_gpu(seen, &host, &near, &mut bridges, &mut notes)).collect();
     let nics = std::mem::take(&mut host.nics).into_iter();
@@ -100,15 +101,17 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
     let kernel = |id: NumaId| host.nodes.iter().find(|node| node.id == id);
     let hwloc_ids = processors.cpus.iter().flat_map(|(_, nodes)| nodes.iter()).map(NumaId);
     let ids: BTreeSet<NumaId> = hwloc_ids.chain(host.nodes.iter().map(|node| node.id)).collect();
+    // The package around all of a node's CPUs, for a memory-only node those that are near it.
     let package = |cpus: &CpuSet| {
-        let first = cpus.first()?;
-        processors.packages.iter().find(|(_, all)| all.contains(first)).map(|(id, _)| *id)
+        let around = |(_, all): &&(u32, CpuSet)| !cpus.is_empty() && cpus.is_subset(all);
+        processors.packages.iter().find(around).map(|(id, _)| *id)
     };
     let mut nodes: Vec<NumaNode> = ids
         .into_iter()
         .map(|id| {
             let members = processors.cpus.iter().filter(|(_, nodes)| nodes.contains(id.0));
             let members: CpuSet = members.map(|(cpu, _)| *cpu).collect();
+            let package = package(&members);
             // hwloc counts a memory-only node as around the CPUs that are near it.
             let cpus = match kernel(id) {
                 Some(node) if node.cpus.is_empty() || processors.cpus.is_empty() => {
@@ -117,7 +120,6 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
                 _ => members,
             };
             let memory_bytes = kernel(id).and_then(|node| node.memory_bytes);
-            let package = package(&cpus);
             NumaNode { id, package, cpus: Some(cpus), memory_bytes, gpu_memory: false }
         })
         .collect();
@@ -134,33 +136,45 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
     nodes
 }
 
-/// Resolves NVLink ends that NVML gave only a place of, and counts the NVSwitches.
+/// Resolves NVLink ends of which NVML gave the place alone.
+fn resolve_far_ends(gpus: &mut [Seen], host: &Host) {
+    for seen in gpus {
+        for link in seen.gpu.nvlinks.iter_mut().filter(|link| link.peer == NvLinkPeer::Unknown) {
+            let Some(remote) = seen.remotes.iter().find(|remote| remote.link == link.link) else {
+                continue;
+            };
+            link.peer = match host.pci.role(remote.pci) {
+                Some(Role::Gpu) => NvLinkPeer::Gpu(remote.pci),
+                Some(Role::NvSwitch) => NvLinkPeer::Switch,
+                Some(Role::Cpu) => NvLinkPeer::Cpu,
+                Some(Role::Other) | None => NvLinkPeer::Unknown,
+            };
+        }
+    }
+}
+
+/// Counts the NVSwitches that NVLinks end in; `None` when an end is unknown.
 ///
 /// The far ends' places count first: switches of other machines (NVL72) are not on this one's bus.
-fn nvswitches(gpus: &mut [Seen], host: &Host) -> Option<u32> {
+fn nvswitches(gpus: &[Seen], host: &Host) -> Option<u32> {
     let mut places = BTreeSet::new();
     let mut hidden = false;
-    let mut any = false;
     for seen in gpus {
-        for link in &mut seen.gpu.nvlinks {
+        for link in &seen.gpu.nvlinks {
             let remote = seen.remotes.iter().find(|remote| remote.link == link.link);
-            if link.active && link.peer == NvLinkPeer::Unknown {
-                link.peer = match remote.map(|remote| (remote.pci, host.pci.role(remote.pci))) {
-                    Some((place, Some(Role::Gpu))) => NvLinkPeer::Gpu(place),
-                    Some((_, Some(Role::NvSwitch))) => NvLinkPeer::Switch,
-                    Some((_, Some(Role::Cpu))) => NvLinkPeer::Cpu,
-                    _ => NvLinkPeer::Unknown,
-                };
-            }
-            if link.peer == NvLinkPeer::Switch {
-                any = true;
-                hidden |= remote.is_none();
-                places.extend(remote.map(|remote| remote.pci));
+            match link.peer {
+                NvLinkPeer::Switch => {
+                    hidden |= remote.is_none();
+                    places.extend(remote.map(|remote| remote.pci));
+                }
+                NvLinkPeer::Unknown if link.active => return None,
+                _ => {}
             }
         }
     }
-    let count = if hidden { host.pci.nvswitches() } else { places.len() };
-    u32::try_from(count).ok().filter(|count| any && *count > 0)
+    let on_bus = || Some(host.pci.nvswitches()).filter(|count| *count > 0);
+    let count = if hidden { on_bus()? } else { places.len() };
+    u32::try_from(count).ok().filter(|_| !gpus.is_empty())
 }
 
 fn placed_gpu(
@@ -174,10 +188,8 @@ fn placed_gpu(
     let place = seen.gpu.pci.and_then(|address| host.pci.place(address));
     let affinity = NvmlAffinity { cpus: seen.cpus.as_ref(), nodes: seen.nodes.as_ref() };
     let locality = near.of_gpu(&about, place.as_ref(), affinity, notes);
-    // An idle GPU lowers its speed, so that only the slot's limit tells of a slow link.
     let place = place.unwrap_or_default();
-    let slow = PcieLink { gt_per_s: slower(&place), ..place.link.unwrap_or_default() };
-    notes.extend(narrow_link(&about, slow));
+    notes.extend(slow_link(&about, &place, Idle::LowersSpeed));
     Gpu {
         numa: locality.numa,
         numa_set: locality.numa_set,
@@ -196,26 +208,39 @@ fn placed_nic(
     notes: &mut Vec<Note>,
 ) -> Nic {
     let Some(place) = nic.pci.and_then(|address| host.pci.place(address)) else { return nic };
-    notes.extend(narrow_link(&nic.name, place.link.unwrap_or_default()));
+    notes.extend(slow_link(&nic.name, &place, Idle::KeepsSpeed));
     Nic { numa: near.of_device(&place), pcie: place.link, parent: bridges.add(place.above), ..nic }
 }
 
-/// The speed that the slot allows, when it is less than the card's best; the card's best otherwise.
-fn slower(place: &Place) -> Option<f64> {
-    let (card, slot) = (place.link?.max_gt_per_s?, place.slot.and_then(|slot| slot.max_gt_per_s));
-    Some(slot.map_or(card, |slot| slot.min(card)))
+/// What a device does with its PCIe link while it has nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Idle {
+    /// GPUs: a low speed says nothing; fewer lanes and a slower slot do.
+    LowersSpeed,
+    /// NICs: every speed below the best is a loss.
+    KeepsSpeed,
 }
 
-/// A note when a link runs below what the card could do.
-fn narrow_link(about: &str, link: PcieLink) -> Option<Note> {
-    let (speed, lanes) = (link.gt_per_s?, link.width?);
-    let (best_speed, best_lanes) = (link.max_gt_per_s?, link.max_width?);
-    (speed < best_speed || lanes < best_lanes).then(|| {
-        let text = format!(
-            "its PCIe link gives {speed} GT/s ×{lanes} now; the card can do {best_speed} GT/s ×{best_lanes}"
-        );
-        Note::new(about, text)
-    })
+/// A note when a device's PCIe link is below what the device could do.
+fn slow_link(about: &str, place: &Place, idle: Idle) -> Option<Note> {
+    let link = place.link?;
+    let (now, lanes) = (link.gt_per_s?, link.width?);
+    let (best, best_lanes) = (link.max_gt_per_s?, link.max_width?);
+    let slot = place.slot.and_then(|slot| slot.max_gt_per_s).filter(|slot| *slot < best);
+    let slow = now < best && idle == Idle::KeepsSpeed;
+    if lanes >= best_lanes && slot.is_none() && !slow {
+        return None;
+    }
+    let mut text = format!(
+        "its PCIe link runs at {now} GT/s ×{lanes} now; it can do {best} GT/s ×{best_lanes}"
+    );
+    if let Some(slot) = slot {
+        text.push_str(&format!(", its slot {slot} GT/s"));
+    }
+    if now < best && idle == Idle::LowersSpeed {
+        text.push_str(" (an idle GPU lowers the speed, not the lanes)");
+    }
+    Some(Note::new(about, text))
 }
 
 /// The bridges above all devices, each once, parents first.
@@ -236,12 +261,23 @@ impl Bridges {
         nearest
     }
 
-    /// All bridges, with the packages that their NUMA nodes belong to.
-    fn with_packages(mut self, numa: &[NumaNode]) -> Vec<Bridge> {
-        for bridge in &mut self.bridges {
-            let node = bridge.numa.and_then(|id| numa.iter().find(|node| node.id == id));
-            bridge.package = node.and_then(|node| node.package);
-        }
-        self.bridges
+    /// All bridges, with the packages that the host bridges' NUMA nodes belong to.
+    ///
+    /// A bridge below has a NUMA node of its own only where it differs from the one above.
+    fn with_packages(self, numa: &[NumaNode]) -> Vec<Bridge> {
+        let above = |bridge: &Bridge| {
+            let parent = bridge.parent.as_ref()?;
+            self.bridges.iter().find(|known| known.id == *parent)?.numa
+        };
+        let package = |bridge: &Bridge| {
+            let id = bridge.numa.filter(|_| bridge.parent.is_none())?;
+            numa.iter().find(|node| node.id == id)?.package
+        };
+        let finished = self.bridges.iter().map(|bridge| Bridge {
+            numa: bridge.numa.filter(|node| above(bridge) != Some(*node)),
+            package: package(bridge),
+            ..bridge.clone()
+        });
+        finished.collect()
     }
 }

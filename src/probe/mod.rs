@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::topology::{Allowed, Topology};
+use crate::units::{Span, UnitError};
 
 pub use nvml_library::{DriverFault, Libraries};
 
@@ -29,6 +30,8 @@ pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";
 pub const SYSFS_VARIABLE: &str = "CUDA_CLUSTER_SYSFS";
 /// Names another place than `/proc`.
 pub const PROCFS_VARIABLE: &str = "CUDA_CLUSTER_PROCFS";
+/// How long NVML may take before it counts as hung, like `30s`.
+pub const LIMIT_VARIABLE: &str = "CUDA_CLUSTER_NVML_LIMIT";
 
 /// How long the NVIDIA driver may take. Without its persistence daemon it initialises every GPU
 /// anew, which takes seconds each.
@@ -62,8 +65,11 @@ impl Default for Options {
 
 impl Options {
     /// This machine, or what [`NVML_VARIABLE`], [`SYSFS_VARIABLE`] and [`PROCFS_VARIABLE`] name
-    /// instead.
-    pub fn from_environment() -> Self {
+    /// instead; [`LIMIT_VARIABLE`] holds too.
+    ///
+    /// # Errors
+    /// If [`LIMIT_VARIABLE`] is no span of time.
+    pub fn from_environment() -> Result<Self, ProbeError> {
         let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty());
         let usual = Self::default();
         let nvml = match named(NVML_VARIABLE) {
@@ -71,12 +77,19 @@ impl Options {
             Some(none) if none == "none" => Libraries::None,
             Some(path) => Libraries::Named(path.into()),
         };
-        Self {
+        let nvml_limit = match named(LIMIT_VARIABLE) {
+            None => usual.nvml_limit,
+            Some(text) => {
+                let span: Result<Span, UnitError> = text.to_string_lossy().parse();
+                span.map_err(ProbeError::Limit)?.0
+            }
+        };
+        Ok(Self {
             nvml,
+            nvml_limit,
             sysfs: named(SYSFS_VARIABLE).map_or(usual.sysfs, PathBuf::from),
             procfs: named(PROCFS_VARIABLE).map_or(usual.procfs, PathBuf::from),
-            ..usual
-        }
+        })
     }
 }
 
@@ -116,8 +129,11 @@ pub enum ProbeError {
     /// There is an NVIDIA driver, and it does not work.
     #[error("the NVIDIA driver does not work")]
     Driver(#[source] DriverFault),
+    /// The environment asks for a limit that is none.
+    #[error("the environment variable {LIMIT_VARIABLE} is wrong")]
+    Limit(#[source] UnitError),
     /// NVML did not come back.
-    #[error("the NVIDIA driver did not answer within {} s", limit.as_secs())]
+    #[error("the NVIDIA driver did not answer within {}", Span(*limit))]
     DriverHangs {
         /// How long it was given.
         limit: Duration,
@@ -129,6 +145,7 @@ impl ProbeError {
     pub fn hint(&self) -> Option<String> {
         match self {
             ProbeError::Driver(fault) => fault.hint(),
+            ProbeError::Limit(_) => None,
             ProbeError::DriverHangs { .. } => Some(
                 "see whether `nvidia-smi` hangs too, and look for 'NVRM: Xid' in the kernel's log"
                     .to_owned(),

@@ -47,27 +47,18 @@ pub(super) fn read(device: &Device<'_>, asked: &mut Questions<'_>) -> Result<Wir
     for number in 0..LINKS {
         let link = device.link_wrapper_for(number);
         let Some(active) = asked.may("NVLink state", link.is_active())? else { continue };
-        let mut read = NvLink {
-            link: number,
-            active,
-            version: None,
-            peer: NvLinkPeer::Unknown,
-            gb_per_s: None,
+        let version = asked.may("NVLink version", link.version())?;
+        let kind = asked.may("NVLink's far end", remote_kind(device, number))?;
+        let place = asked.may("NVLink's far end", link.remote_pci_info())?;
+        let place = place.and_then(|pci| pci.bus_id.parse().ok()).filter(is_real);
+        wires.remotes.extend(place.map(|pci| Remote { link: number, pci }));
+        let peer = match (kind, place) {
+            (Some(RemoteKind::Gpu), Some(pci)) => NvLinkPeer::Gpu(pci),
+            (Some(RemoteKind::Switch), _) => NvLinkPeer::Switch,
+            (Some(RemoteKind::Cpu), _) => NvLinkPeer::Cpu,
+            _ => NvLinkPeer::Unknown,
         };
-        if active {
-            read.version = asked.may("NVLink version", link.version())?;
-            let kind = asked.may("NVLink's far end", remote_kind(device, number))?;
-            let place = asked.may("NVLink's far end", link.remote_pci_info())?;
-            let place = place.and_then(|pci| pci.bus_id.parse().ok()).filter(is_real);
-            wires.remotes.extend(place.map(|pci| Remote { link: number, pci }));
-            read.peer = match (kind, place) {
-                (Some(RemoteKind::Gpu), Some(pci)) => NvLinkPeer::Gpu(pci),
-                (Some(RemoteKind::Switch), _) => NvLinkPeer::Switch,
-                (Some(RemoteKind::Cpu), _) => NvLinkPeer::Cpu,
-                _ => NvLinkPeer::Unknown,
-            };
-        }
-        wires.links.push(read);
+        wires.links.push(NvLink { link: number, active, version, peer, gb_per_s: None });
     }
     speeds(device, &mut wires.links);
     wires.c2c = chip_links(device);
@@ -101,15 +92,14 @@ fn remote_kind(device: &Device<'_>, link: u32) -> Result<RemoteKind, NvmlError> 
     })
 }
 
-/// Fills in the speed of the active links: one call for all of them.
+/// Fills in the links' speeds: one call for all of them.
 ///
 /// Drivers before 515 know only the older fields, one for each of the first twelve links.
 fn speeds(device: &Device<'_>, links: &mut [NvLink]) {
-    let active: Vec<u32> = links.iter().filter(|link| link.active).map(|link| link.link).collect();
-    let scoped = active.iter().map(|link| (field_id::NVML_FI_DEV_NVLINK_GET_SPEED, *link));
-    let older = active.iter().filter_map(|link| Some((older_speed_field(*link)?, 0)));
+    let scoped = links.iter().map(|link| (field_id::NVML_FI_DEV_NVLINK_GET_SPEED, link.link));
+    let older = links.iter().filter_map(|link| Some((older_speed_field(link.link)?, 0)));
     let told = field_values(device, &scoped.chain(older).collect::<Vec<_>>());
-    for link in links.iter_mut().filter(|link| link.active) {
+    for link in links {
         let of = |field, scope| told.iter().find(|t| (t.field, t.scope) == (field, scope));
         let megabytes = of(field_id::NVML_FI_DEV_NVLINK_GET_SPEED, link.link)
             .or_else(|| of(older_speed_field(link.link)?, 0));

@@ -56,11 +56,11 @@ pub(super) enum Absent {
 #[derive(Debug, thiserror::Error)]
 pub enum DriverFault {
     /// The library is there and cannot be loaded.
-    #[error("{} cannot be loaded: {reason}", library.display())]
+    #[error("NVML cannot be loaded: {reason}")]
     Library {
         /// The file.
         library: PathBuf,
-        /// The dynamic linker's words.
+        /// The dynamic linker's words, which begin with the file.
         reason: String,
     },
     /// The library belongs to another version of the driver than the kernel module.

@@ -1,0 +1,90 @@
+//! How the fake misbehaves: `CUDA_CLUSTER_FAKE_FAULTS`, a list with blanks between its parts.
+//!
+//! | part | what happens |
+//! |---|---|
+//! | `init=mismatch` | library and kernel module differ (also `permission`, `not-loaded`, `unknown`) |
+//! | `lost=3` | GPU 3 fell off the bus after it was found |
+//! | `forbidden=3` | GPU 3 may not be opened |
+//! | `unsupported=nvmlDeviceGetUUID` | this function is not supported |
+//! | `slow=nvmlDeviceGetName:200` | this function takes 200 ms more |
+//! | `affinity=empty` | CPU and memory affinity are empty masks |
+//! | `far-ends=hidden` | places of NVLinks' far ends are all ones |
+//! | `far-ends=untold` | the kind of an NVLink's far end is not supported |
+//!
+//! *Invariant:* a part that is not in the table fails the initialisation.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::abi::{Answer, Return};
+
+#[derive(Default)]
+pub struct Faults {
+    initialisation: Option<Return>,
+    lost: Vec<u32>,
+    forbidden: Vec<u32>,
+    unsupported: Vec<String>,
+    slow: Vec<(String, Duration)>,
+    pub empty_affinity: bool,
+    pub hidden_far_ends: bool,
+    pub untold_far_ends: bool,
+}
+
+impl FromStr for Faults {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut faults = Faults::default();
+        for part in text.split_whitespace() {
+            let (key, value) = part.split_once('=').ok_or(())?;
+            let gpu = || value.parse::<u32>().map_err(|_| ());
+            match (key, value) {
+                ("init", "mismatch") => faults.initialisation = Some(Return::LibRmVersionMismatch),
+                ("init", "permission") => faults.initialisation = Some(Return::NoPermission),
+                ("init", "not-loaded") => faults.initialisation = Some(Return::DriverNotLoaded),
+                ("init", "unknown") => faults.initialisation = Some(Return::Unknown),
+                ("lost", _) => faults.lost.push(gpu()?),
+                ("forbidden", _) => faults.forbidden.push(gpu()?),
+                ("unsupported", function) => faults.unsupported.push(function.to_owned()),
+                ("slow", _) => {
+                    let (function, millis) = value.split_once(':').ok_or(())?;
+                    let pause = Duration::from_millis(millis.parse().map_err(|_| ())?);
+                    faults.slow.push((function.to_owned(), pause));
+                }
+                ("affinity", "empty") => faults.empty_affinity = true,
+                ("far-ends", "hidden") => faults.hidden_far_ends = true,
+                ("far-ends", "untold") => faults.untold_far_ends = true,
+                _ => return Err(()),
+            }
+        }
+        Ok(faults)
+    }
+}
+
+impl Faults {
+    /// What befalls a call of this function.
+    pub fn call(&self, function: &str) -> Answer {
+        if let Some((_, pause)) = self.slow.iter().find(|(name, _)| name == function) {
+            std::thread::sleep(*pause);
+        }
+        if self.unsupported.iter().any(|name| name == function) {
+            return Err(Return::NotSupported);
+        }
+        Ok(())
+    }
+
+    /// What befalls the initialisation.
+    pub fn initialisation(&self) -> Answer {
+        self.initialisation.map_or(Ok(()), Err)
+    }
+
+    /// What befalls the search for this GPU.
+    pub fn handle(&self, index: u32) -> Answer {
+        if self.forbidden.contains(&index) { Err(Return::NoPermission) } else { Ok(()) }
+    }
+
+    /// What befalls questions to this GPU.
+    pub fn gpu(&self, index: u32) -> Answer {
+        if self.lost.contains(&index) { Err(Return::GpuIsLost) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,34 @@
+//! `fake-machine TOPOLOGY FOLDER`: writes a made-up machine and prints the environment to see it in.
+//!
+//! `env $(cargo run -q --example fake-machine -- dgx-h100 /tmp/x) cuda-cluster topo` then looks at a
+//! DGX H100.
+
+#![allow(clippy::print_stdout)]
+
+#[path = "mod.rs"]
+mod fake_machine;
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use cuda_cluster::topology;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [source, folder] = arguments.as_slice() else {
+        bail!("usage: fake-machine TOPOLOGY FOLDER")
+    };
+    let text = match topology::builtin(source) {
+        Some(text) => text.to_owned(),
+        None => std::fs::read_to_string(source).with_context(|| source.clone())?,
+    };
+    let machine = topology::parse(&text)?;
+    std::fs::create_dir_all(folder)?;
+    let folder = Path::new(folder).canonicalize()?;
+    let fake = fake_machine::FakeMachine::write(&machine, &folder)
+        .with_context(|| format!("cannot write the machine to {}", folder.display()))?;
+    for (variable, value) in fake.environment() {
+        println!("{variable}={}", value.display());
+    }
+    Ok(())
+}
