@@ -15,6 +15,29 @@ use crate::ids::{ClusterName, GpuIndex, GpuUuid, NicPort, PciAddress};
 use crate::topology::Note;
 use crate::units::Span;
 
+mod adapt;
+mod assign;
+mod caller;
+mod cpus;
+mod decide;
+mod error;
+mod gpus;
+mod memory;
+mod network;
+mod nics;
+mod options;
+mod shares;
+mod subset;
+mod ucx;
+mod workers;
+
+pub use crate::spec::{EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDeath};
+pub use adapt::{Here, adapt_to_here};
+pub use caller::{CallerEnvironment, Interface};
+pub use decide::plan;
+pub use error::PlanError;
+pub use options::DaskOptions;
+
 /// The version of the plan's JSON form.
 pub const VERSION: u32 = 1;
 
@@ -49,31 +72,6 @@ pub struct Plan {
     pub notes: Vec<Note>,
 }
 
-/// What runs in a cluster's processes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum EngineKind {
-    /// Our own scheduler and workers.
-    #[default]
-    Native,
-    /// Dask's scheduler and workers.
-    Dask,
-    /// Any program, one rank per GPU.
-    Command,
-}
-
-impl std::fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            EngineKind::Native => "native",
-            EngineKind::Dask => "dask",
-            EngineKind::Command => "command",
-        })
-    }
-}
-
 /// The machine that a plan is for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
@@ -97,6 +95,9 @@ pub struct SchedulerPlan {
     pub ports: Option<(u16, u16)>,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
+    /// The reasons.
+    #[serde(default)]
+    pub why: Vec<Why>,
 }
 
 /// One worker process.
@@ -119,6 +120,9 @@ pub struct WorkerPlan {
     pub memory_limit_bytes: Option<u64>,
     /// Device memory limit in bytes; `None` for none.
     pub device_memory_limit_bytes: Option<u64>,
+    /// Its RMM pool; `None` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rmm: Option<RmmPlan>,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
     /// The reasons.
@@ -141,6 +145,27 @@ pub struct WorkerGpu {
     pub mig: Option<String>,
 }
 
+/// A worker's RAPIDS memory manager.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RmmPlan {
+    /// First size of the pool in bytes; `None` for RMM's own choice.
+    pub pool_bytes: Option<u64>,
+    /// Most that the pool may grow to, in bytes.
+    pub maximum_pool_bytes: Option<u64>,
+    /// The asynchronous pool gives memory beyond this many bytes back.
+    pub release_threshold_bytes: Option<u64>,
+    /// Managed (unified) memory.
+    pub managed: bool,
+    /// CUDA's stream-ordered allocator.
+    pub asynchronous: bool,
+    /// Directory of the allocation logs.
+    pub log_directory: Option<String>,
+    /// Count allocations.
+    pub track_allocations: bool,
+    /// Libraries whose allocations go through RMM.
+    pub set_allocator_for: Vec<String>,
+}
+
 /// CPUs and memory that a process is given before its first instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
@@ -151,21 +176,6 @@ pub struct Binding {
     /// How `mems` is meant.
     #[serde(default)]
     pub memory_policy: MemoryPolicy,
-}
-
-/// How a process's memory is placed (`set_mempolicy(2)`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum MemoryPolicy {
-    /// On the given nodes while they have room (`MPOL_PREFERRED_MANY`).
-    #[default]
-    Preferred,
-    /// Only on the given nodes (`MPOL_BIND`).
-    Bind,
-    /// Untouched.
-    None,
 }
 
 /// One decision with its reason.
@@ -201,18 +211,6 @@ pub struct Requirements {
     pub strict: bool,
 }
 
-/// Who set a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Origin {
-    /// The command line.
-    Flag,
-    /// The spec file.
-    Spec,
-    /// The caller's environment.
-    Environment,
-}
-
 /// How deaths and slowness are dealt with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Supervision {
@@ -240,34 +238,6 @@ pub struct Supervision {
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
     pub log_keep: u32,
-}
-
-/// When a dead worker is started again.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum RestartWhen {
-    /// Never.
-    Never,
-    /// When it was ended by a signal or a non-zero status.
-    #[default]
-    OnFailure,
-    /// Whenever it ends, unless it was stopped or retired.
-    Always,
-}
-
-/// What a dead scheduler means for the cluster.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum SchedulerDeath {
-    /// The whole cluster is started again.
-    #[default]
-    RestartCluster,
-    /// The cluster ends.
-    EndCluster,
 }
 
 impl Default for Supervision {

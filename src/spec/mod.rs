@@ -2,4 +2,132 @@
 //!
 //! Does not look at a machine and decides nothing.
 //!
-//! *Invariant:* a [`ClusterSpec`] that was read has no unknown keys and no contradictions.
+//! *Invariant:* a [`ClusterSpec`] that was read has no unknown keys and no contradictions; a value
+//! that nobody set is `None`, so that defaults stay decisions of `plan`.
+
+mod choices;
+mod contradictions;
+mod error;
+mod read;
+mod request;
+mod sections;
+mod template;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ClusterName;
+
+pub use choices::{
+    ChooseBy, ChooseGpus, CpuBinding, EngineKind, GpuName, GpuSelection, Limit, MemoryPolicy, NetDevices,
+    PortRange, RestartWhen, SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion,
+    VisibleDevices,
+};
+pub(crate) use error::nearest;
+pub use error::{Problem, SpecError};
+pub use read::{parse, schema};
+pub use request::{Origin, Request};
+pub use sections::{
+    CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,
+    RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, WorkerSpec,
+};
+pub use template::{Template, TemplateError, Variables};
+
+/// The version of the spec's text form that this program reads.
+pub const VERSION: u32 = 1;
+
+/// What a cluster should be, as the user wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    /// Version of this form: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u32>,
+    /// The cluster's name, also that of its run directory. Default: `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<ClusterName>,
+    /// What runs in the processes. Default: `native`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineKind>,
+    /// A topology's name or path. Default: this machine, live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<String>,
+    /// Run the plan of a machine that is not here, with simulated devices. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulate: Option<bool>,
+    /// Turn notes into errors. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strict: Option<bool>,
+    /// Which GPUs: `all`, `none`, a list like `0-3,6`, UUIDs, PCI addresses, MIG instances, or
+    /// `{count: 4, choose: best-connected}`. Default: all that `CUDA_VISIBLE_DEVICES` leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<GpuSelection>,
+    /// How many of these GPUs get workers; the best-connected set of them. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// Workers for each GPU. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers_per_gpu: Option<u32>,
+    /// Extra workers without a GPU. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_workers: Option<u32>,
+    /// Threads of a worker that run tasks. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// What to do with GPUs that other processes use. Default: `warn`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_gpus: Option<Treatment>,
+    /// What to do with GPUs that drive a display. Default: skip a smaller one of another model
+    /// than the rest, warn about others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_gpus: Option<Treatment>,
+    /// Which CPUs a worker gets. Default: `local`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuBinding>,
+    /// Whole cores kept for the scheduler under `cpus: split`. Default: cores that no worker
+    /// claims, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler_cores: Option<u32>,
+    /// Host memory.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub memory: MemorySpec,
+    /// Device memory.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub device: DeviceSpec,
+    /// RAPIDS memory manager pools.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub rmm: RmmSpec,
+    /// UCX: transports and network devices.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub ucx: UcxSpec,
+    /// The scheduler's process.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub scheduler: SchedulerSpec,
+    /// The workers' processes.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub worker: WorkerSpec,
+    /// Deaths, restarts, time-outs.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub supervision: SupervisionSpec,
+    /// Log files.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub logs: LogSpec,
+    /// Transport security of the Dask engine over TCP.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub tls: TlsSpec,
+    /// The Dask engine's own options.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub dask: DaskSpec,
+    /// The command engine's own options.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub command: CommandSpec,
+    /// The native engine's own options.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub native: NativeSpec,
+    /// Differences for some workers, the later beats the earlier.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overrides: Vec<OverrideSpec>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

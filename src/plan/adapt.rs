@@ -1,0 +1,156 @@
+//! A plan of another machine, made launchable on this one.
+//!
+//! Changes only what this machine does not have; what the plan decided stays visible in the plan
+//! that was printed.
+//!
+//! *Invariant:* every CPU, memory node and network device of the result exists here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ucx::{NET_DEVICES, TLS};
+use super::{Binding, MemoryPolicy, Plan};
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::topology::Note;
+
+/// What this machine has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Here {
+    /// CPUs that may be used.
+    pub cpus: CpuSet,
+    /// NUMA nodes that may be used; empty where the kernel knows none.
+    pub mems: NodeSet,
+    /// Network interfaces and RDMA ports (`lo`, `eth0`, `mlx5_0:1`).
+    pub net_devices: BTreeSet<String>,
+    /// Whether there is a GPU, and so whether UCX's CUDA transports can work.
+    pub gpu: bool,
+}
+
+/// The launchable version of a plan, and how it differs.
+pub fn adapt_to_here(plan: &Plan, here: &Here) -> (Plan, Vec<Note>) {
+    let mut adapted = plan.clone();
+    let mut notes = Vec::new();
+    bind_here(&mut adapted, here, &mut notes);
+    let rdma = here.net_devices.iter().any(|device| device.contains(':'));
+    let mut dropped = Dropped::default();
+    let scheduler = adapted.scheduler.iter_mut().map(|scheduler| &mut scheduler.env);
+    let workers = adapted.workers.iter_mut().map(|worker| &mut worker.env);
+    for env in scheduler.chain(workers).chain([&mut adapted.client_env]) {
+        net_devices_here(env, here, &mut dropped);
+        transports_here(env, here, rdma, &mut dropped);
+    }
+    dropped.say(&mut notes);
+    for worker in &mut adapted.workers {
+        worker.nics.retain(|nic| here.net_devices.contains(&nic.to_string()));
+    }
+    (adapted, notes)
+}
+
+/// Gives each process CPUs and memory nodes that exist.
+fn bind_here(plan: &mut Plan, here: &Here, notes: &mut Vec<Note>) {
+    let cpus: Vec<u32> = here.cpus.iter().collect();
+    let mut spread = Vec::new();
+    let mut lost_nodes = false;
+    let scheduler = plan.scheduler.iter_mut().map(|s| ("scheduler".to_owned(), &mut s.binding));
+    let workers = plan.workers.iter_mut().map(|w| (w.name.clone(), &mut w.binding));
+    for (at, (name, binding)) in workers.chain(scheduler).enumerate() {
+        let planned = binding.cpus.clone();
+        if let Some(planned) = planned.filter(|planned| !planned.is_subset(&here.cpus)) {
+            let shared = planned.intersection(&here.cpus);
+            // Dealt in turn, so that the processes do not all sit on the first CPU.
+            let in_turn = cpus.get(at % cpus.len().max(1)).copied();
+            binding.cpus = match in_turn {
+                _ if !shared.is_empty() => Some(shared),
+                Some(cpu) => {
+                    spread.push(name);
+                    Some(std::iter::once(cpu).collect())
+                }
+                None => None,
+            };
+        }
+        lost_nodes |= nodes_here(binding, here);
+    }
+    let planned_elsewhere = plan.workers.iter().any(|w| w.binding.cpus.is_some());
+    if planned_elsewhere && (!spread.is_empty() || lost_nodes) {
+        let mut text = format!("this machine has CPUs {}", here.cpus);
+        if !spread.is_empty() {
+            text.push_str(&format!("; {} get one of them in turn", spread.join(", ")));
+        }
+        notes.push(Note::new("simulation", text));
+    }
+    if lost_nodes {
+        let text = format!("this machine has NUMA nodes {}; other ones are left out", here.mems);
+        notes.push(Note::new("simulation", text));
+    }
+}
+
+/// Keeps the memory nodes that exist; says whether some do not.
+fn nodes_here(binding: &mut Binding, here: &Here) -> bool {
+    let Some(planned) = binding.mems.clone() else { return false };
+    if planned.is_subset(&here.mems) {
+        return false;
+    }
+    let shared = planned.intersection(&here.mems);
+    if shared.is_empty() {
+        binding.mems = None;
+        binding.memory_policy = MemoryPolicy::None;
+    } else {
+        binding.mems = Some(shared);
+    }
+    true
+}
+
+/// What the environment lost, for one note each.
+#[derive(Default)]
+struct Dropped {
+    devices: BTreeSet<String>,
+    transports: BTreeSet<String>,
+}
+
+impl Dropped {
+    fn say(&self, notes: &mut Vec<Note>) {
+        for (what, names) in [("network device", &self.devices), ("transport", &self.transports)] {
+            if !names.is_empty() {
+                let list: Vec<&str> = names.iter().map(String::as_str).collect();
+                let text = format!("this machine has no {what} {}", list.join(", "));
+                notes.push(Note::new("simulation", text));
+            }
+        }
+    }
+}
+
+fn net_devices_here(env: &mut BTreeMap<String, String>, here: &Here, dropped: &mut Dropped) {
+    let Some(value) = env.get_mut(NET_DEVICES) else { return };
+    let (kept, lost): (Vec<&str>, Vec<&str>) =
+        value.split(',').partition(|name| *name == "all" || here.net_devices.contains(*name));
+    if lost.is_empty() {
+        return;
+    }
+    dropped.devices.extend(lost.into_iter().map(str::to_owned));
+    // UCX needs one device to set connections up; loopback is everywhere.
+    *value = if kept.is_empty() { "lo".to_owned() } else { kept.join(",") };
+}
+
+fn transports_here(
+    env: &mut BTreeMap<String, String>,
+    here: &Here,
+    rdma: bool,
+    dropped: &mut Dropped,
+) {
+    let Some(value) = env.get_mut(TLS).filter(|value| !value.starts_with('^')) else { return };
+    let exists = |lane: &&str| {
+        let over_rdma = ["rc", "ud", "dc", "ib"].iter().any(|kind| lane.starts_with(kind));
+        let over_cuda = lane.starts_with("cuda") || *lane == "gdr_copy";
+        (here.gpu || !over_cuda) && (rdma || !over_rdma)
+    };
+    let (kept, lost): (Vec<&str>, Vec<&str>) = value.split(',').partition(exists);
+    if lost.is_empty() {
+        return;
+    }
+    dropped.transports.extend(lost.into_iter().map(str::to_owned));
+    *value = if kept.is_empty() { "sm,self".to_owned() } else { kept.join(",") };
+    // Without RDMA hardware nothing can set connections up over it.
+    let priority = env.get_mut("UCX_SOCKADDR_TLS_PRIORITY").filter(|_| !rdma);
+    if let Some(priority) = priority {
+        "tcp".clone_into(priority);
+    }
+}

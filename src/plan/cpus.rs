@@ -1,0 +1,243 @@
+//! Which CPUs each worker gets.
+//!
+//! Does not bind anything; the shim does.
+//!
+//! *Invariant:* what is given is allowed; under `split` the shares are whole cores, disjoint, and
+//! together they are every core that is near some worker.
+
+use super::PlanError;
+use crate::cpuset::CpuSet;
+use crate::topology::{Gpu, Note, Topology};
+
+/// The CPUs near one GPU that may be used, and how they were found.
+#[derive(Clone, Debug)]
+pub(super) struct Near {
+    pub(super) cpus: CpuSet,
+    pub(super) reason: String,
+}
+
+/// The CPUs that may be used at all; `None` when the topology knows of none.
+pub(super) fn allowed(topology: &Topology) -> Option<CpuSet> {
+    let everything = topology.cpus().or_else(|| {
+        let of_gpus = topology.gpus.iter().filter_map(|gpu| gpu.cpus.as_ref());
+        of_gpus.fold(None, |all: Option<CpuSet>, more| Some(all.unwrap_or_default().union(more)))
+    });
+    match (&topology.allowed, everything) {
+        (Some(allowed), Some(all)) => {
+            let both = allowed.cpus.intersection(&all);
+            // A source that lists only some CPUs must not forbid the rest.
+            Some(if both.is_empty() { allowed.cpus.clone() } else { both })
+        }
+        (Some(allowed), None) => Some(allowed.cpus.clone()),
+        (None, all) => all,
+    }
+}
+
+/// The allowed CPUs near a GPU.
+pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Option<Near> {
+    let allowed = allowed(topology)?;
+    let (local, source) = local(topology, gpu);
+    let Some(local) = local else {
+        let text = format!("{source}: it gets every allowed CPU");
+        notes.push(Note::new(format!("GPU {}", gpu.index), text));
+        return Some(Near { cpus: allowed, reason: format!("{source}, so every allowed CPU") });
+    };
+    let usable = local.intersection(&allowed);
+    if usable.is_empty() {
+        let text = format!(
+            "none of its CPUs ({local}) is among the allowed ones ({allowed}): it gets the allowed ones"
+        );
+        notes.push(Note::new(format!("GPU {}", gpu.index), text));
+        let reason = format!("{source}, but none of them ({local}) is allowed, so every allowed CPU");
+        return Some(Near { cpus: allowed, reason });
+    }
+    let reason = if usable.len() < local.len() {
+        format!("{source}, without {} that are not allowed", local.difference(&allowed))
+    } else {
+        source
+    };
+    Some(Near { cpus: usable, reason })
+}
+
+/// The CPUs near a GPU as the topology has them, and who says so.
+fn local(topology: &Topology, gpu: &Gpu) -> (Option<CpuSet>, String) {
+    if let Some(cpus) = gpu.cpus.as_ref().filter(|cpus| !cpus.is_empty()) {
+        let place = gpu.numa.map_or_else(String::new, |numa| format!(", NUMA node {numa}"));
+        return (Some(cpus.clone()), format!("CPUs near GPU {}{place}", gpu.index));
+    }
+    let nodes: Vec<u32> = match (&gpu.numa_set, gpu.numa) {
+        (Some(set), _) if !set.is_empty() => set.iter().collect(),
+        (_, Some(numa)) => vec![numa.0],
+        _ => return (None, "its NUMA node is unknown".to_owned()),
+    };
+    let of = |wanted: &dyn Fn(&crate::topology::NumaNode) -> bool| {
+        let known = topology.numa.iter().filter(|node| wanted(node));
+        let all = known.filter_map(|node| node.cpus.clone()).reduce(|a, b| a.union(&b));
+        all.filter(|cpus| !cpus.is_empty())
+    };
+    let names: Vec<String> = nodes.iter().map(u32::to_string).collect();
+    let plural = if nodes.len() == 1 { "NUMA node" } else { "NUMA nodes" };
+    let names = format!("{plural} {}", names.join(", "));
+    if let Some(cpus) = of(&|node| nodes.contains(&node.id.0)) {
+        return (Some(cpus), format!("CPUs of {names}, which GPU {} is on", gpu.index));
+    }
+    // A node with memory alone, or one whose CPUs are offline: its package is the next best.
+    let packages: Vec<u32> = topology
+        .numa
+        .iter()
+        .filter(|node| nodes.contains(&node.id.0))
+        .filter_map(|node| node.package)
+        .collect();
+    match of(&|node| node.package.is_some_and(|package| packages.contains(&package))) {
+        Some(cpus) => (Some(cpus), format!("{names} has no CPU, so those of its package")),
+        None => (None, format!("{names} has no CPU that is known")),
+    }
+}
+
+/// Physical cores inside a set; each CPU is one where the topology knows no cores.
+pub(super) fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
+    let mut cores: Vec<CpuSet> = topology
+        .cores
+        .iter()
+        .map(|core| core.intersection(cpus))
+        .filter(|core| !core.is_empty())
+        .collect();
+    let covered = cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
+    cores.extend(cpus.difference(&covered).iter().map(|cpu| std::iter::once(cpu).collect()));
+    cores.sort_by_key(|core| core.first());
+    cores
+}
+
+/// Shares cores among workers: `near[w]` are the CPUs near worker `w`.
+///
+/// Whole cores only: two workers on the hyperthreads of one core would fight for its L1 cache. The
+/// cores that are near the same workers are dealt as runs of neighbours, in worker order, so that
+/// each brings the worker with the least up to the level of the others. Remainder rule: where a
+/// number does not divide, the first workers get one core more.
+pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSet>, PlanError> {
+    // Cores by the workers they are near to; those with the fewest takers are dealt first, because
+    // nobody else can use them.
+    let mut groups: Vec<(Vec<usize>, Vec<&CpuSet>)> = Vec::new();
+    for core in cores {
+        let takers: Vec<usize> =
+            (0..near.len()).filter(|worker| !core.intersection(&near[*worker]).is_empty()).collect();
+        if takers.is_empty() {
+            continue;
+        }
+        match groups.iter_mut().find(|(known, _)| *known == takers) {
+            Some((_, group)) => group.push(core),
+            None => groups.push((takers, vec![core])),
+        }
+    }
+    groups.sort_by_key(|(takers, _)| takers.len());
+    let mut shares = vec![CpuSet::new(); near.len()];
+    let mut counts = vec![0usize; near.len()];
+    for (takers, group) in &groups {
+        let quotas = level_up(takers, &counts, group.len());
+        let mut rest = group.as_slice();
+        for (worker, quota) in takers.iter().zip(quotas) {
+            let (mine, others) = rest.split_at(quota);
+            rest = others;
+            counts[*worker] += quota;
+            for core in mine {
+                shares[*worker] = shares[*worker].union(core);
+            }
+        }
+    }
+    match counts.iter().position(|count| *count == 0) {
+        None => Ok(shares),
+        Some(poor) => {
+            let mine = near[poor].clone();
+            let rivals = near.iter().filter(|other| !other.intersection(&mine).is_empty()).count();
+            let cores = cores.iter().filter(|core| !core.intersection(&mine).is_empty()).count();
+            Err(PlanError::TooFewCores { workers: rivals, cores, cpus: mine.to_string() })
+        }
+    }
+}
+
+/// How many of `cores` each taker gets so that all come to one level as far as possible.
+fn level_up(takers: &[usize], counts: &[usize], cores: usize) -> Vec<usize> {
+    let mut quotas = vec![0usize; takers.len()];
+    for _ in 0..cores {
+        let poorest = (0..takers.len()).min_by_key(|at| counts[takers[*at]] + quotas[*at]);
+        if let Some(poorest) = poorest {
+            quotas[poorest] += 1;
+        }
+    }
+    quotas
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().expect(text)
+    }
+
+    fn smt(cores: u32) -> Vec<CpuSet> {
+        (0..cores).map(|core| [core, core + cores].into_iter().collect()).collect()
+    }
+
+    #[test]
+    fn the_first_workers_get_the_remainder() {
+        let shares = share_cores(&smt(7), &vec![set("0-13"); 3]).expect("enough cores");
+        assert_eq!(shares, ["0-2,7-9", "3-4,10-11", "5-6,12-13"].map(set));
+    }
+
+    #[test]
+    fn more_workers_than_cores_is_an_error() {
+        let error = share_cores(&smt(2), &vec![set("0-3"); 3]).expect_err("too few");
+        let expected =
+            PlanError::TooFewCores { workers: 3, cores: 2, cpus: "0-3".to_owned() };
+        assert_eq!(error, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn shares_are_whole_disjoint_and_complete(
+            cores in 1u32..40,
+            masks in vec(vec(any::<bool>(), 40), 1..8),
+        ) {
+            let all = smt(cores);
+            let near: Vec<CpuSet> = masks
+                .iter()
+                .map(|mask| {
+                    let mine = all.iter().zip(mask).filter(|(_, take)| **take).map(|(core, _)| core);
+                    mine.fold(CpuSet::new(), |set, core| set.union(core))
+                })
+                .collect();
+            let wanted = near.iter().fold(CpuSet::new(), |set, more| set.union(more));
+            if let Ok(shares) = share_cores(&all, &near) {
+                let mut seen = CpuSet::new();
+                for (share, near) in shares.iter().zip(&near) {
+                    prop_assert!(share.is_subset(near));
+                    prop_assert!(share.intersection(&seen).is_empty());
+                    seen = seen.union(share);
+                    for core in &all {
+                        let part = core.intersection(share);
+                        prop_assert!(part.is_empty() || part == *core, "a core is torn apart");
+                    }
+                }
+                prop_assert_eq!(seen, wanted);
+            }
+        }
+
+        #[test]
+        fn equal_workers_differ_by_at_most_one_core(cores in 1u32..60, workers in 1usize..9) {
+            let all = smt(cores);
+            let near = vec![all.iter().fold(CpuSet::new(), |set, core| set.union(core)); workers];
+            match share_cores(&all, &near) {
+                Ok(shares) => {
+                    let sizes: Vec<usize> = shares.iter().map(|share| share.len() / 2).collect();
+                    let (least, most) = (sizes.iter().min(), sizes.iter().max());
+                    prop_assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 1));
+                    prop_assert!(sizes.is_sorted_by(|a, b| a >= b));
+                }
+                Err(_) => prop_assert!((cores as usize) < workers),
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The plan as a whole: each part decides, this puts the decisions together.
+//!
+//! Does not decide about any single resource; `gpus`, `network`, `shares`, `ucx` and `workers` do.
+//!
+//! *Invariant:* a plan that is returned under `strict` has no notes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::gpus::{Selected, VISIBLE, machine_name};
+use super::ucx::{NET_DEVICES, Situation};
+use super::workers::{self, Slot};
+use super::{
+    Binding, CallerEnvironment, EngineKind, Machine, MemoryPolicy, Plan, PlanError, Requirements,
+    SchedulerPlan, Supervision, VERSION, Why, cpus, gpus, network, options, shares, ucx,
+};
+use crate::spec::{ClusterSpec, Limit, Origin, Problem, Request, SpecError};
+use crate::topology::{Device, Gpu, LinkKind, Note, Topology};
+
+/// Everything that the parts decide from.
+pub(super) struct Context<'a> {
+    pub(super) topology: &'a Topology,
+    pub(super) spec: &'a ClusterSpec,
+    pub(super) caller: &'a CallerEnvironment,
+    pub(super) engine: EngineKind,
+    pub(super) selected: &'a Selected<'a>,
+    pub(super) slots: &'a [Slot<'a>],
+}
+
+/// Decides everything that `up` does.
+///
+/// # Errors
+/// If what is asked for is not there, cannot be shared out, or, under `strict`, if anything could
+/// not be had as asked.
+pub fn plan(
+    topology: &Topology,
+    request: &Request,
+    caller: &CallerEnvironment,
+) -> Result<Plan, PlanError> {
+    let spec = &request.spec;
+    let mut notes = topology.notes.clone();
+    let selected = gpus::select(topology, spec, caller, &mut notes)?;
+    let slots = workers::slots(spec, &selected);
+    let context = Context {
+        topology,
+        spec,
+        caller,
+        engine: spec.engine.unwrap_or_default(),
+        selected: &selected,
+        slots: &slots,
+    };
+    context.one_address_for_each()?;
+    context.requirements(&mut notes);
+    let lanes = network::share(&context, &mut notes)?;
+    let shares = shares::share(&context, &mut notes)?;
+    let rails = lanes.iter().map(|lanes| lanes.ports.len()).max().unwrap_or(0);
+    let variables = ucx::variables(&context.situation(rails));
+    notes.extend(variables.notes.iter().cloned());
+
+    let mut origins = request.origins.clone();
+    origins.extend(variables.origins.clone());
+    if selected.from_caller {
+        origins.insert(VISIBLE.to_owned(), Origin::Environment);
+    }
+    let everywhere = network::everywhere(&context, &lanes);
+    let mut client_env = variables.env.clone();
+    client_env.extend(everywhere.map(|devices| (NET_DEVICES.to_owned(), devices)));
+    let workers = workers::plan(&context, &lanes, &shares, &variables, &mut notes);
+    let plan = Plan {
+        version: VERSION,
+        name: spec.name.clone().unwrap_or_default(),
+        engine: context.engine,
+        machine: Machine {
+            name: topology.name.clone(),
+            source: topology.source.clone(),
+            simulated: spec.simulate.unwrap_or(false),
+        },
+        scheduler: context.scheduler(&shares, &client_env),
+        workers,
+        client_env,
+        requirements: Requirements {
+            nvlink: spec.ucx.nvlink.unwrap_or(false),
+            infiniband: spec.ucx.infiniband.unwrap_or(false),
+            strict: spec.strict.unwrap_or(false),
+        },
+        supervision: supervision(spec),
+        engine_options: options::of(&context),
+        origins,
+        notes: without_repetition(notes),
+    };
+    if plan.requirements.strict && !plan.notes.is_empty() {
+        return Err(PlanError::Strict { notes: plan.notes });
+    }
+    Ok(plan)
+}
+
+fn without_repetition(notes: Vec<Note>) -> Vec<Note> {
+    let mut seen = BTreeSet::new();
+    notes.into_iter().filter(|note| seen.insert(note.clone())).collect()
+}
+
+impl<'a> Context<'a> {
+    /// The physical GPUs with workers, each once, in rank order.
+    pub(super) fn gpus(&self) -> Vec<&'a Gpu> {
+        let mut gpus: Vec<&'a Gpu> = Vec::new();
+        for chosen in &self.selected.chosen {
+            if !gpus.iter().any(|gpu| gpu.index == chosen.gpu.index) {
+                gpus.push(chosen.gpu);
+            }
+        }
+        gpus
+    }
+
+    /// Checks what only the number of workers can contradict.
+    fn one_address_for_each(&self) -> Result<(), PlanError> {
+        let workers = self.slots.len();
+        let worker = &self.spec.worker;
+        let refuse = |key: &str, message: String, hint| {
+            let problem = Problem::Contradiction { message, hint };
+            let origin = "plan".to_owned();
+            Err(SpecError { origin, place: None, key: key.to_owned(), problem }.into())
+        };
+        for (key, address) in [
+            ("worker.listen_address", &worker.listen_address),
+            ("worker.contact_address", &worker.contact_address),
+        ] {
+            if address.is_some() && workers > 1 {
+                return refuse(
+                    key,
+                    format!("one address cannot serve {workers} workers"),
+                    "leave the address out, or have one worker",
+                );
+            }
+        }
+        if let Some(ports) = worker.ports
+            && ports.count().is_some_and(|count| (count as usize) < workers)
+        {
+            return refuse(
+                "worker.ports",
+                format!("{ports} has fewer ports than there are workers ({workers})"),
+                "widen the range, or leave it out for any free ports",
+            );
+        }
+        Ok(())
+    }
+
+    /// Notes what was asked for and cannot be had, or is dangerous.
+    fn requirements(&self, notes: &mut Vec<Note>) {
+        self.nvlink_is_there(notes);
+        let mig: Vec<&str> = self
+            .slots
+            .iter()
+            .filter(|slot| slot.chosen.is_some_and(|chosen| chosen.mig.is_some()))
+            .map(|slot| slot.name.as_str())
+            .collect();
+        if mig.len() > 1 {
+            let names = mig.join(", ");
+            let text = format!(
+                "{names} have MIG instances: without CUDA IPC they exchange data through host memory"
+            );
+            notes.push(Note::new("mig", text));
+        }
+        if self.engine != EngineKind::Dask && self.spec.dask != crate::spec::DaskSpec::default() {
+            notes.push(Note::new("dask", format!("ignored: the engine is {}", self.engine)));
+        }
+    }
+
+    fn nvlink_is_there(&self, notes: &mut Vec<Note>) {
+        if self.spec.ucx.nvlink != Some(true) {
+            return;
+        }
+        let gpus = self.gpus();
+        if gpus.is_empty() {
+            notes.push(Note::new("ucx.nvlink", "asked for, but there are no GPU workers"));
+            return;
+        }
+        let derived = self.topology.links.is_empty().then(|| self.topology.derive_links());
+        let links = derived.as_ref().unwrap_or(&self.topology.links);
+        let joined = |a: &Gpu, b: &Gpu| {
+            let link = links.between(Device::Gpu(a.index), Device::Gpu(b.index));
+            matches!(link, Some(LinkKind::Nv(_)))
+        };
+        let any = gpus.iter().any(|a| gpus.iter().any(|b| joined(a, b)));
+        if gpus.len() > 1 && !any {
+            let machine = machine_name(self.topology);
+            let text =
+                format!("asked for, but no two of the chosen GPUs of {machine} are joined by NVLink");
+            notes.push(Note::new("ucx.nvlink", text));
+        }
+    }
+
+    fn situation(&self, rails: usize) -> Situation<'a> {
+        let chosen = &self.selected.chosen;
+        Situation {
+            spec: self.spec,
+            caller: self.caller,
+            engine: self.engine,
+            gpus: !chosen.is_empty(),
+            all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
+            capability: chosen.iter().filter_map(|chosen| chosen.gpu.compute_capability).max(),
+            rails,
+        }
+    }
+
+    fn scheduler(
+        &self,
+        shares: &shares::Shares,
+        client_env: &BTreeMap<String, String>,
+    ) -> Option<SchedulerPlan> {
+        if self.engine == EngineKind::Command || self.spec.dask.join.is_some() {
+            return None;
+        }
+        let scheduler = &self.spec.scheduler;
+        let mut env = client_env.clone();
+        env.extend(workers::engine_environment(self));
+        env.extend(workers::visible_to_all(self));
+        let (cpus, reason) = shares.scheduler.clone();
+        let chosen = cpus.as_ref().map_or_else(|| "untouched".to_owned(), ToString::to_string);
+        let why = Why { choice: "cpus".to_owned(), chosen, reason, rejected: Vec::new() };
+        Some(SchedulerPlan {
+            binding: Binding { cpus, mems: None, memory_policy: MemoryPolicy::None },
+            host: scheduler.host.clone().or_else(|| scheduler.interface.clone()),
+            ports: scheduler.port.map(|ports| (ports.low, ports.high)),
+            env,
+            why: vec![why],
+        })
+    }
+}
+
+fn supervision(spec: &ClusterSpec) -> Supervision {
+    let asked = &spec.supervision;
+    let usual = Supervision::default();
+    Supervision {
+        restart: asked.restart.unwrap_or(usual.restart),
+        limit: asked.limit.unwrap_or(usual.limit),
+        window: asked.window.unwrap_or(usual.window),
+        backoff: asked.backoff.unwrap_or(usual.backoff),
+        backoff_max: asked.backoff_max.unwrap_or(usual.backoff_max),
+        healthy_after: asked.healthy_after.unwrap_or(usual.healthy_after),
+        ready_within: asked.ready_within.unwrap_or(usual.ready_within),
+        grace: asked.grace.unwrap_or(usual.grace),
+        scheduler_death: asked.scheduler_death.unwrap_or(usual.scheduler_death),
+        gpu_free_within: asked.gpu_free_within.unwrap_or(usual.gpu_free_within),
+        // A fraction is refused when the spec is read, so the whole does not matter.
+        log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |size| size.of(0)),
+        log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
+    }
+}
+
+/// The host memory limit that is in force without one in the spec.
+pub(super) fn usual_memory_limit(engine: EngineKind) -> Limit {
+    // A launcher must not end a program of the user's own for a limit that nobody asked for.
+    if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
+}
+
+/// Every CPU that may be used, for processes without a GPU.
+pub(super) fn every_cpu(context: &Context<'_>) -> Option<crate::cpuset::CpuSet> {
+    cpus::allowed(context.topology)
+}

@@ -1,0 +1,167 @@
+//! Why no plan can be made.
+//!
+//! What can be planned around is a note instead; see `Plan::notes`.
+//!
+//! *Invariant:* each error says what is missing, and its hint what to try.
+
+use crate::spec::SpecError;
+use crate::topology::Note;
+
+/// Why no plan can be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// The machine has no NVIDIA GPU, or none that its source could see.
+    #[error("{machine} has no NVIDIA GPU that could be seen{}", because(.notes))]
+    NoGpus {
+        /// The machine's name.
+        machine: String,
+        /// What the topology says about it.
+        notes: Vec<Note>,
+    },
+    /// There are GPUs, but each was left out.
+    #[error("none of the {present} GPUs may be used: {}", list(.rejected))]
+    NoGpuLeft {
+        /// How many GPUs the machine has.
+        present: usize,
+        /// Each GPU with the reason.
+        rejected: Vec<String>,
+    },
+    /// A GPU was asked for that is not there.
+    #[error("there is no GPU {name}; there are {}", list(.present))]
+    NoSuchGpu {
+        /// As it was asked for.
+        name: String,
+        /// What there is.
+        present: Vec<String>,
+    },
+    /// A beginning of a UUID fits several GPUs.
+    #[error("GPU {name} could be each of {}", list(.candidates))]
+    AmbiguousGpu {
+        /// As it was asked for.
+        name: String,
+        /// The UUIDs it fits.
+        candidates: Vec<String>,
+    },
+    /// A GPU is named twice, by different names.
+    #[error("GPU {name} is the same as {same}, which is named before")]
+    GpuTwice {
+        /// The second name.
+        name: String,
+        /// The first name.
+        same: String,
+    },
+    /// More GPUs were asked for than there are.
+    #[error("{wanted} GPUs are asked for, and {usable} can be used")]
+    TooFewGpus {
+        /// Asked for.
+        wanted: u32,
+        /// Usable.
+        usable: usize,
+    },
+    /// A NIC was asked for that is not there.
+    #[error("there is no NIC {name}; there are {}", list(.present))]
+    NoSuchNic {
+        /// As it was asked for.
+        name: String,
+        /// What there is.
+        present: Vec<String>,
+        /// The most similar.
+        nearest: Option<String>,
+    },
+    /// A NIC was asked for that cannot carry traffic.
+    #[error("NIC {name} cannot be used: {why}")]
+    UnusableNic {
+        /// As it was asked for.
+        name: String,
+        /// Why not.
+        why: String,
+    },
+    /// NICs were to be pinned, and none is usable.
+    #[error("'net_devices: {mode}' needs a usable NIC, and {machine} has none{}", in_brackets(.rejected))]
+    NoNic {
+        /// `pin` or `stripe`.
+        mode: String,
+        /// The machine's name.
+        machine: String,
+        /// NICs with the reason why not.
+        rejected: Vec<String>,
+    },
+    /// A device template cannot be filled in.
+    #[error("worker {worker}: {problem}")]
+    Template {
+        /// The worker.
+        worker: String,
+        /// The template's error.
+        problem: crate::spec::TemplateError,
+    },
+    /// Fewer cores than processes that are to have cores of their own.
+    #[error("{workers} workers share {cores} whole cores ({cpus}), and each needs at least one")]
+    TooFewCores {
+        /// Processes.
+        workers: usize,
+        /// Cores.
+        cores: usize,
+        /// The cores' CPUs.
+        cpus: String,
+    },
+    /// A port range is too small, or an address is for one worker.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Notes, where the user wants none.
+    #[error("{} {} under --strict: {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
+    Strict {
+        /// The notes.
+        notes: Vec<Note>,
+    },
+}
+
+fn list<T: ToString>(items: &[T]) -> String {
+    let texts: Vec<String> = items.iter().map(T::to_string).collect();
+    texts.join("; ")
+}
+
+fn in_brackets(items: &[String]) -> String {
+    if items.is_empty() { String::new() } else { format!(" ({})", list(items)) }
+}
+
+fn because(notes: &[Note]) -> String {
+    if notes.is_empty() { String::new() } else { format!(" ({})", list(notes)) }
+}
+
+impl PlanError {
+    /// What the user can try.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            PlanError::NoGpus { .. } => {
+                "try another machine's plan with '--topology dgx-h100' (run it with '--simulate'), \
+                 'cuda-cluster doctor' for what is missing here, or '--gpus none --cpu-workers 4'"
+            }
+            PlanError::NoGpuLeft { .. } => {
+                "check CUDA_VISIBLE_DEVICES, or name GPUs with '--gpus' to use them all the same"
+            }
+            PlanError::NoSuchGpu { .. } | PlanError::AmbiguousGpu { .. } => {
+                "'cuda-cluster topo' shows every GPU with its index, UUID and PCI address"
+            }
+            PlanError::GpuTwice { .. } => {
+                "name it once; 'workers_per_gpu' gives several workers to one GPU"
+            }
+            PlanError::TooFewGpus { .. } => {
+                "ask for fewer, or use 'workers_per_gpu' for several workers on one GPU"
+            }
+            PlanError::NoSuchNic { nearest: Some(name), .. } => {
+                return Some(format!("did you mean '{name}'?"));
+            }
+            PlanError::NoSuchNic { .. } | PlanError::UnusableNic { .. } => {
+                "'cuda-cluster topo' shows every NIC; 'net_devices: auto' takes the nearest usable"
+            }
+            PlanError::NoNic { .. } => "use 'net_devices: auto', which leaves the choice to UCX then",
+            PlanError::Template { .. } => {
+                "a template's numbers are 'gpu', 'rank' and 'numa': mlx5_{gpu//2}:1"
+            }
+            PlanError::TooFewCores { .. } => "use 'cpus: local', which lets workers share cores",
+            PlanError::Spec(error) => return error.hint(),
+            PlanError::Strict { .. } => "without '--strict' these are notes on a usable plan",
+        };
+        Some(hint.to_owned())
+    }
+}

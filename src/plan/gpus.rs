@@ -1,0 +1,356 @@
+//! Which GPUs get workers, and in which order.
+//!
+//! Does not decide what a worker gets besides its GPU.
+//!
+//! *Invariant:* no GPU and no MIG instance is chosen twice; whatever was left out is in `rejected`.
+
+use super::{CallerEnvironment, PlanError, Rejected, subset};
+use crate::ids::GpuIndex;
+use crate::spec::{ChooseBy, ChooseGpus, ClusterSpec, GpuName, GpuSelection, Treatment};
+use crate::topology::{Gpu, MigInstance, Note, Topology};
+
+/// Names the variable that masks and orders CUDA's devices.
+pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// A GPU, or a MIG instance of one, that gets workers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) mig: Option<(usize, &'a MigInstance)>,
+}
+
+impl Chosen<'_> {
+    /// The worker's name, before several workers share it: `gpu3`, `gpu3.mig1`.
+    pub(super) fn name(&self) -> String {
+        match self.mig {
+            Some((at, _)) => format!("gpu{}.mig{at}", self.gpu.index),
+            None => format!("gpu{}", self.gpu.index),
+        }
+    }
+
+    /// Memory of the GPU, or of the instance.
+    pub(super) fn memory_bytes(&self) -> Option<u64> {
+        self.mig.map_or(self.gpu.memory_bytes, |(_, instance)| instance.memory_bytes)
+    }
+
+    fn is_same(&self, other: &Chosen<'_>) -> bool {
+        self.gpu.index == other.gpu.index
+            && self.mig.map(|(at, _)| at) == other.mig.map(|(at, _)| at)
+    }
+}
+
+/// The choice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selected<'a> {
+    /// In rank order.
+    pub(super) chosen: Vec<Chosen<'a>>,
+    /// Whether the user named them by UUID.
+    pub(super) by_uuid: bool,
+    /// Whether the caller's `CUDA_VISIBLE_DEVICES` decided.
+    pub(super) from_caller: bool,
+    /// Why these.
+    pub(super) reason: String,
+    /// What was left out.
+    pub(super) rejected: Vec<Rejected>,
+}
+
+/// Chooses the GPUs.
+pub(super) fn select<'a>(
+    topology: &'a Topology,
+    spec: &ClusterSpec,
+    caller: &CallerEnvironment,
+    notes: &mut Vec<Note>,
+) -> Result<Selected<'a>, PlanError> {
+    if spec.gpus == Some(GpuSelection::None) {
+        return Ok(Selected { reason: "no GPU is asked for".to_owned(), ..Selected::default() });
+    }
+    if topology.gpus.is_empty() {
+        return Err(PlanError::NoGpus {
+            machine: machine_name(topology),
+            notes: topology.notes.clone(),
+        });
+    }
+    let mut selected = match &spec.gpus {
+        Some(GpuSelection::List(names)) => listed(topology, names)?,
+        _ => visible(topology, caller, notes)?,
+    };
+    let named = matches!(spec.gpus, Some(GpuSelection::List(_)));
+    if named {
+        outside_of_the_callers_mask(topology, &selected, caller, notes);
+    } else {
+        leave_out_displays(spec, &mut selected, notes);
+    }
+    leave_out_busy(spec, &mut selected, notes);
+    if selected.chosen.is_empty() {
+        let rejected = selected.rejected.iter().map(|r| format!("{}: {}", r.what, r.why)).collect();
+        return Err(PlanError::NoGpuLeft { present: topology.gpus.len(), rejected });
+    }
+    let wanted = match &spec.gpus {
+        Some(GpuSelection::Choose(choose)) => Some(*choose),
+        _ => spec.workers.map(|count| ChooseGpus { count, choose: ChooseBy::default() }),
+    };
+    match wanted {
+        Some(wanted) => fewer(topology, selected, wanted, notes),
+        None => Ok(selected),
+    }
+}
+
+/// What to call the machine in a sentence.
+pub(super) fn machine_name(topology: &Topology) -> String {
+    topology.name.clone().unwrap_or_else(|| "this machine".to_owned())
+}
+
+/// The whole GPU, or its instances when MIG mode is on.
+fn parts(gpu: &Gpu) -> Vec<Chosen<'_>> {
+    if gpu.mig.is_empty() && gpu.mig_mode != Some(true) {
+        return vec![Chosen { gpu, mig: None }];
+    }
+    gpu.mig.iter().enumerate().map(|instance| Chosen { gpu, mig: Some(instance) }).collect()
+}
+
+fn gpu_label(gpu: &Gpu) -> String {
+    format!("GPU {}", gpu.index)
+}
+
+/// Every GPU that the caller's `CUDA_VISIBLE_DEVICES` leaves, in its order.
+fn visible<'a>(
+    topology: &'a Topology,
+    caller: &CallerEnvironment,
+    notes: &mut Vec<Note>,
+) -> Result<Selected<'a>, PlanError> {
+    let mut selected = Selected::default();
+    let mut take = |selected: &mut Selected<'a>, found: Vec<Chosen<'a>>, gpu: &'a Gpu| {
+        if found.is_empty() {
+            let why = "MIG mode is on and it has no instance".to_owned();
+            notes.push(Note::new(gpu_label(gpu), format!("left out: {why}")));
+            selected.rejected.push(Rejected { what: gpu_label(gpu), why });
+        }
+        selected.chosen.extend(found);
+    };
+    let Some(mask) = caller.variables.get(VISIBLE) else {
+        for gpu in &topology.gpus {
+            take(&mut selected, parts(gpu), gpu);
+        }
+        selected.reason = format!("all {} GPUs of the machine", topology.gpus.len());
+        return Ok(selected);
+    };
+    selected.from_caller = true;
+    selected.reason = format!("{VISIBLE}={mask} in the caller's environment");
+    for token in mask.split(',').map(str::trim).filter(|_| !mask.trim().is_empty()) {
+        // CUDA ends the list at its first entry that names no device.
+        let found = token.parse().ok().and_then(|name: GpuName| resolve(topology, &name).ok());
+        let fresh = found.filter(|new| {
+            !new.iter().any(|new| selected.chosen.iter().any(|old| old.is_same(new)))
+        });
+        let Some(found) = fresh else {
+            let text = format!("{VISIBLE}={mask} ends at {token:?}, which names no further GPU");
+            notes.push(Note::new(VISIBLE, text));
+            break;
+        };
+        selected.by_uuid |= token.starts_with("GPU-");
+        selected.chosen.extend(found);
+    }
+    for gpu in &topology.gpus {
+        if !selected.chosen.iter().any(|chosen| chosen.gpu.index == gpu.index) {
+            let why = format!("not in {VISIBLE}");
+            selected.rejected.push(Rejected { what: gpu_label(gpu), why });
+        }
+    }
+    Ok(selected)
+}
+
+/// The GPUs that the user named, in that order.
+fn listed<'a>(topology: &'a Topology, names: &[GpuName]) -> Result<Selected<'a>, PlanError> {
+    let mut selected = Selected { reason: "named by the user".to_owned(), ..Selected::default() };
+    let mut taken: Vec<(String, Chosen<'a>)> = Vec::new();
+    for name in names {
+        let found = resolve(topology, name)?;
+        if found.is_empty() {
+            return Err(PlanError::NoGpuLeft {
+                present: topology.gpus.len(),
+                rejected: vec![format!("GPU {name}: MIG mode is on and it has no instance")],
+            });
+        }
+        for new in found {
+            if let Some((same, _)) = taken.iter().find(|(_, old)| old.is_same(&new)) {
+                return Err(PlanError::GpuTwice { name: name.to_string(), same: same.clone() });
+            }
+            taken.push((name.to_string(), new));
+        }
+        selected.by_uuid |= matches!(name, GpuName::Uuid(uuid) if !uuid.is_mig());
+    }
+    selected.chosen = taken.into_iter().map(|(_, chosen)| chosen).collect();
+    Ok(selected)
+}
+
+/// What a name stands for: a GPU, its instances when it is split, or one instance.
+fn resolve<'a>(topology: &'a Topology, name: &GpuName) -> Result<Vec<Chosen<'a>>, PlanError> {
+    let missing = || PlanError::NoSuchGpu {
+        name: name.to_string(),
+        present: topology.gpus.iter().map(describe).collect(),
+    };
+    let by = |wanted: &dyn Fn(&Gpu) -> bool| {
+        topology.gpus.iter().find(|gpu| wanted(gpu)).map(parts).ok_or_else(missing)
+    };
+    match name {
+        GpuName::Index(index) => by(&|gpu| gpu.index == *index),
+        GpuName::Pci(pci) => by(&|gpu| gpu.pci == Some(*pci)),
+        GpuName::Mig(index, at) => {
+            let gpu = topology.gpus.iter().find(|gpu| gpu.index == *index).ok_or_else(missing)?;
+            let at = *at as usize;
+            let instance = gpu.mig.get(at).ok_or_else(missing)?;
+            Ok(vec![Chosen { gpu, mig: Some((at, instance)) }])
+        }
+        GpuName::Uuid(uuid) => {
+            let begins = |full: &crate::ids::GpuUuid| full.as_str().starts_with(uuid.as_str());
+            let mut found: Vec<(String, Vec<Chosen<'a>>)> = Vec::new();
+            for gpu in &topology.gpus {
+                if let Some(full) = gpu.uuid.as_ref().filter(|full| begins(full)) {
+                    found.push((full.to_string(), parts(gpu)));
+                }
+                for (at, instance) in gpu.mig.iter().enumerate() {
+                    if begins(&instance.uuid) {
+                        let chosen = vec![Chosen { gpu, mig: Some((at, instance)) }];
+                        found.push((instance.uuid.to_string(), chosen));
+                    }
+                }
+            }
+            if found.len() > 1 {
+                // A whole UUID wins over longer ones that begin with it.
+                if let Some(at) = found.iter().position(|(full, _)| full == uuid.as_str()) {
+                    return Ok(found.swap_remove(at).1);
+                }
+                let candidates = found.into_iter().map(|(full, _)| full).collect();
+                return Err(PlanError::AmbiguousGpu { name: name.to_string(), candidates });
+            }
+            found.pop().map(|(_, chosen)| chosen).ok_or_else(missing)
+        }
+    }
+}
+
+fn describe(gpu: &Gpu) -> String {
+    let mut text = gpu.index.to_string();
+    let mut names: Vec<String> = Vec::new();
+    names.extend(gpu.uuid.as_ref().map(ToString::to_string));
+    names.extend(gpu.pci.map(|pci| pci.to_string()));
+    if !gpu.mig.is_empty() {
+        names.push(format!("{} MIG instances", gpu.mig.len()));
+    }
+    if !names.is_empty() {
+        text.push_str(&format!(" ({})", names.join(", ")));
+    }
+    text
+}
+
+/// Says which named GPUs the caller's mask hides.
+fn outside_of_the_callers_mask(
+    topology: &Topology,
+    selected: &Selected<'_>,
+    caller: &CallerEnvironment,
+    notes: &mut Vec<Note>,
+) {
+    if !caller.variables.contains_key(VISIBLE) {
+        return;
+    }
+    let Ok(mask) = visible(topology, caller, &mut Vec::new()) else { return };
+    for chosen in &selected.chosen {
+        if !mask.chosen.iter().any(|seen| seen.is_same(chosen)) {
+            let text = format!("asked for by name, though {VISIBLE} of the caller hides it");
+            notes.push(Note::new(gpu_label(chosen.gpu), text));
+        }
+    }
+}
+
+/// Deals with GPUs that drive a display.
+fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut Vec<Note>) {
+    let all: Vec<&Gpu> = selected.chosen.iter().map(|chosen| chosen.gpu).collect();
+    // A small card that is there for the picture: another model, with less memory than any other.
+    let for_the_picture = |gpu: &Gpu| {
+        let others: Vec<_> = all.iter().filter(|other| other.display != Some(true)).collect();
+        !others.is_empty()
+            && others.iter().all(|other| {
+                other.name != gpu.name && other.memory_bytes > gpu.memory_bytes
+            })
+    };
+    let mut kept = Vec::new();
+    for chosen in &selected.chosen {
+        let gpu = chosen.gpu;
+        if gpu.display != Some(true) {
+            kept.push(*chosen);
+            continue;
+        }
+        let (skip, why) = match spec.display_gpus {
+            Some(Treatment::Use) => (false, None),
+            Some(Treatment::Warn) => (false, Some("it drives a display, which takes memory and time")),
+            Some(Treatment::Skip) => (true, Some("it drives a display")),
+            None if for_the_picture(gpu) => {
+                (true, Some("it drives a display, and is a smaller model than the other GPUs"))
+            }
+            None => (false, Some("it drives a display, which takes memory and time")),
+        };
+        match (skip, why) {
+            (true, Some(why)) => {
+                notes.push(Note::new(gpu_label(gpu), format!("left out: {why}")));
+                selected.rejected.push(Rejected { what: gpu_label(gpu), why: why.to_owned() });
+            }
+            (_, why) => {
+                notes.extend(why.map(|why| Note::new(gpu_label(gpu), why)));
+                kept.push(*chosen);
+            }
+        }
+    }
+    selected.chosen = kept;
+}
+
+/// Deals with GPUs that other processes use.
+fn leave_out_busy(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut Vec<Note>) {
+    let treatment = spec.busy_gpus.unwrap_or_default();
+    let mut noted: Option<GpuIndex> = None;
+    selected.chosen.retain(|chosen| {
+        let gpu = chosen.gpu;
+        if gpu.processes.is_empty() || treatment == Treatment::Use {
+            return true;
+        }
+        let pids: Vec<String> = gpu.processes.iter().map(u32::to_string).collect();
+        let why = format!("in use by process {}", pids.join(", "));
+        let skip = treatment == Treatment::Skip;
+        if noted != Some(gpu.index) {
+            noted = Some(gpu.index);
+            let text = if skip { format!("left out: {why}") } else { why.clone() };
+            notes.push(Note::new(gpu_label(gpu), text));
+            if skip {
+                selected.rejected.push(Rejected { what: gpu_label(gpu), why });
+            }
+        }
+        !skip
+    });
+}
+
+/// Some of the GPUs, by number.
+fn fewer<'a>(
+    topology: &Topology,
+    mut selected: Selected<'a>,
+    wanted: ChooseGpus,
+    notes: &mut Vec<Note>,
+) -> Result<Selected<'a>, PlanError> {
+    let usable = selected.chosen.len();
+    let count = wanted.count as usize;
+    if count > usable {
+        return Err(PlanError::TooFewGpus { wanted: wanted.count, usable });
+    }
+    if count == usable {
+        return Ok(selected);
+    }
+    let gpus: Vec<&Gpu> = selected.chosen.iter().map(|chosen| chosen.gpu).collect();
+    let choice = subset::choose(topology, &gpus, count, wanted.choose);
+    notes.extend(choice.note);
+    for (at, chosen) in selected.chosen.iter().enumerate() {
+        if !choice.positions.contains(&at) {
+            let what = chosen.name();
+            selected.rejected.push(Rejected { what, why: choice.why_not.clone() });
+        }
+    }
+    selected.chosen = choice.positions.iter().map(|at| selected.chosen[*at]).collect();
+    selected.reason = format!("{}; {}", choice.reason, selected.reason);
+    Ok(selected)
+}

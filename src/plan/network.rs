@@ -1,0 +1,269 @@
+//! Network devices for each worker: what was asked for, applied to the NICs there are.
+//!
+//! Does not judge NICs; `nics` does.
+//!
+//! *Invariant:* where `UCX_NET_DEVICES` is set, it ends with the device that sets connections up.
+
+use std::collections::BTreeMap;
+
+use super::decide::Context;
+use super::nics::{Given, Nics};
+use super::ucx::{self, NET_DEVICES};
+use super::workers::Slot;
+use super::{EngineKind, PlanError, Why};
+use crate::ids::{GpuIndex, NicPort};
+use crate::spec::{NetDevices, UcxCompat, Variables};
+use crate::topology::Note;
+
+/// What a worker's traffic uses.
+#[derive(Clone, Debug)]
+pub(super) struct Lanes {
+    /// Nearest first; empty when UCX may choose.
+    pub(super) ports: Vec<NicPort>,
+    /// Value of `UCX_NET_DEVICES`; `None` leaves it unset.
+    pub(super) devices: Option<String>,
+    pub(super) why: Why,
+}
+
+/// Shares NICs out: one entry for each worker, in rank order.
+pub(super) fn share(
+    context: &Context<'_>,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<Lanes>, PlanError> {
+    let ucx = &context.spec.ucx;
+    let excluded = ucx.exclude_nics.clone().unwrap_or_default();
+    let mut nics = Nics::judge(context.topology, &excluded)?;
+    let gpus = context.gpus();
+    nics.keep_one_fabric(&gpus);
+    if ucx.infiniband == Some(true) && nics.usable.is_empty() {
+        let mut text = "asked for, but no InfiniBand or RoCE port can be used".to_owned();
+        let refusals = nics.refusals();
+        if !refusals.is_empty() {
+            text.push_str(&format!(" ({})", refusals.join("; ")));
+        }
+        notes.push(Note::new("ucx.infiniband", text));
+    }
+    let can_assign = !nics.usable.is_empty() && !gpus.is_empty();
+    let sharing = Sharing {
+        context,
+        control: control_device(context, notes),
+        pinned: if can_assign { nics.pin(&gpus) } else { BTreeMap::new() },
+        striped: if can_assign { nics.stripe(&gpus) } else { BTreeMap::new() },
+        nics,
+    };
+    let lanes: Result<Vec<Lanes>, PlanError> =
+        (0u32..).zip(context.slots).map(|(rank, slot)| sharing.lanes(rank, slot)).collect();
+    let lanes = lanes?;
+    if lanes.iter().any(|lanes| !lanes.ports.is_empty()) {
+        notes.extend(sharing.nics.notes.iter().cloned());
+        sharing.names_that_ucx_cannot_know(&lanes, notes);
+    }
+    Ok(lanes)
+}
+
+/// `UCX_NET_DEVICES` for processes that talk to every worker: scheduler and clients.
+pub(super) fn everywhere(context: &Context<'_>, lanes: &[Lanes]) -> Option<String> {
+    if let Some(value) = set_elsewhere(context) {
+        return Some(value.0);
+    }
+    let mut all: Vec<&str> = Vec::new();
+    for device in lanes.iter().filter_map(|lanes| lanes.devices.as_deref()) {
+        for name in device.split(',') {
+            if !all.contains(&name) {
+                all.push(name);
+            }
+        }
+    }
+    // The control device goes last, as it does for the workers.
+    let control = lanes.iter().filter_map(|l| l.devices.as_deref()?.rsplit(',').next()).next();
+    all.retain(|name| Some(*name) != control);
+    all.extend(control);
+    (!all.is_empty()).then(|| all.join(","))
+}
+
+/// A value from the caller's environment or from `ucx.env`, with who set it.
+fn set_elsewhere(context: &Context<'_>) -> Option<(String, &'static str)> {
+    let caller = context.caller.variables.get(NET_DEVICES);
+    let caller = caller.map(|value| (value.clone(), "set in the caller's environment, which wins"));
+    let spec = || context.spec.ucx.env.as_ref()?.get(NET_DEVICES);
+    caller.or_else(|| spec().map(|value| (value.clone(), "set by 'ucx.env'")))
+}
+
+/// The network device over which connections are set up.
+fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
+    if let Some(device) = &context.spec.ucx.control_device {
+        return device.clone();
+    }
+    let scheduler = &context.spec.scheduler;
+    if let Some(interface) = &scheduler.interface {
+        return interface.clone();
+    }
+    if context.engine == EngineKind::Native {
+        return "lo".to_owned();
+    }
+    // Dask announces workers under the machine's main address, whatever the scheduler listens on
+    // (facts §8).
+    let interfaces = &context.caller.interfaces;
+    let address = scheduler.host.as_ref().and_then(|host| host.parse().ok());
+    let of_host = interfaces.iter().find(|i| address.is_some_and(|a| i.addresses.contains(&a)));
+    let main = || interfaces.iter().find(|interface| interface.main);
+    match of_host.or_else(main) {
+        Some(interface) => interface.name.clone(),
+        None => {
+            if context.engine == EngineKind::Dask && ucx::is_used(context.spec, context.engine) {
+                let text = "the interface of the announced address is unknown: 'lo' is assumed";
+                notes.push(Note::new("ucx.control_device", text));
+            }
+            "lo".to_owned()
+        }
+    }
+}
+
+struct Sharing<'a> {
+    context: &'a Context<'a>,
+    control: String,
+    nics: Nics<'a>,
+    pinned: BTreeMap<GpuIndex, Given>,
+    striped: BTreeMap<GpuIndex, Given>,
+}
+
+impl Sharing<'_> {
+    fn lanes(&self, rank: u32, slot: &Slot<'_>) -> Result<Lanes, PlanError> {
+        let spec = self.context.spec;
+        if let Some((value, reason)) = set_elsewhere(self.context) {
+            return Ok(unpinned(Some(value), reason));
+        }
+        if !ucx::is_used(spec, self.context.engine) {
+            return Ok(unpinned(None, "UCX is not used, so the choice would have no effect"));
+        }
+        let differing = slot.differences.iter().rev().find_map(|d| d.net_devices.as_ref());
+        let asked = differing.or(spec.ucx.net_devices.as_ref());
+        let mode = asked.cloned().unwrap_or_default();
+        match &mode {
+            NetDevices::None => Ok(unpinned(None, "asked to leave the choice to UCX")),
+            NetDevices::Auto if spec.ucx.compat == Some(UcxCompat::Dask) => {
+                Ok(unpinned(None, "dask-cuda never sets it ('ucx.compat: dask')"))
+            }
+            NetDevices::Auto if spec.ucx.infiniband != Some(true) => {
+                Ok(unpinned(None, "InfiniBand is not asked for: UCX chooses"))
+            }
+            NetDevices::Auto if self.nics.usable.is_empty() => {
+                Ok(unpinned(None, "there is no usable NIC to pin: UCX chooses"))
+            }
+            NetDevices::Auto | NetDevices::Pin => self.assigned(slot, &self.pinned, &mode),
+            NetDevices::Stripe => self.assigned(slot, &self.striped, &mode),
+            NetDevices::List(names) => self.listed(names, "the same list for every worker"),
+            NetDevices::Template(template) => {
+                let numbers = Variables {
+                    gpu: slot.chosen.map_or(0, |chosen| chosen.gpu.index.0),
+                    rank,
+                    numa: slot.chosen.and_then(|chosen| chosen.gpu.numa).map(|numa| numa.0),
+                };
+                let filled = template.fill(numbers);
+                let filled = filled
+                    .map_err(|problem| PlanError::Template { worker: slot.name.clone(), problem })?;
+                let names: Vec<String> = filled.split(',').map(str::to_owned).collect();
+                self.listed(&names, &format!("the template {template} filled in"))
+            }
+        }
+    }
+
+    fn assigned(
+        &self,
+        slot: &Slot<'_>,
+        given: &BTreeMap<GpuIndex, Given>,
+        mode: &NetDevices,
+    ) -> Result<Lanes, PlanError> {
+        if self.nics.usable.is_empty() {
+            return Err(self.nics.none(&mode.to_string()));
+        }
+        let Some(given) = slot.chosen.and_then(|chosen| given.get(&chosen.gpu.index)) else {
+            return Ok(unpinned(None, "it has no GPU that a NIC could be near to: UCX chooses"));
+        };
+        Ok(Lanes {
+            devices: self.value(&given.ports, &[]),
+            why: Why {
+                choice: "nic".to_owned(),
+                chosen: join(&given.ports),
+                reason: given.reason.clone(),
+                rejected: given.rejected.clone(),
+            },
+            ports: given.ports.clone(),
+        })
+    }
+
+    fn listed(&self, names: &[String], reason: &str) -> Result<Lanes, PlanError> {
+        let (ports, others) = self.nics.named(names)?;
+        Ok(Lanes {
+            devices: self.value(&ports, &others),
+            why: Why {
+                choice: "nic".to_owned(),
+                chosen: names.join(","),
+                reason: format!("named by the user: {reason}"),
+                rejected: Vec::new(),
+            },
+            ports,
+        })
+    }
+
+    /// The variable's value: NIC ports that UCX can know, other devices, the control device.
+    fn value(&self, ports: &[NicPort], others: &[String]) -> Option<String> {
+        let known: Vec<String> = ports
+            .iter()
+            .filter(|port| !is_column_name(&port.nic))
+            .map(ToString::to_string)
+            .chain(others.iter().cloned())
+            .collect();
+        if known.is_empty() {
+            return None;
+        }
+        let mut devices = known;
+        if !devices.contains(&self.control) {
+            devices.push(self.control.clone());
+        }
+        Some(devices.join(","))
+    }
+
+    /// Notes NICs whose device names the source did not tell.
+    fn names_that_ucx_cannot_know(&self, lanes: &[Lanes], notes: &mut Vec<Note>) {
+        let mut names: Vec<&str> = lanes
+            .iter()
+            .flat_map(|lanes| &lanes.ports)
+            .map(|port| port.nic.as_str())
+            .filter(|nic| is_column_name(nic))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        if !names.is_empty() {
+            let text = format!(
+                "the source names {} by matrix column only, so {NET_DEVICES} cannot name them",
+                names.join(", ")
+            );
+            notes.push(Note::new("nics", text));
+        }
+    }
+}
+
+/// Whether a NIC is named as a column of `nvidia-smi topo -m` and not by its device.
+fn is_column_name(nic: &str) -> bool {
+    let digits = nic.strip_prefix("NIC");
+    digits.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn unpinned(devices: Option<String>, reason: &str) -> Lanes {
+    Lanes {
+        ports: Vec::new(),
+        why: Why {
+            choice: "nic".to_owned(),
+            chosen: devices.clone().unwrap_or_else(|| "left to UCX".to_owned()),
+            reason: reason.to_owned(),
+            rejected: Vec::new(),
+        },
+        devices,
+    }
+}
+
+fn join(ports: &[NicPort]) -> String {
+    let names: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    names.join(",")
+}

@@ -1,0 +1,291 @@
+//! Which UCX variables scheduler, workers and clients get.
+//!
+//! Does not choose NICs; `nics` does.
+//!
+//! *Invariant:* all processes of a cluster get the same variables, `UCX_NET_DEVICES` apart; a
+//! variable of the caller's beats every other, then one of the spec's, then ours.
+
+use std::collections::BTreeMap;
+
+use super::{CallerEnvironment, EngineKind, Why};
+use crate::spec::{ClusterSpec, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
+use crate::topology::{ComputeCapability, Note};
+
+/// Names the variable that lists transports.
+pub(super) const TLS: &str = "UCX_TLS";
+/// Names the variable that lists network devices.
+pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
+const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
+
+/// UCX's first version with `UCX_RNDV_PIPELINE_ERROR_HANDLING`.
+const PIPELINE_ERRORS_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
+
+/// What the variables depend on.
+pub(super) struct Situation<'a> {
+    pub(super) spec: &'a ClusterSpec,
+    pub(super) caller: &'a CallerEnvironment,
+    pub(super) engine: EngineKind,
+    /// Whether any worker has a GPU.
+    pub(super) gpus: bool,
+    /// Whether every GPU worker has a MIG instance.
+    pub(super) all_mig: bool,
+    /// The newest compute capability among the GPUs.
+    pub(super) capability: Option<ComputeCapability>,
+    /// Most NICs of one worker.
+    pub(super) rails: usize,
+}
+
+/// The variables common to all processes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Variables {
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) why: Vec<Why>,
+    pub(super) origins: BTreeMap<String, Origin>,
+    pub(super) notes: Vec<Note>,
+}
+
+impl Variables {
+    fn set(&mut self, name: &str, value: impl Into<String>, reason: impl Into<String>) {
+        let value = value.into();
+        self.why.push(Why {
+            choice: format!("env.{name}"),
+            chosen: value.clone(),
+            reason: reason.into(),
+            rejected: Vec::new(),
+        });
+        self.env.insert(name.to_owned(), value);
+    }
+
+    fn unset(&mut self, name: &str, reason: impl Into<String>) {
+        self.why.push(Why {
+            choice: format!("env.{name}"),
+            chosen: "unset".to_owned(),
+            reason: reason.into(),
+            rejected: Vec::new(),
+        });
+    }
+}
+
+/// Whether UCX carries the cluster's data, and so its variables matter.
+pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
+    match engine {
+        EngineKind::Native | EngineKind::Command => true,
+        EngineKind::Dask => protocol(spec).starts_with("ucx"),
+    }
+}
+
+/// The Dask engine's protocol: UCX as soon as anything about it is asked for.
+pub(super) fn protocol(spec: &ClusterSpec) -> String {
+    let ucx = &spec.ucx;
+    let asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].iter().any(Option::is_some)
+        || ucx.net_devices.is_some()
+        || ucx.compat.is_some();
+    match &spec.dask.protocol {
+        Some(protocol) => protocol.clone(),
+        None if asked => "ucxx".to_owned(),
+        None if spec.tls.cert.is_some() => "tls".to_owned(),
+        None => "tcp".to_owned(),
+    }
+}
+
+/// Works the common variables out.
+pub(super) fn variables(situation: &Situation<'_>) -> Variables {
+    let mut variables = Variables::default();
+    let spec = situation.spec;
+    if is_used(spec, situation.engine) {
+        if spec.ucx.compat == Some(UcxCompat::Dask) {
+            as_dask_cuda_does(&spec.ucx, &mut variables);
+        } else {
+            our_own(situation, &mut variables);
+        }
+    }
+    for (name, value) in spec.ucx.env.iter().flatten() {
+        variables.why.retain(|why| why.choice != format!("env.{name}"));
+        variables.set(name, value, "set by 'ucx.env'");
+    }
+    callers_win(situation.caller, &mut variables);
+    warn_of_missing_lanes(situation, &mut variables);
+    variables
+}
+
+/// The three transports that flags switch, after dask-cuda's rule: where something is switched off
+/// and nothing on, the rest is on. `None` when no list is to be made.
+fn switched(ucx: &UcxSpec) -> Option<(bool, bool, bool)> {
+    let flags = [ucx.tcp, ucx.infiniband, ucx.nvlink];
+    let any_on = flags.contains(&Some(true));
+    let any_off = flags.contains(&Some(false));
+    let all_off = flags.iter().all(|flag| *flag == Some(false));
+    if !any_on && (!any_off || all_off) {
+        return None;
+    }
+    let [tcp, infiniband, nvlink] = flags.map(|flag| flag.unwrap_or(!any_on));
+    Some((tcp, infiniband, nvlink))
+}
+
+/// Exactly dask-cuda's table (facts §1): lists without shared memory, TCP in each of them.
+fn as_dask_cuda_does(ucx: &UcxSpec, variables: &mut Variables) {
+    const REASON: &str = "as dask-cuda sets it ('ucx.compat: dask')";
+    let Some((_, infiniband, nvlink)) = switched(ucx) else {
+        variables.unset(TLS, "dask-cuda leaves it to UCX for these flags");
+        return;
+    };
+    let mut list = Vec::new();
+    list.extend(infiniband.then_some("rc"));
+    list.extend(["tcp", "cuda_copy"]);
+    list.extend(nvlink.then_some("cuda_ipc"));
+    variables.set(TLS, list.join(","), REASON);
+    variables.set(PRIORITY, connection_manager(ucx), REASON);
+}
+
+fn connection_manager(ucx: &UcxSpec) -> &'static str {
+    if ucx.rdmacm == Some(true) { "rdmacm" } else { "tcp" }
+}
+
+fn our_own(situation: &Situation<'_>, variables: &mut Variables) {
+    let ucx = &situation.spec.ucx;
+    transports(situation, variables);
+    variables.set(
+        "UCX_TCP_CM_REUSEADDR",
+        "y",
+        "a port that was in use a moment ago can be listened on again",
+    );
+    // Without these, endpoints with error handling silently lose shared memory and use TCP
+    // (facts §7): 3.5 instead of 12 GB/s.
+    for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
+        variables.set(name, "y", "shared memory also for endpoints that notice a lost peer");
+    }
+    variables.set(
+        "UCX_CMA_MEMORY_INVALIDATE",
+        "y",
+        "single-copy shared memory also for endpoints that notice a lost peer",
+    );
+    if ucx.preset.unwrap_or_default() == UcxPreset::Auto {
+        presets(situation, variables);
+    }
+}
+
+/// The transports list: the table's, with what same-node traffic needs.
+fn transports(situation: &Situation<'_>, variables: &mut Variables) {
+    let ucx = &situation.spec.ucx;
+    let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
+    let lists = switched(ucx).or(all_off.then_some((false, false, false)));
+    let Some((_, infiniband, nvlink)) = lists else {
+        variables.unset(TLS, "no transport is switched on or off: UCX takes the best it has");
+        return;
+    };
+    let mut list = Vec::new();
+    let mut parts = Vec::new();
+    if infiniband {
+        list.push("rc");
+        parts.push("rc: InfiniBand or RoCE");
+    }
+    // Dask connects by address and port, which takes TCP unless RDMA does it.
+    let connects_by_tcp = situation.engine == EngineKind::Dask && ucx.rdmacm != Some(true);
+    if ucx.tcp != Some(false) || connects_by_tcp {
+        list.push("tcp");
+        parts.push("tcp: connections, and host memory where nothing better reaches");
+        if ucx.tcp == Some(false) {
+            variables.notes.push(Note::new(
+                "ucx.tcp",
+                "TCP stays, because Dask sets its connections up over it; data prefers other lanes",
+            ));
+        }
+    }
+    if situation.gpus {
+        list.push("cuda_copy");
+        parts.push("cuda_copy: between host and device");
+    }
+    if nvlink && situation.gpus {
+        if situation.all_mig {
+            variables.notes.push(Note::new(
+                TLS,
+                "MIG instances have no CUDA IPC, so 'cuda_ipc' will find no lane",
+            ));
+        }
+        list.push("cuda_ipc");
+        parts.push("cuda_ipc: NVLink or PCIe between GPUs");
+    }
+    list.extend(["sm", "self"]);
+    parts.push("sm,self: host memory within this machine");
+    variables.set(TLS, list.join(","), parts.join("; "));
+    if list.contains(&"tcp") || ucx.rdmacm == Some(true) {
+        let reason = match ucx.rdmacm {
+            Some(true) => "connections are set up over RDMA, as asked for",
+            _ => "connections are set up over TCP",
+        };
+        variables.set(PRIORITY, connection_manager(ucx), reason);
+    }
+}
+
+/// Settings that depend on what the machine is.
+fn presets(situation: &Situation<'_>, variables: &mut Variables) {
+    let spec = situation.spec;
+    let hopper = situation.capability.filter(|capability| capability.major >= 9);
+    if let Some(capability) = hopper {
+        const NAME: &str = "UCX_RNDV_PIPELINE_ERROR_HANDLING";
+        match situation.caller.ucx_version.filter(|version| *version < PIPELINE_ERRORS_SINCE) {
+            Some(version) => variables.unset(NAME, format!("UCX {version} does not know it yet")),
+            None => variables.set(
+                NAME,
+                "y",
+                format!("compute capability {capability}: pipelined transfers stay available"),
+            ),
+        }
+    }
+    if spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true) {
+        variables.set(
+            "UCX_RNDV_FRAG_MEM_TYPES",
+            "cuda",
+            "asynchronous and managed pools cannot be shared directly: staged in device memory",
+        );
+    }
+    if situation.rails > 1 {
+        let rails = situation.rails.to_string();
+        let reason = format!("a large message is spread over all {rails} NICs of a worker");
+        variables.set("UCX_MAX_RNDV_RAILS", rails, reason);
+    }
+}
+
+/// Variables that the caller has exported beat all others.
+fn callers_win(caller: &CallerEnvironment, variables: &mut Variables) {
+    for (name, value) in &caller.variables {
+        if !(name.starts_with("UCX_") || name.starts_with("UCXPY_")) {
+            continue;
+        }
+        let ours = variables.env.get(name).cloned();
+        if let Some(ours) = ours.filter(|ours| ours != value) {
+            let text = format!("{value:?} from the caller's environment stands instead of {ours:?}");
+            variables.notes.push(Note::new(name, text));
+        }
+        variables.why.retain(|why| why.choice != format!("env.{name}"));
+        variables.set(name, value, "set in the caller's environment, which wins");
+        variables.origins.insert(format!("env.{name}"), Origin::Environment);
+    }
+}
+
+/// Says so when a list leaves a kind of connection without a transport.
+fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
+    let compat = situation.spec.ucx.compat == Some(UcxCompat::Dask);
+    let Some(list) = variables.env.get(TLS).cloned() else { return };
+    // A list that begins with `^` names what is left out.
+    if list.starts_with('^') || list == "all" || !is_used(situation.spec, situation.engine) {
+        return;
+    }
+    let has = |names: &[&str]| list.split(',').any(|lane| names.contains(&lane.trim()));
+    let mut warn = |text: &str| variables.notes.push(Note::new(TLS, format!("{list:?} {text}")));
+    let network = ["tcp", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "ud", "dc", "ib", "all"];
+    let memory = ["sm", "shm", "mm", "posix", "sysv", "all"];
+    if situation.engine == EngineKind::Dask
+        && !has(&["tcp", "all"])
+        && situation.spec.ucx.rdmacm != Some(true)
+    {
+        warn("has no 'tcp': Dask cannot set its connections up");
+    } else if !has(&network) && !has(&memory) {
+        warn("has no transport for messages between processes: workers cannot connect");
+    } else if !has(&memory) && !compat {
+        warn("has no shared memory ('sm'): host memory within this machine takes the network's way");
+    }
+    if situation.gpus && !has(&["cuda_copy", "cuda", "all"]) {
+        warn("has no 'cuda_copy': device memory cannot be sent");
+    }
+}

@@ -1,0 +1,441 @@
+//! The workers: how many on which GPU, what they are called, and what each is given.
+//!
+//! Puts together what the other parts decided; the GPU's mask and the engine's variables are its own.
+//!
+//! *Invariant:* ranks are positions, names are unique, and a worker's own GPU is the first that a
+//! rotated mask shows.
+
+use std::collections::BTreeMap;
+
+use super::decide::{Context, usual_memory_limit};
+use super::gpus::{Chosen, Selected, VISIBLE};
+use super::network::Lanes;
+use super::shares::Shares;
+use super::ucx::{NET_DEVICES, Variables};
+use super::{Binding, EngineKind, MemoryPolicy, RmmPlan, Why, WorkerGpu, WorkerPlan, memory};
+use crate::cpuset::NodeSet;
+use crate::ids::NicPort;
+use crate::spec::{ClusterSpec, GpuName, MatchSpec, OverrideSpec, VisibleDevices};
+use crate::topology::Note;
+use crate::units::Size;
+
+const ORDER: &str = "CUDA_DEVICE_ORDER";
+const IB_HCA: &str = "NCCL_IB_HCA";
+
+/// One worker to be, before its resources are decided.
+#[derive(Clone, Debug)]
+pub(super) struct Slot<'a> {
+    pub(super) name: String,
+    pub(super) chosen: Option<Chosen<'a>>,
+    /// The spec's overrides that match it, in order.
+    pub(super) differences: Vec<&'a OverrideSpec>,
+}
+
+/// The workers in rank order: GPU by GPU, then those without.
+pub(super) fn slots<'a>(spec: &'a ClusterSpec, selected: &Selected<'a>) -> Vec<Slot<'a>> {
+    let each = spec.workers_per_gpu.unwrap_or(1);
+    let mut slots = Vec::new();
+    for chosen in &selected.chosen {
+        for copy in 0..each {
+            let base = chosen.name();
+            let name = if each > 1 { format!("{base}.{copy}") } else { base };
+            slots.push((name, Some(*chosen)));
+        }
+    }
+    slots.extend((0..spec.cpu_workers.unwrap_or(0)).map(|at| (format!("cpu{at}"), None)));
+    let matching = |name: &str, chosen: Option<Chosen<'_>>| {
+        spec.overrides.iter().filter(|d| matches(&d.matching, name, chosen)).collect()
+    };
+    slots
+        .into_iter()
+        .map(|(name, chosen)| Slot { differences: matching(&name, chosen), name, chosen })
+        .collect()
+}
+
+fn matches(wanted: &MatchSpec, name: &str, chosen: Option<Chosen<'_>>) -> bool {
+    let gpu_fits = |gpu: &GpuName| {
+        chosen.is_some_and(|chosen| match gpu {
+            GpuName::Index(index) => chosen.gpu.index == *index,
+            GpuName::Pci(pci) => chosen.gpu.pci == Some(*pci),
+            GpuName::Mig(index, at) => {
+                chosen.gpu.index == *index && chosen.mig.is_some_and(|(m, _)| m == *at as usize)
+            }
+            GpuName::Uuid(uuid) => {
+                let own = chosen.mig.map(|(_, instance)| &instance.uuid);
+                let both = [own, chosen.gpu.uuid.as_ref()];
+                both.into_iter().flatten().any(|full| full.as_str().starts_with(uuid.as_str()))
+            }
+        })
+    };
+    let numa = chosen.and_then(|chosen| chosen.gpu.numa).map(|numa| numa.0);
+    wanted.worker.as_ref().is_none_or(|pattern| fits(pattern, name))
+        && wanted.gpu.as_ref().is_none_or(gpu_fits)
+        && wanted.numa.is_none_or(|node| numa == Some(node))
+}
+
+/// Whether a name fits a pattern whose `*` stand for anything.
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices()
+                .map(|(at, _)| at)
+                .chain([rest.len()])
+                .any(|at| fits(after, &rest[at..]))
+        }),
+    }
+}
+
+/// Plans every worker.
+pub(super) fn plan(
+    context: &Context<'_>,
+    lanes: &[Lanes],
+    shares: &Shares,
+    variables: &Variables,
+    notes: &mut Vec<Note>,
+) -> Vec<WorkerPlan> {
+    let mems: Vec<(Option<NodeSet>, String)> =
+        context.slots.iter().map(|slot| memory_nodes(context, slot, notes)).collect();
+    let sharers = |node: u32| {
+        mems.iter().filter(|(nodes, _)| nodes.as_ref().is_some_and(|n| n.contains(node))).count()
+    };
+    let hca = nccl_hcas(context, lanes, notes);
+    (0u32..)
+        .zip(context.slots)
+        .enumerate()
+        .map(|(at, (rank, slot))| {
+            let mut worker = Worker { context, slot, why: Vec::new(), env: BTreeMap::new() };
+            worker.gpu();
+            let (cpus, reason) = shares.workers[at].clone();
+            worker.because("cpus", shown(cpus.as_ref()), reason);
+            let (nodes, reason) = mems[at].clone();
+            worker.because("mems", shown(nodes.as_ref()), reason);
+            worker.why.push(lanes[at].why.clone());
+            let memory_limit_bytes = worker.memory_limit(nodes.as_ref(), &sharers);
+            let device_memory_limit_bytes = worker.device_memory_limit();
+            worker.environment(at, &lanes[at], variables, hca.as_deref());
+            let policy = context.spec.memory.policy.unwrap_or_default();
+            let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
+            let differing = slot.differences.iter().rev().find_map(|d| d.threads);
+            WorkerPlan {
+                name: slot.name.clone(),
+                rank,
+                gpu: slot.chosen.map(worker_gpu),
+                binding: Binding { cpus, mems: nodes, memory_policy },
+                nics: lanes[at].ports.clone(),
+                threads: differing.or(context.spec.threads).unwrap_or(1),
+                memory_limit_bytes,
+                device_memory_limit_bytes,
+                rmm: worker.rmm(notes),
+                env: worker.env,
+                why: worker.why,
+            }
+        })
+        .collect()
+}
+
+fn shown<T: ToString>(value: Option<&T>) -> String {
+    value.map_or_else(|| "untouched".to_owned(), T::to_string)
+}
+
+fn worker_gpu(chosen: Chosen<'_>) -> WorkerGpu {
+    WorkerGpu {
+        index: chosen.gpu.index,
+        uuid: chosen.mig.map(|(_, i)| i.uuid.clone()).or_else(|| chosen.gpu.uuid.clone()),
+        pci: chosen.gpu.pci,
+        memory_bytes: chosen.memory_bytes(),
+        mig: chosen.mig.map(|(_, instance)| instance.profile.clone()),
+    }
+}
+
+fn memory_nodes(
+    context: &Context<'_>,
+    slot: &Slot<'_>,
+    notes: &mut Vec<Note>,
+) -> (Option<NodeSet>, String) {
+    if context.spec.memory.policy == Some(MemoryPolicy::None) {
+        return (None, "no memory policy is asked for".to_owned());
+    }
+    match slot.chosen {
+        Some(chosen) => memory::nodes_near(context.topology, chosen.gpu, notes),
+        None => (None, "it has no GPU that memory could be near to".to_owned()),
+    }
+}
+
+/// Variables that the engine's processes need whatever the machine is.
+pub(super) fn engine_environment(context: &Context<'_>) -> BTreeMap<String, String> {
+    // distributed's own pre-spawn environment (facts §3): freed memory goes back soon, and
+    // libraries do not start a thread for every CPU in every worker.
+    let of_dask = [
+        ("MALLOC_TRIM_THRESHOLD_", "65536"),
+        ("OMP_NUM_THREADS", "1"),
+        ("MKL_NUM_THREADS", "1"),
+        ("OPENBLAS_NUM_THREADS", "1"),
+    ];
+    let is_ours = |name: &str| !context.caller.variables.contains_key(name);
+    match context.engine {
+        EngineKind::Dask => of_dask
+            .into_iter()
+            .filter(|(name, _)| is_ours(name))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+        EngineKind::Native | EngineKind::Command => BTreeMap::new(),
+    }
+}
+
+/// The mask for a process that is no worker: every chosen GPU, in order.
+pub(super) fn visible_to_all(context: &Context<'_>) -> BTreeMap<String, String> {
+    let names = mask_names(context);
+    BTreeMap::from([
+        (ORDER.to_owned(), "PCI_BUS_ID".to_owned()),
+        (VISIBLE.to_owned(), names.join(",")),
+    ])
+}
+
+/// The chosen whole GPUs as the mask names them; the first MIG instance where there are no others.
+fn mask_names(context: &Context<'_>) -> Vec<String> {
+    let chosen = &context.selected.chosen;
+    let whole: Vec<String> =
+        chosen.iter().filter(|c| c.mig.is_none()).map(|c| mask_name(context, *c)).collect();
+    if whole.is_empty() {
+        chosen.first().map(|chosen| mask_name(context, *chosen)).into_iter().collect()
+    } else {
+        whole
+    }
+}
+
+fn mask_name(context: &Context<'_>, chosen: Chosen<'_>) -> String {
+    match (chosen.mig, &chosen.gpu.uuid) {
+        (Some((_, instance)), _) => instance.uuid.to_string(),
+        (None, Some(uuid)) if context.selected.by_uuid => uuid.to_string(),
+        (None, _) => chosen.gpu.index.to_string(),
+    }
+}
+
+/// `NCCL_IB_HCA` for programs that may use NCCL: every planned NIC, the same for all ranks.
+///
+/// NCCL compares the NICs of all ranks of a machine and picks the nearest itself; ranks that see
+/// different lists disagree about the machine. `=` asks for exact names.
+fn nccl_hcas(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) -> Option<String> {
+    if context.engine != EngineKind::Command {
+        return None;
+    }
+    let mut ports: Vec<&NicPort> = lanes.iter().flat_map(|lanes| &lanes.ports).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let names: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    let ours = (!names.is_empty()).then(|| format!("={}", names.join(",")));
+    let caller = context.caller.variables.get(IB_HCA);
+    if let (Some(caller), Some(ours)) = (caller, &ours)
+        && caller != ours
+    {
+        let text = format!("{caller:?} from the caller's environment stands instead of {ours:?}");
+        notes.push(Note::new(IB_HCA, text));
+    }
+    if caller.is_some() { None } else { ours }
+}
+
+/// One worker in the making.
+struct Worker<'a> {
+    context: &'a Context<'a>,
+    slot: &'a Slot<'a>,
+    why: Vec<Why>,
+    env: BTreeMap<String, String>,
+}
+
+impl Worker<'_> {
+    fn because(&mut self, choice: &str, chosen: impl Into<String>, reason: impl Into<String>) {
+        self.why.push(Why {
+            choice: choice.to_owned(),
+            chosen: chosen.into(),
+            reason: reason.into(),
+            rejected: Vec::new(),
+        });
+    }
+
+    fn gpu(&mut self) {
+        let selected = self.context.selected;
+        let (chosen, reason) = match self.slot.chosen {
+            None => ("none".to_owned(), "a worker for the CPUs alone".to_owned()),
+            Some(chosen) => {
+                let mut text = format!("GPU {}", chosen.gpu.index);
+                if let Some((_, instance)) = chosen.mig {
+                    text.push_str(&format!(", MIG {}", instance.profile));
+                }
+                (text, selected.reason.clone())
+            }
+        };
+        let rejected = if self.slot.chosen.is_some() { selected.rejected.clone() } else { Vec::new() };
+        self.why.push(Why { choice: "gpu".to_owned(), chosen, reason, rejected });
+    }
+
+    fn memory_limit(
+        &mut self,
+        nodes: Option<&NodeSet>,
+        sharers: &dyn Fn(u32) -> usize,
+    ) -> Option<u64> {
+        let context = self.context;
+        let differing = self.slot.differences.iter().rev().find_map(|d| d.memory_limit);
+        let limit = differing.or(context.spec.memory.limit);
+        let (bytes, reason) = memory::host_limit(
+            context.topology,
+            nodes,
+            sharers,
+            context.slots.len(),
+            context.caller.memory_limit_bytes,
+            limit.unwrap_or_else(|| usual_memory_limit(context.engine)),
+        );
+        self.because("memory_limit", bytes_shown(bytes), reason);
+        bytes
+    }
+
+    fn device_memory_limit(&mut self) -> Option<u64> {
+        let chosen = self.slot.chosen?;
+        let spec = self.context.spec;
+        let differing = self.slot.differences.iter().rev().find_map(|d| d.device_memory_limit);
+        let limit = differing.or(spec.device.memory_limit).unwrap_or_default();
+        let workers = spec.workers_per_gpu.unwrap_or(1);
+        let (bytes, reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
+        self.because("device_memory_limit", bytes_shown(bytes), reason);
+        bytes
+    }
+
+    fn rmm(&self, notes: &mut Vec<Note>) -> Option<RmmPlan> {
+        let chosen = self.slot.chosen?;
+        let spec = &self.context.spec.rmm;
+        let differing = self.slot.differences.iter().rev().find_map(|d| d.rmm_pool_size);
+        let pool = differing.or(spec.pool_size);
+        if *spec == crate::spec::RmmSpec::default() && pool.is_none() {
+            return None;
+        }
+        let workers = u64::from(self.context.spec.workers_per_gpu.unwrap_or(1));
+        let whole = chosen.memory_bytes().map(|bytes| bytes / workers);
+        let mut bytes = |key: &str, size: Option<Size>| match (size?, whole) {
+            (Size::Bytes(bytes), _) => Some(bytes),
+            (size, Some(whole)) => Some(size.of(whole)),
+            (size, None) => {
+                let text = format!("{size} of a memory whose size is unknown: left out");
+                notes.push(Note::new(format!("rmm.{key}"), text));
+                None
+            }
+        };
+        let plan = RmmPlan {
+            pool_bytes: bytes("pool_size", pool),
+            maximum_pool_bytes: bytes("maximum_pool_size", spec.maximum_pool_size),
+            release_threshold_bytes: bytes("release_threshold", spec.release_threshold),
+            managed: spec.managed.unwrap_or(false),
+            asynchronous: spec.asynchronous.unwrap_or(false),
+            log_directory: spec.log_directory.clone(),
+            track_allocations: spec.track_allocations.unwrap_or(false),
+            set_allocator_for: spec.set_allocator_for.clone().unwrap_or_default(),
+        };
+        self.warn_of_slow_ipc(&plan, whole, notes);
+        Some(plan)
+    }
+
+    /// Pools near the whole device make CUDA IPC handles pathologically slow on Hopper
+    /// (rapidsmpf#206: 112 s at 0.85 of the device against 7 s at 0.5).
+    fn warn_of_slow_ipc(&self, plan: &RmmPlan, whole: Option<u64>, notes: &mut Vec<Note>) {
+        let hopper = self.slot.chosen.is_some_and(|chosen| {
+            chosen.gpu.compute_capability.is_some_and(|capability| capability.major >= 9)
+        });
+        let large = plan
+            .pool_bytes
+            .zip(whole)
+            .is_some_and(|(pool, whole)| pool as f64 > 0.8 * whole as f64);
+        if hopper && large && self.context.spec.ucx.nvlink != Some(false) {
+            let text = "a pool above 0.8 of the device makes CUDA IPC slow to set up on this \
+                        generation; 0.5 was 16 times faster";
+            notes.push(Note::new("rmm.pool_size", text));
+        }
+    }
+
+    fn environment(
+        &mut self,
+        at: usize,
+        lanes: &Lanes,
+        variables: &Variables,
+        hca: Option<&str>,
+    ) {
+        self.visible_devices(at);
+        self.env.extend(engine_environment(self.context));
+        self.env.extend(variables.env.clone());
+        self.why.extend(variables.why.clone());
+        if let Some(devices) = &lanes.devices {
+            self.env.insert(NET_DEVICES.to_owned(), devices.clone());
+            self.because(
+                &format!("env.{NET_DEVICES}"),
+                devices.clone(),
+                "the NIC, and the device over which connections are set up",
+            );
+        } else {
+            self.env.remove(NET_DEVICES);
+        }
+        if let Some(hca) = hca {
+            self.env.insert(IB_HCA.to_owned(), hca.to_owned());
+            self.because(
+                &format!("env.{IB_HCA}"),
+                hca,
+                "every planned NIC by its exact name, the same for all ranks, because NCCL compares \
+                 them; it picks the nearest itself",
+            );
+        }
+        for (name, value) in self.context.spec.worker.env.iter().flatten() {
+            self.env.insert(name.clone(), value.clone());
+            self.because(&format!("env.{name}"), value, "set by 'worker.env'");
+        }
+        let differences = self.slot.differences.clone();
+        for (name, value) in differences.iter().flat_map(|difference| &difference.env) {
+            self.env.insert(name.clone(), value.clone());
+            self.because(&format!("env.{name}"), value, "set by an override");
+        }
+    }
+
+    /// Which GPUs the process sees, its own first unless it selects by number itself.
+    fn visible_devices(&mut self, at: usize) {
+        self.env.insert(ORDER.to_owned(), "PCI_BUS_ID".to_owned());
+        let choice = format!("env.{VISIBLE}");
+        let Some(chosen) = self.slot.chosen else {
+            self.env.insert(VISIBLE.to_owned(), String::new());
+            self.because(&choice, "no device", "a worker for the CPUs alone");
+            return;
+        };
+        let own = mask_name(self.context, chosen);
+        if chosen.mig.is_some() {
+            self.env.insert(VISIBLE.to_owned(), own.clone());
+            self.because(&choice, own, "CUDA gives a process one MIG instance; it has no CUDA IPC");
+            return;
+        }
+        let (value, reason) = self.mask(own, at);
+        self.env.insert(VISIBLE.to_owned(), value.clone());
+        self.because(&choice, value, reason);
+    }
+
+    fn mask(&self, own: String, at: usize) -> (String, &'static str) {
+        let mut names = mask_names(self.context);
+        let each = self.context.spec.workers_per_gpu.unwrap_or(1);
+        let command = self.context.spec.command.visible_devices;
+        // A rank's number is its device's only as long as ranks and devices are one to one.
+        let by_number = each == 1 && names.get(at) == Some(&own);
+        let way = match (self.context.engine, command) {
+            (EngineKind::Command, Some(way)) => way,
+            (EngineKind::Command, None) if by_number => VisibleDevices::All,
+            _ => VisibleDevices::Rotated,
+        };
+        match way {
+            VisibleDevices::All => {
+                (names.join(","), "every GPU in order: the program selects its own by LOCAL_RANK")
+            }
+            VisibleDevices::Own => (own, "its own GPU alone, as asked for: no CUDA IPC to peers"),
+            VisibleDevices::Rotated => {
+                let first = names.iter().position(|name| *name == own).unwrap_or(0);
+                names.rotate_left(first);
+                (names.join(","), "its own GPU first; the peers stay visible, as CUDA IPC needs")
+            }
+        }
+    }
+}
+
+fn bytes_shown(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "none".to_owned(), |n| crate::units::HumanBytes(n).to_string())
+}

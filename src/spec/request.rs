@@ -1,0 +1,103 @@
+//! One request out of several layers: the spec file under the command line.
+//!
+//! Does not read files or flags; it merges what they said and remembers who said what.
+//!
+//! *Invariant:* every value of the merged spec that some layer set has exactly one origin.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{ClusterSpec, SpecError, contradictions};
+
+/// Who set a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// The spec file.
+    Spec,
+    /// The caller's environment.
+    Environment,
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Origin::Flag => "flag",
+            Origin::Spec => "spec",
+            Origin::Environment => "environment",
+        })
+    }
+}
+
+/// What is asked for, and who asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// The merged spec.
+    pub spec: ClusterSpec,
+    /// Key path (`ucx.nvlink`) to the layer that set it.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl Request {
+    /// Lays the flags over the file: a flag beats the spec, key by key.
+    ///
+    /// # Errors
+    /// If the merged values contradict each other.
+    pub fn merge(file: Option<&ClusterSpec>, flags: &ClusterSpec) -> Result<Self, SpecError> {
+        let mut merged = Value::Object(Map::new());
+        let mut origins = BTreeMap::new();
+        for (origin, layer) in [(Origin::Spec, file), (Origin::Flag, Some(flags))] {
+            let Some(layer) = layer else { continue };
+            let over = serde_json::to_value(layer)
+                .unwrap_or_else(|error| panic!("a spec has a JSON form: {error}"));
+            lay_over(&mut merged, over, "", origin, &mut origins);
+        }
+        let spec: ClusterSpec = serde_json::from_value(merged)
+            .unwrap_or_else(|error| panic!("what a spec wrote can be read again: {error}"));
+        origins.remove("version");
+        contradictions::check(&spec).map_err(|found| found.without_place("command line"))?;
+        Ok(Self { spec, origins })
+    }
+
+    /// A request that only a program made.
+    ///
+    /// # Errors
+    /// If the values contradict each other.
+    pub fn of(spec: ClusterSpec) -> Result<Self, SpecError> {
+        Self::merge(Some(&spec), &ClusterSpec::default())
+    }
+}
+
+/// Keys whose mappings are one value: a layer replaces them as a whole.
+const WHOLE: [&str; 1] = ["gpus"];
+
+fn lay_over(
+    below: &mut Value,
+    over: Value,
+    path: &str,
+    origin: Origin,
+    origins: &mut BTreeMap<String, Origin>,
+) {
+    match over {
+        Value::Object(entries) if !WHOLE.contains(&path) => {
+            if !below.is_object() {
+                *below = Value::Object(Map::new());
+            }
+            for (key, value) in entries {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let slot = below.as_object_mut().map(|map| map.entry(key).or_insert(Value::Null));
+                if let Some(slot) = slot {
+                    lay_over(slot, value, &path, origin, origins);
+                }
+            }
+        }
+        leaf => {
+            *below = leaf;
+            origins.insert(path.to_owned(), origin);
+        }
+    }
+}
