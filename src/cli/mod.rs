@@ -6,8 +6,11 @@
 //! about the asking goes to standard error. Exit codes are those of [`Exit`].
 
 mod failure;
+mod flags;
 mod output;
+mod plan;
 mod source;
+mod spec;
 mod topo;
 
 use std::process::ExitCode;
@@ -30,6 +33,10 @@ struct Arguments {
 enum Command {
     /// Shows a machine: its GPUs, NICs, CPUs, and how they reach each other.
     Topo(topo::Arguments),
+    /// Shows what would run, bound to what, and why.
+    Plan(Box<plan::Arguments>),
+    /// Checks specs, and prints their JSON Schema.
+    Spec(spec::Arguments),
     /// What the native engine's scheduler process runs.
     #[command(name = "__scheduler", hide = true)]
     NativeScheduler,
@@ -71,6 +78,8 @@ fn engine_failure(error: native::Error) -> Failure {
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Topo(arguments) => topo::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Spec(arguments) => spec::run(&arguments),
         Command::NativeScheduler => {
             native::scheduler::main().map(|()| Exit::Done).map_err(engine_failure)
         }

@@ -33,9 +33,8 @@ pub(super) fn assign(
             let here = row_of[at];
             let (mut step, mut next) = (i128::MAX, 0);
             for column in (1..=columns).filter(|column| !done[*column]) {
-                let reduced = cost(here - 1, column - 1)
-                    - row_potential[here]
-                    - column_potential[column];
+                let reduced =
+                    cost(here - 1, column - 1) - row_potential[here] - column_potential[column];
                 if reduced < nearest[column] {
                     nearest[column] = reduced;
                     came_from[column] = at;
@@ -61,9 +60,9 @@ pub(super) fn assign(
         }
     }
     let mut column_of = vec![0; rows];
-    for column in 1..=columns {
-        if let Some(row) = row_of[column].checked_sub(1) {
-            column_of[row] = column - 1;
+    for (column, row) in row_of[1..].iter().enumerate() {
+        if let Some(row) = row.checked_sub(1) {
+            column_of[row] = column;
         }
     }
     column_of

@@ -4,8 +4,8 @@
 //!
 //! *Invariant:* whatever a plan depends on besides topology and spec is in here.
 
+use core::net::IpAddr;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use crate::spec::UcxVersion;
 

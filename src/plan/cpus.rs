@@ -48,7 +48,8 @@ pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Opt
             "none of its CPUs ({local}) is among the allowed ones ({allowed}): it gets the allowed ones"
         );
         notes.push(Note::new(format!("GPU {}", gpu.index), text));
-        let reason = format!("{source}, but none of them ({local}) is allowed, so every allowed CPU");
+        let reason =
+            format!("{source}, but none of them ({local}) is allowed, so every allowed CPU");
         return Some(Near { cpus: allowed, reason });
     }
     let reason = if usable.len() < local.len() {
@@ -119,8 +120,9 @@ pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSe
     // nobody else can use them.
     let mut groups: Vec<(Vec<usize>, Vec<&CpuSet>)> = Vec::new();
     for core in cores {
-        let takers: Vec<usize> =
-            (0..near.len()).filter(|worker| !core.intersection(&near[*worker]).is_empty()).collect();
+        let takers: Vec<usize> = (0..near.len())
+            .filter(|worker| !core.intersection(&near[*worker]).is_empty())
+            .collect();
         if takers.is_empty() {
             continue;
         }
@@ -190,8 +192,7 @@ mod tests {
     #[test]
     fn more_workers_than_cores_is_an_error() {
         let error = share_cores(&smt(2), &vec![set("0-3"); 3]).expect_err("too few");
-        let expected =
-            PlanError::TooFewCores { workers: 3, cores: 2, cpus: "0-3".to_owned() };
+        let expected = PlanError::TooFewCores { workers: 3, cores: 2, cpus: "0-3".to_owned() };
         assert_eq!(error, expected);
     }
 

@@ -115,7 +115,7 @@ impl<'a> Context<'a> {
         let workers = self.slots.len();
         let worker = &self.spec.worker;
         let refuse = |key: &str, message: String, hint| {
-            let problem = Problem::Contradiction { message, hint };
+            let problem = Box::new(Problem::Contradiction { message, hint });
             let origin = "plan".to_owned();
             Err(SpecError { origin, place: None, key: key.to_owned(), problem }.into())
         };
@@ -182,8 +182,9 @@ impl<'a> Context<'a> {
         let any = gpus.iter().any(|a| gpus.iter().any(|b| joined(a, b)));
         if gpus.len() > 1 && !any {
             let machine = machine_name(self.topology);
-            let text =
-                format!("asked for, but no two of the chosen GPUs of {machine} are joined by NVLink");
+            let text = format!(
+                "asked for, but no two of the chosen GPUs of {machine} are joined by NVLink"
+            );
             notes.push(Note::new("ucx.nvlink", text));
         }
     }

@@ -106,7 +106,7 @@ pub enum PlanError {
     },
     /// A port range is too small, or an address is for one worker.
     #[error(transparent)]
-    Spec(#[from] SpecError),
+    Spec(Box<SpecError>),
     /// Notes, where the user wants none.
     #[error("{} {} under --strict: {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
     Strict {
@@ -126,6 +126,12 @@ fn in_brackets(items: &[String]) -> String {
 
 fn because(notes: &[Note]) -> String {
     if notes.is_empty() { String::new() } else { format!(" ({})", list(notes)) }
+}
+
+impl From<SpecError> for PlanError {
+    fn from(error: SpecError) -> Self {
+        PlanError::Spec(Box::new(error))
+    }
 }
 
 impl PlanError {
@@ -154,7 +160,9 @@ impl PlanError {
             PlanError::NoSuchNic { .. } | PlanError::UnusableNic { .. } => {
                 "'cuda-cluster topo' shows every NIC; 'net_devices: auto' takes the nearest usable"
             }
-            PlanError::NoNic { .. } => "use 'net_devices: auto', which leaves the choice to UCX then",
+            PlanError::NoNic { .. } => {
+                "use 'net_devices: auto', which leaves the choice to UCX then"
+            }
             PlanError::Template { .. } => {
                 "a template's numbers are 'gpu', 'rank' and 'numa': mlx5_{gpu//2}:1"
             }

@@ -268,9 +268,9 @@ fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &m
     let for_the_picture = |gpu: &Gpu| {
         let others: Vec<_> = all.iter().filter(|other| other.display != Some(true)).collect();
         !others.is_empty()
-            && others.iter().all(|other| {
-                other.name != gpu.name && other.memory_bytes > gpu.memory_bytes
-            })
+            && others
+                .iter()
+                .all(|other| other.name != gpu.name && other.memory_bytes > gpu.memory_bytes)
     };
     let mut kept = Vec::new();
     for chosen in &selected.chosen {
@@ -281,7 +281,9 @@ fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &m
         }
         let (skip, why) = match spec.display_gpus {
             Some(Treatment::Use) => (false, None),
-            Some(Treatment::Warn) => (false, Some("it drives a display, which takes memory and time")),
+            Some(Treatment::Warn) => {
+                (false, Some("it drives a display, which takes memory and time"))
+            }
             Some(Treatment::Skip) => (true, Some("it drives a display")),
             None if for_the_picture(gpu) => {
                 (true, Some("it drives a display, and is a smaller model than the other GPUs"))

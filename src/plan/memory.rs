@@ -40,13 +40,13 @@ pub(super) fn nodes_near(
     }
     let usable = near.intersection(&host);
     if !usable.is_empty() {
-        return (Some(usable.clone()), format!("NUMA node {usable} is nearest to GPU {}", gpu.index));
+        return (
+            Some(usable.clone()),
+            format!("NUMA node {usable} is nearest to GPU {}", gpu.index),
+        );
     }
-    let package = topology
-        .numa
-        .iter()
-        .filter(|node| near.contains(node.id.0))
-        .find_map(|node| node.package);
+    let package =
+        topology.numa.iter().filter(|node| near.contains(node.id.0)).find_map(|node| node.package);
     let beside: NodeSet = topology
         .numa
         .iter()
@@ -96,18 +96,16 @@ pub(super) fn host_limit(
                 (Some(share), Some(cap)) if cap < share => {
                     (Some(cap), "its share of the cgroup's memory limit".to_owned())
                 }
-                (None, Some(cap)) => (Some(cap), "its share of the cgroup's memory limit".to_owned()),
+                (None, Some(cap)) => {
+                    (Some(cap), "its share of the cgroup's memory limit".to_owned())
+                }
                 (share, _) => (share, reason.to_owned()),
             }
         }
     }
 }
 
-fn node_share(
-    topology: &Topology,
-    mems: &NodeSet,
-    sharers: &dyn Fn(u32) -> usize,
-) -> Option<u64> {
+fn node_share(topology: &Topology, mems: &NodeSet, sharers: &dyn Fn(u32) -> usize) -> Option<u64> {
     let mut total = 0u64;
     for id in mems.iter() {
         let node = topology.numa.iter().find(|node| node.id.0 == id)?;
@@ -123,8 +121,7 @@ pub(super) fn device_limit(
     limit: Limit,
 ) -> (Option<u64>, String) {
     let each = |whole: u64| whole / u64::from(workers.max(1));
-    let shared =
-        if workers > 1 { format!(", shared by {workers} workers") } else { String::new() };
+    let shared = if workers > 1 { format!(", shared by {workers} workers") } else { String::new() };
     match (limit, memory_bytes) {
         (Limit::None, _) => (None, "no limit is asked for".to_owned()),
         (Limit::Size(crate::units::Size::Bytes(bytes)), _) => {

@@ -26,10 +26,7 @@ pub(super) struct Lanes {
 }
 
 /// Shares NICs out: one entry for each worker, in rank order.
-pub(super) fn share(
-    context: &Context<'_>,
-    notes: &mut Vec<Note>,
-) -> Result<Vec<Lanes>, PlanError> {
+pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<Lanes>, PlanError> {
     let ucx = &context.spec.ucx;
     let excluded = ucx.exclude_nics.clone().unwrap_or_default();
     let mut nics = Nics::judge(context.topology, &excluded)?;
@@ -160,8 +157,10 @@ impl Sharing<'_> {
                     numa: slot.chosen.and_then(|chosen| chosen.gpu.numa).map(|numa| numa.0),
                 };
                 let filled = template.fill(numbers);
-                let filled = filled
-                    .map_err(|problem| PlanError::Template { worker: slot.name.clone(), problem })?;
+                let filled = filled.map_err(|problem| PlanError::Template {
+                    worker: slot.name.clone(),
+                    problem,
+                })?;
                 let names: Vec<String> = filled.split(',').map(str::to_owned).collect();
                 self.listed(&names, &format!("the template {template} filled in"))
             }

@@ -75,8 +75,11 @@ impl<'a> Nics<'a> {
                 return Err(no_such_nic(topology, name));
             }
         }
-        let links =
-            if topology.links.is_empty() { topology.derive_links() } else { topology.links.clone() };
+        let links = if topology.links.is_empty() {
+            topology.derive_links()
+        } else {
+            topology.links.clone()
+        };
         let mut nics =
             Self { topology, links, usable: Vec::new(), refused: Vec::new(), notes: Vec::new() };
         for (at, nic) in (0u32..).zip(&topology.nics) {
@@ -288,7 +291,8 @@ impl<'a> Nics<'a> {
         gpus: &[&Gpu],
         turns: &[(usize, usize)],
     ) -> Vec<Rejected> {
-        let chosen = taken.first().map_or(u32::MAX, |at| level(self.link(gpu, self.usable[*at].at)));
+        let chosen =
+            taken.first().map_or(u32::MAX, |at| level(self.link(gpu, self.usable[*at].at)));
         let mut others: Vec<(u32, Rejected)> = Vec::new();
         for (at, nic) in self.usable.iter().enumerate().filter(|(at, _)| !taken.contains(at)) {
             let link = self.link(gpu, nic.at);
@@ -354,7 +358,8 @@ impl<'a> Nics<'a> {
                     .map(|port| NicPort { nic: device.to_owned(), port: port.number }),
                 (None, _) => {
                     let why = self.refused.iter().find(|(nic, _, _)| *nic == at);
-                    let why = why.map_or_else(String::new, |(_, what, why)| format!("{what} {why}"));
+                    let why =
+                        why.map_or_else(String::new, |(_, what, why)| format!("{what} {why}"));
                     return Err(PlanError::UnusableNic { name: name.clone(), why });
                 }
             };
@@ -462,7 +467,9 @@ fn nic_key(nic: &Nic) -> Vec<(String, u64)> {
 fn unusable(nic: &Nic) -> Option<String> {
     match nic.kind {
         NicKind::Physical | NicKind::Bond => None,
-        NicKind::VirtualFunction => Some("it is a virtual function of a NIC that is here".to_owned()),
+        NicKind::VirtualFunction => {
+            Some("it is a virtual function of a NIC that is here".to_owned())
+        }
         NicKind::BondSlave => Some("it belongs to a bond and cannot be used by itself".to_owned()),
         NicKind::Software => Some("it is software without RDMA hardware".to_owned()),
     }

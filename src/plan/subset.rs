@@ -70,10 +70,7 @@ impl Pairs {
                 .map(|b| kind(a, b).map_or_else(|| "unknown".to_owned(), |k| k.to_string()))
                 .collect()
         };
-        Self {
-            bandwidth: gpus.iter().map(row).collect(),
-            names: gpus.iter().map(names).collect(),
-        }
+        Self { bandwidth: gpus.iter().map(row).collect(), names: gpus.iter().map(names).collect() }
     }
 
     /// Every set is built in rising order; a branch ends when its slowest pair is already slower
@@ -191,12 +188,12 @@ fn link_mb_per_s(a: &Gpu, b: &Gpu) -> u64 {
         )]
         return mb.clamp(1.0, 1e6) as u64;
     }
-    let generation = |gpu: &Gpu| gpu.compute_capability.map_or(25_000, |capability| {
-        match capability.major {
+    let generation = |gpu: &Gpu| {
+        gpu.compute_capability.map_or(25_000, |capability| match capability.major {
             0..=6 => 20_000,
             7..=9 => 25_000,
             _ => 50_000,
-        }
-    });
+        })
+    };
     generation(a).min(generation(b))
 }

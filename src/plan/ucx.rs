@@ -254,7 +254,8 @@ fn callers_win(caller: &CallerEnvironment, variables: &mut Variables) {
         }
         let ours = variables.env.get(name).cloned();
         if let Some(ours) = ours.filter(|ours| ours != value) {
-            let text = format!("{value:?} from the caller's environment stands instead of {ours:?}");
+            let text =
+                format!("{value:?} from the caller's environment stands instead of {ours:?}");
             variables.notes.push(Note::new(name, text));
         }
         variables.why.retain(|why| why.choice != format!("env.{name}"));
@@ -283,7 +284,9 @@ fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
     } else if !has(&network) && !has(&memory) {
         warn("has no transport for messages between processes: workers cannot connect");
     } else if !has(&memory) && !compat {
-        warn("has no shared memory ('sm'): host memory within this machine takes the network's way");
+        warn(
+            "has no shared memory ('sm'): host memory within this machine takes the network's way",
+        );
     }
     if situation.gpus && !has(&["cuda_copy", "cuda", "all"]) {
         warn("has no 'cuda_copy': device memory cannot be sent");

@@ -1,6 +1,6 @@
 //! The workers: how many on which GPU, what they are called, and what each is given.
 //!
-//! Puts together what the other parts decided; the GPU's mask and the engine's variables are its own.
+//! Puts together what the other parts decided, and decides on the GPU's mask itself.
 //!
 //! *Invariant:* ranks are positions, names are unique, and a worker's own GPU is the first that a
 //! rotated mask shows.
@@ -265,7 +265,8 @@ impl Worker<'_> {
                 (text, selected.reason.clone())
             }
         };
-        let rejected = if self.slot.chosen.is_some() { selected.rejected.clone() } else { Vec::new() };
+        let rejected =
+            if self.slot.chosen.is_some() { selected.rejected.clone() } else { Vec::new() };
         self.why.push(Why { choice: "gpu".to_owned(), chosen, reason, rejected });
     }
 
@@ -350,13 +351,7 @@ impl Worker<'_> {
         }
     }
 
-    fn environment(
-        &mut self,
-        at: usize,
-        lanes: &Lanes,
-        variables: &Variables,
-        hca: Option<&str>,
-    ) {
+    fn environment(&mut self, at: usize, lanes: &Lanes, variables: &Variables, hca: Option<&str>) {
         self.visible_devices(at);
         self.env.extend(engine_environment(self.context));
         self.env.extend(variables.env.clone());

@@ -6,6 +6,7 @@
 
 mod allowed;
 mod assemble;
+mod caller;
 mod hwloc;
 mod locality;
 mod nvlink;
@@ -22,6 +23,7 @@ use serde::Serialize;
 use crate::topology::{Allowed, Topology};
 use crate::units::{Span, UnitError};
 
+pub use caller::caller;
 pub use nvml_library::{DriverFault, Libraries};
 
 /// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.

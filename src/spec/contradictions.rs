@@ -20,7 +20,8 @@ pub(super) struct Found {
 impl Found {
     /// As an error of values that came from several places.
     pub(super) fn without_place(self, origin: &str) -> SpecError {
-        SpecError { origin: origin.to_owned(), place: None, key: self.key, problem: self.problem }
+        let problem = Box::new(self.problem);
+        SpecError { origin: origin.to_owned(), place: None, key: self.key, problem }
     }
 }
 
@@ -50,7 +51,11 @@ fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
     ];
     for (key, count) in counts {
         if count == Some(0) {
-            return refuse(key, "0 is too few; the least is 1", "leave the key out for the default");
+            return refuse(
+                key,
+                "0 is too few; the least is 1",
+                "leave the key out for the default",
+            );
         }
     }
     // More would exhaust process ids long before it helped anybody.
@@ -92,8 +97,7 @@ fn gpus(spec: &ClusterSpec) -> Result<(), Found> {
             "give the number once: 'gpus: {count: …}' or 'workers: …'",
         ),
         Some(GpuSelection::List(names)) => {
-            let twice =
-                names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
+            let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
             if let Some((_, name)) = twice {
                 return refuse(
                     "gpus",
@@ -335,15 +339,13 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
 /// Variables that the plan itself decides on.
 const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
-fn environment(
-    key: &str,
-    env: Option<&BTreeMap<String, String>>,
-    ucx: bool,
-) -> Result<(), Found> {
+fn environment(key: &str, env: Option<&BTreeMap<String, String>>, ucx: bool) -> Result<(), Found> {
     for name in env.into_iter().flat_map(BTreeMap::keys) {
         let at = format!("{key}.{name}");
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if name.is_empty() || !name.chars().all(plain) || name.starts_with(|c: char| c.is_ascii_digit())
+        if name.is_empty()
+            || !name.chars().all(plain)
+            || name.starts_with(|c: char| c.is_ascii_digit())
         {
             return refuse(
                 &at,
@@ -400,7 +402,8 @@ fn overrides(spec: &ClusterSpec) -> Result<(), Found> {
                 "leave the key out for the default",
             );
         }
-        for name in difference.env.keys().filter(|name| DECIDED.contains(&name.as_str())) {
+        let decided = difference.env.keys().find(|name| DECIDED.contains(&name.as_str()));
+        if let Some(name) = decided {
             return refuse(
                 &format!("{key}.env.{name}"),
                 "the plan decides on this variable: it is how a worker finds its own GPU",

@@ -17,7 +17,7 @@ pub struct SpecError {
     /// Key path, like `ucx.net_devices[1]`; empty for the whole text.
     pub key: String,
     /// What is wrong.
-    pub problem: Problem,
+    pub problem: Box<Problem>,
 }
 
 impl fmt::Display for SpecError {
@@ -38,7 +38,7 @@ impl std::error::Error for SpecError {}
 impl SpecError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
-        match &self.problem {
+        match &*self.problem {
             Problem::UnknownKey { nearest: Some(name), .. }
             | Problem::UnknownWord { nearest: Some(name), .. } => {
                 Some(format!("did you mean '{name}'?"))

@@ -8,6 +8,8 @@
 mod choices;
 mod contradictions;
 mod error;
+mod gpu_selection;
+mod net_devices;
 mod read;
 mod request;
 mod sections;
@@ -18,12 +20,13 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ClusterName;
 
 pub use choices::{
-    ChooseBy, ChooseGpus, CpuBinding, EngineKind, GpuName, GpuSelection, Limit, MemoryPolicy, NetDevices,
-    PortRange, RestartWhen, SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion,
-    VisibleDevices,
+    CpuBinding, EngineKind, Limit, MemoryPolicy, PortRange, RestartWhen, SchedulerDeath, Treatment,
+    UcxCompat, UcxPreset, UcxVersion, VisibleDevices,
 };
 pub(crate) use error::nearest;
 pub use error::{Problem, SpecError};
+pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
+pub use net_devices::NetDevices;
 pub use read::{parse, schema};
 pub use request::{Origin, Request};
 pub use sections::{

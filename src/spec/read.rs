@@ -15,13 +15,15 @@ use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions};
 /// Reads a spec. `origin` is what errors call the text: a file name.
 ///
 /// # Errors
-/// If the text is no YAML, has unknown keys or wrong values, another version, or contradicts itself.
+/// If the text is no YAML, has unknown keys or wrong values, has another version, or contradicts
+/// itself.
 pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
     let spec: Option<ClusterSpec> =
         serde_yaml::from_str(text).map_err(|error| explain(&error, text, origin))?;
     let spec = spec.unwrap_or_default();
     let fail = |key: &str, problem| {
         let place = place_of(text, key);
+        let problem = Box::new(problem);
         Err(SpecError { origin: origin.to_owned(), place, key: key.to_owned(), problem })
     };
     match spec.version {
@@ -69,7 +71,7 @@ fn explain(error: &serde_yaml::Error, text: &str, origin: &str) -> SpecError {
     };
     let (key, problem) = classify(key, message);
     let place = place_of(text, &key).filter(|_| !key.is_empty()).or(place);
-    SpecError { origin: origin.to_owned(), place, key, problem }
+    SpecError { origin: origin.to_owned(), place, key, problem: Box::new(problem) }
 }
 
 /// Recognises serde's sentences about unknown names.
@@ -92,12 +94,13 @@ fn classify(key: &str, message: &str) -> (String, Problem) {
             return (key.to_owned(), Problem::UnknownWord { word, expected, nearest });
         }
     }
-    let problem = match message.strip_prefix("invalid type: ").and_then(|m| m.split_once(", expected ")) {
-        Some((found, expected)) => {
-            Problem::Value { message: format!("{found} is not {}", people_say(expected)) }
-        }
-        None => Problem::Value { message: message.to_owned() },
-    };
+    let problem =
+        match message.strip_prefix("invalid type: ").and_then(|m| m.split_once(", expected ")) {
+            Some((found, expected)) => {
+                Problem::Value { message: format!("{found} is not {}", people_say(expected)) }
+            }
+            None => Problem::Value { message: message.to_owned() },
+        };
     (key.to_owned(), problem)
 }
 

@@ -10,9 +10,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    CpuBinding, Limit, MemoryPolicy, NetDevices, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
-    UcxPreset, UcxVersion, VisibleDevices,
+    CpuBinding, Limit, MemoryPolicy, PortRange, RestartWhen, SchedulerDeath, UcxCompat, UcxPreset,
+    UcxVersion, VisibleDevices,
 };
+use super::gpu_selection::GpuName;
+use super::net_devices::NetDevices;
 use crate::units::{Size, Span};
 
 /// Declares a section: every field optional, unknown keys refused.
@@ -277,7 +279,7 @@ section! {
         /// Worker name; `*` stands for anything.
         worker: String,
         /// GPU, by index, UUID or PCI address.
-        gpu: super::choices::GpuName,
+        gpu: GpuName,
         /// NUMA node of the GPU.
         numa: u32,
     }

@@ -319,7 +319,9 @@ mod tests {
         }
         assert!(fill("m{gpu//0}", 1).is_err());
         assert!(fill("m{gpu-2}", 1).is_err());
-        assert!(format!("m{{{}1{}}}", "(".repeat(100), ")".repeat(100)).parse::<Template>().is_err());
+        assert!(
+            format!("m{{{}1{}}}", "(".repeat(100), ")".repeat(100)).parse::<Template>().is_err()
+        );
     }
 
     proptest! {

@@ -1,0 +1,474 @@
+//! The flags that `plan`, `up`, `run` and `exec` share, as overrides of a spec.
+//!
+//! Does not give a flag a default: what nobody set is left to the spec, then to the plan.
+//!
+//! *Invariant:* every flag sets exactly one key of the spec, and has dask-cuda's name where
+//! dask-cuda has one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::failure::{Exit, Failure};
+use super::source;
+use crate::ids::ClusterName;
+use crate::plan::{CallerEnvironment, Plan, PlanError, plan};
+use crate::probe;
+use crate::spec::{
+    self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
+    PortRange, Request, RestartWhen, SpecError, Treatment, UcxCompat, UcxPreset, UcxVersion,
+};
+use crate::topology::Topology;
+use crate::units::{Size, Span};
+
+/// What is asked for: a spec file and flags over it, for a machine.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// Spec file ('-' for standard input)
+    #[arg(short = 'f', long = "file", value_name = "SPEC")]
+    pub(crate) file: Option<PathBuf>,
+    /// Machine to plan for: a file, or a built-in name like dgx-h100 [default: this machine]
+    #[arg(long, value_name = "SRC")]
+    pub(crate) topology: Option<String>,
+    /// Run the plan of a machine that is not here, with simulated devices
+    #[arg(long)]
+    pub(crate) simulate: bool,
+    /// Turn notes into errors
+    #[arg(long)]
+    pub(crate) strict: bool,
+    #[command(flatten)]
+    pub(crate) flags: Flags,
+}
+
+/// Overrides of a spec.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Flags {
+    /// Name of the cluster
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    name: Option<ClusterName>,
+    /// What runs in the processes: native, dask, command
+    #[arg(long, value_name = "ENGINE", help_heading = "Cluster")]
+    engine: Option<EngineKind>,
+    /// GPUs: all, none, 0-3,6, UUIDs, PCI addresses, MIG instances (0:1)
+    #[arg(long, value_name = "GPUS", help_heading = "Cluster")]
+    gpus: Option<GpuSelection>,
+    /// Workers with a GPU; fewer than there are picks the best-connected ones
+    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    n_workers: Option<u32>,
+    /// Workers for each GPU
+    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    workers_per_gpu: Option<u32>,
+    /// Extra workers without a GPU
+    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    cpu_workers: Option<u32>,
+    /// Threads of a worker that run tasks
+    #[arg(long, value_name = "N", visible_alias = "nthreads", help_heading = "Cluster")]
+    threads_per_worker: Option<u32>,
+    /// GPUs that other processes use: skip, warn, use
+    #[arg(long, value_name = "HOW", help_heading = "Cluster")]
+    busy_gpus: Option<Treatment>,
+    /// GPUs that drive a display: skip, warn, use
+    #[arg(long, value_name = "HOW", help_heading = "Cluster")]
+    display_gpus: Option<Treatment>,
+
+    /// CPUs of a worker: local, split, none
+    #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
+    cpus: Option<CpuBinding>,
+    /// Whole cores kept for the scheduler under --cpus split
+    #[arg(long, value_name = "N", help_heading = "CPUs and memory")]
+    scheduler_cores: Option<u32>,
+    /// Placement of memory: preferred, bind, none
+    #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
+    memory_policy: Option<MemoryPolicy>,
+    /// Host memory of a worker: auto, none, 64GB, 0.1
+    #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
+    memory_limit: Option<Limit>,
+    /// Device memory at which a worker spills: auto, none, 30GB, 0.8
+    #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
+    device_memory_limit: Option<Limit>,
+
+    #[command(flatten)]
+    rmm: RmmFlags,
+    #[command(flatten)]
+    ucx: UcxFlags,
+    #[command(flatten)]
+    processes: ProcessFlags,
+    #[command(flatten)]
+    dask: DaskFlags,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "RMM")]
+struct RmmFlags {
+    /// First size of the pool
+    #[arg(long, value_name = "SIZE")]
+    rmm_pool_size: Option<Size>,
+    /// Most that the pool may grow to
+    #[arg(long, value_name = "SIZE")]
+    rmm_maximum_pool_size: Option<Size>,
+    /// Managed (unified) memory
+    #[arg(long, overrides_with = "no_rmm_managed_memory")]
+    rmm_managed_memory: bool,
+    #[arg(long, hide = true)]
+    no_rmm_managed_memory: bool,
+    /// CUDA's stream-ordered allocator
+    #[arg(long, overrides_with = "no_rmm_async")]
+    rmm_async: bool,
+    #[arg(long, hide = true)]
+    no_rmm_async: bool,
+    /// The asynchronous pool gives memory beyond this back
+    #[arg(long, value_name = "SIZE")]
+    rmm_release_threshold: Option<Size>,
+    /// Log every allocation into this directory
+    #[arg(long, value_name = "DIR")]
+    rmm_log_directory: Option<String>,
+    /// Count allocations
+    #[arg(long, overrides_with = "no_rmm_track_allocations")]
+    rmm_track_allocations: bool,
+    #[arg(long, hide = true)]
+    no_rmm_track_allocations: bool,
+    /// Libraries whose allocations go through RMM: cupy,torch
+    #[arg(long, value_name = "LIBS", value_delimiter = ',')]
+    set_rmm_allocator_for_libs: Option<Vec<String>>,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "UCX")]
+struct UcxFlags {
+    /// NVLink must be there and used
+    #[arg(long, overrides_with = "disable_nvlink")]
+    enable_nvlink: bool,
+    /// Leave NVLink (cuda_ipc) out
+    #[arg(long)]
+    disable_nvlink: bool,
+    /// InfiniBand or RoCE must be there and used
+    #[arg(long, overrides_with = "disable_infiniband")]
+    enable_infiniband: bool,
+    /// Leave InfiniBand and RoCE (rc) out
+    #[arg(long)]
+    disable_infiniband: bool,
+    /// TCP for data
+    #[arg(long, overrides_with = "disable_tcp_over_ucx")]
+    enable_tcp_over_ucx: bool,
+    /// Leave TCP out where something else can carry every connection
+    #[arg(long)]
+    disable_tcp_over_ucx: bool,
+    /// Set connections up over RDMA
+    #[arg(long, overrides_with = "disable_rdmacm")]
+    enable_rdmacm: bool,
+    /// Set connections up over TCP
+    #[arg(long)]
+    disable_rdmacm: bool,
+    /// NICs: auto, none, pin, stripe, mlx5_0:1,mlx5_1:1, mlx5_{gpu//2}:1
+    #[arg(long, value_name = "NICS")]
+    net_devices: Option<NetDevices>,
+    /// NICs that are not to be used
+    #[arg(long, value_name = "NICS", value_delimiter = ',')]
+    exclude_nics: Option<Vec<String>>,
+    /// Network device for setting connections up
+    #[arg(long, value_name = "DEVICE")]
+    control_device: Option<String>,
+    /// Whose variables: none (ours), dask (exactly dask-cuda's)
+    #[arg(long, value_name = "WHOSE")]
+    ucx_compat: Option<UcxCompat>,
+    /// Settings by GPU architecture and UCX version: auto, none
+    #[arg(long, value_name = "PRESET")]
+    ucx_preset: Option<UcxPreset>,
+    /// UCX version to plan for, like 1.18
+    #[arg(long, value_name = "VERSION")]
+    ucx_version: Option<UcxVersion>,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Processes")]
+struct ProcessFlags {
+    /// Address that the scheduler listens on
+    #[arg(long, value_name = "ADDRESS")]
+    host: Option<String>,
+    /// Network interface that the scheduler listens on
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// Port of the scheduler, or ports to try (8786:8800); 0 for any
+    #[arg(long, value_name = "PORTS")]
+    scheduler_port: Option<PortRange>,
+    /// Ports for the workers (a:b)
+    #[arg(long, value_name = "PORTS")]
+    worker_port: Option<PortRange>,
+    /// Address that a single worker listens on
+    #[arg(long, value_name = "ADDRESS")]
+    listen_address: Option<String>,
+    /// Address that a single worker is reached at
+    #[arg(long, value_name = "ADDRESS")]
+    contact_address: Option<String>,
+    /// Directory for spilled data
+    #[arg(long, value_name = "DIR")]
+    local_directory: Option<String>,
+    /// File for the scheduler's address
+    #[arg(long, value_name = "FILE")]
+    scheduler_file: Option<String>,
+    /// File for the process ids
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<String>,
+    /// Abstract resources, like "GPU=1 MEM=10e9"
+    #[arg(long, value_name = "RESOURCES", value_parser = resources)]
+    resources: Option<Resources>,
+    /// When a dead worker is started again: never, on-failure, always
+    #[arg(long, value_name = "WHEN")]
+    restart: Option<RestartWhen>,
+    /// Time from start to READY of the whole cluster, like 60s
+    #[arg(long, value_name = "SPAN")]
+    ready_within: Option<Span>,
+    /// Time between SIGTERM and SIGKILL, like 5s
+    #[arg(long, value_name = "SPAN")]
+    grace: Option<Span>,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Dask engine")]
+struct DaskFlags {
+    /// tcp, tls, ucx, ucxx
+    #[arg(long, value_name = "PROTOCOL")]
+    protocol: Option<String>,
+    /// Serve a dashboard
+    #[arg(long, overrides_with = "no_dashboard")]
+    dashboard: bool,
+    /// Serve no dashboard
+    #[arg(long)]
+    no_dashboard: bool,
+    /// Where the dashboard listens, like :8787
+    #[arg(long, value_name = "ADDRESS")]
+    dashboard_address: Option<String>,
+    /// Prefix of the dashboard's URLs
+    #[arg(long, value_name = "PREFIX")]
+    dashboard_prefix: Option<String>,
+    /// Module or file that each worker loads at its start (repeatable)
+    #[arg(long, value_name = "MODULE")]
+    preload: Option<Vec<String>>,
+    /// Modules imported before the workers start
+    #[arg(long, value_name = "MODULES", value_delimiter = ',')]
+    pre_import: Option<Vec<String>>,
+    /// A worker without a scheduler for this long ends
+    #[arg(long, value_name = "SPAN")]
+    death_timeout: Option<Span>,
+    /// A worker of this age is replaced
+    #[arg(long, value_name = "SPAN")]
+    lifetime: Option<Span>,
+    /// Class of the workers
+    #[arg(long, value_name = "CLASS")]
+    worker_class: Option<String>,
+    /// cuDF's own spilling
+    #[arg(long, overrides_with = "disable_cudf_spill")]
+    enable_cudf_spill: bool,
+    #[arg(long, hide = true)]
+    disable_cudf_spill: bool,
+    /// Statistics of cuDF's spilling, a level from 0
+    #[arg(long, value_name = "LEVEL")]
+    cudf_spill_stats: Option<u32>,
+    /// Authorities to trust, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_ca_file: Option<String>,
+    /// Own certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<String>,
+    /// Own key, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<String>,
+    /// Python to run
+    #[arg(long, value_name = "PATH")]
+    python: Option<String>,
+    /// fork, spawn
+    #[arg(long, value_name = "HOW")]
+    start_method: Option<String>,
+    /// Scheduler to join, instead of starting one
+    #[arg(long, value_name = "ADDRESS", allow_hyphen_values = true)]
+    join: Option<String>,
+}
+
+type Resources = BTreeMap<String, f64>;
+
+/// Reads `GPU=1 MEM=10e9`, with blanks or commas between.
+fn resources(text: &str) -> Result<Resources, String> {
+    let parts = text.split([' ', ',']).filter(|part| !part.is_empty());
+    let one = |part: &str| {
+        let (name, amount) = part.split_once('=')?;
+        let amount: f64 = amount.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0)?;
+        (!name.is_empty()).then(|| (name.to_owned(), amount))
+    };
+    parts
+        .map(|part| one(part).ok_or_else(|| format!("{part:?} is no resource like GPU=1")))
+        .collect()
+}
+
+/// The value of an on and an off flag.
+fn switch(on: bool, off: bool) -> Option<bool> {
+    (on || off).then_some(on)
+}
+
+impl Flags {
+    /// The flags as a spec that sets only what was given.
+    pub(crate) fn overrides(&self) -> ClusterSpec {
+        let mut spec = ClusterSpec {
+            name: self.name.clone(),
+            engine: self.engine,
+            gpus: self.gpus.clone(),
+            workers: self.n_workers,
+            workers_per_gpu: self.workers_per_gpu,
+            cpu_workers: self.cpu_workers,
+            threads: self.threads_per_worker,
+            busy_gpus: self.busy_gpus,
+            display_gpus: self.display_gpus,
+            cpus: self.cpus,
+            scheduler_cores: self.scheduler_cores,
+            ..ClusterSpec::default()
+        };
+        spec.memory.policy = self.memory_policy;
+        spec.memory.limit = self.memory_limit;
+        spec.device.memory_limit = self.device_memory_limit;
+        self.rmm.lay_over(&mut spec);
+        self.ucx.lay_over(&mut spec);
+        self.processes.lay_over(&mut spec);
+        self.dask.lay_over(&mut spec);
+        spec
+    }
+}
+
+impl RmmFlags {
+    fn lay_over(&self, spec: &mut ClusterSpec) {
+        let rmm = &mut spec.rmm;
+        rmm.pool_size = self.rmm_pool_size;
+        rmm.maximum_pool_size = self.rmm_maximum_pool_size;
+        rmm.managed = switch(self.rmm_managed_memory, self.no_rmm_managed_memory);
+        rmm.asynchronous = switch(self.rmm_async, self.no_rmm_async);
+        rmm.release_threshold = self.rmm_release_threshold;
+        rmm.log_directory = self.rmm_log_directory.clone();
+        rmm.track_allocations = switch(self.rmm_track_allocations, self.no_rmm_track_allocations);
+        rmm.set_allocator_for = self.set_rmm_allocator_for_libs.clone();
+    }
+}
+
+impl UcxFlags {
+    fn lay_over(&self, spec: &mut ClusterSpec) {
+        let ucx = &mut spec.ucx;
+        ucx.nvlink = switch(self.enable_nvlink, self.disable_nvlink);
+        ucx.infiniband = switch(self.enable_infiniband, self.disable_infiniband);
+        ucx.tcp = switch(self.enable_tcp_over_ucx, self.disable_tcp_over_ucx);
+        ucx.rdmacm = switch(self.enable_rdmacm, self.disable_rdmacm);
+        ucx.net_devices = self.net_devices.clone();
+        ucx.exclude_nics = self.exclude_nics.clone();
+        ucx.control_device = self.control_device.clone();
+        ucx.compat = self.ucx_compat;
+        ucx.preset = self.ucx_preset;
+        ucx.version = self.ucx_version;
+    }
+}
+
+impl ProcessFlags {
+    fn lay_over(&self, spec: &mut ClusterSpec) {
+        spec.scheduler.host = self.host.clone();
+        spec.scheduler.interface = self.interface.clone();
+        spec.scheduler.port = self.scheduler_port;
+        spec.scheduler.file = self.scheduler_file.clone();
+        spec.worker.ports = self.worker_port;
+        spec.worker.listen_address = self.listen_address.clone();
+        spec.worker.contact_address = self.contact_address.clone();
+        spec.worker.local_directory = self.local_directory.clone();
+        spec.worker.pid_file = self.pid_file.clone();
+        spec.worker.resources = self.resources.clone();
+        spec.supervision.restart = self.restart;
+        spec.supervision.ready_within = self.ready_within;
+        spec.supervision.grace = self.grace;
+    }
+}
+
+impl DaskFlags {
+    fn lay_over(&self, spec: &mut ClusterSpec) {
+        spec.scheduler.dashboard = switch(self.dashboard, self.no_dashboard);
+        spec.scheduler.dashboard_address = self.dashboard_address.clone();
+        spec.tls.ca_file = self.tls_ca_file.clone();
+        spec.tls.cert = self.tls_cert.clone();
+        spec.tls.key = self.tls_key.clone();
+        let dask = &mut spec.dask;
+        dask.protocol = self.protocol.clone();
+        dask.dashboard_prefix = self.dashboard_prefix.clone();
+        dask.preload = self.preload.clone();
+        dask.pre_import = self.pre_import.clone();
+        dask.death_timeout = self.death_timeout;
+        dask.lifetime = self.lifetime;
+        dask.worker_class = self.worker_class.clone();
+        dask.enable_cudf_spill = switch(self.enable_cudf_spill, self.disable_cudf_spill);
+        dask.cudf_spill_stats = self.cudf_spill_stats;
+        dask.python = self.python.clone();
+        dask.start_method = self.start_method.clone();
+        dask.join = self.join.clone();
+    }
+}
+
+impl Asked {
+    /// Reads the spec file and lays the flags over it.
+    pub(crate) fn request(&self) -> Result<Request, Failure> {
+        self.request_with(|_| ())
+    }
+
+    /// As [`Asked::request`], with the command's own changes among the flags.
+    pub(crate) fn request_with(
+        &self,
+        change: impl FnOnce(&mut ClusterSpec),
+    ) -> Result<Request, Failure> {
+        let file = self.file.as_ref().map(read_spec).transpose()?;
+        let mut flags = self.flags.overrides();
+        flags.topology = self.topology.clone();
+        flags.simulate = self.simulate.then_some(true);
+        flags.strict = self.strict.then_some(true);
+        change(&mut flags);
+        Request::merge(file.as_ref(), &flags).map_err(wrong_spec)
+    }
+}
+
+/// Reads a spec from a file, or from standard input for `-`.
+pub(super) fn read_spec(path: &PathBuf) -> Result<ClusterSpec, Failure> {
+    let shown = path.display().to_string();
+    let text = match shown.as_str() {
+        "-" => io::read_to_string(io::stdin().lock()),
+        _ => fs::read_to_string(path),
+    };
+    let text = text.map_err(|error| {
+        let error = anyhow::Error::new(error).context(format!("cannot read spec {shown}"));
+        Failure::new(Exit::Usage, error)
+    })?;
+    let origin = if shown == "-" { "standard input" } else { &shown };
+    spec::parse(&text, origin).map_err(wrong_spec)
+}
+
+fn wrong_spec(error: SpecError) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Usage, error).maybe_hint(hint)
+}
+
+/// The machine that a request is for.
+pub(crate) fn machine(request: &Request) -> Result<Topology, Failure> {
+    match &request.spec.topology {
+        Some(src) => source::load(src),
+        None => source::live().map(|probed| probed.topology),
+    }
+}
+
+/// Plans a request for its machine, with this process's surroundings.
+pub(crate) fn planned(request: &Request) -> Result<Plan, Failure> {
+    let topology = machine(request)?;
+    planned_for(&topology, request, &probe::caller())
+}
+
+/// Plans a request for a machine.
+pub(crate) fn planned_for(
+    topology: &Topology,
+    request: &Request,
+    caller: &CallerEnvironment,
+) -> Result<Plan, Failure> {
+    plan(topology, request, caller).map_err(|error: PlanError| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, error).maybe_hint(hint)
+    })
+}

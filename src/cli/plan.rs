@@ -1,0 +1,300 @@
+//! `cuda-cluster plan`: what would run, bound to what, and why.
+//!
+//! Does not decide; it shows the plan, whole or in parts.
+//!
+//! *Invariant:* what is shown is what `up` would run with the same arguments.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anstyle::Style;
+use clap::{Args, ValueEnum};
+
+use super::failure::{Exit, Failure};
+use super::flags::{self, Asked};
+use super::output;
+use crate::plan::{Plan, SchedulerPlan, Why, WorkerPlan};
+use crate::units::HumanBytes;
+
+/// Arguments of `plan`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    asked: Asked,
+    /// Say why: for every worker, or for one
+    #[arg(long, value_name = "WORKER", num_args = 0..=1, default_missing_value = "")]
+    explain: Option<String>,
+    /// Show the environment of this process alone, with '-o env': a worker, scheduler, client
+    #[arg(long, value_name = "PROCESS")]
+    process: Option<String>,
+    /// The form to show it in
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
+}
+
+/// The forms that a plan can be shown in.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    /// For people.
+    #[default]
+    Table,
+    /// Complete, for programs.
+    Json,
+    /// Complete; 'up --plan' runs it.
+    Yaml,
+    /// Each process's variables, for a shell.
+    Env,
+}
+
+/// Shows a plan.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let plan = flags::planned(&arguments.asked.request()?)?;
+    match (arguments.output, &arguments.explain) {
+        (Form::Json, _) => output::print_json(&plan)?,
+        (Form::Yaml, _) => {
+            let text = serde_yaml::to_string(&plan);
+            output::print(&text.map_err(|error| Failure::new(Exit::Failed, error))?)?;
+        }
+        (Form::Env, _) => output::print(&environment(&plan, arguments.process.as_deref())?)?,
+        (Form::Table, None) => output::print(&summary(&plan))?,
+        (Form::Table, Some(worker)) => output::print(&explanation(&plan, worker)?)?,
+    }
+    Ok(Exit::Done)
+}
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+
+/// The plan on a page: a table of workers, what all share, who decided, what to know.
+fn summary(plan: &Plan) -> String {
+    let mut text = title(plan);
+    text.push('\n');
+    text.push_str(&workers_table(plan));
+    section(&mut text, "Environment of every process", &shared_lines(plan));
+    section(&mut text, "Environment of each worker", &own_lines(plan));
+    let scheduler = plan.scheduler.as_ref().map(scheduler_line);
+    section(&mut text, "Scheduler", &scheduler.into_iter().collect::<Vec<_>>());
+    section(&mut text, "Set by", &origin_lines(plan));
+    section(&mut text, "Notes", &note_lines(plan));
+    text
+}
+
+fn title(plan: &Plan) -> String {
+    let machine = plan.machine.name.as_deref().unwrap_or("this machine");
+    let workers = match plan.workers.len() {
+        1 => "1 worker".to_owned(),
+        count => format!("{count} workers"),
+    };
+    let simulated = if plan.machine.simulated { ", simulated" } else { "" };
+    format!(
+        "{BOLD}{}{BOLD:#}: {workers} of the {} engine on {machine}{simulated}\n",
+        plan.name, plan.engine
+    )
+}
+
+fn workers_table(plan: &Plan) -> String {
+    let mig = plan.workers.iter().any(|w| w.gpu.as_ref().is_some_and(|g| g.mig.is_some()));
+    let nics = plan.workers.iter().any(|worker| !worker.nics.is_empty());
+    let mut headings = vec!["worker", "gpu"];
+    headings.extend(mig.then_some("mig"));
+    headings.extend(["pci", "cpus", "numa"]);
+    headings.extend(nics.then_some("nic"));
+    headings.extend(["device limit", "host limit"]);
+    let dash = || "-".to_owned();
+    let rows = plan.workers.iter().map(|worker| {
+        let gpu = worker.gpu.as_ref();
+        let mut row = vec![worker.name.clone(), gpu.map_or_else(dash, |g| g.index.to_string())];
+        if mig {
+            row.push(gpu.and_then(|g| g.mig.clone()).unwrap_or_else(dash));
+        }
+        row.push(gpu.and_then(|g| g.pci).map_or_else(dash, |pci| pci.to_string()));
+        row.push(
+            worker.binding.cpus.as_ref().map_or_else(dash, |cpus| ellipsis(&cpus.to_string())),
+        );
+        row.push(worker.binding.mems.as_ref().map_or_else(dash, ToString::to_string));
+        if nics {
+            let names: Vec<String> = worker.nics.iter().map(ToString::to_string).collect();
+            row.push(if names.is_empty() { dash() } else { names.join(",") });
+        }
+        row.push(worker.device_memory_limit_bytes.map_or_else(dash, human));
+        row.push(worker.memory_limit_bytes.map_or_else(dash, human));
+        row
+    });
+    output::table(&headings, rows.collect::<Vec<_>>())
+}
+
+fn human(bytes: u64) -> String {
+    HumanBytes(bytes).to_string()
+}
+
+/// Long sets are cut in the table; every other form has them whole.
+fn ellipsis(text: &str) -> String {
+    const WIDEST: usize = 36;
+    if text.len() <= WIDEST {
+        return text.to_owned();
+    }
+    let kept = text[..WIDEST - 1].rfind(',').map_or("", |comma| &text[..comma]);
+    format!("{kept},…")
+}
+
+fn section(text: &mut String, heading: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{BOLD}{heading}{BOLD:#}");
+    for line in lines {
+        let _ = writeln!(text, "  {line}");
+    }
+}
+
+/// The variables that all workers have with the same value.
+fn shared(plan: &Plan) -> BTreeMap<&str, &str> {
+    let Some((first, others)) = plan.workers.split_first() else { return BTreeMap::new() };
+    let same = |name: &String, value: &String| {
+        others.iter().all(|worker| worker.env.get(name) == Some(value))
+    };
+    let known = first.env.iter().filter(|(name, value)| same(name, value));
+    known.map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}
+
+fn shared_lines(plan: &Plan) -> Vec<String> {
+    let shared = shared(plan);
+    let widest = shared.keys().map(|name| name.len()).max().unwrap_or(0);
+    shared.iter().map(|(name, value)| format!("{name:widest$}  {value}")).collect()
+}
+
+fn own_lines(plan: &Plan) -> Vec<String> {
+    let shared = shared(plan);
+    let widest = plan.workers.iter().map(|worker| worker.name.len()).max().unwrap_or(0);
+    let line = |worker: &WorkerPlan| {
+        let own = worker.env.iter().filter(|(name, _)| !shared.contains_key(name.as_str()));
+        let own: Vec<String> = own.map(|(name, value)| format!("{name}={value}")).collect();
+        (!own.is_empty()).then(|| format!("{:widest$}  {}", worker.name, own.join("  ")))
+    };
+    plan.workers.iter().filter_map(line).collect()
+}
+
+fn scheduler_line(scheduler: &SchedulerPlan) -> String {
+    let cpus =
+        scheduler.binding.cpus.as_ref().map_or("any CPU".to_owned(), |c| format!("CPUs {c}"));
+    let host = scheduler.host.as_deref().unwrap_or("the engine's usual address");
+    let ports = match scheduler.ports {
+        None => "the engine's usual port".to_owned(),
+        Some((0, _)) => "any free port".to_owned(),
+        Some((low, high)) if low == high => format!("port {low}"),
+        Some((low, high)) => format!("the first free port of {low} to {high}"),
+    };
+    format!("{cpus}; {host}; {ports}")
+}
+
+fn origin_lines(plan: &Plan) -> Vec<String> {
+    let mut by_origin: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (key, origin) in &plan.origins {
+        by_origin.entry(origin.to_string()).or_default().push(key);
+    }
+    let widest = by_origin.keys().map(String::len).max().unwrap_or(0);
+    by_origin
+        .iter()
+        .map(|(origin, keys)| format!("{origin:widest$}  {}", keys.join(", ")))
+        .collect()
+}
+
+fn note_lines(plan: &Plan) -> Vec<String> {
+    plan.notes.iter().map(ToString::to_string).collect()
+}
+
+/// Why each worker, or one, is as it is.
+fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
+    let chosen: Vec<&WorkerPlan> =
+        plan.workers.iter().filter(|w| worker.is_empty() || w.name == worker).collect();
+    if chosen.is_empty() {
+        return Err(no_such_process(plan, worker));
+    }
+    let mut text = title(plan);
+    for worker in chosen {
+        let _ =
+            writeln!(text, "\n{BOLD}{}{BOLD:#} {DIM}(rank {}){DIM:#}", worker.name, worker.rank);
+        let widest = worker.why.iter().map(|why| label(why).len()).max().unwrap_or(0);
+        for why in &worker.why {
+            because(&mut text, why, widest);
+        }
+    }
+    section(&mut text, "Set by", &origin_lines(plan));
+    section(&mut text, "Notes", &note_lines(plan));
+    Ok(text)
+}
+
+fn label(why: &Why) -> &str {
+    let choice = why.choice.as_str();
+    choice.strip_prefix("env.").unwrap_or(choice)
+}
+
+/// Widest line of an explanation.
+const PAGE: usize = 100;
+
+fn because(text: &mut String, why: &Why, widest: usize) {
+    let indent = widest + 4;
+    let _ = writeln!(text, "  {:widest$}  {BOLD}{}{BOLD:#}", label(why), why.chosen);
+    for line in wrapped(&why.reason, PAGE - indent) {
+        let _ = writeln!(text, "{:indent$}{line}", "");
+    }
+    for rejected in &why.rejected {
+        let words = format!("not {}: {}", rejected.what, rejected.why);
+        for (at, line) in wrapped(&words, PAGE - indent - 4).iter().enumerate() {
+            let hang = if at == 0 { "" } else { "    " };
+            let _ = writeln!(text, "{:indent$}{DIM}{hang}{line}{DIM:#}", "");
+        }
+    }
+}
+
+/// Breaks a text between words.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut().filter(|line| line.len() + 1 + word.len() <= width) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn no_such_process(plan: &Plan, name: &str) -> Failure {
+    let names: Vec<&str> = plan.workers.iter().map(|worker| worker.name.as_str()).collect();
+    let error = anyhow::anyhow!("the plan has no process {name:?}");
+    Failure::new(Exit::Usage, error).hint(format!("the workers are {}", names.join(", ")))
+}
+
+/// The variables of each process, or of one, as shell assignments.
+fn environment(plan: &Plan, only: Option<&str>) -> Result<String, Failure> {
+    let scheduler = plan.scheduler.iter().map(|scheduler| ("scheduler", &scheduler.env));
+    let workers = plan.workers.iter().map(|worker| (worker.name.as_str(), &worker.env));
+    let processes: Vec<_> = scheduler
+        .chain(workers)
+        .chain([("client", &plan.client_env)])
+        .filter(|(name, _)| only.is_none_or(|only| only == *name))
+        .collect();
+    if let (true, Some(name)) = (processes.is_empty(), only) {
+        return Err(no_such_process(plan, name));
+    }
+    let mut text = String::new();
+    for (at, (name, variables)) in processes.iter().enumerate() {
+        let _ = writeln!(text, "{}# {name}", if at == 0 { "" } else { "\n" });
+        for (variable, value) in *variables {
+            let _ = writeln!(text, "export {variable}={}", quoted(value));
+        }
+    }
+    Ok(text)
+}
+
+/// A value as a POSIX shell reads it back.
+fn quoted(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || ",./:_-^".contains(c);
+    if !value.is_empty() && value.chars().all(plain) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\'', "'\\''"))
+}

@@ -1,0 +1,99 @@
+//! What surrounds the caller: variables, network interfaces, the cgroup's memory limit.
+//!
+//! Decides nothing; `plan` does with what stands here.
+//!
+//! *Invariant:* only variables that a plan may depend on are taken along, so that no secret of the
+//! caller's environment ends up in a plan.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+use crate::plan::{CallerEnvironment, Interface};
+
+/// Beginnings of the names of variables that a plan may depend on.
+const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
+
+/// Whole names of more such variables.
+const NAMES: [&str; 5] = [
+    "CUDA_VISIBLE_DEVICES",
+    "MALLOC_TRIM_THRESHOLD_",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+];
+
+/// Looks around this process.
+pub fn caller() -> CallerEnvironment {
+    let matters = |name: &str| {
+        NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| matters(name));
+    CallerEnvironment {
+        variables: variables.collect(),
+        interfaces: interfaces(),
+        ucx_version: None,
+        memory_limit_bytes: memory_limit(),
+    }
+}
+
+/// Interfaces that are up, by name.
+fn interfaces() -> Vec<Interface> {
+    let main = main_address();
+    let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
+    for one in getifaddrs().into_iter().flatten() {
+        if !one.flags.contains(InterfaceFlags::IFF_UP) {
+            continue;
+        }
+        let addresses = found.entry(one.interface_name).or_default();
+        let address = one.address.as_ref();
+        addresses.extend(address.and_then(|a| a.as_sockaddr_in()).map(|a| IpAddr::V4(a.ip())));
+        addresses.extend(address.and_then(|a| a.as_sockaddr_in6()).map(|a| IpAddr::V6(a.ip())));
+    }
+    found
+        .into_iter()
+        .map(|(name, addresses)| Interface {
+            main: main.is_some_and(|main| addresses.contains(&main)),
+            name,
+            addresses,
+        })
+        .collect()
+}
+
+/// The address that this machine would be reached at, as distributed works it out: that of the
+/// route to the outside. Connecting a datagram socket sends nothing.
+fn main_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("8.8.8.8:80").ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
+}
+
+/// The least `memory.max` of this process's cgroup and those above it.
+fn memory_limit() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let root = Path::new("/sys/fs/cgroup");
+    let limit = |group: &Path| {
+        let text = fs::read_to_string(group.join("memory.max")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    root.join(path).ancestors().take_while(|group| group.starts_with(root)).filter_map(limit).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_there_and_is_not_the_main_one() {
+        let interfaces = interfaces();
+        let loopback = interfaces.iter().find(|interface| interface.name == "lo");
+        assert!(loopback.is_some_and(|lo| !lo.main), "{interfaces:?}");
+    }
+}
