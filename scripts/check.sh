@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change lands: format, lints, tests, documentation.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cargo fmt --check
+cargo clippy --locked --all-targets -- -D warnings
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+cargo test --locked --quiet

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Installs what cuda-cluster needs to build, run and be tested on Debian or Ubuntu. Running it again
+# does nothing. Without root it says what is missing and how to install it.
+#
+#   scripts/setup.sh            build and run
+#   scripts/setup.sh --tests    also what the tests need
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build=(
+    ca-certificates curl git      # crates
+    gcc g++ make pkg-config       # C code in crates
+    autoconf automake libtool     # ucx1-sys builds UCX's headers and library from source
+    libclang-dev clang            # its bindings
+    libhwloc-dev                  # hwloc2
+)
+run=(
+    libucx0                       # the UCX that workers open at run time
+    libhwloc15
+)
+tests=(
+    python3 python3-venv          # checks in Python
+    ucx-utils                     # ucx_perftest, the measure for the data plane
+)
+
+say() { printf 'setup: %s\n' "$*"; }
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+wanted=("${build[@]}" "${run[@]}")
+[ "${1:-}" = --tests ] && wanted+=("${tests[@]}")
+
+if ! command -v apt-get >/dev/null; then
+    say "this script knows Debian and Ubuntu only; elsewhere install the equivalents of:"
+    say "  ${wanted[*]}"
+    exit 2
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+    installed "$package" || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        if sudo -n true 2>/dev/null; then
+            root=(sudo)
+        else
+            say "missing packages, and no right to install them: ${missing[*]}"
+            say "as root: apt-get install --no-install-recommends ${missing[*]}"
+            exit 2
+        fi
+    fi
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    "${root[@]}" apt-get update -qq
+    "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+if ! command -v cargo >/dev/null && [ -f "$HOME/.cargo/env" ]; then
+    # shellcheck disable=SC1091
+    . "$HOME/.cargo/env"
+fi
+if ! command -v cargo >/dev/null; then
+    say "no Rust toolchain: install one with rustup (see rust-lang.org), then run this again"
+    exit 2
+fi
+needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+have=$(rustc --version | cut -d' ' -f2)
+if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" ]; then
+    say "Rust $have is older than $needed: rustup update"
+    exit 2
+fi
+say "fetching crates"
+cargo fetch --locked --quiet
+say "done"
