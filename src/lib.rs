@@ -7,9 +7,11 @@
 //! - decisions: [`plan`]
 //! - the outside world: [`probe`], [`os`], [`ucx`], [`cuda`]
 //! - long-running parts: [`engine`], [`supervise`]
+//! - the embedded API: [`cluster`]
 //! - the command line: [`cli`]
 
 pub mod cli;
+pub mod cluster;
 pub mod cpuset;
 pub mod cuda;
 pub mod engine;
