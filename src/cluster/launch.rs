@@ -51,6 +51,7 @@ pub fn launch(plan: &Plan, program: &Path) -> Result<Launch, LaunchError> {
         strict: plan.requirements.strict,
         scheduler,
         workers: plan.workers.iter().map(worker).collect(),
+        run_to_completion: false,
     })
 }
 

@@ -1,0 +1,46 @@
+//! The way to READY, on a terminal: one line that says how many are there and what the rest do.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::plan::Plan;
+use crate::supervise::{ClusterState, ProcessPhase};
+
+/// A line on standard error that is gone when the work is done; nothing where that is no terminal.
+pub(super) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Begins.
+    pub(super) fn new(plan: &Plan) -> Self {
+        let bar = ProgressBar::with_draw_target(
+            Some(plan.workers.len() as u64),
+            ProgressDrawTarget::stderr(),
+        );
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} READY  {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Self { bar }
+    }
+
+    /// Shows a state.
+    pub(super) fn show(&mut self, state: &ClusterState) {
+        let ready = state.workers.iter().filter(|w| w.state == ProcessPhase::Ready).count();
+        self.bar.set_position(ready as u64);
+        let all = state.scheduler.iter().chain(&state.workers);
+        let waiting = all.filter(|process| process.state == ProcessPhase::Starting);
+        let steps = waiting.map(|process| match &process.step {
+            Some(step) => format!("{}: {step}", process.name),
+            None => process.name.clone(),
+        });
+        self.bar.set_message(steps.take(3).collect::<Vec<_>>().join(", "));
+    }
+
+    /// Ends, leaving no line.
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

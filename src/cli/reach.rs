@@ -1,0 +1,29 @@
+//! From a name on the command line to a running cluster, and its answers.
+
+use std::future::Future;
+
+use super::failure::{Exit, Failure};
+use crate::cluster::{self, ControlError, Found};
+use crate::ids::ClusterName;
+
+/// The running cluster of this name, or the only one.
+pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
+    cluster::find(name).map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, error).maybe_hint(hint)
+    })
+}
+
+/// Waits for a supervisor's answer.
+pub(super) fn block_on<T>(
+    answer: impl Future<Output = Result<T, ControlError>>,
+) -> Result<T, Failure> {
+    runtime()?.block_on(answer).map_err(|error| Failure::new(Exit::Failed, error))
+}
+
+/// An event loop on this thread.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        Failure::new(Exit::Failed, anyhow::Error::new(error).context("cannot start an event loop"))
+    })
+}

@@ -1,0 +1,287 @@
+//! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
+
+use std::time::Instant;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use super::failure::{Exit, Failure};
+use super::progress::Progress;
+use super::{output, workers};
+use crate::cluster::{self, Detached, Report, UpError};
+use crate::os;
+use crate::plan::Plan;
+use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
+
+/// Starts `plan` and stays until the cluster has ended.
+pub(super) fn foreground(plan: &Plan) -> Result<Exit, Failure> {
+    runtime()?.block_on(async {
+        let began = Instant::now();
+        let mut signals = Signals::new()?;
+        let supervisor = cluster::start(plan, &os::own_program()).await.map_err(refused)?;
+        let mut progress = Progress::new(plan);
+        let mut state = supervisor.state();
+        loop {
+            tokio::select! {
+                changed = state.changed() => {
+                    let now = state.borrow_and_update().clone();
+                    progress.show(&now);
+                    if now.ready_after_ms.is_some() || changed.is_err() {
+                        break;
+                    }
+                }
+                ended = supervisor.ready() => {
+                    if ended.is_err() {
+                        break;
+                    }
+                }
+                number = signals.next() => supervisor.stop(signals.escalation(number)),
+            }
+        }
+        let now = state.borrow_and_update().clone();
+        progress.finish();
+        if now.ready_after_ms.is_some() && supervisor.ready().await.is_ok() {
+            output::print(&workers::table(&now, plan))?;
+            announce(&now, began);
+            output::status("Ctrl-C takes it down.");
+        }
+        attend(supervisor, state, signals).await
+    })
+}
+
+/// Stays with a cluster until it has ended, and tells what changes.
+async fn attend(
+    supervisor: Supervisor,
+    mut state: watch::Receiver<ClusterState>,
+    mut signals: Signals,
+) -> Result<Exit, Failure> {
+    let mut events = supervisor.events();
+    let stopper = supervisor.stopper();
+    let end = supervisor.wait();
+    tokio::pin!(end);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut end => break outcome,
+            number = signals.next() => {
+                let how = signals.escalation(number);
+                match how {
+                    Escalation::Graceful => output::status("stopping; Ctrl-C again kills"),
+                    _ => output::status("killing"),
+                }
+                stopper.stop(how);
+            }
+            Ok(record) = events.recv() => {
+                let ready = state.borrow_and_update().ready_after_ms.is_some();
+                if let Some(line) = workers::remark(&record).filter(|_| ready) {
+                    output::status(&line);
+                }
+            }
+        }
+    };
+    match (outcome, signals.first) {
+        (Outcome::NotReady(cause), _) => Err(failed(Exit::NotReady, &cause)),
+        (Outcome::Failed(cause), _) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
+        (Outcome::Stopped { degraded: Some(cause) }, None) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::Stopped { degraded: None } | Outcome::Finished, None) => Ok(Exit::Done),
+    }
+}
+
+/// Starts `plan` under a supervisor of its own, and returns when it is READY.
+pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
+    runtime()?.block_on(async {
+        let began = Instant::now();
+        let mut signals = Signals::new()?;
+        let mut supervisor = Detached::spawn(plan, &os::own_program()).await.map_err(refused)?;
+        let mut progress = Progress::new(plan);
+        let mut last = None;
+        loop {
+            let report = tokio::select! {
+                report = supervisor.next() => report,
+                number = signals.next() => {
+                    // The supervisor tears everything down and then says that it has ended.
+                    signals.escalation(number);
+                    supervisor.pid().map(os::terminate);
+                    continue;
+                }
+            };
+            match report.inspect_err(|_| progress.finish()).map_err(refused)? {
+                Some(Report::State(state)) => {
+                    progress.show(&state);
+                    last = Some(state);
+                }
+                Some(Report::Ended { late, cause }) => {
+                    progress.finish();
+                    return match (cause, signals.first) {
+                        (_, Some(number)) => Ok(Exit::Signal(number)),
+                        (Some(cause), None) if late => Err(failed(Exit::NotReady, &cause)),
+                        (Some(cause), None) => Err(failed(Exit::Failed, &cause)),
+                        (None, None) => Ok(Exit::Done),
+                    };
+                }
+                Some(Report::Refused { .. }) | None => break,
+            }
+        }
+        progress.finish();
+        let Some(state) = last.filter(|state| state.ready_after_ms.is_some()) else {
+            let error = anyhow::anyhow!("the supervisor ended before the cluster was READY");
+            return Err(Failure::new(Exit::Failed, error));
+        };
+        output::print(&workers::table(&state, plan))?;
+        announce(&state, began);
+        output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
+        Ok(Exit::Done)
+    })
+}
+
+/// One line: READY, after how long, and where the time went.
+fn announce(state: &ClusterState, began: Instant) {
+    let slowest = state.workers.iter().max_by_key(|worker| worker.timings.ready_ms);
+    let scheduler = state.scheduler.as_ref().and_then(|process| process.timings.ready_ms);
+    let mut parts = Vec::new();
+    if let Some(ms) = scheduler {
+        parts.push(format!("scheduler {ms} ms"));
+    }
+    if let Some((worker, ms)) = slowest.and_then(|w| Some((w, w.timings.ready_ms?))) {
+        let bound = worker.timings.bound_ms.unwrap_or(0);
+        parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
+    }
+    let simulated = if state.simulated { ", simulated GPUs" } else { "" };
+    output::status(&format!(
+        "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
+        state.name,
+        began.elapsed().as_secs_f64(),
+        parts.join("; "),
+        state.engine,
+        state.run_directory.display(),
+    ));
+}
+
+fn refused(error: UpError) -> Failure {
+    let hint = error.hint();
+    let exit = match error {
+        UpError::RunDirectory(_) | UpError::Launch(_) | UpError::Refused { .. } => Exit::Usage,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, error).maybe_hint(hint)
+}
+
+fn failed(exit: Exit, cause: &Cause) -> Failure {
+    let what = if exit == Exit::NotReady { "the cluster is not READY in time" } else { "" };
+    let text = if what.is_empty() { cause.to_string() } else { format!("{what}: {cause}") };
+    Failure::new(exit, anyhow::anyhow!(text))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        Failure::new(Exit::Failed, anyhow::Error::new(error).context("cannot start an event loop"))
+    })
+}
+
+/// The signals that ask a foreground process to end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    /// How many came.
+    count: u32,
+    /// The number of the first one.
+    first: Option<u8>,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| {
+                let error = anyhow::Error::new(error).context("cannot listen for signals");
+                Failure::new(Exit::Failed, error)
+            })
+        };
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+            count: 0,
+            first: None,
+        })
+    }
+
+    /// The number of the next one.
+    async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.interrupt.recv() => 2,
+            _ = self.terminate.recv() => 15,
+            _ = self.hangup.recv() => 1,
+        }
+    }
+
+    /// Counts one, and says what it asks for.
+    fn escalation(&mut self, number: u8) -> Escalation {
+        self.count += 1;
+        self.first.get_or_insert(number);
+        Escalation::of_request(self.count)
+    }
+}
+
+/// `__supervise`: becomes the supervisor of the plan on standard input.
+pub(super) fn supervise() -> Result<Exit, Failure> {
+    os::become_session_leader();
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut text)
+        .map_err(|error| Failure::new(Exit::Failed, error))?;
+    let plan: Plan =
+        serde_json::from_slice(&text).map_err(|error| Failure::new(Exit::Usage, error))?;
+    runtime()?.block_on(async {
+        let mut signals = Signals::new()?;
+        let supervisor = match cluster::start(&plan, &os::own_program()).await {
+            Ok(supervisor) => supervisor,
+            Err(error) => {
+                let hint = error.hint();
+                let message = format!("{:#}", anyhow::Error::new(error));
+                report(&Report::Refused { message, hint });
+                return Ok(Exit::Usage);
+            }
+        };
+        let mut state = supervisor.state();
+        loop {
+            tokio::select! {
+                ended = supervisor.ready() => {
+                    if ended.is_ok() {
+                        report(&Report::State(Box::new(state.borrow_and_update().clone())));
+                    }
+                    break;
+                }
+                Ok(()) = state.changed() => {
+                    report(&Report::State(Box::new(state.borrow_and_update().clone())));
+                }
+                number = signals.next() => supervisor.stop(signals.escalation(number)),
+            }
+        }
+        if supervisor.ready().await.is_ok() {
+            os::let_go_of_terminal();
+        }
+        let stopper = supervisor.stopper();
+        let end = supervisor.wait();
+        tokio::pin!(end);
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut end => break outcome,
+                number = signals.next() => stopper.stop(signals.escalation(number)),
+            }
+        };
+        let exit = match outcome {
+            Outcome::Stopped { .. } | Outcome::Finished => Exit::Done,
+            Outcome::NotReady(_) => Exit::NotReady,
+            Outcome::Failed(_) => Exit::Failed,
+        };
+        report(&Report::from(outcome));
+        Ok(exit)
+    })
+}
+
+/// A line for whoever started this process; nobody reads it after READY.
+fn report(report: &Report) {
+    if let Ok(line) = serde_json::to_string(report) {
+        let _ = output::print(&(line + "\n"));
+    }
+}

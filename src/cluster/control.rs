@@ -1,0 +1,189 @@
+//! The client of a supervisor's control API: HTTP over the run directory's Unix socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+/// Longest answer that is read.
+const ANSWER_LIMIT: usize = 64 << 20;
+
+/// Time in which a supervisor that lives answers anything but a stream.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Why a supervisor did not answer as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error("cannot reach the supervisor at {}", socket.display())]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It listens, but does not answer.
+    #[error("the supervisor at {} does not answer", socket.display())]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The connection broke.
+    #[error("lost the connection to the supervisor")]
+    Lost(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It refused.
+    #[error("the supervisor refused: {message}")]
+    Refused {
+        /// HTTP status.
+        status: StatusCode,
+        /// Its words.
+        message: String,
+    },
+    /// It answered something else than this version understands.
+    #[error("cannot read the supervisor's answer to {path}")]
+    Answer {
+        /// What was asked.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// One supervisor, by its socket.
+#[derive(Clone, Debug)]
+pub struct Control {
+    socket: PathBuf,
+}
+
+impl Control {
+    /// The supervisor that listens on `socket`; nothing is connected yet.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Reads a JSON answer.
+    ///
+    /// # Errors
+    /// If the supervisor cannot be reached, refuses, or answers something else.
+    pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlError> {
+        self.ask(Method::GET, path, None).await
+    }
+
+    /// Asks for something to be done and reads the JSON answer.
+    ///
+    /// # Errors
+    /// As [`Control::read`].
+    pub async fn order<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &serde_json::Value,
+    ) -> Result<T, ControlError> {
+        self.ask(Method::POST, path, Some(body)).await
+    }
+
+    /// Opens a stream, such as server-sent events; see [`Lines`].
+    ///
+    /// # Errors
+    /// As [`Control::read`].
+    pub async fn stream(&self, path: &str) -> Result<Lines, ControlError> {
+        let response = self.send(Method::GET, path, None).await?;
+        Ok(Lines { body: response.into_body(), read: Vec::new() })
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> Result<T, ControlError> {
+        let answer = async {
+            let response = self.send(method, path, body).await?;
+            let whole = Limited::new(response.into_body(), ANSWER_LIMIT).collect().await;
+            whole.map(|whole| whole.to_bytes()).map_err(ControlError::Lost)
+        };
+        let silent = || ControlError::Silent { socket: self.socket.clone() };
+        let bytes = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| silent())??;
+        serde_json::from_slice(&bytes)
+            .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> Result<Response<Incoming>, ControlError> {
+        let lost = |error: hyper::Error| ControlError::Lost(Box::new(error));
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| ControlError::Connect { socket: self.socket.clone(), source })?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
+        // Ends with the exchange: when the sender and the body are dropped.
+        tokio::spawn(connection);
+        let body = body.map(|value| Bytes::from(value.to_string())).unwrap_or_default();
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "cuda-cluster")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| ControlError::Lost(Box::new(error)))?;
+        let response = sender.send_request(request).await.map_err(lost)?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let words = Limited::new(response.into_body(), 64 << 10).collect().await;
+        let words = words.map_err(ControlError::Lost)?.to_bytes();
+        Err(ControlError::Refused { status, message: String::from_utf8_lossy(&words).into_owned() })
+    }
+}
+
+/// The lines of a streamed answer.
+#[derive(Debug)]
+pub struct Lines {
+    body: Incoming,
+    read: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line without its line feed; `None` at the end.
+    ///
+    /// # Errors
+    /// If the connection breaks.
+    pub async fn next(&mut self) -> Result<Option<String>, ControlError> {
+        loop {
+            if let Some(at) = self.read.iter().position(|byte| *byte == b'\n') {
+                let rest = self.read.split_off(at + 1);
+                let line = std::mem::replace(&mut self.read, rest);
+                return Ok(Some(String::from_utf8_lossy(&line[..at]).into_owned()));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(bytes) = frame.data_ref() {
+                        self.read.extend_from_slice(bytes);
+                    }
+                }
+                Some(Err(error)) => return Err(ControlError::Lost(Box::new(error))),
+                None if self.read.is_empty() => return Ok(None),
+                None => {
+                    let rest = std::mem::take(&mut self.read);
+                    return Ok(Some(String::from_utf8_lossy(&rest).into_owned()));
+                }
+            }
+        }
+    }
+}
