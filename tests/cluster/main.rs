@@ -1,0 +1,183 @@
+//! A cluster from the outside: the real binary, real processes, a run directory for each test.
+
+mod sandbox;
+
+use std::time::Duration;
+
+use sandbox::{Sandbox, eventually};
+
+const UP: [&str; 8] = [
+    "up",
+    "--topology",
+    "dgx-1-v100",
+    "--simulate",
+    "--enable-nvlink",
+    "--enable-infiniband",
+    "--net-devices",
+    "auto",
+];
+
+#[test]
+fn a_detached_cluster_is_seen_by_ps_and_logs_and_taken_down() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "demo", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    assert!(up.stderr.contains("READY: demo"), "{up}");
+    assert!(up.stdout.contains("gpu7"), "{up}");
+
+    let state = sandbox.state("demo");
+    assert_eq!(state["version"], 1);
+    assert_eq!(state["name"], "demo");
+    assert_eq!(state["engine"], "native");
+    assert_eq!(state["state"], "ready");
+    assert_eq!(state["simulated"], true);
+    assert_eq!(state["scheduler"]["state"], "ready");
+    let address = state["scheduler"]["address"].as_str().expect("an address");
+    assert!(address.starts_with("unix://"), "{address}");
+    let workers = state["workers"].as_array().expect("workers");
+    assert_eq!(workers.len(), 8);
+    for (rank, worker) in workers.iter().enumerate() {
+        assert_eq!(worker["name"], format!("gpu{rank}"));
+        assert_eq!(worker["state"], "ready");
+        assert_eq!(worker["restarts"], 0);
+        assert_eq!(worker["gpu"]["index"], rank);
+        let peers = worker["peers"].as_array().expect("peers");
+        assert_eq!(peers.len(), 7, "every worker is connected to every other: {worker}");
+        for peer in peers {
+            assert!(!peer["lanes"].as_array().expect("lanes").is_empty(), "{peer}");
+        }
+    }
+
+    let logs = sandbox.run(&["logs", "demo", "gpu3"]);
+    assert_eq!(logs.code, 0, "{logs}");
+    assert!(!logs.stdout.is_empty(), "{logs}");
+
+    let down = sandbox.run(&["down", "demo"]);
+    assert_eq!(down.code, 0, "{down}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn every_process_has_the_binding_of_its_plan() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "bound", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let state = sandbox.state("bound");
+    for worker in state["workers"].as_array().expect("workers") {
+        let pid = worker["pid"].as_u64().expect("a pid");
+        let asked = worker["asked"]["cpus"].as_str().expect("CPUs");
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads") {
+            let status = thread.expect("a thread").path().join("status");
+            let status = std::fs::read_to_string(status).expect("its status");
+            let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t"));
+            assert_eq!(allowed, Some(asked), "{worker}");
+        }
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("its environment");
+        let environment = String::from_utf8_lossy(&environment);
+        let index = worker["gpu"]["index"].as_u64().expect("an index");
+        let visible = format!("CUDA_VISIBLE_DEVICES={index},");
+        assert!(environment.contains(&visible), "{visible} in {environment}");
+    }
+    assert_eq!(sandbox.run(&["down"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn ctrl_c_takes_a_foreground_cluster_down() {
+    let sandbox = Sandbox::new();
+    let mut up = sandbox.spawn(&[&UP[..], &["--name", "front"]].concat());
+    eventually("READY", Duration::from_secs(30), || {
+        sandbox.try_state("front").is_some_and(|state| state["state"] == "ready")
+    });
+    up.signal(nix::sys::signal::Signal::SIGINT);
+    let up = up.wait();
+    assert_eq!(up.code, 130, "{up}");
+    assert!(up.stdout.contains("gpu0") && up.stderr.contains("READY: front"), "{up}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn killing_the_supervisor_leaves_no_process() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "doomed", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let state = sandbox.state("doomed");
+    let mut pids: Vec<u64> =
+        state["workers"].as_array().expect("workers").iter().filter_map(|w| w["pid"].as_u64()).collect();
+    pids.extend(state["scheduler"]["pid"].as_u64());
+    assert_eq!(pids.len(), 9);
+    sandbox.kill(state["supervisor_pid"].as_u64().expect("a pid"));
+    let alive = |pid: &u64| std::path::Path::new(&format!("/proc/{pid}")).exists();
+    eventually("no process of the cluster", Duration::from_secs(1), || !pids.iter().any(alive));
+    // What the dead supervisor left is cleaned by the next one of that name.
+    let again = sandbox.run(&[&UP[..], &["--name", "doomed", "--detach"]].concat());
+    assert_eq!(again.code, 0, "{again}");
+    assert_eq!(sandbox.run(&["down", "doomed"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_killed_worker_comes_back_and_reaches_its_peers() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "back", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let before = sandbox.state("back")["workers"][3]["pid"].as_u64().expect("a pid");
+    sandbox.kill(before);
+    eventually("gpu3 READY again", Duration::from_secs(20), || {
+        let state = sandbox.state("back");
+        let worker = &state["workers"][3];
+        worker["pid"].as_u64().is_some_and(|pid| pid != before)
+            && worker["restarts"] == 1
+            && state["state"] == "ready"
+    });
+    let worker = &sandbox.state("back")["workers"][3];
+    assert_eq!(worker["peers"].as_array().map(Vec::len), Some(7), "{worker}");
+    assert_eq!(worker["last_exit"]["signal"], 9, "{worker}");
+    assert_eq!(sandbox.run(&["down", "back"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_name_that_is_taken_is_refused_and_the_running_cluster_is_left_alone() {
+    let sandbox = Sandbox::new();
+    let up = [&UP[..], &["--name", "one", "--detach", "--n-workers", "2"]].concat();
+    assert_eq!(sandbox.run(&up).code, 0);
+    let second = sandbox.run(&up);
+    assert_eq!(second.code, 2, "{second}");
+    assert!(second.stderr.contains("already running"), "{second}");
+    assert!(second.stderr.contains("hint:"), "{second}");
+    assert_eq!(sandbox.state("one")["state"], "ready");
+    assert_eq!(sandbox.run(&["down", "one"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn without_a_gpu_and_without_simulate_it_says_what_to_try() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("skipped: this machine has an NVIDIA driver");
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&["up"]);
+    assert_eq!(up.code, 2, "{up}");
+    assert!(up.stderr.contains("no NVIDIA"), "{up}");
+    assert!(up.stderr.contains("--simulate"), "{up}");
+    let elsewhere = sandbox.run(&["up", "--topology", "dgx-h100"]);
+    assert_eq!(elsewhere.code, 2, "{elsewhere}");
+    assert!(elsewhere.stderr.contains("--simulate"), "{elsewhere}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn questions_about_clusters_that_do_not_run_have_clear_answers() {
+    let sandbox = Sandbox::new();
+    for arguments in [["down", "nobody"], ["logs", "nobody"]] {
+        let answer = sandbox.run(&arguments);
+        assert_eq!(answer.code, 2, "{answer}");
+        assert!(answer.stderr.contains("nobody"), "{answer}");
+        assert!(answer.stderr.contains("hint:"), "{answer}");
+    }
+    let json = sandbox.run(&["ps", "-o", "json"]);
+    assert_eq!(json.code, 2, "{json}");
+    assert_eq!(sandbox.run(&["ps"]).code, 0);
+}

@@ -1,0 +1,161 @@
+//! A place of its own for a test that runs the binary: run directories, and a list of leftovers.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// A directory for run directories, and everything that is started with it.
+pub struct Sandbox {
+    runtime: tempfile::TempDir,
+}
+
+/// What a command said.
+#[derive(Debug)]
+pub struct Said {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "exit {}\n--- stdout\n{}\n--- stderr\n{}", self.code, self.stdout, self.stderr)
+    }
+}
+
+impl Sandbox {
+    pub fn new() -> Self {
+        // Short, because socket paths are.
+        let runtime = tempfile::Builder::new().prefix("cct").tempdir_in("/tmp").expect("a directory");
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(runtime.path(), mode).expect("its mode");
+        Self { runtime }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command
+            .args(arguments)
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, arguments: &[&str]) -> Said {
+        self.spawn(arguments).wait()
+    }
+
+    /// Starts a command.
+    pub fn spawn(&self, arguments: &[&str]) -> Running {
+        Running { child: self.command(arguments).spawn().expect("the binary starts") }
+    }
+
+    /// `ps -o json` of a cluster that runs.
+    pub fn state(&self, name: &str) -> Value {
+        let said = self.run(&["ps", name, "-o", "json"]);
+        assert_eq!(said.code, 0, "{said}");
+        serde_json::from_str(&said.stdout).expect("ps prints JSON")
+    }
+
+    /// `ps -o json` of a cluster, if it runs already.
+    pub fn try_state(&self, name: &str) -> Option<Value> {
+        let said = self.run(&["ps", name, "-o", "json"]);
+        serde_json::from_str(&said.stdout).ok().filter(|_| said.code == 0)
+    }
+
+    /// SIGKILL to a process of this sandbox.
+    pub fn kill(&self, pid: u64) {
+        assert!(self.pids().contains(&pid), "process {pid} is of this sandbox");
+        let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
+        kill(pid, Signal::SIGKILL).expect("it lives");
+    }
+
+    /// Processes that have this sandbox in their environment, zombies not counted.
+    fn pids(&self) -> Vec<u64> {
+        let mark = self.runtime.path().display().to_string();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").expect("proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+            if String::from_utf8_lossy(&environment).contains(&mark) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// No process, and no run directory.
+    pub fn assert_nothing_is_left(&self) {
+        eventually("no process of the sandbox", Duration::from_secs(2), || self.pids().is_empty());
+        let base = self.runtime.path().join("cuda-cluster");
+        let left: Vec<_> = std::fs::read_dir(&base).into_iter().flatten().flatten().collect();
+        assert!(left.is_empty(), "left in the run directory: {left:?}");
+        assert!(!Path::new(&base).join("demo").exists());
+    }
+}
+
+impl Drop for Sandbox {
+    /// A failed test must not leave its processes behind either.
+    fn drop(&mut self) {
+        for pid in self.pids() {
+            if let Ok(pid) = i32::try_from(pid) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+/// A command that runs.
+pub struct Running {
+    child: Child,
+}
+
+impl Running {
+    /// Sends it a signal.
+    pub fn signal(&mut self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        kill(pid, signal).expect("it lives");
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Said {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        let mut err = self.child.stderr.take().expect("piped");
+        // Both pipes are read at once, so that neither fills up.
+        let reader = std::thread::spawn(move || {
+            let _ = err.read_to_string(&mut stderr);
+            stderr
+        });
+        let _ = self.child.stdout.take().expect("piped").read_to_string(&mut stdout);
+        let status = self.child.wait().expect("it ends");
+        let stderr = reader.join().expect("the reader ends");
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        let code = status.code().unwrap_or_else(|| -signal.unwrap_or(0));
+        Said { code, stdout, stderr }
+    }
+}
+
+/// Waits until something holds.
+///
+/// # Panics
+/// If it does not within the time.
+pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < within, "not within {within:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
