@@ -8,11 +8,11 @@ use super::failure::{Exit, Failure};
 use super::{output, reach};
 use crate::cluster::{self, Found};
 use crate::ids::ClusterName;
-use crate::supervise::{ClusterState, Escalation};
+use crate::supervise::Escalation;
 
 /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
 #[derive(Args, Debug)]
-pub(super) struct Down {
+pub(super) struct Arguments {
     /// The cluster; may be left out when only one runs.
     name: Option<ClusterName>,
     /// End every cluster of this user.
@@ -26,8 +26,13 @@ pub(super) struct Down {
     within: u64,
 }
 
-impl Down {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+/// Ends clusters.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    arguments.carry_out()
+}
+
+impl Arguments {
+    fn carry_out(&self) -> Result<Exit, Failure> {
         let found = match self.all {
             true => cluster::running(),
             false => vec![reach::find(self.name.as_ref())?],
@@ -38,9 +43,7 @@ impl Down {
         let how = if self.kill { Escalation::Kill } else { Escalation::Graceful };
         let began = Instant::now();
         for cluster in &found {
-            let body = serde_json::json!({ "how": how });
-            let order = cluster.control();
-            let _: ClusterState = reach::block_on(order.order("/v1/stop", &body))?;
+            reach::block_on(cluster.control().order(&format!("/v1/stop?how={how}")))?;
         }
         for cluster in &found {
             self.wait(cluster, began)?;
@@ -53,7 +56,8 @@ impl Down {
     fn wait(&self, cluster: &Found, began: Instant) -> Result<(), Failure> {
         while cluster.paths.is_alive() {
             if began.elapsed() > Duration::from_secs(self.within) {
-                let error = anyhow::anyhow!("{} is still ending after {} s", cluster.name, self.within);
+                let error =
+                    anyhow::anyhow!("{} is still ending after {} s", cluster.name, self.within);
                 let hint = format!("cuda-cluster down --kill {}", cluster.name);
                 return Err(Failure::new(Exit::NotReady, error).hint(hint));
             }

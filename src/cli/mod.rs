@@ -5,13 +5,22 @@
 //! *Invariant:* standard output carries what was asked for and nothing else; everything that is
 //! about the asking goes to standard error. Exit codes are those of [`Exit`].
 
+mod down;
+mod events;
 mod failure;
 mod flags;
+mod logs;
 mod output;
 mod plan;
+mod progress;
+mod ps;
+mod reach;
+mod restart;
 mod source;
 mod spec;
 mod topo;
+mod up;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -37,6 +46,21 @@ enum Command {
     Plan(Box<plan::Arguments>),
     /// Checks specs, and prints their JSON Schema.
     Spec(spec::Arguments),
+    /// Shows running clusters and their processes.
+    Ps(ps::Arguments),
+    /// Shows what a cluster's processes wrote.
+    Logs(logs::Arguments),
+    /// Shows what happened to a cluster.
+    Events(events::Arguments),
+    /// Starts a process of a running cluster again.
+    Restart(restart::Restart),
+    /// Changes how many workers of a running cluster run.
+    Scale(restart::Scale),
+    /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
+    Down(down::Arguments),
+    /// The supervisor of a detached cluster.
+    #[command(name = "__supervise", hide = true)]
+    Supervise,
     /// What the native engine's scheduler process runs.
     #[command(name = "__scheduler", hide = true)]
     NativeScheduler,
@@ -80,6 +104,13 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Topo(arguments) => topo::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Spec(arguments) => spec::run(&arguments),
+        Command::Ps(arguments) => ps::run(&arguments),
+        Command::Logs(arguments) => logs::run(&arguments),
+        Command::Events(arguments) => events::run(&arguments),
+        Command::Restart(arguments) => restart::restart(&arguments),
+        Command::Scale(arguments) => restart::scale(&arguments),
+        Command::Down(arguments) => down::run(&arguments),
+        Command::Supervise => up::supervise(),
         Command::NativeScheduler => {
             native::scheduler::main().map(|()| Exit::Done).map_err(engine_failure)
         }

@@ -37,6 +37,11 @@ pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let _ = writeln!(anstream::stderr().lock(), "{yellow}{word}:{yellow:#} {text}");
 }
 
+/// Prints what is going on, on standard error.
+pub(super) fn status(text: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
 /// Prints the answer.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();

@@ -11,7 +11,7 @@ use crate::supervise::ClusterState;
 
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
-pub(super) struct Ps {
+pub(super) struct Arguments {
     /// The cluster; all of them when left out.
     name: Option<ClusterName>,
     /// How to show them.
@@ -29,8 +29,13 @@ enum Form {
     Json,
 }
 
-impl Ps {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+/// Shows running clusters.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    arguments.carry_out()
+}
+
+impl Arguments {
+    fn carry_out(&self) -> Result<Exit, Failure> {
         let found = match (&self.name, self.output) {
             (None, Form::Table | Form::Wide) => cluster::running(),
             (name, _) => vec![reach::find(name.as_ref())?],
@@ -55,7 +60,8 @@ impl Ps {
     fn show(&self, cluster: &Found, state: &ClusterState) -> Result<String, Failure> {
         let plan: Plan = reach::block_on(cluster.control().read("/v1/plan"))?;
         let simulated = if state.simulated { ", simulated GPUs" } else { "" };
-        let mut text = format!("{}: {}, {} engine{simulated}", state.name, state.state, state.engine);
+        let mut text =
+            format!("{}: {}, {} engine{simulated}", state.name, state.state, state.engine);
         if let Some(cause) = &state.cause {
             text.push_str(&format!(": {}", cause.text));
         }

@@ -18,7 +18,23 @@ pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
 pub(super) fn block_on<T>(
     answer: impl Future<Output = Result<T, ControlError>>,
 ) -> Result<T, Failure> {
-    runtime()?.block_on(answer).map_err(|error| Failure::new(Exit::Failed, error))
+    runtime()?.block_on(answer).map_err(lost)
+}
+
+/// Asks a supervisor for something to be done.
+pub(super) fn order(cluster: &Found, path: &str) -> Result<(), Failure> {
+    block_on(cluster.control().order(path))
+}
+
+/// A supervisor that could not be asked, or refused.
+pub(super) fn lost(error: ControlError) -> Failure {
+    match error {
+        // It knows better than the user what there is: the wish was wrong.
+        ControlError::Refused { status, .. } if status.is_client_error() => {
+            Failure::new(Exit::Usage, error)
+        }
+        _ => Failure::new(Exit::Failed, error),
+    }
 }
 
 /// An event loop on this thread.

@@ -7,18 +7,18 @@ use tokio::sync::watch;
 
 use super::failure::{Exit, Failure};
 use super::progress::Progress;
-use super::{output, workers};
+use super::{output, reach, workers};
 use crate::cluster::{self, Detached, Report, UpError};
-use crate::os;
+use crate::os::session;
 use crate::plan::Plan;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 
 /// Starts `plan` and stays until the cluster has ended.
 pub(super) fn foreground(plan: &Plan) -> Result<Exit, Failure> {
-    runtime()?.block_on(async {
+    reach::runtime()?.block_on(async {
         let began = Instant::now();
         let mut signals = Signals::new()?;
-        let supervisor = cluster::start(plan, &os::own_program()).await.map_err(refused)?;
+        let supervisor = cluster::start(plan, &session::own_program()).await.map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut state = supervisor.state();
         loop {
@@ -56,29 +56,30 @@ async fn attend(
     mut signals: Signals,
 ) -> Result<Exit, Failure> {
     let mut events = supervisor.events();
-    let stopper = supervisor.stopper();
-    let end = supervisor.wait();
-    tokio::pin!(end);
-    let outcome = loop {
+    loop {
         tokio::select! {
-            outcome = &mut end => break outcome,
+            changed = state.changed() => {
+                if changed.is_err() || state.borrow_and_update().state.is_end() {
+                    break;
+                }
+            }
             number = signals.next() => {
                 let how = signals.escalation(number);
                 match how {
                     Escalation::Graceful => output::status("stopping; Ctrl-C again kills"),
-                    _ => output::status("killing"),
+                    Escalation::Kill | Escalation::Abandon => output::status("killing"),
                 }
-                stopper.stop(how);
+                supervisor.stop(how);
             }
             Ok(record) = events.recv() => {
-                let ready = state.borrow_and_update().ready_after_ms.is_some();
+                let ready = state.borrow().ready_after_ms.is_some();
                 if let Some(line) = workers::remark(&record).filter(|_| ready) {
                     output::status(&line);
                 }
             }
         }
-    };
-    match (outcome, signals.first) {
+    }
+    match (supervisor.wait().await, signals.first) {
         (Outcome::NotReady(cause), _) => Err(failed(Exit::NotReady, &cause)),
         (Outcome::Failed(cause), _) => Err(failed(Exit::Failed, &cause)),
         (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
@@ -89,10 +90,11 @@ async fn attend(
 
 /// Starts `plan` under a supervisor of its own, and returns when it is READY.
 pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
-    runtime()?.block_on(async {
+    reach::runtime()?.block_on(async {
         let began = Instant::now();
         let mut signals = Signals::new()?;
-        let mut supervisor = Detached::spawn(plan, &os::own_program()).await.map_err(refused)?;
+        let mut supervisor =
+            Detached::spawn(plan, &session::own_program()).await.map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut last = None;
         loop {
@@ -101,7 +103,7 @@ pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
                 number = signals.next() => {
                     // The supervisor tears everything down and then says that it has ended.
                     signals.escalation(number);
-                    supervisor.pid().map(os::terminate);
+                    supervisor.pid().map(session::terminate);
                     continue;
                 }
             };
@@ -172,12 +174,6 @@ fn failed(exit: Exit, cause: &Cause) -> Failure {
     Failure::new(exit, anyhow::anyhow!(text))
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
-        Failure::new(Exit::Failed, anyhow::Error::new(error).context("cannot start an event loop"))
-    })
-}
-
 /// The signals that ask a foreground process to end.
 struct Signals {
     interrupt: Signal,
@@ -225,15 +221,15 @@ impl Signals {
 
 /// `__supervise`: becomes the supervisor of the plan on standard input.
 pub(super) fn supervise() -> Result<Exit, Failure> {
-    os::become_session_leader();
+    session::become_session_leader();
     let mut text = Vec::new();
     std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut text)
         .map_err(|error| Failure::new(Exit::Failed, error))?;
     let plan: Plan =
         serde_json::from_slice(&text).map_err(|error| Failure::new(Exit::Usage, error))?;
-    runtime()?.block_on(async {
+    reach::runtime()?.block_on(async {
         let mut signals = Signals::new()?;
-        let supervisor = match cluster::start(&plan, &os::own_program()).await {
+        let supervisor = match cluster::start(&plan, &session::own_program()).await {
             Ok(supervisor) => supervisor,
             Err(error) => {
                 let hint = error.hint();
@@ -258,17 +254,16 @@ pub(super) fn supervise() -> Result<Exit, Failure> {
             }
         }
         if supervisor.ready().await.is_ok() {
-            os::let_go_of_terminal();
+            // Whoever started this process sees the end of the pipe, and goes.
+            session::let_go_of_output().map_err(|error| Failure::new(Exit::Failed, error))?;
         }
-        let stopper = supervisor.stopper();
-        let end = supervisor.wait();
-        tokio::pin!(end);
-        let outcome = loop {
+        while !state.borrow_and_update().state.is_end() {
             tokio::select! {
-                outcome = &mut end => break outcome,
-                number = signals.next() => stopper.stop(signals.escalation(number)),
+                changed = state.changed() => if changed.is_err() { break },
+                number = signals.next() => supervisor.stop(signals.escalation(number)),
             }
-        };
+        }
+        let outcome = supervisor.wait().await;
         let exit = match outcome {
             Outcome::Stopped { .. } | Outcome::Finished => Exit::Done,
             Outcome::NotReady(_) => Exit::NotReady,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -78,19 +78,17 @@ impl Control {
     /// # Errors
     /// If the supervisor cannot be reached, refuses, or answers something else.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlError> {
-        self.ask(Method::GET, path, None).await
+        let bytes = self.ask(Method::GET, path).await?;
+        serde_json::from_slice(&bytes)
+            .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
     }
 
-    /// Asks for something to be done and reads the JSON answer.
+    /// Asks for something to be done; it has begun when this returns.
     ///
     /// # Errors
-    /// As [`Control::read`].
-    pub async fn order<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &serde_json::Value,
-    ) -> Result<T, ControlError> {
-        self.ask(Method::POST, path, Some(body)).await
+    /// If the supervisor cannot be reached, or refuses.
+    pub async fn order(&self, path: &str) -> Result<(), ControlError> {
+        self.ask(Method::POST, path).await.map(drop)
     }
 
     /// Opens a stream, such as server-sent events; see [`Lines`].
@@ -98,33 +96,21 @@ impl Control {
     /// # Errors
     /// As [`Control::read`].
     pub async fn stream(&self, path: &str) -> Result<Lines, ControlError> {
-        let response = self.send(Method::GET, path, None).await?;
+        let response = self.send(Method::GET, path).await?;
         Ok(Lines { body: response.into_body(), read: Vec::new() })
     }
 
-    async fn ask<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&serde_json::Value>,
-    ) -> Result<T, ControlError> {
+    async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ControlError> {
         let answer = async {
-            let response = self.send(method, path, body).await?;
+            let response = self.send(method, path).await?;
             let whole = Limited::new(response.into_body(), ANSWER_LIMIT).collect().await;
             whole.map(|whole| whole.to_bytes()).map_err(ControlError::Lost)
         };
-        let silent = || ControlError::Silent { socket: self.socket.clone() };
-        let bytes = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| silent())??;
-        serde_json::from_slice(&bytes)
-            .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
+        let silent = |_| ControlError::Silent { socket: self.socket.clone() };
+        tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(silent)?
     }
 
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&serde_json::Value>,
-    ) -> Result<Response<Incoming>, ControlError> {
+    async fn send(&self, method: Method, path: &str) -> Result<Response<Incoming>, ControlError> {
         let lost = |error: hyper::Error| ControlError::Lost(Box::new(error));
         let stream = UnixStream::connect(&self.socket)
             .await
@@ -133,13 +119,11 @@ impl Control {
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         // Ends with the exchange: when the sender and the body are dropped.
         tokio::spawn(connection);
-        let body = body.map(|value| Bytes::from(value.to_string())).unwrap_or_default();
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", "cuda-cluster")
-            .header("content-type", "application/json")
-            .body(Full::new(body))
+            .body(Empty::<Bytes>::new())
             .map_err(|error| ControlError::Lost(Box::new(error)))?;
         let response = sender.send_request(request).await.map_err(lost)?;
         if response.status().is_success() {
@@ -148,7 +132,10 @@ impl Control {
         let status = response.status();
         let words = Limited::new(response.into_body(), 64 << 10).collect().await;
         let words = words.map_err(ControlError::Lost)?.to_bytes();
-        Err(ControlError::Refused { status, message: String::from_utf8_lossy(&words).into_owned() })
+        Err(ControlError::Refused {
+            status,
+            message: String::from_utf8_lossy(&words).trim().to_owned(),
+        })
     }
 }
 

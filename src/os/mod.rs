@@ -15,6 +15,7 @@ pub mod log_file;
 mod pidfd;
 pub mod process;
 pub mod run_directory;
+pub mod session;
 pub mod shim;
 
 /// Does the work of a hidden subcommand (`__guard`, `__shim`), when this process was started for

@@ -109,6 +109,17 @@ pub enum Escalation {
     Abandon,
 }
 
+impl std::fmt::Display for Escalation {
+    /// As the control API spells it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Escalation::Graceful => "graceful",
+            Escalation::Kill => "kill",
+            Escalation::Abandon => "abandon",
+        })
+    }
+}
+
 impl Escalation {
     /// What the `count`-th request (from 1) asks for.
     pub fn of_request(count: u32) -> Self {

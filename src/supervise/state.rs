@@ -5,6 +5,7 @@
 //! *Invariant:* the JSON keys of [`ClusterState`] and [`ProcessState`] are relied on by outside
 //! programs; keys are added, never renamed or removed, within one [`VERSION`].
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,27 @@ pub enum ClusterPhase {
     Failed,
 }
 
+impl ClusterPhase {
+    /// Whether nothing follows any more.
+    pub fn is_end(self) -> bool {
+        matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)
+    }
+}
+
+impl fmt::Display for ClusterPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ClusterPhase::Starting => "starting",
+            ClusterPhase::Ready => "READY",
+            ClusterPhase::Recovering => "recovering",
+            ClusterPhase::Degraded => "degraded",
+            ClusterPhase::Stopping => "stopping",
+            ClusterPhase::Stopped => "stopped",
+            ClusterPhase::Failed => "failed",
+        })
+    }
+}
+
 /// One process, as it is now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessState {
@@ -130,6 +152,20 @@ pub enum ProcessPhase {
     Failed,
     /// Ended as wished.
     Stopped,
+}
+
+impl fmt::Display for ProcessPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ProcessPhase::Waiting => "waiting",
+            ProcessPhase::Starting => "starting",
+            ProcessPhase::Ready => "READY",
+            ProcessPhase::Stopping => "stopping",
+            ProcessPhase::Restarting => "restarting",
+            ProcessPhase::Failed => "failed",
+            ProcessPhase::Stopped => "stopped",
+        })
+    }
 }
 
 /// How a process ended.

@@ -102,8 +102,12 @@ fn killing_the_supervisor_leaves_no_process() {
     let up = sandbox.run(&[&UP[..], &["--name", "doomed", "--detach"]].concat());
     assert_eq!(up.code, 0, "{up}");
     let state = sandbox.state("doomed");
-    let mut pids: Vec<u64> =
-        state["workers"].as_array().expect("workers").iter().filter_map(|w| w["pid"].as_u64()).collect();
+    let mut pids: Vec<u64> = state["workers"]
+        .as_array()
+        .expect("workers")
+        .iter()
+        .filter_map(|w| w["pid"].as_u64())
+        .collect();
     pids.extend(state["scheduler"]["pid"].as_u64());
     assert_eq!(pids.len(), 9);
     sandbox.kill(state["supervisor_pid"].as_u64().expect("a pid"));

@@ -33,7 +33,8 @@ impl fmt::Display for Said {
 impl Sandbox {
     pub fn new() -> Self {
         // Short, because socket paths are.
-        let runtime = tempfile::Builder::new().prefix("cct").tempdir_in("/tmp").expect("a directory");
+        let runtime =
+            tempfile::Builder::new().prefix("cct").tempdir_in("/tmp").expect("a directory");
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(runtime.path(), mode).expect("its mode");
         Self { runtime }

@@ -1,0 +1,65 @@
+//! `events`: what happened to a cluster, and what happens.
+
+use std::io::BufRead;
+
+use clap::Args;
+
+use super::failure::{Exit, Failure};
+use super::workers;
+use super::{output, reach};
+use crate::ids::ClusterName;
+use crate::supervise::Record;
+
+/// Arguments of `events`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// The cluster; may be left out when only one runs
+    name: Option<ClusterName>,
+    /// Go on with what happens, until Ctrl-C or the cluster's end
+    #[arg(short, long)]
+    follow: bool,
+    /// The records as JSON lines, as they stand in events.jsonl
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows events.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let found = reach::find(arguments.name.as_ref())?;
+    let runtime = reach::runtime()?;
+    // Listening begins before the file is read, so that nothing falls between the two.
+    let mut stream = match arguments.follow {
+        true => Some(runtime.block_on(found.control().stream("/v1/events")).map_err(reach::lost)?),
+        false => None,
+    };
+    let path = found.paths.events();
+    let file = std::fs::File::open(&path).map_err(|error| {
+        let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
+        Failure::new(Exit::Failed, error)
+    })?;
+    let mut last = None;
+    for line in std::io::BufReader::new(file).lines().map_while(Result::ok) {
+        show(&line, arguments.json)?;
+        last = Some(line);
+    }
+    while let Some(stream) = &mut stream {
+        let Some(line) = runtime.block_on(stream.next()).map_err(reach::lost)? else { break };
+        // Server-sent events: the record is the data; comments keep the connection alive.
+        let Some(line) = line.strip_prefix("data:").map(str::trim) else { continue };
+        if last.take().as_deref() != Some(line) {
+            show(line, arguments.json)?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn show(line: &str, json: bool) -> Result<(), Failure> {
+    if json {
+        return output::print(&format!("{line}\n"));
+    }
+    match serde_json::from_str::<Record>(line) {
+        Ok(record) => output::print(&format!("{}  {}\n", record.at, workers::sentence(&record))),
+        // The last line of a file that is being written may be half there.
+        Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,190 @@
+//! `logs`: what the processes of a cluster wrote, of a dead cluster too as long as it is kept.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+
+use super::failure::{Exit, Failure};
+use super::output;
+use crate::cluster;
+use crate::ids::ClusterName;
+use crate::os::log_file::{Line, LogReader, Selection};
+use crate::os::run_directory::Paths;
+use crate::units::Span;
+
+/// How often a followed log is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Arguments of `logs`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// The cluster (may be left out when only one runs), then processes [default: all]
+    #[arg(value_name = "[NAME] PROCESS")]
+    words: Vec<String>,
+    /// Go on with what is appended, until Ctrl-C or the cluster's end
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the last lines of each log
+    #[arg(long, value_name = "LINES")]
+    tail: Option<usize>,
+    /// Only lines of the last while, like 5m
+    #[arg(long, value_name = "SPAN")]
+    since: Option<Span>,
+    /// Begin each line with its time
+    #[arg(short, long)]
+    timestamps: bool,
+}
+
+/// One process's log.
+struct Log {
+    process: String,
+    reader: LogReader,
+}
+
+/// Shows logs.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let (paths, processes) = meant(&arguments.words)?;
+    let wanted = Selection {
+        tail: arguments.tail,
+        since: arguments.since.and_then(|span| SystemTime::now().checked_sub(span.0)),
+    };
+    let several = processes.len() > 1;
+    let width = processes.iter().map(String::len).max().unwrap_or(0);
+    let show = |process: &str, line: &Line| {
+        let time =
+            arguments.timestamps.then(|| humantime::format_rfc3339_millis(line.at).to_string());
+        let mut text = String::new();
+        if let Some(time) = time {
+            text.push_str(&time);
+            text.push(' ');
+        }
+        if several {
+            let colour = colour_of(process);
+            text.push_str(&format!("{colour}{process:width$}{colour:#} "));
+        }
+        text.push_str(&line.text);
+        text.push('\n');
+        output::print(&text)
+    };
+
+    let mut logs = Vec::new();
+    let mut old = Vec::new();
+    for process in processes {
+        let path = paths.log(&process);
+        let (reader, lines) =
+            LogReader::open(&path, wanted).map_err(|error| unreadable(&path, error))?;
+        old.extend(lines.into_iter().map(|line| (process.clone(), line)));
+        logs.push(Log { process, reader });
+    }
+    // Each log is in order already; a stable sort keeps it so.
+    old.sort_by_key(|(_, line)| line.at);
+    for (process, line) in &old {
+        show(process, line)?;
+    }
+    if old.is_empty() && !arguments.follow && std::io::stdout().is_terminal() {
+        output::note(&"nothing was logged");
+    }
+    if arguments.follow {
+        follow(&paths, &mut logs, show)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Shows what is appended, until the cluster has ended.
+fn follow(
+    paths: &Paths,
+    logs: &mut [Log],
+    show: impl Fn(&str, &Line) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    loop {
+        // Looked at before the logs, so that nothing written before the end is missed.
+        let alive = paths.is_alive();
+        for log in &mut *logs {
+            let path = paths.log(&log.process);
+            for line in log.reader.appended().map_err(|error| unreadable(&path, error))? {
+                show(&log.process, &line)?;
+            }
+        }
+        if !alive {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The cluster and the processes that the words mean.
+fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
+    let named = words.first().and_then(|word| word.parse::<ClusterName>().ok());
+    let named = named.map(|name| Paths::of(&name)).filter(|paths| paths.logs().is_dir());
+    let (paths, rest) = match named {
+        Some(paths) => (paths, &words[1..]),
+        None => match cluster::find(None) {
+            Ok(found) => (found.paths, words),
+            Err(error) => {
+                let about = words.first().map_or_else(
+                    || "there are no logs".to_owned(),
+                    |word| {
+                        format!(
+                            "there is no cluster {word}, and no one cluster with such a process"
+                        )
+                    },
+                );
+                let hint = error.hint();
+                let error = anyhow::Error::new(error).context(about);
+                return Err(Failure::new(Exit::Usage, error).maybe_hint(hint));
+            }
+        },
+    };
+    let known = logged(&paths)?;
+    if rest.is_empty() {
+        return Ok((paths, known));
+    }
+    for word in rest {
+        if !known.contains(word) {
+            let error =
+                anyhow::anyhow!("no process {word:?} has a log in {}", paths.logs().display());
+            return Err(
+                Failure::new(Exit::Usage, error).hint(format!("there are: {}", known.join(", ")))
+            );
+        }
+    }
+    Ok((paths, rest.to_vec()))
+}
+
+/// Names of the processes that have a log: the scheduler first, then by name and number.
+fn logged(paths: &Paths) -> Result<Vec<String>, Failure> {
+    let folder = paths.logs();
+    let entries = std::fs::read_dir(&folder).map_err(|error| unreadable(&folder, error))?;
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned));
+    let mut names: Vec<String> = names.collect();
+    let number = |name: &str| {
+        let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        digits.split('.').next().and_then(|digits| digits.parse::<u32>().ok())
+    };
+    names.sort_by_key(|name| (name != cluster::SCHEDULER, number(name), name.clone()));
+    Ok(names)
+}
+
+fn unreadable(path: &PathBuf, error: std::io::Error) -> Failure {
+    let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
+    Failure::new(Exit::Failed, error)
+}
+
+/// The same colour for the same process, every time.
+fn colour_of(process: &str) -> Style {
+    const COLOURS: [AnsiColor; 6] = [
+        AnsiColor::Cyan,
+        AnsiColor::Green,
+        AnsiColor::Magenta,
+        AnsiColor::Yellow,
+        AnsiColor::Blue,
+        AnsiColor::BrightCyan,
+    ];
+    let sum: usize = process.bytes().map(usize::from).sum();
+    Style::new().fg_color(Some(COLOURS[sum % COLOURS.len()].into()))
+}

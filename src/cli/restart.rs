@@ -1,0 +1,62 @@
+//! `restart` and `scale`: wishes that a running cluster's supervisor grants.
+
+use clap::Args;
+
+use super::failure::{Exit, Failure};
+use super::{output, reach};
+use crate::cluster::Found;
+
+/// Arguments of `restart`.
+#[derive(Args, Debug)]
+pub(super) struct Restart {
+    /// The cluster (may be left out when only one runs), then the process: gpu3, or scheduler for
+    /// the whole cluster
+    #[arg(num_args = 1..=2, required = true, value_name = "[NAME] PROCESS")]
+    words: Vec<String>,
+}
+
+/// Arguments of `scale`.
+#[derive(Args, Debug)]
+pub(super) struct Scale {
+    /// The cluster (may be left out when only one runs), then how many workers shall run: the
+    /// first ones of the plan
+    #[arg(num_args = 1..=2, required = true, value_name = "[NAME] WORKERS")]
+    words: Vec<String>,
+}
+
+/// Has a process started again.
+pub(super) fn restart(arguments: &Restart) -> Result<Exit, Failure> {
+    let (found, process) = meant(&arguments.words)?;
+    reach::order(&found, &format!("/v1/restart/{process}"))?;
+    output::status(&format!("{}: {process} starts again", found.name));
+    Ok(Exit::Done)
+}
+
+/// Has this many workers run.
+pub(super) fn scale(arguments: &Scale) -> Result<Exit, Failure> {
+    let (found, workers) = meant(&arguments.words)?;
+    let workers: usize = workers.parse().map_err(|_| {
+        let error = anyhow::anyhow!("{workers:?} is not a number of workers");
+        Failure::new(Exit::Usage, error)
+    })?;
+    reach::order(&found, &format!("/v1/scale?workers={workers}"))?;
+    output::status(&format!("{}: {workers} workers", found.name));
+    Ok(Exit::Done)
+}
+
+/// The cluster, and what is wished for.
+fn meant(words: &[String]) -> Result<(Found, &str), Failure> {
+    let (wish, name) = match words {
+        [wish] => (wish, None),
+        [name, wish] => {
+            (wish, Some(name.parse().map_err(|error| Failure::new(Exit::Usage, error))?))
+        }
+        _ => unreachable!("clap takes one or two words"),
+    };
+    // It becomes part of a URL's path or query.
+    if let Some(odd) = wish.chars().find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c))) {
+        let error = anyhow::anyhow!("{wish:?} has a {odd:?}, which no name has");
+        return Err(Failure::new(Exit::Usage, error));
+    }
+    Ok((reach::find(name.as_ref())?, wish))
+}
