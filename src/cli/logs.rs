@@ -1,7 +1,7 @@
 //! `logs`: what the processes of a cluster wrote, of a dead cluster too as long as it is kept.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anstyle::{AnsiColor, Style};
@@ -170,7 +170,7 @@ fn logged(paths: &Paths) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-fn unreadable(path: &PathBuf, error: std::io::Error) -> Failure {
+fn unreadable(path: &Path, error: std::io::Error) -> Failure {
     let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
     Failure::new(Exit::Failed, error)
 }

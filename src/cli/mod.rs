@@ -46,6 +46,8 @@ enum Command {
     Plan(Box<plan::Arguments>),
     /// Checks specs, and prints their JSON Schema.
     Spec(spec::Arguments),
+    /// Brings a cluster up: every process READY, or nothing left of it.
+    Up(Box<up::Arguments>),
     /// Shows running clusters and their processes.
     Ps(ps::Arguments),
     /// Shows what a cluster's processes wrote.
@@ -104,6 +106,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Topo(arguments) => topo::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Spec(arguments) => spec::run(&arguments),
+        Command::Up(arguments) => up::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),

@@ -62,6 +62,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Shows a plan on a page, as `plan` without further arguments does.
+pub(super) fn show(plan: &Plan) -> Result<Exit, Failure> {
+    output::print(&summary(plan))?;
+    Ok(Exit::Done)
+}
+
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 

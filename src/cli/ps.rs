@@ -66,10 +66,7 @@ impl Arguments {
             text.push_str(&format!(": {}", cause.text));
         }
         text.push('\n');
-        text.push_str(&match self.output {
-            Form::Wide => workers::wide_table(state, &plan),
-            _ => workers::table(state, &plan),
-        });
+        text.push_str(&workers::table(state, &plan, matches!(self.output, Form::Wide)));
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));
         }

@@ -2,23 +2,83 @@
 
 use std::time::Instant;
 
+use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::failure::{Exit, Failure};
+use super::flags::{self, Asked};
 use super::progress::Progress;
-use super::{output, reach, workers};
-use crate::cluster::{self, Detached, Report, UpError};
+use super::{output, plan, reach, source, workers};
+use crate::cluster::{self, Detached, Prepared, Report, UpError};
+use crate::ids::GpuUuid;
 use crate::os::session;
 use crate::plan::Plan;
+use crate::probe;
+use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
+use crate::topology::Topology;
 
-/// Starts `plan` and stays until the cluster has ended.
-pub(super) fn foreground(plan: &Plan) -> Result<Exit, Failure> {
+/// Arguments of `up`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    asked: Asked,
+    /// Return when the cluster is READY, and leave it running
+    #[arg(long)]
+    detach: bool,
+    /// Show the plan that would run, and start nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Brings a cluster up.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let request = arguments.asked.request()?;
+    let topology = flags::machine(&request)?;
+    let plan = flags::planned_for(&topology, &request, &probe::caller())?;
+    if arguments.dry_run {
+        return plan::show(&plan);
+    }
+    let prepared = if plan.machine.simulated {
+        Prepared::simulated(plan, &probe::here(&source::live()?.topology))
+    } else if request.spec.topology.is_none() || is_here(&plan, &source::live()?.topology) {
+        Prepared::here(plan)
+    } else {
+        return Err(elsewhere(&request));
+    };
+    for note in prepared.plan.notes.iter().chain(&prepared.notes) {
+        output::note(note);
+    }
+    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
+}
+
+/// Whether every GPU of a plan is in this machine, told by its identity.
+fn is_here(plan: &Plan, live: &Topology) -> bool {
+    let has = |uuid: &GpuUuid| {
+        live.gpus.iter().any(|gpu| {
+            gpu.uuid.as_ref() == Some(uuid) || gpu.mig.iter().any(|part| part.uuid == *uuid)
+        })
+    };
+    let mut gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref());
+    gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has))
+}
+
+fn elsewhere(request: &Request) -> Failure {
+    let src = request.spec.topology.as_deref().unwrap_or_default();
+    let error = anyhow::anyhow!("the GPUs of {src} are not in this machine");
+    Failure::new(Exit::Usage, error)
+        .hint("add --simulate to run its plan with simulated GPUs, or --dry-run to see it")
+}
+
+/// Starts a plan and stays until the cluster has ended.
+fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
+    let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
         let mut signals = Signals::new()?;
-        let supervisor = cluster::start(plan, &session::own_program()).await.map_err(refused)?;
+        let supervisor =
+            cluster::start(prepared, &session::own_program()).await.map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut state = supervisor.state();
         loop {
@@ -41,7 +101,7 @@ pub(super) fn foreground(plan: &Plan) -> Result<Exit, Failure> {
         let now = state.borrow_and_update().clone();
         progress.finish();
         if now.ready_after_ms.is_some() && supervisor.ready().await.is_ok() {
-            output::print(&workers::table(&now, plan))?;
+            output::print(&workers::table(&now, plan, false))?;
             announce(&now, began);
             output::status("Ctrl-C takes it down.");
         }
@@ -88,13 +148,14 @@ async fn attend(
     }
 }
 
-/// Starts `plan` under a supervisor of its own, and returns when it is READY.
-pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
+/// Starts a plan under a supervisor of its own, and returns when it is READY.
+fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
+    let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
         let mut signals = Signals::new()?;
         let mut supervisor =
-            Detached::spawn(plan, &session::own_program()).await.map_err(refused)?;
+            Detached::spawn(prepared, &session::own_program()).await.map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut last = None;
         loop {
@@ -103,7 +164,9 @@ pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
                 number = signals.next() => {
                     // The supervisor tears everything down and then says that it has ended.
                     signals.escalation(number);
-                    supervisor.pid().map(session::terminate);
+                    if let Some(pid) = supervisor.pid() {
+                        session::terminate(pid);
+                    }
                     continue;
                 }
             };
@@ -129,7 +192,7 @@ pub(super) fn detached(plan: &Plan) -> Result<Exit, Failure> {
             let error = anyhow::anyhow!("the supervisor ended before the cluster was READY");
             return Err(Failure::new(Exit::Failed, error));
         };
-        output::print(&workers::table(&state, plan))?;
+        output::print(&workers::table(&state, plan, false))?;
         announce(&state, began);
         output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
         Ok(Exit::Done)
@@ -225,11 +288,11 @@ pub(super) fn supervise() -> Result<Exit, Failure> {
     let mut text = Vec::new();
     std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut text)
         .map_err(|error| Failure::new(Exit::Failed, error))?;
-    let plan: Plan =
+    let prepared: Prepared =
         serde_json::from_slice(&text).map_err(|error| Failure::new(Exit::Usage, error))?;
     reach::runtime()?.block_on(async {
         let mut signals = Signals::new()?;
-        let supervisor = match cluster::start(&plan, &session::own_program()).await {
+        let supervisor = match cluster::start(&prepared, &session::own_program()).await {
             Ok(supervisor) => supervisor,
             Err(error) => {
                 let hint = error.hint();

@@ -3,66 +3,86 @@
 use std::collections::BTreeSet;
 
 use super::output;
-use crate::plan::{Plan, WorkerPlan};
+use crate::plan::{Binding, Plan, WorkerPlan};
 use crate::supervise::record::What;
 use crate::supervise::{ClusterState, ProcessState, Record};
 
-const HEADINGS: [&str; 8] = ["worker", "gpu", "cpus", "mems", "nic", "pid", "state", "restarts"];
+/// One column: its heading, and its cell of a process.
+type Column = (&'static str, fn(&Row<'_>) -> String);
 
-/// The processes: the scheduler, then the workers in rank order.
-pub(super) fn table(state: &ClusterState, plan: &Plan) -> String {
-    let scheduler = state.scheduler.iter().map(|process| row(process, None));
-    let workers = state.workers.iter().map(|process| row(process, planned(process, plan)));
-    output::table(&HEADINGS, scheduler.chain(workers))
+/// A process as it is, and as it was planned.
+struct Row<'a> {
+    process: &'a ProcessState,
+    binding: Option<&'a Binding>,
+    worker: Option<&'a WorkerPlan>,
 }
 
-/// The processes with how they are kept together and connected, and how they last ended.
-pub(super) fn wide_table(state: &ClusterState, plan: &Plan) -> String {
-    let headings =
-        [&HEADINGS[..], &["held by", "bound ms", "READY ms", "lanes", "last exit"]].concat();
-    let wide = |process: &ProcessState, planned| {
-        let ms = |ms: Option<u64>| ms.map_or_else(|| "-".to_owned(), |ms| ms.to_string());
-        let lanes: BTreeSet<&str> =
-            process.peers.iter().flat_map(|peer| peer.lanes.iter().map(String::as_str)).collect();
-        let lanes = lanes.into_iter().collect::<Vec<_>>().join(" ");
-        let mut cells = row(process, planned);
-        cells.extend([
-            process.containment.to_string(),
-            ms(process.timings.bound_ms),
-            ms(process.timings.ready_ms),
-            if lanes.is_empty() { "-".to_owned() } else { lanes },
-            process.last_exit.as_ref().map_or_else(|| "-".to_owned(), |exit| exit.reason.clone()),
-        ]);
-        cells
-    };
-    let scheduler = state.scheduler.iter().map(|process| wide(process, None));
-    let workers = state.workers.iter().map(|process| wide(process, planned(process, plan)));
-    output::table(&headings, scheduler.chain(workers))
+const FIRST: [Column; 2] =
+    [("worker", |row| row.process.name.clone()), ("gpu", |row| gpu(row.worker))];
+
+/// CPUs and memory nodes of a machine that is here: those in force.
+const BOUND: [Column; 2] = [
+    ("cpus", |row| some(row.process.cpus.as_ref())),
+    ("mems", |row| some(row.process.mems.as_ref())),
+];
+
+/// Of a simulated machine: those that were planned for it, and what the process has here.
+const SIMULATED: [Column; 3] = [
+    ("cpus", |row| some(row.binding.and_then(|binding| binding.cpus.as_ref()))),
+    ("mems", |row| some(row.binding.and_then(|binding| binding.mems.as_ref()))),
+    ("cpus here", |row| some(row.process.cpus.as_ref())),
+];
+
+const LAST: [Column; 4] = [
+    ("nic", |row| nics(row.worker)),
+    ("pid", |row| some(row.process.pid)),
+    ("state", |row| row.process.state.to_string()),
+    ("restarts", |row| row.process.restarts.to_string()),
+];
+
+const WIDE: [Column; 5] = [
+    ("held by", |row| row.process.containment.to_string()),
+    ("bound ms", |row| some(row.process.timings.bound_ms)),
+    ("ready ms", |row| some(row.process.timings.ready_ms)),
+    ("lanes", |row| lanes(row.process)),
+    ("last exit", |row| some(row.process.last_exit.as_ref().map(|exit| &exit.reason))),
+];
+
+/// The processes: the scheduler, then the workers in rank order. Wide: also how they are kept
+/// together and connected, and how they last ended.
+pub(super) fn table(state: &ClusterState, plan: &Plan, wide: bool) -> String {
+    let bound: &[Column] = if state.simulated { &SIMULATED } else { &BOUND };
+    let wide: &[Column] = if wide { &WIDE } else { &[] };
+    let columns = [&FIRST[..], bound, &LAST, wide].concat();
+    let scheduler = state.scheduler.iter().map(|process| Row {
+        process,
+        binding: plan.scheduler.as_ref().map(|scheduler| &scheduler.binding),
+        worker: None,
+    });
+    let workers = state.workers.iter().map(|process| {
+        let worker = plan.workers.iter().find(|worker| worker.name == process.name);
+        Row { process, binding: worker.map(|worker| &worker.binding), worker }
+    });
+    let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+    let cells = |row: Row<'_>| columns.iter().map(|(_, cell)| cell(&row)).collect();
+    output::table(&headings, scheduler.chain(workers).map(cells))
 }
 
-fn planned<'a>(process: &ProcessState, plan: &'a Plan) -> Option<&'a WorkerPlan> {
-    plan.workers.iter().find(|worker| worker.name == process.name)
+/// The text of what is there, `-` for what is not.
+fn some(value: Option<impl ToString>) -> String {
+    let text = value.map(|value| value.to_string()).filter(|text| !text.is_empty());
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
-fn row(process: &ProcessState, planned: Option<&WorkerPlan>) -> Vec<String> {
-    let unknown = || "-".to_owned();
-    let nics = planned
-        .map(|worker| worker.nics.iter().map(ToString::to_string).collect::<Vec<_>>().join(","));
-    vec![
-        process.name.clone(),
-        gpu(planned),
-        process.cpus.as_ref().map_or_else(unknown, ToString::to_string),
-        process
-            .mems
-            .as_ref()
-            .map(ToString::to_string)
-            .filter(|mems| !mems.is_empty())
-            .unwrap_or_else(unknown),
-        nics.filter(|nics| !nics.is_empty()).unwrap_or_else(unknown),
-        process.pid.map_or_else(unknown, |pid| pid.to_string()),
-        process.state.to_string(),
-        process.restarts.to_string(),
-    ]
+fn nics(worker: Option<&WorkerPlan>) -> String {
+    let nics = worker.into_iter().flat_map(|worker| &worker.nics);
+    some(Some(nics.map(ToString::to_string).collect::<Vec<_>>().join(",")))
+}
+
+/// The different lanes of all connections.
+fn lanes(process: &ProcessState) -> String {
+    let all = process.peers.iter().flat_map(|peer| peer.lanes.iter().map(String::as_str));
+    some(Some(all.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")))
 }
 
 fn gpu(planned: Option<&WorkerPlan>) -> String {

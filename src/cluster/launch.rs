@@ -35,8 +35,7 @@ pub fn launch(plan: &Plan, program: &Path) -> Result<Launch, LaunchError> {
     let worker = |worker: &WorkerPlan| ProcessSpec {
         env: worker.env.clone(),
         memory_limit_bytes: worker.memory_limit_bytes,
-        // A simulated GPU has no memory that could still be held.
-        gpu: worker.gpu.as_ref().filter(|_| !plan.machine.simulated).map(|gpu| ProcessGpu {
+        gpu: worker.gpu.as_ref().map(|gpu| ProcessGpu {
             index: gpu.index.0,
             uuid: gpu.uuid.clone(),
             pci: gpu.pci,

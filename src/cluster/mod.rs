@@ -12,4 +12,4 @@ mod start;
 pub use control::{Control, ControlError, Lines};
 pub use find::{FindError, Found, find, running};
 pub use launch::{LaunchError, SCHEDULER, launch};
-pub use start::{Detached, Report, UpError, start};
+pub use start::{Detached, Prepared, Report, UpError, start};

@@ -9,8 +9,9 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use super::launch::{LaunchError, launch};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
-use crate::plan::Plan;
+use crate::plan::{Here, Plan, adapt_to_here};
 use crate::supervise::{Cause, ClusterState, Options, Outcome, StartError, Supervisor};
+use crate::topology::Note;
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
 const SECRET_BYTES: usize = 32;
@@ -63,9 +64,34 @@ impl UpError {
     pub fn hint(&self) -> Option<String> {
         match self {
             UpError::RunDirectory(error) => error.hint(),
+            UpError::Supervisor(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
             _ => None,
         }
+    }
+}
+
+/// A plan, and the version of it that this machine can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// As decided, for the machine that it was decided for. What is shown.
+    pub plan: Plan,
+    /// What the processes get: the same, but for a simulated machine's plan.
+    pub launched: Plan,
+    /// How the two differ.
+    pub notes: Vec<Note>,
+}
+
+impl Prepared {
+    /// A plan for this machine.
+    pub fn here(plan: Plan) -> Self {
+        Self { launched: plan.clone(), plan, notes: Vec::new() }
+    }
+
+    /// A plan for another machine, cut down to what this one has.
+    pub fn simulated(plan: Plan, here: &Here) -> Self {
+        let (launched, notes) = adapt_to_here(&plan, here);
+        Self { plan, launched, notes }
     }
 }
 
@@ -76,8 +102,9 @@ impl UpError {
 ///
 /// # Errors
 /// If the name is taken, or the supervisor cannot begin.
-pub async fn start(plan: &Plan, program: &Path) -> Result<Supervisor, UpError> {
-    let launch = launch(plan, program)?;
+pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, UpError> {
+    let Prepared { plan, launched, .. } = prepared;
+    let launch = launch(launched, program)?;
     let directory = RunDirectory::acquire(&plan.name)?;
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
@@ -122,12 +149,12 @@ pub struct Detached {
 }
 
 impl Detached {
-    /// Starts `program __supervise` in a session of its own, and hands it the plan.
+    /// Starts `program __supervise` in a session of its own, and hands it the prepared plan.
     ///
     /// # Errors
     /// If the process cannot be started.
-    pub async fn spawn(plan: &Plan, program: &Path) -> Result<Self, UpError> {
-        let text = serde_json::to_vec(plan).map_err(UpError::Plan)?;
+    pub async fn spawn(prepared: &Prepared, program: &Path) -> Result<Self, UpError> {
+        let text = serde_json::to_vec(prepared).map_err(UpError::Plan)?;
         let failed = |source| UpError::Spawn { program: program.to_owned(), source };
         let mut child = Command::new(program)
             .arg("__supervise")

@@ -7,6 +7,7 @@
 mod allowed;
 mod assemble;
 mod caller;
+mod here;
 mod hwloc;
 mod locality;
 mod nvlink;
@@ -24,6 +25,7 @@ use crate::topology::{Allowed, Topology};
 use crate::units::{Span, UnitError};
 
 pub use caller::caller;
+pub use here::here;
 pub use nvml_library::{DriverFault, Libraries};
 
 /// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
