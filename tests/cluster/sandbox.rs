@@ -12,16 +12,16 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 /// A directory for run directories, and everything that is started with it.
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     runtime: tempfile::TempDir,
 }
 
 /// What a command said.
 #[derive(Debug)]
-pub struct Said {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl fmt::Display for Said {
@@ -31,7 +31,7 @@ impl fmt::Display for Said {
 }
 
 impl Sandbox {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Short, because socket paths are.
         let runtime =
             tempfile::Builder::new().prefix("cct").tempdir_in("/tmp").expect("a directory");
@@ -53,30 +53,30 @@ impl Sandbox {
     }
 
     /// Runs a command to its end.
-    pub fn run(&self, arguments: &[&str]) -> Said {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Said {
         self.spawn(arguments).wait()
     }
 
     /// Starts a command.
-    pub fn spawn(&self, arguments: &[&str]) -> Running {
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Running {
         Running { child: self.command(arguments).spawn().expect("the binary starts") }
     }
 
     /// `ps -o json` of a cluster that runs.
-    pub fn state(&self, name: &str) -> Value {
+    pub(crate) fn state(&self, name: &str) -> Value {
         let said = self.run(&["ps", name, "-o", "json"]);
         assert_eq!(said.code, 0, "{said}");
         serde_json::from_str(&said.stdout).expect("ps prints JSON")
     }
 
     /// `ps -o json` of a cluster, if it runs already.
-    pub fn try_state(&self, name: &str) -> Option<Value> {
+    pub(crate) fn try_state(&self, name: &str) -> Option<Value> {
         let said = self.run(&["ps", name, "-o", "json"]);
         serde_json::from_str(&said.stdout).ok().filter(|_| said.code == 0)
     }
 
     /// SIGKILL to a process of this sandbox.
-    pub fn kill(&self, pid: u64) {
+    pub(crate) fn kill(&self, pid: u64) {
         assert!(self.pids().contains(&pid), "process {pid} is of this sandbox");
         let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
         kill(pid, Signal::SIGKILL).expect("it lives");
@@ -99,7 +99,7 @@ impl Sandbox {
     }
 
     /// No process, and no run directory.
-    pub fn assert_nothing_is_left(&self) {
+    pub(crate) fn assert_nothing_is_left(&self) {
         eventually("no process of the sandbox", Duration::from_secs(2), || self.pids().is_empty());
         let base = self.runtime.path().join("cuda-cluster");
         let left: Vec<_> = std::fs::read_dir(&base).into_iter().flatten().flatten().collect();
@@ -120,19 +120,19 @@ impl Drop for Sandbox {
 }
 
 /// A command that runs.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
 }
 
 impl Running {
     /// Sends it a signal.
-    pub fn signal(&mut self, signal: Signal) {
+    pub(crate) fn signal(&mut self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
         kill(pid, signal).expect("it lives");
     }
 
     /// Waits for its end.
-    pub fn wait(mut self) -> Said {
+    pub(crate) fn wait(mut self) -> Said {
         let (mut stdout, mut stderr) = (String::new(), String::new());
         let mut err = self.child.stderr.take().expect("piped");
         // Both pipes are read at once, so that neither fills up.
@@ -153,7 +153,7 @@ impl Running {
 ///
 /// # Panics
 /// If it does not within the time.
-pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < within, "not within {within:?}: {what}");
