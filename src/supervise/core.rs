@@ -8,9 +8,14 @@
 //! the cluster is READY only while every wanted process is, and nothing follows [`Action::End`].
 
 mod ending;
+#[cfg(test)]
+mod laws;
 mod seat;
 #[cfg(test)]
 mod tests;
+mod wishes;
+#[cfg(test)]
+mod world;
 
 use std::time::{Duration, SystemTime};
 
@@ -102,12 +107,12 @@ pub(super) struct Core {
     /// Number of workers wanted.
     wanted: usize,
     state: ClusterState,
+    /// When the last event came.
+    now: Moment,
     /// When the first start must be complete.
     ready_by: Moment,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
-    /// When living processes are given up, once they were killed.
-    give_up_at: Option<Moment>,
     over: bool,
     next_key: u64,
     began: SystemTime,
@@ -130,9 +135,9 @@ impl Core {
             workers_from: usize::from(launch.scheduler.is_some()),
             wanted: launch.workers.len(),
             state,
+            now: Moment::ZERO,
             ready_by: Moment::ZERO,
             ending: None,
-            give_up_at: None,
             over: false,
             next_key: 0,
             began,
@@ -146,6 +151,7 @@ impl Core {
         if self.over {
             return Vec::new();
         }
+        self.now = now;
         self.apply(event, now);
         self.proceed(now);
         self.settle(now);
@@ -154,14 +160,20 @@ impl Core {
 
     /// When to come back with [`Event::Tick`], if no other event comes before.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
-        let mut deadlines: Vec<Moment> = self.give_up_at.into_iter().collect();
+        let mut deadlines: Vec<Moment> = Vec::new();
         for seat in &self.seats {
             deadlines.extend(seat.kill_at);
             if seat.phase() == ProcessPhase::Starting {
                 deadlines.extend(seat.ready_by);
             }
-            let due = seat.phase() == ProcessPhase::Restarting && !seat.gpu_pending;
-            deadlines.extend(due.then_some(seat.not_before));
+            // One that is due already waits for another process, and so for an event.
+            let waits = seat.phase() == ProcessPhase::Restarting && seat.not_before > self.now;
+            deadlines.extend(waits.then_some(seat.not_before));
+        }
+        // The end comes when the last of the living is given up.
+        let living = || self.seats.iter().filter(|seat| seat.is_alive());
+        if self.ending.is_some() && living().all(|seat| seat.give_up_at.is_some()) {
+            deadlines.extend(living().filter_map(|seat| seat.give_up_at).max());
         }
         deadlines.into_iter().min().filter(|_| !self.over)
     }
@@ -328,7 +340,7 @@ impl Core {
             _ if self.ending.is_some() => self.rest(number),
             Then::Rest => self.rest(number),
             Then::Return => self.return_at(number, now),
-            Then::Rejoin => self.seats[number].shown.state = ProcessPhase::Waiting,
+            Then::Rejoin => self.rejoin(number),
             Then::Judge => self.judge(number, succeeded, cause, now),
         }
     }
@@ -382,98 +394,40 @@ impl Core {
 
     /// Has a dead process started again, not before `when`, and not before its GPU is free.
     fn return_at(&mut self, number: SeatNumber, when: Moment) {
-        let gpu_pending = self.seats[number].spec.gpu.is_some() && !self.state.simulated;
+        self.seats[number].shown.state = ProcessPhase::Restarting;
+        self.seats[number].not_before = when;
+        self.await_gpu(number);
+    }
+
+    /// Has a dead process started again when the scheduler is READY and its GPU is free.
+    fn rejoin(&mut self, number: SeatNumber) {
+        self.seats[number].shown.state = ProcessPhase::Waiting;
+        self.await_gpu(number);
+    }
+
+    fn await_gpu(&mut self, number: SeatNumber) {
         let seat = &mut self.seats[number];
-        seat.shown.state = ProcessPhase::Restarting;
-        seat.not_before = when;
-        seat.gpu_pending = gpu_pending;
-        if gpu_pending {
+        if seat.spec.gpu.is_some() && !self.state.simulated && !seat.gpu_pending {
+            seat.gpu_pending = true;
             self.actions.push(Action::AwaitGpu { seat: number });
         }
     }
 
     fn gpu_found(&mut self, number: SeatNumber, finding: GpuFinding, now: Moment) {
-        let waits = |seat: &Seat| seat.phase() == ProcessPhase::Restarting && seat.gpu_pending;
-        if !self.seats.get(number).is_some_and(waits) {
+        let Some(seat) = self.seats.get_mut(number).filter(|seat| seat.gpu_pending) else { return };
+        seat.gpu_pending = false;
+        if !matches!(seat.phase(), ProcessPhase::Restarting | ProcessPhase::Waiting) {
             return;
         }
-        self.seats[number].gpu_pending = false;
         match finding {
             GpuFinding::Free => {}
-            GpuFinding::Held(text) => {
-                self.seats[number].shown.notes.push(text.clone());
-                self.record(now, Some(number), What::Note { text });
-            }
+            GpuFinding::Held(text) => self.record(now, Some(number), What::Note { text }),
             GpuFinding::Lost(reason) => {
-                let name = self.seats[number].spec.name.clone();
+                let name = seat.spec.name.clone();
                 let text = format!("{name} cannot be started again: {reason}");
                 let cause = Cause { process: Some(name), text, exit: None, log_tail: Vec::new() };
                 self.record(now, Some(number), What::Failed { reason: cause.text.clone() });
                 self.fail(number, cause);
-            }
-        }
-    }
-
-    /// Tells living workers to end, to be started again when the scheduler is READY.
-    fn recall_workers(&mut self, reason: &str, now: Moment) {
-        for number in self.workers_from..self.seats.len() {
-            match self.seats[number].phase() {
-                ProcessPhase::Starting | ProcessPhase::Ready => {
-                    self.terminate(number, Then::Rejoin, reason, now);
-                }
-                ProcessPhase::Restarting => {
-                    self.seats[number].shown.state = ProcessPhase::Waiting;
-                }
-                _ => {}
-            }
-        }
-    }
-
-    // ---- wishes
-
-    fn restart(&mut self, number: SeatNumber, now: Moment) {
-        if self.ending.is_some() || number >= self.seats.len() {
-            return;
-        }
-        self.seats[number].forgive();
-        let reason = "a restart was asked for";
-        match self.seats[number].phase() {
-            ProcessPhase::Starting | ProcessPhase::Ready => {
-                self.terminate(number, Then::Return, reason, now);
-            }
-            ProcessPhase::Stopping => self.seats[number].then = Then::Return,
-            ProcessPhase::Waiting => {}
-            _ => {
-                let unwanted = number.checked_sub(self.workers_from);
-                if unwanted.is_none_or(|worker| worker < self.wanted) {
-                    self.return_at(number, now);
-                }
-            }
-        }
-        if number < self.workers_from {
-            self.recall_workers(reason, now);
-        }
-    }
-
-    fn scale(&mut self, wanted: usize, now: Moment) {
-        if self.ending.is_some() || self.run_to_completion {
-            return;
-        }
-        let first = self.workers_from;
-        self.wanted = wanted.min(self.seats.len() - first);
-        for number in first..self.seats.len() {
-            let phase = self.seats[number].phase();
-            if number - first < self.wanted {
-                if phase == ProcessPhase::Stopped {
-                    self.seats[number].forgive();
-                    self.seats[number].shown.state = ProcessPhase::Waiting;
-                } else if phase == ProcessPhase::Stopping && self.seats[number].then == Then::Rest {
-                    self.seats[number].then = Then::Rejoin;
-                }
-            } else if self.seats[number].is_alive() {
-                self.terminate(number, Then::Rest, "fewer workers are wanted", now);
-            } else {
-                self.rest(number);
             }
         }
     }
@@ -504,19 +458,19 @@ impl Core {
 
     fn may_start(&self, number: SeatNumber, now: Moment) -> bool {
         let seat = &self.seats[number];
-        match seat.phase() {
-            ProcessPhase::Waiting => {
-                number.checked_sub(self.workers_from).is_none_or(|worker| worker < self.wanted)
-            }
-            ProcessPhase::Restarting => seat.not_before <= now && !seat.gpu_pending,
+        let worker = number.checked_sub(self.workers_from);
+        let due = match seat.phase() {
+            ProcessPhase::Waiting => worker.is_none_or(|worker| worker < self.wanted),
+            ProcessPhase::Restarting => seat.not_before <= now,
             _ => false,
-        }
+        };
+        due && !seat.gpu_pending
     }
 
     fn start(&mut self, number: SeatNumber, now: Moment) {
         let key = Key(self.next_key);
         self.next_key += 1;
-        let first = self.state.state == ClusterPhase::Starting;
+        let first = self.state.state == ClusterPhase::Starting && self.ready_by > now;
         let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
         let seat = &mut self.seats[number];
         seat.shown.restarts += u32::from(seat.shown.last_exit.is_some());

@@ -37,6 +37,7 @@ impl Core {
         seat.shown.state = ProcessPhase::Stopping;
         seat.ready_by = None;
         seat.kill_at = None;
+        seat.give_up_at = seat.give_up_at.or(Some(now + GIVE_UP));
         self.actions.push(Action::Kill { key });
         self.record(now, Some(number), What::Killed { reason: reason.to_owned() });
     }
@@ -72,9 +73,6 @@ impl Core {
                 self.kill(number, "the cluster ends at once", now);
             }
         }
-        if how != Escalation::Graceful {
-            self.give_up_at = self.give_up_at.or(Some(now + GIVE_UP));
-        }
     }
 
     /// Ends without waiting for anybody.
@@ -92,9 +90,6 @@ impl Core {
             if due(self.seats[number].kill_at) {
                 let reason = format!("it did not end within {}", self.policy.grace);
                 self.kill(number, &reason, now);
-                if self.ending.is_some() {
-                    self.give_up_at = self.give_up_at.or(Some(now + GIVE_UP));
-                }
             }
         }
         let late = |core: &Core, number: SeatNumber| {
@@ -157,8 +152,8 @@ impl Core {
             return;
         }
         if self.ending.is_some() {
-            let alone = self.seats.iter().all(|seat| !seat.is_alive());
-            if alone || self.give_up_at.is_some_and(|at| at <= now) {
+            let given_up = |seat: &Seat| seat.give_up_at.is_some_and(|at| at <= now);
+            if self.seats.iter().all(|seat| !seat.is_alive() || given_up(seat)) {
                 self.end(now);
             }
             return;

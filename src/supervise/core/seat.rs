@@ -48,6 +48,8 @@ pub(super) struct Seat {
     pub(super) ready_by: Option<Moment>,
     /// When the living process, told to end, is killed.
     pub(super) kill_at: Option<Moment>,
+    /// When the living process, killed, is given up.
+    pub(super) give_up_at: Option<Moment>,
     /// What follows its end, once it was told to end.
     pub(super) then: Then,
     /// Its own word on why it cannot start, or ours on why it was ended.
@@ -74,6 +76,7 @@ impl Seat {
             ready: None,
             ready_by: None,
             kill_at: None,
+            give_up_at: None,
             then: Then::Judge,
             blame: None,
             not_before: Moment::ZERO,
@@ -94,16 +97,16 @@ impl Seat {
 
     /// Puts a new process into the seat.
     pub(super) fn take(&mut self, key: Key, now: Moment, ready_by: Moment) {
-        debug_assert!(self.key.is_none(), "a seat holds one process");
+        debug_assert!(self.key.is_none() && !self.gpu_pending, "an empty seat whose GPU is free");
         self.key = Some(key);
         self.started = now;
         self.ready = None;
         self.ready_by = Some(ready_by);
         self.kill_at = None;
+        self.give_up_at = None;
         self.then = Then::Judge;
         self.blame = None;
         self.cause = None;
-        self.gpu_pending = false;
         self.shown.state = ProcessPhase::Starting;
         self.shown.step = None;
         self.shown.address = None;
@@ -116,6 +119,7 @@ impl Seat {
     pub(super) fn leave(&mut self) {
         self.key = None;
         self.kill_at = None;
+        self.give_up_at = None;
         self.ready_by = None;
         self.shown.pid = None;
     }
@@ -125,7 +129,6 @@ impl Seat {
         self.recent.clear();
         self.strikes = 0;
         self.not_before = Moment::ZERO;
-        self.gpu_pending = false;
     }
 
     /// What follows from its death: the restart policy. `jitter` is from 0 to 1.
@@ -148,7 +151,7 @@ impl Seat {
         if self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0) {
             self.forgive();
         }
-        while self.recent.front().is_some_and(|at| now - *at >= policy.window.0) {
+        while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
             self.recent.pop_front();
         }
         if self.recent.len() >= policy.limit as usize {

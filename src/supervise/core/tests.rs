@@ -1,1 +1,219 @@
-//! Laws and cases of the decisions.
+//! Cases of the decisions that read like the day they describe.
+
+use std::time::Duration;
+
+use super::world::{World, launch, up};
+use super::{Event, GpuFinding};
+use crate::os::process::Exit;
+use crate::plan::{RestartWhen, SchedulerDeath};
+use crate::supervise::{ClusterPhase, Escalation, Outcome, ProcessPhase};
+use crate::wire::status::Status;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn workers_start_when_the_scheduler_is_ready() {
+    let mut world = World::new(launch(true, 2, false));
+    assert_eq!(world.living.len(), 1);
+    world.ready(0);
+    assert_eq!(world.living.len(), 3);
+    world.ready(1);
+    assert_eq!(world.phase(), ClusterPhase::Starting);
+    world.ready(2);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+}
+
+#[test]
+fn a_death_during_the_first_start_ends_everything_with_its_cause() {
+    let mut world = World::new(launch(false, 2, false));
+    world.ready(0);
+    world.die(1, Exit::by_signal(11));
+    assert_eq!(world.phase(), ClusterPhase::Stopping);
+    world.die(0, Exit::by_signal(15));
+    let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
+    assert_eq!(cause.text, "gpu1 was ended by signal 11 (SIGSEGV)");
+    assert_eq!(cause.log_tail, ["last line"]);
+}
+
+#[test]
+fn the_blame_is_the_processs_own_word() {
+    let mut world = World::new(launch(false, 1, false));
+    let key = world.key(0);
+    let reason = "no shared memory: /dev/shm is full".to_owned();
+    world.tell(Event::Said { key, status: Status::Failed { reason } });
+    world.die(0, Exit::status(1));
+    let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
+    let expected =
+        "gpu0 could not start: no shared memory: /dev/shm is full; it ended with status 1";
+    assert_eq!(cause.text, expected);
+}
+
+#[test]
+fn a_crash_loop_has_growing_gaps_and_an_end() {
+    let mut world = up(launch(false, 2, false));
+    let mut gaps = Vec::new();
+    for _ in 0..3 {
+        let death = world.now;
+        world.die(1, Exit::status(1));
+        assert_eq!(world.phase(), ClusterPhase::Recovering);
+        world.wait();
+        gaps.push(world.now - death);
+        world.ready(1);
+        assert_eq!(world.phase(), ClusterPhase::Ready);
+    }
+    assert!(gaps.windows(2).all(|pair| pair[0] < pair[1]), "{gaps:?}");
+    world.die(1, Exit::status(1));
+    assert_eq!(world.phase(), ClusterPhase::Degraded);
+    assert_eq!(world.worker(1).state, ProcessPhase::Failed);
+    let cause = world.core.state().cause.expect("a cause");
+    let expected = "gpu1 ended with status 1, and it was restarted 3 times within 10s";
+    assert_eq!(cause.text, expected);
+
+    world.tell(Event::Restart(1));
+    world.ready(1);
+    assert_eq!(world.phase(), ClusterPhase::Ready, "a person's word starts it afresh");
+    assert_eq!(world.core.state().cause, None);
+}
+
+#[test]
+fn when_no_worker_is_left_the_cluster_has_failed() {
+    let mut alone = launch(true, 1, false);
+    alone.supervision.restart = RestartWhen::Never;
+    let mut world = up(alone);
+    world.die(1, Exit::status(9));
+    world.die(0, Exit::by_signal(15));
+    let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
+    assert_eq!(cause.process.as_deref(), Some("gpu0"));
+}
+
+#[test]
+fn a_healthy_while_forgives() {
+    let mut world = up(launch(false, 1, false));
+    for _ in 0..10 {
+        world.now += Duration::from_secs(6);
+        let death = world.now;
+        world.die(0, Exit::status(1));
+        world.wait();
+        assert!(world.now - death < 200 * MS, "the first delay again");
+        world.ready(0);
+    }
+}
+
+#[test]
+fn a_dead_scheduler_takes_the_workers_with_it_and_brings_them_back() {
+    let mut world = up(launch(true, 2, false));
+    world.die(0, Exit::by_signal(9));
+    assert_eq!(world.told.len(), 2);
+    world.die(1, Exit::by_signal(15));
+    world.now += Duration::from_millis(500);
+    world.tell(Event::Tick);
+    assert_eq!(world.living.len(), 1, "the scheduler waits for the last worker");
+    world.die(2, Exit::by_signal(15));
+    assert_eq!(world.living.len(), 1, "the scheduler");
+    world.ready(0);
+    world.ready(1);
+    world.ready(2);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+}
+
+#[test]
+fn a_scheduler_may_end_the_cluster_instead() {
+    let mut ends = launch(true, 1, false);
+    ends.supervision.scheduler_death = SchedulerDeath::EndCluster;
+    let mut world = up(ends);
+    world.die(0, Exit::status(0));
+    world.die(1, Exit::status(0));
+    assert!(matches!(world.outcome, Some(Outcome::Failed(_))));
+}
+
+#[test]
+fn what_does_not_end_is_killed_and_then_given_up() {
+    let mut world = up(launch(false, 1, false));
+    world.tell(Event::Stop(Escalation::Graceful));
+    assert!(world.killed.is_empty());
+    world.wait();
+    assert_eq!(world.killed.len(), 1);
+    world.wait();
+    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }));
+}
+
+#[test]
+fn a_second_request_kills_and_a_third_does_not_wait() {
+    let mut world = up(launch(false, 2, false));
+    world.tell(Event::Stop(Escalation::of_request(1)));
+    world.tell(Event::Stop(Escalation::of_request(2)));
+    assert_eq!((world.killed.len(), world.outcome.is_none()), (2, true));
+    world.tell(Event::Stop(Escalation::of_request(3)));
+    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }));
+}
+
+#[test]
+fn a_gpu_is_waited_for_and_a_lost_one_is_not_tried_again() {
+    let mut world = up(launch(false, 2, true));
+    world.die(0, Exit::by_signal(9));
+    world.now += Duration::from_secs(1);
+    world.tell(Event::Tick);
+    assert_eq!(world.living.len(), 1, "its GPU is not free yet");
+    let held = GpuFinding::Held("GPU 0 is still held by process 9".to_owned());
+    world.tell(Event::Gpu { seat: 0, finding: held });
+    assert_eq!(world.living.len(), 2, "and is tried after the longest wait");
+    world.ready(0);
+    world.die(0, Exit::by_signal(9));
+    let lost = GpuFinding::Lost("GPU 0 has fallen off the bus (Xid 79)".to_owned());
+    world.tell(Event::Gpu { seat: 0, finding: lost });
+    assert_eq!(world.phase(), ClusterPhase::Degraded);
+    let cause = world.core.state().cause.expect("a cause");
+    assert_eq!(cause.text, "gpu0 cannot be started again: GPU 0 has fallen off the bus (Xid 79)");
+}
+
+#[test]
+fn a_worker_at_its_memory_limit_is_restarted_with_the_reason() {
+    let mut world = up(launch(false, 1, false));
+    let key = world.key(0);
+    let event = Event::MemoryReached { key, resident_bytes: 95 << 20, limit_bytes: 100 << 20 };
+    world.tell(event);
+    world.die(0, Exit::status(0));
+    let exit = world.worker(0).last_exit.expect("an exit");
+    let expected = "reached its memory limit (95.0 MiB of 100.0 MiB); it ended with status 0";
+    assert_eq!(exit.reason, expected);
+    world.wait();
+    world.ready(0);
+}
+
+#[test]
+fn a_run_finishes_with_its_last_rank_and_fails_with_its_first() {
+    let mut run = launch(false, 2, false);
+    run.run_to_completion = true;
+    let mut good = World::new(run.clone());
+    good.ready(0);
+    good.die(0, Exit::status(0));
+    good.ready(1);
+    good.die(1, Exit::status(0));
+    assert_eq!(good.outcome, Some(Outcome::Finished));
+
+    let mut bad = up(run);
+    bad.die(1, Exit::status(5));
+    bad.die(0, Exit::by_signal(15));
+    let Some(Outcome::Failed(cause)) = &bad.outcome else { panic!("{:?}", bad.outcome) };
+    assert_eq!((cause.process.as_deref(), cause.exit), (Some("gpu1"), Some(Exit::status(5))));
+}
+
+#[test]
+fn workers_are_drained_and_added_in_their_order() {
+    let mut world = up(launch(false, 4, false));
+    world.tell(Event::Scale(2));
+    world.die(2, Exit::by_signal(15));
+    world.die(3, Exit::by_signal(15));
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    assert_eq!(world.worker(3).state, ProcessPhase::Stopped);
+    world.tell(Event::Scale(3));
+    world.ready(2);
+    assert_eq!((world.phase(), world.living.len()), (ClusterPhase::Ready, 3));
+}
+
+#[test]
+fn without_its_guardian_a_cluster_ends_at_once() {
+    let mut world = up(launch(false, 1, false));
+    world.tell(Event::GuardianLost);
+    assert!(matches!(world.outcome, Some(Outcome::Failed(_))));
+}

@@ -1,0 +1,150 @@
+//! Laws of the decisions, under random events.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::world::{World, launch, up};
+use super::{Event, GpuFinding, Moment};
+use crate::os::guardian::Key;
+use crate::os::process::Exit;
+use crate::plan::RestartWhen;
+use crate::supervise::Escalation;
+use crate::wire::status::Status;
+
+/// Something that may happen, to be made concrete by what lives at that time.
+#[derive(Clone, Debug)]
+enum Happening {
+    Ready(usize),
+    Step(usize),
+    Fail(usize),
+    Die(usize, Exit),
+    NotStarted(usize),
+    Memory(usize),
+    Hush(usize),
+    Stale(u64),
+    Stop(Escalation),
+    Restart(usize),
+    Scale(usize),
+    Gpu(usize, u8),
+    Pass(u64),
+    Wait,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let exit = prop_oneof![Just(Exit::status(0)), Just(Exit::status(1)), Just(Exit::by_signal(9)),];
+    let seat = 0usize..5;
+    prop_oneof![
+        10 => seat.clone().prop_map(Happening::Ready),
+        2 => seat.clone().prop_map(Happening::Step),
+        1 => seat.clone().prop_map(Happening::Fail),
+        6 => (seat.clone(), exit).prop_map(|(seat, exit)| Happening::Die(seat, exit)),
+        1 => seat.clone().prop_map(Happening::NotStarted),
+        1 => seat.clone().prop_map(Happening::Memory),
+        1 => seat.clone().prop_map(Happening::Hush),
+        1 => (0u64..40).prop_map(Happening::Stale),
+        1 => prop_oneof![Just(Escalation::Graceful), Just(Escalation::Kill)]
+            .prop_map(Happening::Stop),
+        1 => (0usize..6).prop_map(Happening::Restart),
+        1 => (0usize..6).prop_map(Happening::Scale),
+        4 => (seat, 0u8..3).prop_map(|(seat, finding)| Happening::Gpu(seat, finding)),
+        4 => (0u64..4000).prop_map(Happening::Pass),
+        6 => Just(Happening::Wait),
+    ]
+}
+
+impl World {
+    fn happen(&mut self, happening: &Happening) {
+        let living = |world: &World, seat: usize| world.core.key_of(seat);
+        let said = |key, status| Event::Said { key, status };
+        let event = match happening.clone() {
+            Happening::Ready(seat) => living(self, seat)
+                .map(|key| said(key, Status::Ready { address: None, peers: Vec::new() })),
+            Happening::Step(seat) => {
+                living(self, seat).map(|key| said(key, Status::Step { step: "s".to_owned() }))
+            }
+            Happening::Fail(seat) => {
+                living(self, seat).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
+            }
+            Happening::Die(seat, exit) => {
+                living(self, seat).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
+            }
+            Happening::NotStarted(seat) => living(self, seat)
+                .map(|key| Event::NotStarted { key, reason: "no memory".to_owned() }),
+            Happening::Memory(seat) => living(self, seat).map(|key| Event::MemoryReached {
+                key,
+                resident_bytes: 95,
+                limit_bytes: 100,
+            }),
+            Happening::Hush(seat) => living(self, seat).map(|key| Event::Hushed { key }),
+            Happening::Stale(number) => {
+                let key = Key(number);
+                let gone = !self.living.contains_key(&key);
+                let exit = Exit::status(1);
+                gone.then_some(Event::Exited { key, exit, log_tail: Vec::new() })
+            }
+            Happening::Stop(how) => Some(Event::Stop(how)),
+            Happening::Restart(seat) => Some(Event::Restart(seat)),
+            Happening::Scale(workers) => Some(Event::Scale(workers)),
+            Happening::Gpu(seat, finding) => self.awaited.contains(&seat).then(|| Event::Gpu {
+                seat,
+                finding: match finding {
+                    0 => GpuFinding::Free,
+                    1 => GpuFinding::Held("held".to_owned()),
+                    _ => GpuFinding::Lost("lost".to_owned()),
+                },
+            }),
+            Happening::Pass(millis) => {
+                // Never past a deadline: who acts does not sleep through one.
+                let latest = self.core.next_deadline().unwrap_or(Moment::MAX);
+                self.now = (self.now + Duration::from_millis(millis)).min(latest.max(self.now));
+                Some(Event::Tick)
+            }
+            Happening::Wait => {
+                self.now = self.core.next_deadline().unwrap_or(self.now).max(self.now);
+                Some(Event::Tick)
+            }
+        };
+        if let Some(event) = event {
+            self.tell(event);
+        }
+    }
+
+    /// Asks for the end and lets nothing end by itself: it must come all the same.
+    fn must_end(&mut self) {
+        self.tell(Event::Stop(Escalation::Graceful));
+        for _ in 0..100 {
+            if self.outcome.is_some() {
+                return;
+            }
+            self.now = self.core.next_deadline().expect("an end has a deadline").max(self.now);
+            self.tell(Event::Tick);
+        }
+        panic!("it does not end: {:#?}", self.core.state());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_laws_hold_whatever_happens(
+        scheduler: bool,
+        gpus: bool,
+        run_to_completion in proptest::bool::weighted(0.2),
+        restart in prop_oneof![
+            Just(RestartWhen::Never), Just(RestartWhen::OnFailure), Just(RestartWhen::Always)
+        ],
+        brought_up in proptest::bool::weighted(0.8),
+        happenings in proptest::collection::vec(happening(), 0..120),
+    ) {
+        let mut launch = launch(scheduler, 4, gpus);
+        launch.run_to_completion = run_to_completion;
+        launch.supervision.restart = restart;
+        let mut world = if brought_up { up(launch) } else { World::new(launch) };
+        for happening in &happenings {
+            world.happen(happening);
+        }
+        world.must_end();
+    }
+}

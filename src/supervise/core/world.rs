@@ -1,0 +1,292 @@
+//! A world for the decisions to be tried in, which checks every action and state against the laws.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use super::{Action, Core, Event, Moment};
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::os::containment::Containment;
+use crate::os::guardian::Key;
+use crate::os::process::Exit;
+use crate::plan::{Binding, EngineKind, Supervision};
+use crate::supervise::record::What;
+use crate::supervise::state::{ProcessState, Timings, VERSION};
+use crate::supervise::{
+    ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec, ReadyWhen,
+};
+use crate::units::Span;
+use crate::wire::status::Status;
+
+pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {
+    ProcessSpec {
+        name: name.to_owned(),
+        argv: Vec::new(),
+        env: BTreeMap::new(),
+        env_remove: Vec::new(),
+        directory: None,
+        binding: Binding::default(),
+        ready: ReadyWhen::Said,
+        memory_limit_bytes: None,
+        gpu: gpu.then_some(ProcessGpu { index: 0, uuid: None, pci: None }),
+    }
+}
+
+pub(super) fn policy() -> Supervision {
+    Supervision {
+        limit: 3,
+        window: Span::secs(10),
+        backoff: Span::millis(100),
+        backoff_max: Span::secs(2),
+        healthy_after: Span::secs(5),
+        ready_within: Span::secs(3),
+        grace: Span::secs(1),
+        ..Supervision::default()
+    }
+}
+
+pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
+    Launch {
+        name: "test".parse().expect("a name"),
+        engine: EngineKind::Native,
+        simulated: false,
+        supervision: policy(),
+        strict: false,
+        scheduler: scheduler.then(|| spec("scheduler", false)),
+        workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
+        run_to_completion: false,
+    }
+}
+
+pub(super) fn core(launch: &Launch) -> Core {
+    let process = |spec: &ProcessSpec| ProcessState {
+        name: spec.name.clone(),
+        pid: None,
+        state: ProcessPhase::Waiting,
+        address: None,
+        restarts: 0,
+        gpu: spec.gpu.clone(),
+        cpus: None,
+        mems: None,
+        asked: Binding::default(),
+        containment: Containment::Subreaper,
+        last_exit: None,
+        step: None,
+        peers: Vec::new(),
+        log: PathBuf::new(),
+        timings: Timings::default(),
+        notes: Vec::new(),
+    };
+    let state = ClusterState {
+        version: VERSION,
+        name: launch.name.clone(),
+        engine: launch.engine,
+        simulated: launch.simulated,
+        state: ClusterPhase::Starting,
+        supervisor_pid: 1,
+        guardian_pid: None,
+        started_at: String::new(),
+        ready_after_ms: None,
+        run_directory: PathBuf::new(),
+        containment: Containment::Subreaper,
+        scheduler: launch.scheduler.as_ref().map(process),
+        workers: launch.workers.iter().map(process).collect(),
+        cause: None,
+        notes: Vec::new(),
+    };
+    Core::new(launch, state, SystemTime::UNIX_EPOCH, 7)
+}
+
+/// Plays the guardian: keeps what lives, and checks every action and state against the laws.
+pub(super) struct World {
+    pub(super) launch: Launch,
+    pub(super) core: Core,
+    pub(super) now: Moment,
+    pub(super) living: BTreeMap<Key, usize>,
+    pub(super) told: BTreeMap<Key, Moment>,
+    pub(super) killed: BTreeSet<Key>,
+    pub(super) starts: BTreeMap<usize, u32>,
+    /// When each seat was started again without being asked.
+    pub(super) restarts: BTreeMap<usize, Vec<Moment>>,
+    pub(super) awaited: BTreeSet<usize>,
+    pub(super) records: Vec<What>,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) stop_asked: bool,
+    pub(super) person_asked: bool,
+}
+
+impl World {
+    pub(super) fn new(launch: Launch) -> Self {
+        let mut world = Self {
+            core: core(&launch),
+            launch,
+            now: Moment::ZERO,
+            living: BTreeMap::new(),
+            told: BTreeMap::new(),
+            killed: BTreeSet::new(),
+            starts: BTreeMap::new(),
+            restarts: BTreeMap::new(),
+            awaited: BTreeSet::new(),
+            records: Vec::new(),
+            outcome: None,
+            stop_asked: false,
+            person_asked: false,
+        };
+        world.tell(Event::Begin);
+        world
+    }
+
+    pub(super) fn tell(&mut self, event: Event) {
+        self.stop_asked |= matches!(event, Event::Stop(_));
+        self.person_asked |= matches!(event, Event::Restart(_) | Event::Scale(_));
+        match &event {
+            Event::Exited { key, .. } | Event::NotStarted { key, .. } => {
+                self.living.remove(key);
+                self.told.remove(key);
+                self.killed.remove(key);
+            }
+            Event::Gpu { seat, .. } => drop(self.awaited.remove(seat)),
+            _ => {}
+        }
+        let over = self.outcome.is_some();
+        let actions = self.core.handle(event, self.now);
+        assert!(!over || actions.is_empty(), "nothing follows the end: {actions:?}");
+        for action in actions {
+            self.check_action(action);
+        }
+        self.check_state();
+    }
+
+    pub(super) fn check_action(&mut self, action: Action) {
+        assert!(self.outcome.is_none(), "the end is the last action: {action:?}");
+        match action {
+            Action::Start { seat, key } => {
+                assert!(!self.living.values().any(|other| *other == seat), "an empty seat");
+                assert!(!self.stop_asked, "nothing is started once the end was asked for");
+                let scheduler = self.launch.scheduler.is_some();
+                if scheduler && seat > 0 {
+                    let state = self.core.state().scheduler.expect("a scheduler").state;
+                    assert_eq!(state, ProcessPhase::Ready, "workers follow the scheduler");
+                }
+                assert!(!self.awaited.contains(&seat), "not before its GPU is free");
+                self.living.insert(key, seat);
+                let starts = self.starts.entry(seat).or_default();
+                *starts += 1;
+                if *starts > 1 {
+                    self.restarts.entry(seat).or_default().push(self.now);
+                }
+            }
+            Action::Terminate { key } => {
+                assert!(self.living.contains_key(&key), "signals go to the living");
+                assert!(self.told.insert(key, self.now).is_none(), "told once");
+            }
+            Action::Kill { key } => {
+                assert!(self.living.contains_key(&key), "signals go to the living");
+                self.killed.insert(key);
+            }
+            Action::AwaitGpu { seat } => drop(self.awaited.insert(seat)),
+            Action::Bundle { .. } => {}
+            Action::Record(record) => self.records.push(record.what),
+            Action::End(outcome) => self.outcome = Some(outcome),
+        }
+    }
+
+    pub(super) fn check_state(&self) {
+        let next = self.core.next_deadline();
+        assert!(next.is_none_or(|next| next > self.now), "a deadline that is past was dealt with");
+        let state = self.core.state();
+        let seats: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
+        for (number, seat) in seats.iter().enumerate() {
+            let lives = self.living.values().any(|other| *other == number);
+            let active = matches!(
+                seat.state,
+                ProcessPhase::Starting | ProcessPhase::Ready | ProcessPhase::Stopping
+            );
+            if self.outcome.is_none() {
+                assert_eq!(active, lives, "{}: {:?}", seat.name, seat.state);
+            }
+            let starts = self.starts.get(&number).copied().unwrap_or_default();
+            assert_eq!(seat.restarts, starts.saturating_sub(1), "{}", seat.name);
+        }
+        if state.state == ClusterPhase::Ready {
+            let wanted = self.core.workers_from + self.core.wanted;
+            for seat in &seats[..wanted] {
+                let good = matches!(seat.state, ProcessPhase::Ready | ProcessPhase::Stopped);
+                assert!(good, "READY, but {} is {:?}", seat.name, seat.state);
+            }
+        }
+        if state.state == ClusterPhase::Degraded || state.state == ClusterPhase::Failed {
+            assert!(state.cause.is_some(), "a cause is kept");
+        }
+        for (key, told) in &self.told {
+            let patience = self.launch.supervision.grace.0;
+            let patient = self.now < *told + patience || self.killed.contains(key);
+            assert!(patient || self.outcome.is_some(), "what was told to end is killed in time");
+        }
+        if !self.person_asked && self.outcome.is_none() {
+            self.check_limit();
+        }
+    }
+
+    /// No window holds more restarts than the limit. Workers that come back because their
+    /// scheduler did are not counted.
+    pub(super) fn check_limit(&self) {
+        let Supervision { limit, window, .. } = &self.launch.supervision;
+        let schedulers = usize::from(self.launch.scheduler.is_some());
+        for (seat, moments) in &self.restarts {
+            if schedulers == 1 && *seat > 0 {
+                continue;
+            }
+            for first in moments {
+                let inside = moments.iter().filter(|at| *at >= first && **at - *first < window.0);
+                // Healthy whiles may start the count afresh within the window.
+                let healthy = self.launch.supervision.healthy_after.0;
+                let allowed = *limit as usize * (1 + (window.0.div_duration_f64(healthy)) as usize);
+                assert!(inside.count() <= allowed, "seat {seat}: {moments:?}");
+            }
+        }
+    }
+
+    pub(super) fn key(&self, seat: usize) -> Key {
+        self.core.key_of(seat).expect("alive")
+    }
+
+    pub(super) fn ready(&mut self, seat: usize) {
+        let key = self.key(seat);
+        self.tell(Event::Started { key, pid: 100 });
+        let bound = Status::Bound { cpus: CpuSet::new(), mems: NodeSet::new(), notes: vec![] };
+        self.tell(Event::Said { key, status: bound });
+        let status = Status::Ready { address: None, peers: Vec::new() };
+        self.tell(Event::Said { key, status });
+    }
+
+    pub(super) fn die(&mut self, seat: usize, exit: Exit) {
+        let key = self.key(seat);
+        let log_tail = vec!["last line".to_owned()];
+        self.tell(Event::Exited { key, exit, log_tail });
+    }
+
+    /// Lets time pass until the next deadline.
+    pub(super) fn wait(&mut self) {
+        self.now = self.core.next_deadline().expect("a deadline").max(self.now);
+        self.tell(Event::Tick);
+    }
+
+    pub(super) fn phase(&self) -> ClusterPhase {
+        self.core.state().state
+    }
+
+    pub(super) fn worker(&self, number: usize) -> ProcessState {
+        self.core.state().workers[number].clone()
+    }
+}
+
+pub(super) fn up(launch: Launch) -> World {
+    let seats = usize::from(launch.scheduler.is_some()) + launch.workers.len();
+    let mut world = World::new(launch);
+    for seat in 0..seats {
+        world.ready(seat);
+    }
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world
+}
