@@ -15,6 +15,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use serde::Serialize;
+
 /// Bytes of a stamp with its blank: `2026-01-31T23:59:59.000Z `.
 const STAMP: usize = 25;
 
@@ -122,12 +124,17 @@ fn aged(path: &Path, age: u32) -> PathBuf {
 }
 
 /// One line of a log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// When its first byte came.
+    /// When its first byte came; RFC 3339 as text.
+    #[serde(serialize_with = "as_rfc3339")]
     pub at: SystemTime,
     /// The text, without its line feed.
     pub text: String,
+}
+
+fn as_rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_millis(*at))
 }
 
 /// Takes a stored line apart; `None` for one without a stamp.

@@ -66,6 +66,22 @@ impl fmt::Display for Exit {
     }
 }
 
+/// Resident memory of a process in bytes; `None` if there is no such process.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    // The second field counts pages, proc(5).
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(pages * u64::try_from(page).ok()?)
+}
+
+/// Largest core file of this process and those that it starts, in bytes; `None` for no limit.
+pub fn core_limit_bytes() -> Option<u64> {
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE);
+    let (soft, _) = limit.ok()?;
+    (soft != nix::sys::resource::RLIM_INFINITY).then_some(soft)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

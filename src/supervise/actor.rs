@@ -5,30 +5,29 @@
 //! *Invariant:* events about one process reach `core` in the order in which they happened: its
 //! words before its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::{PipeReader, Write};
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::io::{AsyncReadExt, BufReader};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
-use super::core::{Action, Core, Event};
+use super::core::{Action, Core, Event, SeatNumber};
+use super::gpu::GpuWatch;
 use super::service::{Handle, Options, StartError, WishError};
-use super::state::{self, ClusterState, ProcessState, Timings};
+use super::state::ClusterState;
 use super::{
-    ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessPhase,
-    ProcessSpec, RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
+    ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
+    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control, ears, first,
 };
 use crate::os::guardian::{Guardian, Key, Report, Start};
 use crate::os::log_file;
 use crate::os::process::Exit;
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
-use crate::wire::status;
 
 /// Last lines of a log that belong to a cause.
 const TAIL: usize = 20;
@@ -49,20 +48,27 @@ pub(super) enum Wish {
 
 /// One supervisor at work.
 pub(super) struct Actor {
-    core: Core,
-    specs: Vec<ProcessSpec>,
-    launch: Launch,
+    pub(super) core: Core,
+    pub(super) specs: Vec<ProcessSpec>,
+    pub(super) launch: Launch,
     guardian: Arc<Guardian>,
     directory: Option<RunDirectory>,
-    paths: Paths,
+    pub(super) paths: Paths,
     mark: String,
     began: Instant,
     wishes: mpsc::UnboundedReceiver<Wish>,
-    inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     ears: BTreeMap<Key, JoinHandle<()>>,
     state: watch::Sender<ClusterState>,
     records: broadcast::Sender<Record>,
     journal: Option<File>,
+    pub(super) gpus: Option<Arc<dyn GpuWatch>>,
+    /// Who held memory of a process's GPU before the process was started.
+    pub(super) gpu_others: Arc<Mutex<BTreeMap<SeatNumber, BTreeSet<u32>>>>,
+    /// Crash bundles being written.
+    pub(super) bundles: JoinSet<()>,
+    /// When to look at the processes' memory, if any has a limit.
+    pub(super) look_at: Option<Instant>,
     control: JoinHandle<()>,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
@@ -75,10 +81,11 @@ impl Actor {
         directory: RunDirectory,
         options: Options,
     ) -> Result<(Self, Handle), StartError> {
-        let token = random_token();
+        let token = first::random_token();
         let mark = format!("{MARK_VARIABLE}={token}");
         let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
-        let guardian = Guardian::start(&options.helper, directory.lock(), &label, mark)
+        let label = options.control_groups.then_some(label.as_str());
+        let guardian = Guardian::start(&options.helper, directory.lock(), label, mark)
             .await
             .map_err(StartError::Guardian)?;
         let paths = directory.paths().clone();
@@ -89,8 +96,8 @@ impl Actor {
                 .map_err(StartError::RunDirectory)?;
         }
         let began = SystemTime::now();
-        let first = first_state(&launch, &paths, &guardian, began);
-        let core = Core::new(&launch, first.clone(), began, seed());
+        let first = first::state(&launch, &paths, &guardian, began);
+        let core = Core::new(&launch, first.clone(), began, first::seed());
         let (wish_sender, wishes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
@@ -121,6 +128,10 @@ impl Actor {
             ears: BTreeMap::new(),
             state,
             records,
+            gpus: options.gpus,
+            gpu_others: Arc::default(),
+            bundles: JoinSet::new(),
+            look_at: None,
             control,
             keep: false,
         };
@@ -153,12 +164,7 @@ impl Actor {
     async fn next(&mut self) -> Event {
         loop {
             let deadline = self.core.next_deadline().map(|at| self.began + at);
-            let sleep = async {
-                match deadline {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let look_at = self.look_at;
             tokio::select! {
                 report = self.guardian.report() => match report {
                     None => return Event::GuardianLost,
@@ -168,7 +174,10 @@ impl Actor {
                 Some(wish) = self.wishes.recv() => {
                     if let Some(event) = self.weigh(wish) { return event }
                 }
-                () = sleep => return Event::Tick,
+                () = sleep_until(deadline) => return Event::Tick,
+                () = sleep_until(look_at) => {
+                    if let Some(event) = self.look_at_memory() { return event }
+                }
             }
         }
     }
@@ -237,11 +246,8 @@ impl Actor {
             // until the processes are given up; either way the end stands in for it.
             Action::Terminate { key } => drop(self.guardian.signal(key, libc::SIGTERM)),
             Action::Kill { key } => drop(self.guardian.kill(key)),
-            Action::AwaitGpu { seat } => {
-                let event = Event::Gpu { seat, finding: super::core::GpuFinding::Free };
-                self.tell_later(event);
-            }
-            Action::Bundle { .. } => {}
+            Action::AwaitGpu { seat } => self.await_gpu(seat),
+            Action::Bundle { seat } => self.bundle(seat),
             Action::Record(record) => self.write(record),
             Action::End(outcome) => return Some(outcome),
         }
@@ -270,8 +276,10 @@ impl Actor {
         };
         match self.guardian.spawn(start, self.instructions(spec)) {
             Ok(status) => {
-                let ear = tokio::spawn(listen(status, key, self.inner.0.clone()));
+                let ear = tokio::spawn(ears::listen(status, key, self.inner.0.clone()));
                 self.ears.insert(key, ear);
+                self.look_at = self.look_at.or(Some(Instant::now()));
+                self.note_gpu_others(seat);
             }
             Err(error) => {
                 self.tell_later(Event::NotStarted { key, reason: in_full(&error) });
@@ -320,7 +328,11 @@ impl Actor {
         });
     }
 
-    async fn finish(self, outcome: Outcome) -> Outcome {
+    async fn finish(mut self, outcome: Outcome) -> Outcome {
+        let bundles = std::mem::take(&mut self.bundles);
+        self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
+        // What is not written by then will not be.
+        let _ = tokio::time::timeout(LAST_WORDS * 4, bundles.join_all()).await;
         // Waiting for the guardian's end blocks for some milliseconds.
         let done = tokio::task::spawn_blocking(move || drop(self)).await;
         debug_assert!(done.is_ok(), "dropping an actor does not panic");
@@ -349,32 +361,11 @@ impl Drop for Actor {
     }
 }
 
-/// Reads a process's status pipe until nobody can write to it any more.
-async fn listen(pipe: PipeReader, key: Key, events: mpsc::Sender<Event>) {
-    if let Ok(pipe) = tokio::net::unix::pipe::Receiver::from_owned_fd(pipe.into()) {
-        let mut pipe = BufReader::new(pipe);
-        let mut line = Vec::new();
-        while read_line(&mut pipe, &mut line).await {
-            let text = String::from_utf8_lossy(&line);
-            // A line that is no status is a program's own mistake, and none of the cluster's.
-            if let Ok(status) = status::decode(text.trim_end())
-                && events.send(Event::Said { key, status }).await.is_err()
-            {
-                return;
-            }
-        }
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
-    // Nobody listens when the cluster has ended.
-    let _ = events.send(Event::Hushed { key }).await;
-}
-
-/// Reads the next line of at most [`status::LINE_LIMIT`] bytes; a longer one comes in pieces, none
-/// of which is a status. Says whether there was one.
-async fn read_line(pipe: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &mut Vec<u8>) -> bool {
-    line.clear();
-    let mut limited = pipe.take(status::LINE_LIMIT as u64);
-    let read = tokio::io::AsyncBufReadExt::read_until(&mut limited, b'\n', line).await;
-    matches!(read, Ok(1..))
 }
 
 /// An error with its causes, in one line.
@@ -386,61 +377,4 @@ pub(super) fn in_full(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
-}
-
-/// A number nobody can guess, in hexadecimal; only its being unlike any other matters here.
-fn random_token() -> String {
-    format!("{:016x}{:016x}", seed(), seed())
-}
-
-fn seed() -> u64 {
-    // Without the system's randomness the clock is unlike enough.
-    getrandom::u64().unwrap_or_else(|_| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        now.as_secs() ^ u64::from(now.subsec_nanos()) << 32
-    })
-}
-
-fn first_state(
-    launch: &Launch,
-    paths: &Paths,
-    guardian: &Guardian,
-    began: SystemTime,
-) -> ClusterState {
-    let containment = guardian.containment();
-    let process = |spec: &ProcessSpec| ProcessState {
-        name: spec.name.clone(),
-        pid: None,
-        state: ProcessPhase::Waiting,
-        address: None,
-        restarts: 0,
-        gpu: spec.gpu.clone(),
-        cpus: spec.binding.cpus.clone(),
-        mems: spec.binding.mems.clone(),
-        asked: spec.binding.clone(),
-        containment,
-        last_exit: None,
-        step: None,
-        peers: Vec::new(),
-        log: paths.log(&spec.name),
-        timings: Timings::default(),
-        notes: Vec::new(),
-    };
-    ClusterState {
-        version: state::VERSION,
-        name: launch.name.clone(),
-        engine: launch.engine,
-        simulated: launch.simulated,
-        state: ClusterPhase::Starting,
-        supervisor_pid: std::process::id(),
-        guardian_pid: Some(guardian.pid()),
-        started_at: humantime::format_rfc3339_millis(began).to_string(),
-        ready_after_ms: None,
-        run_directory: paths.root().to_owned(),
-        containment,
-        scheduler: launch.scheduler.as_ref().map(process),
-        workers: launch.workers.iter().map(process).collect(),
-        cause: None,
-        notes: Vec::new(),
-    }
 }

@@ -2,8 +2,12 @@
 //!
 //! | request | answer |
 //! |---|---|
+//! | `GET /health` | 200 when READY, 503 otherwise; the phase |
+//! | `GET /metrics` | the state as numbers, for Prometheus |
 //! | `GET /v1/state` | the state, as `ps -o json` |
+//! | `GET /v1/state?wide=true` | the same, with threads and memory looked at |
 //! | `GET /v1/plan` | `plan.json` |
+//! | `GET /v1/logs?process=NAME&tail=N&since=TIME` | lines of a log, `{at, text}` each |
 //! | `GET /v1/events` | server-sent events, a record each |
 //! | `POST /v1/stop?how=graceful\|kill\|abandon` | 202 |
 //! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
@@ -29,7 +33,8 @@ use tokio_stream::{Stream, StreamExt};
 
 use super::actor::Wish;
 use super::service::{Ask, Handle, WishError};
-use super::{ClusterState, Escalation};
+use super::{ClusterPhase, ClusterState, Escalation, ProcessState, metrics};
+use crate::os::log_file::{LogReader, Selection};
 use crate::os::run_directory::Paths;
 
 struct Shared {
@@ -44,7 +49,10 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<JoinHandle<()>>
     // The directory is closed to others already; this says so of the socket too.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     let router = Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
         .route("/v1/state", get(state))
+        .route("/v1/logs", get(logs))
         .route("/v1/plan", get(plan))
         .route("/v1/events", get(events))
         .route("/v1/stop", post(stop))
@@ -79,8 +87,63 @@ impl axum::serve::Listener for OwnUser {
     }
 }
 
-async fn state(State(shared): State<Arc<Shared>>) -> Json<ClusterState> {
-    Json(shared.handle.state.borrow().clone())
+async fn health(State(shared): State<Arc<Shared>>) -> Response {
+    let phase = shared.handle.state.borrow().state;
+    let status = match phase {
+        ClusterPhase::Ready => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (status, Json(serde_json::json!({ "state": phase }))).into_response()
+}
+
+async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let text = metrics::render(&shared.handle.state.borrow());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+#[derive(Deserialize)]
+struct StateQuery {
+    #[serde(default)]
+    wide: bool,
+}
+
+async fn state(
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<StateQuery>,
+) -> Json<ClusterState> {
+    let mut state = shared.handle.state.borrow().clone();
+    if query.wide {
+        state.scheduler.iter_mut().chain(&mut state.workers).for_each(ProcessState::observe);
+    }
+    Json(state)
+}
+
+#[derive(Deserialize)]
+struct LogsQuery {
+    process: String,
+    tail: Option<usize>,
+    since: Option<String>,
+}
+
+async fn logs(State(shared): State<Arc<Shared>>, Query(query): Query<LogsQuery>) -> Response {
+    let known = {
+        let state = shared.handle.state.borrow();
+        state.scheduler.iter().chain(&state.workers).any(|process| process.name == query.process)
+    };
+    if !known {
+        let text = format!("there is no process {:?}\n", query.process);
+        return (StatusCode::NOT_FOUND, text).into_response();
+    }
+    let since = query.since.as_deref().map(humantime::parse_rfc3339_weak).transpose();
+    let Ok(since) = since else {
+        let text = "since is not a time like 2026-01-31T12:00:00Z\n";
+        return (StatusCode::BAD_REQUEST, text).into_response();
+    };
+    let wanted = Selection { tail: query.tail, since };
+    match LogReader::open(&shared.paths.log(&query.process), wanted) {
+        Ok((_, lines)) => Json(lines).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
 }
 
 async fn plan(State(shared): State<Arc<Shared>>) -> Response {

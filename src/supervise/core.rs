@@ -17,6 +17,7 @@ mod wishes;
 #[cfg(test)]
 mod world;
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use super::record::What;
@@ -54,6 +55,8 @@ pub(super) enum Event {
     MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
     /// The GPU of a dead process was looked at.
     Gpu { seat: SeatNumber, finding: GpuFinding },
+    /// What is kept of a process's end was written.
+    Bundled { seat: SeatNumber, at: String, path: PathBuf },
     /// Somebody wants the end.
     Stop(Escalation),
     /// Somebody wants a process to be started again.
@@ -89,7 +92,7 @@ pub(super) enum Action {
     /// Wait until a dead process's GPU is free, and say so.
     AwaitGpu { seat: SeatNumber },
     /// Keep what can be known of an abnormal end.
-    Bundle { seat: SeatNumber, key: Key },
+    Bundle { seat: SeatNumber },
     /// Tell everybody who listens.
     Record(Record),
     /// It is over.
@@ -216,6 +219,12 @@ impl Core {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
             }
             Event::Gpu { seat, finding } => self.gpu_found(seat, finding, now),
+            Event::Bundled { seat, at, path } => {
+                let exit = self.seats.get_mut(seat).and_then(|s| s.shown.last_exit.as_mut());
+                if let Some(exit) = exit.filter(|exit| exit.at == at) {
+                    exit.bundle = Some(path);
+                }
+            }
             Event::Stop(how) => self.stop(how, now),
             Event::Restart(seat) => self.restart(seat, now),
             Event::Scale(wanted) => self.scale(wanted, now),
@@ -322,13 +331,14 @@ impl Core {
             Some(blame) => format!("{blame}; it {exit}"),
             None => exit.to_string(),
         };
+        let pid = seat.shown.pid;
         seat.leave();
         seat.shown.last_exit =
-            Some(super::state::LastExit { exit, reason: reason.clone(), at, bundle: None });
+            Some(super::state::LastExit { exit, pid, reason: reason.clone(), at, bundle: None });
         self.record(now, Some(number), What::Exited { exit, reason: reason.clone() });
         let then = if told { self.seats[number].then } else { Then::Judge };
         if then == Then::Judge && !succeeded {
-            self.actions.push(Action::Bundle { seat: number, key });
+            self.actions.push(Action::Bundle { seat: number });
         }
         let cause = Cause {
             process: Some(self.seats[number].spec.name.clone()),

@@ -13,14 +13,21 @@ use crate::ids::{ClusterName, GpuUuid, PciAddress};
 use crate::plan::{Binding, EngineKind, Supervision};
 
 mod actor;
+mod aftermath;
 pub mod control;
 mod core;
+mod crash;
+mod ears;
+mod first;
+pub mod gpu;
+mod memory;
+mod metrics;
 pub mod record;
 mod service;
 pub mod state;
 
 pub use record::{Cause, Outcome, Record};
-pub use service::{Options, StartError, Supervisor, WishError};
+pub use service::{Options, StartError, Stopper, Supervisor, WishError};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};

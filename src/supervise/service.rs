@@ -11,6 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::actor::{Actor, Wish};
+use super::gpu::GpuWatch;
 use super::{Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, Record};
 use crate::os::guardian::{Guardian, GuardianError};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
@@ -21,11 +22,15 @@ pub struct Options {
     /// The program with the hidden subcommands: `cuda-cluster`, or any program whose `main` begins
     /// with [`crate::os::dispatch`].
     pub helper: PathBuf,
+    /// Whether a control group is made where one can be.
+    pub control_groups: bool,
+    /// Looks at GPUs; without one, a dead process's GPU counts as free.
+    pub gpus: Option<Arc<dyn GpuWatch>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { helper: PathBuf::from("/proc/self/exe") }
+        Self { helper: PathBuf::from("/proc/self/exe"), control_groups: true, gpus: None }
     }
 }
 
@@ -140,8 +145,12 @@ impl Supervisor {
 
     /// Asks for the end; returns at once.
     pub fn stop(&self, how: Escalation) {
-        // A supervisor that has ended needs no telling.
-        let _ = self.wishes.send(Wish::Stop(how));
+        self.stopper().stop(how);
+    }
+
+    /// A means to ask for the end from elsewhere, like a task that waits for Ctrl-C.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.wishes.clone())
     }
 
     /// Starts a worker again, or, with the scheduler's name, the whole cluster.
@@ -181,6 +190,18 @@ impl Drop for Supervisor {
             task.abort();
             self.guardian.end();
         }
+    }
+}
+
+/// Asks a supervisor for the end; does not keep it alive.
+#[derive(Clone, Debug)]
+pub struct Stopper(mpsc::UnboundedSender<Wish>);
+
+impl Stopper {
+    /// Asks for the end; returns at once.
+    pub fn stop(&self, how: Escalation) {
+        // A supervisor that has ended needs no telling.
+        let _ = self.0.send(Wish::Stop(how));
     }
 }
 

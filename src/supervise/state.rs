@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::{Cause, ProcessGpu};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
+use crate::os::binding::{self, Observed};
 use crate::os::containment::Containment;
-use crate::os::process::Exit;
+use crate::os::process::{self, Exit};
 use crate::plan::{Binding, EngineKind};
 use crate::wire::status::PeerLanes;
 
@@ -132,6 +133,22 @@ pub struct ProcessState {
     pub timings: Timings,
     /// What could not be applied.
     pub notes: Vec<String>,
+    /// Where its threads and its memory really are; only where it was asked for (`wide`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed: Option<Observed>,
+    /// Its resident memory in bytes; only where it was asked for (`wide`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident_bytes: Option<u64>,
+}
+
+impl ProcessState {
+    /// Looks at the living process.
+    pub fn observe(&mut self) {
+        let Some(pid) = self.pid else { return };
+        // A process that ends meanwhile is not observed.
+        self.observed = binding::observe(pid, &self.asked).ok();
+        self.resident_bytes = process::resident_bytes(pid);
+    }
 }
 
 /// Where a process stands.
@@ -174,6 +191,8 @@ pub struct LastExit {
     /// Status or signal.
     #[serde(flatten)]
     pub exit: Exit,
+    /// The process id that it had.
+    pub pid: Option<u32>,
     /// In a sentence, with the reason where one is known.
     pub reason: String,
     /// When, RFC 3339.

@@ -2,18 +2,17 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cuda_cluster::ids::ClusterName;
 use cuda_cluster::os::run_directory::RunDirectory;
 use cuda_cluster::plan::{Binding, EngineKind, Supervision};
-use cuda_cluster::supervise::{
-    ClusterState, Launch, MARK_VARIABLE, Options, ProcessSpec, ReadyWhen, Supervisor,
-};
+use cuda_cluster::supervise::{ClusterState, Launch, Options, ProcessSpec, ReadyWhen, Supervisor};
 use cuda_cluster::units::Span;
 
 /// The program with the hidden subcommands.
@@ -21,18 +20,29 @@ pub fn helper() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_cuda-cluster"))
 }
 
-/// The misbehaving program; built if `cargo test` was asked for one test program only.
-pub fn unruly() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let path = helper().with_file_name("examples").join("unruly");
+/// The misbehaving program.
+pub fn unruly() -> PathBuf {
+    example("unruly")
+}
+
+/// A program that supervises one cluster in the foreground.
+pub fn keeper() -> PathBuf {
+    example("keeper")
+}
+
+/// A test program that is built as an example; `cargo test` builds them all, `cargo test --test`
+/// none, so that they are built here once.
+fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "unruly"]);
+        build.args(["build", "--quiet", "--example", "unruly", "--example", "keeper"]);
+        build.args((!cfg!(debug_assertions)).then_some("--release"));
         build.current_dir(env!("CARGO_MANIFEST_DIR"));
-        let fresh = path.exists() || build.status().is_ok_and(|status| status.success());
-        assert!(fresh, "the example `unruly` can be built");
-        path
-    })
+        build.status().is_ok_and(|status| status.success())
+    });
+    assert!(built, "the test programs can be built");
+    helper().with_file_name("examples").join(name)
 }
 
 /// A directory for run directories, removed when the test ends.
@@ -60,10 +70,64 @@ impl Bench {
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
+
+    /// Starts a supervisor in a process of its own and waits for its first word.
+    pub fn keep(&self, launch: &Launch, arguments: &[&str]) -> Keeper {
+        let paper = self.file(&format!("{}.json", launch.name));
+        std::fs::write(&paper, serde_json::to_vec(launch).expect("a launch")).expect("written");
+        let mut command = Command::new(keeper());
+        command.arg(self.folder.path()).arg(&paper).args(arguments).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a keeper");
+        let words = BufReader::new(child.stdout.take().expect("its output"));
+        let mut keeper = Keeper {
+            child,
+            words,
+            first: String::new(),
+            run_directory: self.folder.path().join(launch.name.as_str()),
+        };
+        keeper.first = keeper.word();
+        keeper
+    }
+}
+
+/// A supervisor in a process of its own.
+pub struct Keeper {
+    pub child: Child,
+    words: BufReader<ChildStdout>,
+    pub first: String,
+    pub run_directory: PathBuf,
+}
+
+impl Keeper {
+    /// The next line that it prints; empty when it has ended.
+    pub fn word(&mut self) -> String {
+        let mut line = String::new();
+        self.words.read_line(&mut line).expect("readable");
+        line.trim_end().to_owned()
+    }
+
+    /// The state that it printed when READY.
+    pub fn state(&self) -> ClusterState {
+        let json = self.first.strip_prefix("READY ").expect("READY");
+        serde_json::from_str(json).expect("a state")
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        nix::sys::signal::kill(pid, signal).expect("it lives");
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 pub fn options() -> Options {
-    Options { helper: helper() }
+    Options { helper: helper(), ..Options::default() }
 }
 
 pub fn named(name: &str) -> ClusterName {
@@ -149,6 +213,3 @@ pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
 }
-
-/// The name of the variable that the tests must not inherit themselves.
-pub const MARK: &str = MARK_VARIABLE;

@@ -88,7 +88,7 @@ pub struct Guardian {
 impl Guardian {
     /// Starts the guardian and waits until it watches.
     ///
-    /// `label` names the control group; `mark` is an entry (`VARIABLE=value`) of the environment
+    /// `label` names the control group, without one there is none; `mark` is an entry (`VARIABLE=value`) of the environment
     /// of every process of the cluster, and of no other; `lock` is held by the guardian too.
     ///
     /// # Errors
@@ -96,12 +96,12 @@ impl Guardian {
     pub async fn start(
         helper: &Path,
         lock: BorrowedFd<'_>,
-        label: &str,
+        label: Option<&str>,
         mark: String,
     ) -> Result<Self, GuardianError> {
         let failed = |source| GuardianError::Spawn { helper: helper.to_owned(), source };
         let (here, there) = Channel::pair().map_err(failed)?;
-        let cgroup = Cgroup::create(label).ok();
+        let cgroup = label.and_then(|label| Cgroup::create(label).ok());
         let mut arguments = vec![SUBCOMMAND.to_owned(), std::process::id().to_string()];
         arguments.extend(cgroup.iter().map(|group| group.path().display().to_string()));
         let descriptors = [(there.as_raw_fd(), CHANNEL_FD), (lock.as_raw_fd(), LOCK_FD)];

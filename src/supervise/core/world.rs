@@ -76,6 +76,8 @@ pub(super) fn core(launch: &Launch) -> Core {
         log: PathBuf::new(),
         timings: Timings::default(),
         notes: Vec::new(),
+        observed: None,
+        resident_bytes: None,
     };
     let state = ClusterState {
         version: VERSION,
@@ -241,8 +243,9 @@ impl World {
                 let inside = moments.iter().filter(|at| *at >= first && **at - *first < window.0);
                 // Healthy whiles may start the count afresh within the window.
                 let healthy = self.launch.supervision.healthy_after.0;
-                let allowed = *limit as usize * (1 + (window.0.div_duration_f64(healthy)) as usize);
-                assert!(inside.count() <= allowed, "seat {seat}: {moments:?}");
+                let healthy_whiles = window.0.div_duration_f64(healthy);
+                let allowed = f64::from(*limit) * (1.0 + healthy_whiles);
+                assert!(inside.count() as f64 <= allowed, "seat {seat}: {moments:?}");
             }
         }
     }

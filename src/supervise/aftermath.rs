@@ -1,0 +1,125 @@
+//! What the supervisor does about a death beyond starting again: the GPU, the memory, the bundle.
+//!
+//! *Invariant:* nothing here makes the actor wait; answers come as events.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::actor::Actor;
+use super::core::{Event, SeatNumber};
+use super::memory::{self, Verdict};
+use super::{ProcessSpec, ProcessState, crash, gpu};
+use crate::os::process;
+
+impl Actor {
+    /// Remembers who holds memory of a seat's GPU as its process starts: they were there before.
+    pub(super) fn note_gpu_others(&self, seat: SeatNumber) {
+        let Some((watch, gpu)) = self.gpus.clone().zip(self.specs[seat].gpu.clone()) else {
+            return;
+        };
+        let others = Arc::clone(&self.gpu_others);
+        tokio::task::spawn_blocking(move || {
+            let pids: BTreeSet<u32> =
+                watch.holders(&gpu).unwrap_or_default().iter().map(|holder| holder.pid).collect();
+            others.lock().unwrap_or_else(PoisonError::into_inner).insert(seat, pids);
+        });
+    }
+
+    /// Waits until a dead process's GPU is free.
+    pub(super) fn await_gpu(&self, seat: SeatNumber) {
+        let Some(gpu) = self.specs[seat].gpu.clone() else { return };
+        let state = self.core.state();
+        let living = state.scheduler.iter().chain(&state.workers).filter_map(|p| p.pid);
+        let before = self.gpu_others.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = before.get(&seat).into_iter().flatten().copied().chain(living).collect();
+        let within = self.launch.supervision.gpu_free_within.0;
+        let (watch, events) = (self.gpus.clone(), self.inner.0.clone());
+        tokio::spawn(async move {
+            let finding = gpu::await_free(watch, gpu, others, within).await;
+            // Nobody listens when the cluster has ended.
+            let _ = events.send(Event::Gpu { seat, finding }).await;
+        });
+    }
+
+    /// Looks at the memory of every process that has a limit, and says when to look again.
+    pub(super) fn look_at_memory(&mut self) -> Option<Event> {
+        let state = self.core.state();
+        let shown = state.scheduler.iter().chain(&state.workers);
+        let mut next: Option<Duration> = None;
+        let mut event = None;
+        for (seat, (spec, shown)) in self.specs.iter().zip(shown).enumerate() {
+            let Some((key, limit)) = self.core.key_of(seat).zip(spec.memory_limit_bytes) else {
+                continue;
+            };
+            // A process that was started, but not reported yet, has used nothing yet.
+            let resident = shown.pid.and_then(process::resident_bytes).unwrap_or(0);
+            let after = match memory::judge(resident, limit) {
+                Verdict::LookAfter(after) => after,
+                Verdict::Reached => {
+                    let reached =
+                        Event::MemoryReached { key, resident_bytes: resident, limit_bytes: limit };
+                    event = event.or(Some(reached));
+                    Duration::from_millis(100)
+                }
+            };
+            next = Some(next.map_or(after, |next| next.min(after)));
+        }
+        self.look_at = next.map(|after| Instant::now() + after);
+        event
+    }
+
+    /// Has all that can be known of a seat's last end written down.
+    pub(super) fn bundle(&mut self, seat: SeatNumber) {
+        let state = self.core.state();
+        let Some(shown) = state.scheduler.into_iter().chain(state.workers).nth(seat) else {
+            return;
+        };
+        let Some(at) = shown.last_exit.as_ref().map(|exit| exit.at.clone()) else { return };
+        let spec = self.specs[seat].clone();
+        let (crashes, log) = (self.paths.crashes(), self.paths.log(&spec.name));
+        let (gpus, events) = (self.gpus.clone(), self.inner.0.clone());
+        let write = move || {
+            let errors = gpus
+                .zip(spec.gpu.as_ref())
+                .map(|(watch, gpu)| watch.errors_since(gpu, since(&shown)));
+            let crash = crash::Crash {
+                process: &shown,
+                pid: shown.last_exit.as_ref().and_then(|exit| exit.pid),
+                argv: &spec.argv,
+                environment: crash::masked(environment(&spec)),
+                core_limit_bytes: process::core_limit_bytes(),
+                gpu_errors: errors.unwrap_or_default(),
+            };
+            crash::write(&crashes, &crash, &log)
+        };
+        // Those that are written already are of no more interest.
+        while self.bundles.try_join_next().is_some() {}
+        self.bundles.spawn(async move {
+            // A full disk must not stop the cluster; the cause is in the state all the same.
+            if let Ok(Ok(path)) = tokio::task::spawn_blocking(write).await {
+                // Nobody listens when the cluster has ended.
+                let _ = events.send(Event::Bundled { seat, at, path }).await;
+            }
+        });
+    }
+}
+
+/// When the process that ended was started, or a little before.
+fn since(shown: &ProcessState) -> SystemTime {
+    let now = SystemTime::now();
+    let ended = shown.last_exit.as_ref().and_then(|exit| humantime::parse_rfc3339(&exit.at).ok());
+    let before_ready = shown.timings.ready_ms.unwrap_or_default();
+    let margin = Duration::from_millis(before_ready) + Duration::from_secs(60);
+    ended.unwrap_or(now).checked_sub(margin).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// The environment that a process has, but for the variables that name its place in the cluster.
+fn environment(spec: &ProcessSpec) -> impl Iterator<Item = (String, String)> {
+    let inherited = std::env::vars_os()
+        .map(|(name, value)| {
+            (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+        })
+        .filter(|(name, _)| !spec.env_remove.contains(name));
+    inherited.chain(spec.env.clone())
+}

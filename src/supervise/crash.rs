@@ -1,0 +1,144 @@
+//! What is kept of an abnormal end: a directory with all that can be known, secrets masked.
+//!
+//! *Invariant:* a bundle holds no value of a variable whose name speaks of a secret.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::ProcessState;
+use super::gpu::GpuError;
+use crate::os::log_file;
+
+/// Bundles kept per cluster; the oldest go first.
+const KEPT: usize = 32;
+
+/// Last lines of the log in a bundle.
+const LINES: usize = 500;
+
+/// Parts of names that speak of a secret.
+const SECRETS: [&str; 7] = ["SECRET", "TOKEN", "PASSW", "CREDENTIAL", "AUTH", "PRIVATE", "KEY"];
+
+/// What `crash.json` says.
+#[derive(Debug, Serialize)]
+pub(super) struct Crash<'a> {
+    /// The process as it was: exit and reason, binding asked for and in force, lanes, timings.
+    pub(super) process: &'a ProcessState,
+    /// Its process id.
+    pub(super) pid: Option<u32>,
+    /// Program and arguments.
+    pub(super) argv: &'a [String],
+    /// Its environment, secrets masked.
+    pub(super) environment: BTreeMap<String, String>,
+    /// Largest core file that the kernel would have written, in bytes; `None` for no limit.
+    pub(super) core_limit_bytes: Option<u64>,
+    /// What the GPU's driver reported while it ran.
+    pub(super) gpu_errors: Vec<GpuError>,
+}
+
+/// Writes a bundle below `crashes`, and removes the oldest if there are too many.
+pub(super) fn write(crashes: &Path, crash: &Crash<'_>, log: &Path) -> io::Result<PathBuf> {
+    private_directory(crashes)?;
+    prune(crashes, KEPT - 1);
+    let number = 1 + newest(crashes);
+    let bundle = crashes.join(format!("{number:04}-{}", crash.process.name));
+    private_directory(&bundle)?;
+    fs::write(bundle.join("crash.json"), serde_json::to_vec_pretty(crash)?)?;
+    let mut lines = log_file::last_lines(log, LINES).join("\n");
+    lines.push('\n');
+    fs::write(bundle.join("log.txt"), lines)?;
+    Ok(bundle)
+}
+
+fn private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Bundles, oldest first; their names begin with a number.
+fn bundles(crashes: &Path) -> Vec<(u32, PathBuf)> {
+    let entries = fs::read_dir(crashes).into_iter().flatten().flatten();
+    let numbered = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let number = name.to_str()?.split_once('-')?.0.parse().ok()?;
+        Some((number, entry.path()))
+    });
+    let mut bundles: Vec<_> = numbered.collect();
+    bundles.sort();
+    bundles
+}
+
+fn newest(crashes: &Path) -> u32 {
+    bundles(crashes).last().map_or(0, |(number, _)| *number)
+}
+
+fn prune(crashes: &Path, keep: usize) {
+    let bundles = bundles(crashes);
+    for (_, old) in &bundles[..bundles.len().saturating_sub(keep)] {
+        // One that stays costs only room.
+        let _ = fs::remove_dir_all(old);
+    }
+}
+
+/// An environment, with the values of secrets masked, and passwords within addresses.
+pub(super) fn masked(
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> BTreeMap<String, String> {
+    environment
+        .into_iter()
+        .map(|(name, value)| {
+            let upper = name.to_uppercase();
+            let secret = SECRETS.iter().any(|word| upper.contains(word));
+            let value = if secret { "***".to_owned() } else { without_password(&value) };
+            (name, value)
+        })
+        .collect()
+}
+
+/// `scheme://user:password@host` without the password.
+fn without_password(value: &str) -> String {
+    let masked = || {
+        let (scheme, rest) = value.split_once("://")?;
+        let authority = rest.split('/').next()?;
+        let (login, _) = authority.rsplit_once('@')?;
+        let (user, _) = login.split_once(':')?;
+        Some(format!("{scheme}://{user}:***{}", &rest[login.len()..]))
+    };
+    masked().unwrap_or_else(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_masked_and_the_rest_is_not() {
+        let environment = [
+            ("AWS_SECRET_ACCESS_KEY", "abc"),
+            ("hf_token", "abc"),
+            ("UCX_TLS", "rc,sm"),
+            ("HTTPS_PROXY", "http://me:pass:word@proxy:80/x"),
+            ("URL", "http://host/a:b@c"),
+        ];
+        let masked = masked(environment.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(masked["AWS_SECRET_ACCESS_KEY"], "***");
+        assert_eq!(masked["hf_token"], "***");
+        assert_eq!(masked["UCX_TLS"], "rc,sm");
+        assert_eq!(masked["HTTPS_PROXY"], "http://me:***@proxy:80/x");
+        assert_eq!(masked["URL"], "http://host/a:b@c");
+    }
+
+    #[test]
+    fn the_oldest_bundles_go_first() {
+        let folder = tempfile::tempdir().expect("a directory");
+        for number in 1..6 {
+            fs::create_dir(folder.path().join(format!("{number:04}-gpu0"))).expect("made");
+        }
+        prune(folder.path(), 2);
+        let left: Vec<u32> = bundles(folder.path()).into_iter().map(|(number, _)| number).collect();
+        assert_eq!(left, [4, 5]);
+    }
+}

@@ -1,0 +1,70 @@
+//! The state as numbers, in Prometheus's text form.
+//!
+//! *Invariant:* every series has the cluster's name; a process's also its own.
+
+use std::fmt::Write;
+
+use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
+use crate::os::process::resident_bytes;
+
+/// Renders the state, and the memory of its processes as it is now.
+pub(super) fn render(state: &ClusterState) -> String {
+    let mut text = String::new();
+    let cluster = &state.name;
+    let ready = u8::from(state.state == ClusterPhase::Ready);
+    family(&mut text, "ready", "gauge", "Whether every wanted process is READY.");
+    sample(&mut text, "ready", &format!("cluster=\"{cluster}\""), f64::from(ready));
+    if let Some(millis) = state.ready_after_ms {
+        family(&mut text, "start_seconds", "gauge", "From the begin to the first READY.");
+        sample(&mut text, "start_seconds", &format!("cluster=\"{cluster}\""), seconds(millis));
+    }
+    let processes: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
+    let labels = |process: &ProcessState| {
+        format!("cluster=\"{cluster}\",process=\"{}\"", escaped(&process.name))
+    };
+    family(&mut text, "process_ready", "gauge", "Whether the process is READY.");
+    for process in &processes {
+        let ready = u8::from(process.state == ProcessPhase::Ready);
+        sample(&mut text, "process_ready", &labels(process), f64::from(ready));
+    }
+    family(&mut text, "process_failed", "gauge", "Whether the process is not tried again.");
+    for process in &processes {
+        let failed = u8::from(process.state == ProcessPhase::Failed);
+        sample(&mut text, "process_failed", &labels(process), f64::from(failed));
+    }
+    family(&mut text, "process_restarts_total", "counter", "How often it was started again.");
+    for process in &processes {
+        sample(&mut text, "process_restarts_total", &labels(process), f64::from(process.restarts));
+    }
+    family(&mut text, "process_start_seconds", "gauge", "From its last start to READY.");
+    for process in &processes {
+        if let Some(millis) = process.timings.ready_ms {
+            sample(&mut text, "process_start_seconds", &labels(process), seconds(millis));
+        }
+    }
+    family(&mut text, "process_resident_bytes", "gauge", "Its resident memory.");
+    for process in &processes {
+        if let Some(bytes) = process.pid.and_then(resident_bytes) {
+            sample(&mut text, "process_resident_bytes", &labels(process), bytes as f64);
+        }
+    }
+    text
+}
+
+fn family(text: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "# HELP cuda_cluster_{name} {help}");
+    let _ = writeln!(text, "# TYPE cuda_cluster_{name} {kind}");
+}
+
+fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
+    let _ = writeln!(text, "cuda_cluster_{name}{{{labels}}} {value}");
+}
+
+fn seconds(millis: u64) -> f64 {
+    millis as f64 / 1e3
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

@@ -1,0 +1,91 @@
+//! Whatever is killed, and whatever the processes do: nothing of the cluster is left.
+
+mod bench;
+
+use std::time::{Duration, Instant};
+
+use bench::{Bench, launch, lives, marked};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const BOTH: [&str; 2] = ["with-control-groups", "without-control-groups"];
+
+const BAD: [&str; 3] = ["ignore-term children=12 daemon ready", "daemon ready stop", "ready"];
+
+/// Waits until nothing is left, and says how long that took.
+fn gone(keeper: &bench::Keeper) -> Duration {
+    let begin = Instant::now();
+    while !marked(&keeper.run_directory).is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", marked(&keeper.run_directory));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    begin.elapsed()
+}
+
+#[test]
+fn a_killed_supervisor_leaves_nothing_daemons_included() {
+    for containment in BOTH {
+        let bench = Bench::new();
+        let keeper = bench.keep(&launch("killed", &BAD), &[containment]);
+        let state = keeper.state();
+        assert_eq!(marked(&keeper.run_directory).len(), 3 + 12 + 2);
+        keeper.signal(Signal::SIGKILL);
+        let took = gone(&keeper);
+        println!("{}: all gone {took:?} after SIGKILL of the supervisor", state.containment);
+        assert!(took < Duration::from_secs(1));
+        let guardian = state.guardian_pid.expect("a guardian");
+        while lives(guardian) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // The directory is stale now, and the next to come cleans it.
+        assert!(keeper.run_directory.exists());
+        let again = bench.keep(&launch("killed", &["ready"]), &[containment]);
+        assert!(again.first.starts_with("READY"), "{}", again.first);
+    }
+}
+
+#[test]
+fn a_killed_guardian_leaves_nothing_and_is_named_as_the_cause() {
+    for containment in BOTH {
+        let bench = Bench::new();
+        let mut keeper = bench.keep(&launch("guard", &BAD), &[containment]);
+        let guardian = keeper.state().guardian_pid.expect("a guardian");
+        kill(Pid::from_raw(guardian.cast_signed()), Signal::SIGKILL).expect("it lives");
+        let ended = keeper.word();
+        assert!(ended.contains("the guardian process has ended"), "{ended}");
+        println!("{containment}: all gone {:?} after the guardian", gone(&keeper));
+    }
+}
+
+#[test]
+fn a_stopped_guardian_does_not_keep_the_supervisor() {
+    let bench = Bench::new();
+    let mut quick = launch("stuck", &BAD);
+    quick.supervision.grace = cuda_cluster::units::Span::millis(200);
+    let mut keeper = bench.keep(&quick, &[]);
+    let guardian = keeper.state().guardian_pid.expect("a guardian");
+    kill(Pid::from_raw(guardian.cast_signed()), Signal::SIGSTOP).expect("it lives");
+    keeper.signal(Signal::SIGTERM);
+    keeper.signal(Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(100));
+    keeper.signal(Signal::SIGTERM);
+    let ended = keeper.word();
+    assert!(ended.starts_with("ENDED Stopped"), "{ended}");
+    gone(&keeper);
+    assert!(!lives(guardian));
+}
+
+#[test]
+fn of_two_that_come_at_once_one_is_told_that_the_name_is_taken() {
+    let bench = Bench::new();
+    let launch = launch("twice", &["ready"]);
+    let (first, second) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| bench.keep(&launch, &[]));
+        let other = scope.spawn(|| bench.keep(&launch, &[]));
+        (one.join().expect("kept"), other.join().expect("kept"))
+    });
+    let mut words = [first.first.clone(), second.first.clone()];
+    words.sort();
+    assert!(words[0].starts_with("READY"), "{words:?}");
+    assert!(words[1].starts_with("REFUSED a cluster named twice is already running"), "{words:?}");
+}
