@@ -109,7 +109,7 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;
-    let options = Options { helper: program.to_owned() };
+    let options = Options { helper: program.to_owned(), ..Options::default() };
     Ok(Supervisor::start(launch, directory, options).await?)
 }
 
