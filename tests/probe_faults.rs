@@ -225,3 +225,13 @@ fn without_sysfs_only_nvlinks_are_known() {
     );
     assert!(said.iter().any(|note| note.starts_with("GPU0: sysfs does not have it; its CPUs")));
 }
+
+#[test]
+fn nvlinks_that_end_nowhere_known_join_nothing_and_are_noted() {
+    let faults = "far-ends=untold far-ends=hidden";
+    let seen = spoiled("dgx-1-v100", |fake| fake.with_faults(faults).seen());
+    assert!(seen.links.iter().all(|(_, _, kind)| !matches!(kind, LinkKind::Nv(_))));
+    assert_eq!(seen.nvswitch, None);
+    let untold = |gpu| format!("GPU{gpu}: NVML does not tell what 6 of its NVLinks end in");
+    assert_eq!(notes(&seen), (0..8).map(untold).collect::<Vec<_>>());
+}

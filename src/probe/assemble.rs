@@ -38,6 +38,7 @@ pub(super) fn topology(
     let near = HostNodes::new(&numa);
     let mut bridges = Bridges::default();
     resolve_far_ends(&mut findings.gpus, &host);
+    notes.extend(findings.gpus.iter().filter_map(unknown_far_ends));
     let nvswitch = nvswitches(&findings.gpus, &host);
     let gpus = findings.gpus.into_iter();
     let gpus = gpus.map(|seen| placed_gpu(seen, &host, &near, &mut bridges, &mut notes)).collect();
@@ -151,6 +152,16 @@ fn resolve_far_ends(gpus: &mut [Seen], host: &Host) {
             };
         }
     }
+}
+
+/// A note when active NVLinks end nowhere that is known, so that they join nothing.
+fn unknown_far_ends(seen: &Seen) -> Option<Note> {
+    let links = seen.gpu.nvlinks.iter();
+    let unknown = links.filter(|link| link.active && link.peer == NvLinkPeer::Unknown).count();
+    (unknown > 0).then(|| {
+        let text = format!("NVML does not tell what {unknown} of its NVLinks end in");
+        Note::new(format!("GPU{}", seen.gpu.index), text)
+    })
 }
 
 /// Counts the NVSwitches that NVLinks end in; `None` when an end is unknown.

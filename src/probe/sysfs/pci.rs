@@ -236,12 +236,16 @@ fn capability(port: &Path) -> Option<BridgeKind> {
     None
 }
 
-/// The port type in the name of a port service: `0000:02:08.0:pcie204` is type 2 + 4
-/// (`get_descriptor_id` in the kernel's `drivers/pci/pcie/portdrv.c`).
+/// The port type in the name of a port service: `0000:02:08.0:pcie204`, in old kernels
+/// `0000:02:08.0:pcie24`, is type 2 + 4 (`get_descriptor_id` in the kernel's `portdrv.c`).
 fn service(port: &Path) -> Option<BridgeKind> {
     let prefix = format!("{}:pcie", name_of(port));
     let digit = names(port).iter().find_map(|name| {
-        name.strip_prefix(&prefix).filter(|rest| rest.len() == 3)?.chars().next()?.to_digit(16)
+        name.strip_prefix(&prefix)
+            .filter(|rest| matches!(rest.len(), 2 | 3))?
+            .chars()
+            .next()?
+            .to_digit(16)
     })?;
     Some(port_type(digit + 4))
 }

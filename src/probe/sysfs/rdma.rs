@@ -32,10 +32,8 @@ pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Ni
 }
 
 fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<Note>) -> Nic {
-    let device = class.join(&name);
-    let pci: Option<PciAddress> = std::fs::read_link(device.join("device"))
-        .ok()
-        .and_then(|target| target.file_name()?.to_str()?.parse().ok());
+    let device = root.follow(&class.join(&name)).unwrap_or_else(|| class.join(&name));
+    let pci = (!is_software(root, &device)).then(|| function_above(&device)).flatten();
     let netdevs = pci.and_then(|place| tree.path(place)).map(|path| names(&path.join("net")));
     let netdevs = netdevs.unwrap_or_default();
     let mut ports: Vec<Port> = names(&device.join("ports"))
@@ -44,11 +42,23 @@ fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<
         .map(|number| port(root, &device, &name, number, &netdevs, notes))
         .collect();
     ports.sort_by_key(|port| port.port);
-    let kind = match pci {
-        None => NicKind::Software,
-        Some(_) => bond_role(root, &ports),
-    };
+    let kind = if is_software(root, &device) { NicKind::Software } else { bond_role(root, &ports) };
     Nic { name, pci, ports, kind, ..Nic::default() }
+}
+
+/// The PCI function that a device hangs off, directly or (mlx5 subfunctions) further up.
+fn function_above(device: &Path) -> Option<PciAddress> {
+    device.ancestors().skip(1).find_map(|above| above.file_name()?.to_str()?.parse().ok())
+}
+
+/// Whether there is no RDMA hardware below a device: SoftRoCE (rxe) or SoftiWARP (siw).
+///
+/// They have no parent, except in older kernels, where they hang off the Ethernet card that
+/// they use. rxe names that card in `parent` (`rxe_verbs.c`), siw itself in `node_desc` (`siw.h`).
+fn is_software(root: &Root, device: &Path) -> bool {
+    device.starts_with(root.join("devices/virtual"))
+        || device.join("parent").exists()
+        || first_line(&device.join("node_desc")).is_some_and(|text| text.starts_with("Software"))
 }
 
 fn port(
@@ -163,6 +173,28 @@ mod tests {
         let mut names = ["mlx5_10", "rocep25s0f1", "mlx5_2", "mlx5_bond_0", "mlx5_1"];
         names.sort_by_key(|name| natural(name));
         assert_eq!(names, ["mlx5_1", "mlx5_2", "mlx5_10", "mlx5_bond_0", "rocep25s0f1"]);
+    }
+
+    #[test]
+    fn software_devices_are_known_wherever_they_hang() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root(dir.path().to_owned());
+        let card = dir.path().join("devices/pci0000:00/0000:00:02.0");
+        for (place, file, text) in [
+            ("infiniband/mlx5_0", "node_desc", "host mlx5_0"),
+            ("mlx5_core.sf.4/infiniband/mlx5_4", "node_desc", "host mlx5_4"),
+            ("infiniband/rxe0", "parent", "eth0"),
+            ("infiniband/siw0", "node_desc", "Software iWARP stack"),
+        ] {
+            std::fs::create_dir_all(card.join(place)).unwrap();
+            std::fs::write(card.join(place).join(file), text).unwrap();
+        }
+        let software = |place: &str| is_software(&root, &card.join(place));
+        assert!(!software("infiniband/mlx5_0") && !software("mlx5_core.sf.4/infiniband/mlx5_4"));
+        assert!(software("infiniband/rxe0") && software("infiniband/siw0"));
+        assert!(is_software(&root, &dir.path().join("devices/virtual/infiniband/siw0")));
+        let function = "0000:00:02.0".parse().ok();
+        assert_eq!(function_above(&card.join("mlx5_core.sf.4/infiniband/mlx5_4")), function);
     }
 
     #[test]
