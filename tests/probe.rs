@@ -11,7 +11,8 @@ use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::probe::{self, Libraries, Options};
 use cuda_cluster::topology::{self, Topology};
 
-use fake_machine::FakeMachine;
+use fake_machine::{FakeMachine, random};
+use proptest::prelude::*;
 
 /// A machine of the catalogue.
 fn builtin(name: &str) -> Topology {
@@ -178,4 +179,17 @@ fn an_odd_machine_is_seen_as_it_is_described() {
             "mlx5_9: its PCIe link runs at 8 GT/s ×16 now; it can do 16 GT/s ×16",
         ]
     );
+}
+
+proptest! {
+    // Every case is a process.
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_machine_is_seen_as_it_is_described(bytes in proptest::collection::vec(any::<u8>(), 97)) {
+        let described = random::machine(&mut random::Dice::new(&bytes));
+        let dir = tempfile::tempdir().unwrap();
+        let seen = FakeMachine::write(&described, dir.path()).unwrap().seen();
+        assert_seen_as_described(&seen, &described);
+    }
 }

@@ -106,7 +106,7 @@ pub struct Probed {
     pub timings: Timings,
 }
 
-/// How long looking took, by source. NVML runs beside the others: the parts can exceed the whole.
+/// How long looking took, by source. They are asked side by side: the parts can exceed the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
     /// Milliseconds in NVML, loading the library included.
@@ -122,8 +122,8 @@ pub struct Timings {
 impl std::fmt::Display for Timings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { nvml_ms, hwloc_ms, sysfs_ms, total_ms } = self;
-        write!(f, "NVML {nvml_ms:.1} ms beside hwloc {hwloc_ms:.1} ms and sysfs {sysfs_ms:.1} ms")?;
-        write!(f, "; {total_ms:.1} ms in all")
+        write!(f, "NVML {nvml_ms:.1} ms, hwloc {hwloc_ms:.1} ms and sysfs {sysfs_ms:.1} ms, ")?;
+        write!(f, "side by side; {total_ms:.1} ms in all")
     }
 }
 
@@ -176,8 +176,12 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
         let _ = sender.send((findings, begin.elapsed()));
     });
 
-    let (processors, hwloc_time) = timed(hwloc::look);
-    let (host, host_time) = timed(|| sysfs::look(&options.sysfs, &options.procfs));
+    let ((processors, hwloc_time), (host, host_time)) = std::thread::scope(|beside| {
+        let processors = beside.spawn(|| timed(hwloc::look));
+        let host = timed(|| sysfs::look(&options.sysfs, &options.procfs));
+        let processors = processors.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (processors, host)
+    });
 
     let waited = answer.recv_timeout(options.nvml_limit);
     let (findings, nvml_time) =

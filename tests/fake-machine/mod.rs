@@ -10,6 +10,7 @@
 
 mod hwloc;
 mod procfs;
+pub mod random;
 mod sysfs;
 
 use std::ffi::OsString;
