@@ -7,6 +7,7 @@
 
 mod down;
 mod events;
+mod exec;
 mod failure;
 mod flags;
 mod logs;
@@ -16,6 +17,8 @@ mod progress;
 mod ps;
 mod reach;
 mod restart;
+mod run;
+mod signals;
 mod source;
 mod spec;
 mod topo;
@@ -48,6 +51,10 @@ enum Command {
     Spec(spec::Arguments),
     /// Brings a cluster up: every process READY, or nothing left of it.
     Up(Box<up::Arguments>),
+    /// Runs a program on every GPU, one rank each, until the first fails or all are done.
+    Run(Box<run::Arguments>),
+    /// Binds this one process by its local rank and becomes a program (under srun, torchrun, …).
+    Exec(Box<exec::Arguments>),
     /// Shows running clusters and their processes.
     Ps(ps::Arguments),
     /// Shows what a cluster's processes wrote.
@@ -107,6 +114,8 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Spec(arguments) => spec::run(&arguments),
         Command::Up(arguments) => up::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Exec(arguments) => exec::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),

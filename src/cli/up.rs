@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use clap::Args;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::failure::{Exit, Failure};
 use super::flags::{self, Asked};
 use super::progress::Progress;
+use super::signals::Signals;
 use super::{output, plan, reach, source, workers};
 use crate::cluster::{self, Detached, Prepared, Report, UpError};
 use crate::ids::GpuUuid;
@@ -35,22 +35,27 @@ pub(super) struct Arguments {
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = arguments.asked.request()?;
-    let topology = flags::machine(&request)?;
-    let plan = flags::planned_for(&topology, &request, &probe::caller())?;
     if arguments.dry_run {
-        return plan::show(&plan);
+        return plan::show(&flags::planned(&request)?);
     }
+    let prepared = prepare(&request)?;
+    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
+}
+
+/// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
+pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
+    let plan = flags::planned(request)?;
     let prepared = if plan.machine.simulated {
         Prepared::simulated(plan, &probe::here(&source::live()?.topology))
     } else if request.spec.topology.is_none() || is_here(&plan, &source::live()?.topology) {
         Prepared::here(plan)
     } else {
-        return Err(elsewhere(&request));
+        return Err(elsewhere(request));
     };
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
         output::note(note);
     }
-    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
+    Ok(prepared)
 }
 
 /// Whether every GPU of a plan is in this machine, told by its identity.
@@ -139,7 +144,7 @@ async fn attend(
             }
         }
     }
-    match (supervisor.wait().await, signals.first) {
+    match (supervisor.wait().await, signals.first()) {
         (Outcome::NotReady(cause), _) => Err(failed(Exit::NotReady, &cause)),
         (Outcome::Failed(cause), _) => Err(failed(Exit::Failed, &cause)),
         (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
@@ -177,7 +182,7 @@ fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
                 }
                 Some(Report::Ended { late, cause }) => {
                     progress.finish();
-                    return match (cause, signals.first) {
+                    return match (cause, signals.first()) {
                         (_, Some(number)) => Ok(Exit::Signal(number)),
                         (Some(cause), None) if late => Err(failed(Exit::NotReady, &cause)),
                         (Some(cause), None) => Err(failed(Exit::Failed, &cause)),
@@ -222,7 +227,7 @@ fn announce(state: &ClusterState, began: Instant) {
     ));
 }
 
-fn refused(error: UpError) -> Failure {
+pub(super) fn refused(error: UpError) -> Failure {
     let hint = error.hint();
     let exit = match error {
         UpError::RunDirectory(_) | UpError::Launch(_) | UpError::Refused { .. } => Exit::Usage,
@@ -235,51 +240,6 @@ fn failed(exit: Exit, cause: &Cause) -> Failure {
     let what = if exit == Exit::NotReady { "the cluster is not READY in time" } else { "" };
     let text = if what.is_empty() { cause.to_string() } else { format!("{what}: {cause}") };
     Failure::new(exit, anyhow::anyhow!(text))
-}
-
-/// The signals that ask a foreground process to end.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-    /// How many came.
-    count: u32,
-    /// The number of the first one.
-    first: Option<u8>,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| {
-                let error = anyhow::Error::new(error).context("cannot listen for signals");
-                Failure::new(Exit::Failed, error)
-            })
-        };
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-            hangup: listen(SignalKind::hangup())?,
-            count: 0,
-            first: None,
-        })
-    }
-
-    /// The number of the next one.
-    async fn next(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.interrupt.recv() => 2,
-            _ = self.terminate.recv() => 15,
-            _ = self.hangup.recv() => 1,
-        }
-    }
-
-    /// Counts one, and says what it asks for.
-    fn escalation(&mut self, number: u8) -> Escalation {
-        self.count += 1;
-        self.first.get_or_insert(number);
-        Escalation::of_request(self.count)
-    }
 }
 
 /// `__supervise`: becomes the supervisor of the plan on standard input.

@@ -1,8 +1,10 @@
 //! From a plan to the processes that carry it out. The only place that knows the engines' programs
 //! and the supervisor's terms.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
+use crate::engine::command;
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
@@ -18,29 +20,43 @@ pub enum LaunchError {
         /// The engine.
         engine: EngineKind,
     },
+    /// The command engine has nothing to run.
+    #[error("the command engine was given no program")]
+    NoProgram,
 }
 
-/// The processes of a plan. `program` is a `cuda-cluster` binary, or one that embeds this crate.
+impl LaunchError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            LaunchError::Engine { .. } => None,
+            LaunchError::NoProgram => {
+                Some("cuda-cluster run -- PROGRAM, or command.argv in the spec".to_owned())
+            }
+        }
+    }
+}
+
+/// What a launch depends on beyond its plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// A `cuda-cluster` binary, or one that embeds this crate.
+    pub program: &'a Path,
+    /// Where rank 0 of the command engine shall listen.
+    pub rendezvous: SocketAddr,
+    /// Whether the command engine's ranks are expected to end.
+    pub to_completion: bool,
+}
+
+/// The processes of a plan.
 ///
 /// # Errors
 /// If the engine cannot be launched.
-pub fn launch(plan: &Plan, program: &Path) -> Result<Launch, LaunchError> {
-    if plan.engine != EngineKind::Native {
-        return Err(LaunchError::Engine { engine: plan.engine });
-    }
-    let scheduler = plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
-        env: scheduler.env.clone(),
-        ..native(program, SCHEDULER, "__scheduler", &scheduler.binding)
-    });
-    let worker = |worker: &WorkerPlan| ProcessSpec {
-        env: worker.env.clone(),
-        memory_limit_bytes: worker.memory_limit_bytes,
-        gpu: worker.gpu.as_ref().map(|gpu| ProcessGpu {
-            index: gpu.index.0,
-            uuid: gpu.uuid.clone(),
-            pci: gpu.pci,
-        }),
-        ..native(program, &worker.name, "__worker", &worker.binding)
+pub fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
+    let (scheduler, workers) = match plan.engine {
+        EngineKind::Native => native(plan, around.program),
+        EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
+        EngineKind::Dask => return Err(LaunchError::Engine { engine: plan.engine }),
     };
     Ok(Launch {
         name: plan.name.clone(),
@@ -49,15 +65,53 @@ pub fn launch(plan: &Plan, program: &Path) -> Result<Launch, LaunchError> {
         supervision: plan.supervision.clone(),
         strict: plan.requirements.strict,
         scheduler,
-        workers: plan.workers.iter().map(worker).collect(),
-        run_to_completion: false,
+        workers,
+        run_to_completion: plan.engine == EngineKind::Command && around.to_completion,
     })
 }
 
-fn native(program: &Path, name: &str, subcommand: &str, binding: &Binding) -> ProcessSpec {
+/// The native engine: this program, under its hidden subcommands.
+fn native(plan: &Plan, program: &Path) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
+    let argv = |subcommand: &str| vec![program.display().to_string(), subcommand.to_owned()];
+    let scheduler = plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
+        env: scheduler.env.clone(),
+        ..bare(SCHEDULER, argv("__scheduler"), &scheduler.binding)
+    });
+    let workers = plan.workers.iter().map(|planned| worker(planned, argv("__worker")));
+    (scheduler, workers.collect())
+}
+
+/// The command engine: the user's program, told its rank. It knows nothing of the status pipe.
+fn ranks(plan: &Plan, rendezvous: SocketAddr) -> Result<Vec<ProcessSpec>, LaunchError> {
+    let argv: Option<Vec<String>> =
+        plan.engine_options.get("argv").and_then(|argv| serde_json::from_value(argv.clone()).ok());
+    let argv = argv.filter(|argv| !argv.is_empty()).ok_or(LaunchError::NoProgram)?;
+    let rank = |planned: &WorkerPlan| {
+        let mut spec = worker(planned, argv.clone());
+        let world = plan.workers.len();
+        spec.env.extend(command::rank_environment(planned.rank, world, rendezvous));
+        ProcessSpec { ready: ReadyWhen::Executed, ..spec }
+    };
+    Ok(plan.workers.iter().map(rank).collect())
+}
+
+fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
+    ProcessSpec {
+        env: planned.env.clone(),
+        memory_limit_bytes: planned.memory_limit_bytes,
+        gpu: planned.gpu.as_ref().map(|gpu| ProcessGpu {
+            index: gpu.index.0,
+            uuid: gpu.uuid.clone(),
+            pci: gpu.pci,
+        }),
+        ..bare(&planned.name, argv, &planned.binding)
+    }
+}
+
+fn bare(name: &str, argv: Vec<String>, binding: &Binding) -> ProcessSpec {
     ProcessSpec {
         name: name.to_owned(),
-        argv: vec![program.display().to_string(), subcommand.to_owned()],
+        argv,
         env: Default::default(),
         env_remove: Vec::new(),
         directory: None,

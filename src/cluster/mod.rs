@@ -11,5 +11,5 @@ mod start;
 
 pub use control::{Control, ControlError, Lines};
 pub use find::{FindError, Found, find, running};
-pub use launch::{LaunchError, SCHEDULER, launch};
+pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
 pub use start::{Detached, Prepared, Report, UpError, start};

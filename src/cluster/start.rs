@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::launch::{LaunchError, launch};
+use super::launch::{LaunchError, Surroundings, launch};
+use crate::engine::command;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::plan::{Here, Plan, adapt_to_here};
 use crate::supervise::{Cause, ClusterState, Options, Outcome, StartError, Supervisor};
@@ -31,6 +32,9 @@ pub enum UpError {
     /// The system has no randomness for the secret.
     #[error("cannot make a secret: {0}")]
     Secret(getrandom::Error),
+    /// There is no port for rank 0 of the command engine.
+    #[error("there is no free port for rank 0 to listen on")]
+    Rendezvous(#[source] std::io::Error),
     /// The plan has no text form.
     #[error("cannot write the plan as JSON")]
     Plan(#[source] serde_json::Error),
@@ -65,6 +69,7 @@ impl UpError {
         match self {
             UpError::RunDirectory(error) => error.hint(),
             UpError::Supervisor(error) => error.hint(),
+            UpError::Launch(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
             _ => None,
         }
@@ -80,18 +85,21 @@ pub struct Prepared {
     pub launched: Plan,
     /// How the two differ.
     pub notes: Vec<Note>,
+    /// Whether the command engine's ranks are expected to end; their logs then stay for whoever
+    /// asked for that, who removes the run directory.
+    pub to_completion: bool,
 }
 
 impl Prepared {
     /// A plan for this machine.
     pub fn here(plan: Plan) -> Self {
-        Self { launched: plan.clone(), plan, notes: Vec::new() }
+        Self { launched: plan.clone(), plan, notes: Vec::new(), to_completion: false }
     }
 
     /// A plan for another machine, cut down to what this one has.
     pub fn simulated(plan: Plan, here: &Here) -> Self {
         let (launched, notes) = adapt_to_here(&plan, here);
-        Self { plan, launched, notes }
+        Self { plan, launched, notes, to_completion: false }
     }
 }
 
@@ -103,13 +111,16 @@ impl Prepared {
 /// # Errors
 /// If the name is taken, or the supervisor cannot begin.
 pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, UpError> {
-    let Prepared { plan, launched, .. } = prepared;
-    let launch = launch(launched, program)?;
+    let Prepared { plan, launched, to_completion, .. } = prepared;
+    let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
+    let around = Surroundings { program, rendezvous, to_completion: *to_completion };
+    let launch = launch(launched, around)?;
     let directory = RunDirectory::acquire(&plan.name)?;
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;
-    let options = Options { helper: program.to_owned(), ..Options::default() };
+    let options =
+        Options { helper: program.to_owned(), keep: *to_completion, ..Options::default() };
     Ok(Supervisor::start(launch, directory, options).await?)
 }
 

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 pub mod binding;
 pub mod containment;
+pub mod execute;
 pub mod guardian;
 pub mod log_file;
 mod pidfd;

@@ -133,7 +133,7 @@ impl Actor {
             bundles: JoinSet::new(),
             look_at: None,
             control,
-            keep: false,
+            keep: options.keep,
         };
         Ok((actor, handle))
     }
@@ -152,7 +152,7 @@ impl Actor {
             for action in actions {
                 if let Some(outcome) = self.act(action) {
                     self.show();
-                    self.keep = !outcome.is_good();
+                    self.keep |= !outcome.is_good();
                     return self.finish(outcome).await;
                 }
             }

@@ -26,11 +26,19 @@ pub struct Options {
     pub control_groups: bool,
     /// Looks at GPUs; without one, a dead process's GPU counts as free.
     pub gpus: Option<Arc<dyn GpuWatch>>,
+    /// Whether the run directory stays after a good end too, unlocked, for whoever reads its logs
+    /// and then removes it.
+    pub keep: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { helper: PathBuf::from("/proc/self/exe"), control_groups: true, gpus: None }
+        Self {
+            helper: PathBuf::from("/proc/self/exe"),
+            control_groups: true,
+            gpus: None,
+            keep: false,
+        }
     }
 }
 

@@ -46,6 +46,8 @@ impl Sandbox {
             .args(arguments)
             .env("XDG_RUNTIME_DIR", self.runtime.path())
             .env_remove("CUDA_VISIBLE_DEVICES")
+            .env_remove("LOCAL_RANK")
+            .env_remove("SLURM_LOCALID")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -1,0 +1,64 @@
+//! `exec`: binds this one process as the worker of its local rank, and becomes a program.
+
+use clap::Args;
+
+use super::failure::{Exit, Failure};
+use super::flags::Asked;
+use super::{output, up};
+use crate::engine::command;
+use crate::os::execute;
+use crate::spec::EngineKind;
+
+/// Arguments of `exec`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    asked: Asked,
+    /// The rank on this machine [default: what the launcher around this says]
+    #[arg(long, value_name = "N")]
+    rank: Option<u32>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// Binds this process and becomes a program; returns only if that fails.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let request = arguments.asked.request_with(|spec| {
+        spec.engine = Some(EngineKind::Command);
+        spec.command.argv = Some(arguments.command.clone());
+    })?;
+    let (source, rank) = match arguments.rank {
+        Some(rank) => ("--rank", rank),
+        None => command::local_rank(|name| std::env::var(name).ok()).map_err(|error| {
+            let hint = error.hint();
+            Failure::new(Exit::Usage, error).maybe_hint(hint)
+        })?,
+    };
+    let prepared = up::prepare(&request)?;
+    let workers = &prepared.launched.workers;
+    let worker = workers.iter().find(|worker| worker.rank == rank).ok_or_else(|| {
+        let error = anyhow::anyhow!(
+            "there is no worker for rank {rank} (from {source}): the plan has {}",
+            workers.len()
+        );
+        Failure::new(Exit::Usage, error).hint("cuda-cluster plan shows them")
+    })?;
+    let bound = execute::bind(&worker.binding);
+    if !bound.notes.is_empty() && prepared.plan.requirements.strict {
+        let error = anyhow::anyhow!("under --strict: {}", bound.notes.join("; "));
+        return Err(Failure::new(Exit::Failed, error));
+    }
+    for note in &bound.notes {
+        output::note(note);
+    }
+    let (program, rest) = arguments.command.split_first().ok_or_else(|| {
+        Failure::new(Exit::Usage, anyhow::anyhow!("there is no program to become"))
+    })?;
+    let error = execute::execute(program, rest, &worker.env);
+    let exit = match error.kind() {
+        std::io::ErrorKind::NotFound => Exit::Program(127),
+        _ => Exit::Program(126),
+    };
+    Err(Failure::new(exit, anyhow::Error::new(error).context(format!("cannot execute {program}"))))
+}

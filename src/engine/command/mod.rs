@@ -1,0 +1,103 @@
+//! Any program, one rank per GPU: what a rank is told about itself and the others.
+//!
+//! Does not start the ranks and knows nothing of what they run.
+//!
+//! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on one machine a rank is its local
+//! rank.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// What `torchrun` tells its ranks, by the same names: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
+/// `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
+pub fn rank_environment(rank: u32, world: usize, master: SocketAddr) -> BTreeMap<String, String> {
+    let variables = [
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("WORLD_SIZE", world.to_string()),
+        ("LOCAL_WORLD_SIZE", world.to_string()),
+        ("MASTER_ADDR", master.ip().to_string()),
+        ("MASTER_PORT", master.port().to_string()),
+    ];
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Where rank 0 shall listen: a port of this machine that nobody has now.
+///
+/// The port is free again when this returns, as for `torchrun`: rank 0 binds it itself.
+///
+/// # Errors
+/// If the system has no port, or `port` is taken.
+pub fn rendezvous(port: Option<u16>) -> std::io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port.unwrap_or(0)))?.local_addr()
+}
+
+/// Variables in which launchers tell a process its rank on this machine, the first found wins.
+pub const LOCAL_RANK_VARIABLES: [&str; 5] = [
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PMI_LOCAL_RANK",
+];
+
+/// Why this process's rank is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LocalRankError {
+    /// No launcher told it.
+    #[error("no variable tells this process its rank on this machine")]
+    Unknown,
+    /// It was told nonsense.
+    #[error("{variable}={value:?} is not a rank")]
+    Odd {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+impl LocalRankError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        let names = LOCAL_RANK_VARIABLES.join(", ");
+        Some(format!("give --rank N, or start this under a launcher that sets one of {names}"))
+    }
+}
+
+/// The rank of this process on this machine, as its launcher told it.
+///
+/// # Errors
+/// If none did, or what it said is no number.
+pub fn local_rank(
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<(&'static str, u32), LocalRankError> {
+    let told = LOCAL_RANK_VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let (variable, value) = told.ok_or(LocalRankError::Unknown)?;
+    match value.trim().parse() {
+        Ok(rank) => Ok((variable, rank)),
+        Err(_) => Err(LocalRankError::Odd { variable, value }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_launcher_that_speaks_is_believed() {
+        let slurm = |name: &str| (name == "SLURM_LOCALID").then(|| "3".to_owned());
+        assert_eq!(local_rank(slurm), Ok(("SLURM_LOCALID", 3)));
+        assert_eq!(local_rank(|_| None), Err(LocalRankError::Unknown));
+        let odd = local_rank(|name| (name == "LOCAL_RANK").then(|| "-1".to_owned()));
+        assert!(matches!(odd, Err(LocalRankError::Odd { variable: "LOCAL_RANK", .. })), "{odd:?}");
+    }
+
+    #[test]
+    fn a_taken_port_is_refused() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = taken.local_addr().expect("its address").port();
+        assert!(rendezvous(Some(port)).is_err());
+        assert_ne!(rendezvous(None).expect("another").port(), 0);
+    }
+}

@@ -1,0 +1,76 @@
+//! `run` and `exec`: any program, one rank per GPU.
+
+use crate::sandbox::Sandbox;
+
+const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "3"];
+
+fn run(sandbox: &Sandbox, flags: &[&str], script: &str) -> crate::sandbox::Said {
+    sandbox.run(&[&["run"], &MACHINE[..], flags, &["--", "sh", "-c", script]].concat())
+}
+
+#[test]
+fn every_rank_is_told_its_place_and_its_output_is_passed_on() {
+    let sandbox = Sandbox::new();
+    let script = "echo $RANK/$LOCAL_RANK of $WORLD_SIZE/$LOCAL_WORLD_SIZE at $MASTER_ADDR; \
+                  test \"$MASTER_PORT\" -gt 0 && echo a port";
+    let said = run(&sandbox, &["--prefix"], script);
+    assert_eq!(said.code, 0, "{said}");
+    let mut lines: Vec<&str> = said.stdout.lines().collect();
+    lines.sort_unstable();
+    // The best-connected three of a DGX-1 are not 0, 1, 2.
+    let names = ["gpu0", "gpu2", "gpu3"];
+    let mut wanted: Vec<String> = names
+        .iter()
+        .enumerate()
+        .map(|(rank, name)| format!("[{name}] {rank}/{rank} of 3/3 at 127.0.0.1"))
+        .chain(names.iter().map(|name| format!("[{name}] a port")))
+        .collect();
+    wanted.sort_unstable();
+    assert_eq!(lines, wanted, "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn the_first_failed_rank_stops_the_others_and_names_the_cause() {
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, &[], "if [ $RANK = 1 ]; then echo oh no; exit 7; fi; exec sleep 100");
+    assert_eq!(said.code, 7, "{said}");
+    assert!(said.stdout.contains("oh no"), "{said}");
+    assert!(said.stderr.contains("rank 1: gpu2 ended with status 7"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_rank_ended_by_a_signal_gives_the_run_its_number() {
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, &[], "if [ $RANK = 0 ]; then kill -SEGV $$; fi; exec sleep 100");
+    assert_eq!(said.code, 128 + 11, "{said}");
+    assert!(said.stderr.contains("SIGSEGV"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_program_that_is_not_there_is_said_so() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.run(&[&["run"], &MACHINE[..], &["--", "no-such-program"]].concat());
+    assert_eq!(said.code, 127, "{said}");
+    assert!(said.stderr.contains("cannot execute no-such-program"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn exec_binds_this_process_by_its_local_rank() {
+    let sandbox = Sandbox::new();
+    let become_sh = |rank: &[&str], script: &str| {
+        sandbox.run(&[&["exec"], &MACHINE[..], rank, &["--", "sh", "-c", script]].concat())
+    };
+    let said = become_sh(&["--rank", "1"], "grep Cpus_allowed_list /proc/self/status; exit 5");
+    assert_eq!(said.code, 5, "{said}");
+    assert!(said.stdout.starts_with("Cpus_allowed_list:"), "{said}");
+    let lost = become_sh(&[], "true");
+    assert_eq!(lost.code, 2, "{lost}");
+    assert!(lost.stderr.contains("SLURM_LOCALID"), "{lost}");
+    let beyond = become_sh(&["--rank", "3"], "true");
+    assert_eq!(beyond.code, 2, "{beyond}");
+    assert!(beyond.stderr.contains("the plan has 3"), "{beyond}");
+}
