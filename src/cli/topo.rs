@@ -34,10 +34,24 @@ enum Form {
     /// As `nvidia-smi topo -m` prints it.
     #[default]
     Matrix,
+    /// Package, NUMA node, switch, device.
+    Tree,
     /// Complete, for programs.
     Json,
     /// Complete, as a file to keep, edit or send.
     Yaml,
+    /// For NCCL, through NCCL_TOPO_FILE.
+    Nccl,
+    /// For Graphviz.
+    Dot,
+    /// A picture.
+    Svg,
+}
+
+impl Form {
+    fn carries_notes(self) -> bool {
+        matches!(self, Form::Json | Form::Yaml)
+    }
 }
 
 /// Shows a machine.
@@ -46,10 +60,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match arguments.output {
         Form::Json => output::print_json(&topology)?,
         Form::Yaml => output::print(&topology.to_yaml())?,
-        Form::Matrix => {
-            output::print(&coloured(&topology.to_matrix()))?;
-            topology.notes.iter().for_each(|note| output::note(note));
+        Form::Matrix => output::print(&coloured(&topology.to_matrix()))?,
+        Form::Tree => output::print(&topology.to_tree())?,
+        Form::Nccl => {
+            let text = topology.to_nccl().map_err(|error| Failure::new(Exit::Usage, error))?;
+            output::print(&text)?;
         }
+        Form::Dot => output::print(&topology.to_dot())?,
+        Form::Svg => output::print(&topology.to_svg())?,
+    }
+    if !arguments.output.carries_notes() {
+        topology.notes.iter().for_each(|note| output::note(note));
     }
     Ok(Exit::Done)
 }

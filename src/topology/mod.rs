@@ -28,6 +28,7 @@ pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};
 pub use read::{
     DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, SmiError, XmlError, parse,
 };
+pub use write::NcclFormError;
 
 /// The version of the text form that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;

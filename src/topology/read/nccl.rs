@@ -366,6 +366,7 @@ impl Reader {
                 }
             }
         }
+        one_card(&topology, &mut links);
         topology.links = links;
         asymmetric_nvlinks(&mut topology);
         Ok(topology)
@@ -406,6 +407,18 @@ fn across_cpus(topology: &Topology, links: &mut Links) {
         for (b, host_b) in &devices[n + 1..] {
             if links.between(*a, *b).is_none() && host_a != host_b {
                 links.set(*a, *b, LinkKind::Sys);
+            }
+        }
+    }
+}
+
+/// NICs that are functions of one device are on one card, whose port NCCL leaves out.
+fn one_card(topology: &Topology, links: &mut Links) {
+    let card = |nic: &Nic| nic.pci.map(|place| PciAddress { function: 0, ..place });
+    for (a, first) in (0u32..).zip(&topology.nics) {
+        for (b, second) in (a + 1..).zip(topology.nics.iter().skip(a as usize + 1)) {
+            if card(first).is_some() && card(first) == card(second) {
+                links.set(Device::Nic(a), Device::Nic(b), LinkKind::Pix);
             }
         }
     }

@@ -1,0 +1,238 @@
+//! A picture of the machine that a person enjoys.
+//!
+//! CPUs are at the top, GPUs at the bottom with their NVLinks below them. The colours of the wires
+//! are the kinds of links: the highest colour on the way between two devices is what the matrix
+//! calls their link.
+//!
+//! *Invariant:* the text is well-formed XML whatever the names in the topology are.
+
+mod cards;
+mod layout;
+mod nvlinks;
+
+use super::hierarchy::packages;
+use super::xml_escaped;
+use crate::topology::Topology;
+use crate::units::HumanBytes;
+use layout::{Layout, Rect, SWITCH_BAR, Step, Wire};
+use nvlinks::Fabric;
+
+const MARGIN: f64 = 28.0;
+const HEAD: f64 = 104.0;
+const NARROWEST: f64 = 780.0;
+
+const PIX: &str = "#2f80ed";
+const PXB: &str = "#0fa3a3";
+const PHB: &str = "#8e5bd6";
+const NODE: &str = "#e8a13a";
+const SYS: &str = "#e0555a";
+
+const STYLE: &str = "\
+text{font-family:'Inter','Segoe UI','Helvetica Neue',Arial,'DejaVu Sans',sans-serif;fill:#26324a}\
+.small{font-size:10px;fill:#5b6780}.label{font-size:12px;fill:#5b6780}.strong{font-weight:600}\
+.mono{font-family:'JetBrains Mono','DejaVu Sans Mono',monospace;font-size:9.5px;fill:#5b6780}";
+
+impl Topology {
+    /// The machine as a picture.
+    pub fn to_svg(&self) -> String {
+        let packages = packages(self);
+        let mut layout = Layout::new(&packages, MARGIN, HEAD);
+        let free = NARROWEST - MARGIN - layout.right;
+        if free > 0.0 {
+            layout = Layout::new(&packages, MARGIN + free / 2.0, HEAD);
+        }
+        let mut canvas = Canvas::default();
+        frames(&mut canvas, &layout);
+        sys(&mut canvas, &layout);
+        layout.wires.iter().for_each(|wire| draw_wire(&mut canvas, wire));
+        bars(&mut canvas, self, &layout);
+        layout.gpus.values().for_each(|(rect, gpu)| cards::gpu(&mut canvas, rect, gpu));
+        layout.nics.iter().for_each(|(rect, at, nic)| cards::nic(&mut canvas, rect, *at, nic));
+        let fabric = nvlinks::draw(&mut canvas, self, &layout);
+        let width = layout.right.max(NARROWEST - MARGIN) + MARGIN;
+        let bottom = legend(&mut canvas, self, &layout, &fabric);
+        title(&mut canvas, self);
+        canvas.finish(width, bottom + MARGIN)
+    }
+}
+
+/// SVG elements, in the order they are drawn.
+#[derive(Default)]
+struct Canvas {
+    body: String,
+}
+
+impl Canvas {
+    fn push(&mut self, element: &str) {
+        self.body.push_str(element);
+        self.body.push('\n');
+    }
+
+    fn rect(&mut self, rect: &Rect, radius: f64, fill: &str, stroke: &str, title: &str) {
+        let Rect { x, y, w, h } = rect;
+        let start = format!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"{radius}\" \
+             fill=\"{fill}\" stroke=\"{stroke}\""
+        );
+        if title.is_empty() {
+            self.push(&format!("{start}/>"));
+        } else {
+            self.push(&format!("{start}><title>{}</title></rect>", xml_escaped(title)));
+        }
+    }
+
+    fn text(&mut self, x: f64, y: f64, class: &str, more: &str, words: &str) {
+        let words = xml_escaped(words);
+        self.push(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\" {more}>{words}</text>"
+        ));
+    }
+
+    fn line(&mut self, from: (f64, f64), to: (f64, f64), colour: &str, width: f64) {
+        self.push(&format!(
+            "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" \
+             stroke-width=\"{width}\" stroke-linecap=\"round\"/>",
+            from.0, from.1, to.0, to.1
+        ));
+    }
+
+    fn finish(self, width: f64, height: f64) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             viewBox=\"0 0 {width:.0} {height:.0}\">\n<style>{STYLE}</style>\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#f5f7fb\"/>\n{}</svg>\n",
+            self.body
+        )
+    }
+}
+
+fn title(canvas: &mut Canvas, topology: &Topology) {
+    let name = topology.name.as_deref().unwrap_or("machine");
+    canvas.text(MARGIN, 42.0, "strong", "style=\"font-size:24px\"", name);
+    let count = |number: usize, what: &str| match number {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        _ => Some(format!("{number} {what}s")),
+    };
+    let driver = topology.driver.as_ref().map(|driver| format!("driver {driver}"));
+    let words = [
+        count(topology.gpus.len(), "GPU"),
+        count(topology.nics.len(), "NIC"),
+        count(topology.numa.iter().filter(|node| !node.gpu_memory).count(), "NUMA node"),
+        driver,
+        topology.source.clone(),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    canvas.text(MARGIN, 63.0, "label", "", &words.join("  ·  "));
+}
+
+/// The line between NUMA nodes.
+fn sys(canvas: &mut Canvas, layout: &Layout<'_>) {
+    let y = HEAD - 14.0;
+    let at: Vec<f64> = layout.nodes.iter().map(|(_, bar, ..)| bar.right() - 26.0).collect();
+    if let [first, .., last] = at.as_slice() {
+        canvas.line((*first, y), (*last, y), SYS, 3.0);
+        for ((_, bar, ..), x) in layout.nodes.iter().zip(&at) {
+            canvas.line((*x, y), (*x, bar.y), SYS, 3.0);
+        }
+    }
+}
+
+fn frames(canvas: &mut Canvas, layout: &Layout<'_>) {
+    for (rect, id) in &layout.packages {
+        canvas.rect(rect, 14.0, "#ffffff", "#d5dbe6", "");
+        let words = id.map_or(String::new(), |id| format!("Package {id}"));
+        canvas.text(rect.x + 14.0, rect.y + 20.0, "label strong", "", &words);
+    }
+    for (rect, _, id, _) in &layout.nodes {
+        canvas.rect(rect, 10.0, "#fafbfd", "#e3e8f1", "");
+        let words = id.map_or("NUMA node unknown".to_owned(), |id| format!("NUMA node {id}"));
+        canvas.text(rect.x + 12.0, rect.y + 19.0, "label", "", &words);
+    }
+}
+
+fn bars(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) {
+    for (_, bar, id, node) in &layout.nodes {
+        // Where the source names no NUMA nodes, their GPUs still say which CPUs are near.
+        let near =
+            || topology.gpus.iter().find(|gpu| gpu.numa == *id).and_then(|gpu| gpu.cpus.as_ref());
+        let cpus = node.and_then(|node| node.cpus.as_ref()).or_else(near);
+        let list = cpus.map(|cpus| cpus.to_string()).filter(|list| !list.is_empty());
+        let words = list.as_ref().map_or("CPUs unknown".to_owned(), |list| format!("CPUs {list}"));
+        canvas.rect(bar, 7.0, "#fdebc8", NODE, &words);
+        let style = "text-anchor=\"middle\" style=\"font-size:11px;fill:#6d4a0c\"";
+        let memory = node.and_then(|node| node.memory_bytes);
+        let line = if memory.is_some() { bar.y + 16.0 } else { bar.y + 23.0 };
+        canvas.text(bar.middle(), line, "strong", style, &clipped(&words, bar.w, 6.4));
+        if let Some(memory) = memory {
+            let words = HumanBytes(memory).to_string();
+            canvas.text(bar.middle(), bar.y + 30.0, "", style, &words);
+        }
+    }
+    for (bar, name) in &layout.hosts {
+        canvas.rect(bar, 4.0, "#e2d5f7", PHB, &format!("host bridge {}", name.unwrap_or_default()));
+    }
+    for (bar, name) in &layout.switches {
+        let words = format!("PCIe switch {}", name.unwrap_or_default());
+        canvas.rect(bar, 5.0, "#d8e8fd", PIX, &words);
+        let style = "text-anchor=\"middle\" style=\"fill:#1d4f91\"";
+        let words = if clipped(&words, bar.w, 5.6) == words { &words } else { "PCIe switch" };
+        canvas.text(bar.middle(), bar.y + SWITCH_BAR - 5.0, "mono", style, words.trim());
+    }
+}
+
+fn colour(step: Step) -> &'static str {
+    match step {
+        Step::Pix => PIX,
+        Step::Pxb => PXB,
+        Step::Phb => PHB,
+        Step::Node => NODE,
+    }
+}
+
+fn draw_wire(canvas: &mut Canvas, wire: &Wire) {
+    canvas.line((wire.x, wire.from), (wire.x, wire.to), colour(wire.step), 2.2);
+    if wire.switches > 0 {
+        let pip = Rect { x: wire.x - 5.0, y: wire.from + 6.0, w: 10.0, h: 10.0 };
+        let words = format!("{} more PCIe switch(es)", wire.switches);
+        canvas.rect(&pip, 3.0, "#d8e8fd", colour(wire.step), &words);
+    }
+}
+
+/// The legend; returns where it ends.
+fn legend(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>, fabric: &Fabric) -> f64 {
+    let drawn = |step: Step| layout.wires.iter().any(|wire| wire.step == step);
+    let kinds = [
+        (drawn(Step::Pix), PIX, "PIX: one switch"),
+        (drawn(Step::Pxb), PXB, "PXB: several switches"),
+        (drawn(Step::Phb), PHB, "PHB: a host bridge"),
+        (drawn(Step::Node), NODE, "NODE: between host bridges"),
+        (layout.nodes.len() > 1, SYS, "SYS: between NUMA nodes"),
+    ];
+    let pci = kinds.iter().filter(|(drawn, ..)| *drawn);
+    let pci = pci.map(|(_, colour, words)| ((*colour).to_owned(), (*words).to_owned()));
+    let (mut x, top) = (MARGIN, fabric.bottom + 34.0);
+    for (colour, words) in fabric.colours.iter().cloned().chain(pci) {
+        canvas.line((x, top), (x + 22.0, top), &colour, 3.6);
+        canvas.text(x + 29.0, top + 4.0, "small", "", &words);
+        let width = words.chars().count() as f64 * 5.8;
+        x += 29.0 + width + 18.0;
+    }
+    if topology.links.is_empty() {
+        return top;
+    }
+    let words = "The outermost colour on the way between two devices is the kind of their link.";
+    canvas.text(MARGIN, top + 22.0, "small", "", words);
+    top + 22.0
+}
+
+/// As many characters of a width as have room.
+fn clipped(words: &str, room: f64, character: f64) -> String {
+    let fits = |count: usize| count as f64 * character <= room;
+    let count = words.chars().count();
+    if fits(count) {
+        return words.to_owned();
+    }
+    let kept = (0..count).take_while(|kept| fits(kept + 2)).count();
+    words.chars().take(kept).chain(['…']).collect()
+}

@@ -1,0 +1,142 @@
+//! The NVLinks, below the GPUs: a bar for NVSwitches, arcs for links from GPU to GPU.
+//!
+//! *Invariant:* a pair is joined in the picture exactly when the matrix says `NV#`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::layout::{Layout, Rect};
+use super::{Canvas, MARGIN};
+use crate::topology::{Device, LinkKind, NvLinkPeer, Topology};
+
+/// What was drawn.
+pub(super) struct Fabric {
+    pub(super) bottom: f64,
+    /// Colours and their words, for the legend.
+    pub(super) colours: Vec<(String, String)>,
+}
+
+/// From few to many links.
+const GREENS: [&str; 4] = ["#a6d468", "#6fb52c", "#4b8f12", "#2f6504"];
+
+/// Draws the NVLinks and says where they end.
+pub(super) fn draw(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) -> Fabric {
+    let mut pairs: Vec<(u32, u32, u8)> = Vec::new();
+    for (a, b, kind) in topology.links.iter() {
+        if let (Device::Gpu(a), Device::Gpu(b), LinkKind::Nv(links)) = (a, b, kind) {
+            pairs.push((a.0, b.0, links));
+        }
+    }
+    let joined: BTreeSet<u32> = pairs.iter().flat_map(|(a, b, _)| [*a, *b]).collect();
+    let counts: BTreeSet<u8> = pairs.iter().map(|(_, _, links)| *links).collect();
+    let switched = topology
+        .gpus
+        .iter()
+        .any(|gpu| gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Switch));
+    // Everybody to everybody with the same count: one bar says it better than many arcs.
+    let complete = pairs.len() == joined.len() * joined.len().saturating_sub(1) / 2;
+    match (pairs.is_empty(), counts.first()) {
+        (false, Some(links)) if counts.len() == 1 && complete && (switched || joined.len() > 5) => {
+            bar(canvas, topology, layout, &joined, *links, switched)
+        }
+        (false, _) => arcs(canvas, layout, &pairs, &counts),
+        (true, _) => Fabric { bottom: layout.bottom, colours: Vec::new() },
+    }
+}
+
+fn bar(
+    canvas: &mut Canvas,
+    topology: &Topology,
+    layout: &Layout<'_>,
+    joined: &BTreeSet<u32>,
+    links: u8,
+    switched: bool,
+) -> Fabric {
+    let cards: Vec<&Rect> =
+        joined.iter().filter_map(|gpu| layout.gpus.get(gpu)).map(|(rect, _)| rect).collect();
+    let left = layout.packages.first().map_or(MARGIN, |(rect, _)| rect.x);
+    let rect = Rect { x: left, y: layout.bottom + 34.0, w: layout.right - left, h: 36.0 };
+    for card in &cards {
+        for strand in [-9.0, -3.0, 3.0, 9.0] {
+            let x = card.middle() + strand;
+            canvas.line((x, card.bottom()), (x, rect.y), GREENS[1], 2.4);
+        }
+    }
+    canvas.rect(&rect, 9.0, "#dff1c2", "#6fb52c", "");
+    let speed = topology.gpus.iter().flat_map(|gpu| &gpu.nvlinks).find_map(|link| link.gb_per_s);
+    let name = match (topology.nvswitch, switched) {
+        (Some(1), true) => "1 NVSwitch".to_owned(),
+        (Some(switches), true) => format!("{switches} NVSwitches"),
+        (None, true) => "NVSwitch".to_owned(),
+        (_, false) => "NVLink between all".to_owned(),
+    };
+    let words = match speed {
+        Some(each) => {
+            let all = each * f64::from(links);
+            format!("{name}  ·  {links} NVLinks of {each} GB/s a GPU: {all} GB/s each way")
+        }
+        None => format!("{name}  ·  {links} NVLinks a GPU"),
+    };
+    let style = "text-anchor=\"middle\" style=\"font-size:13px;fill:#2f5a00\"";
+    canvas.text(rect.middle(), rect.y + 23.0, "strong", style, &words);
+    Fabric { bottom: rect.bottom(), colours: vec![(GREENS[1].to_owned(), format!("NV{links}"))] }
+}
+
+fn arcs(
+    canvas: &mut Canvas,
+    layout: &Layout<'_>,
+    pairs: &[(u32, u32, u8)],
+    counts: &BTreeSet<u8>,
+) -> Fabric {
+    let shade = |links: u8| {
+        let at = counts.iter().position(|count| *count == links).unwrap_or(0);
+        // Few different counts use neighbouring greens that are still told apart.
+        GREENS[(at + usize::from(counts.len() < 3)).min(GREENS.len() - 1)]
+    };
+    let middle = |gpu: u32| layout.gpus.get(&gpu).map(|(rect, _)| rect.middle());
+    // Where each arc leaves its GPU: arcs to the left at the left, the farthest outermost.
+    let mut ends: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for (a, b, _) in pairs {
+        ends.entry(*a).or_default().push(*b);
+        ends.entry(*b).or_default().push(*a);
+    }
+    for (gpu, peers) in &mut ends {
+        peers.sort_by(|a, b| {
+            let offset =
+                |peer: &u32| middle(*peer).zip(middle(*gpu)).map_or(0.0, |(p, own)| p - own);
+            let turn = |offset: f64| (offset > 0.0, -offset);
+            let (left, right) = (turn(offset(a)), turn(offset(b)));
+            left.0.cmp(&right.0).then(left.1.total_cmp(&right.1).reverse())
+        });
+        // The farthest on the right must be the outermost there, so nearer ones come first.
+        let split = peers.iter().position(|peer| middle(*peer) > middle(*gpu));
+        let split = split.unwrap_or(peers.len());
+        peers[split..]
+            .sort_by(|a, b| middle(*a).unwrap_or(0.0).total_cmp(&middle(*b).unwrap_or(0.0)));
+        peers[..split]
+            .sort_by(|a, b| middle(*a).unwrap_or(0.0).total_cmp(&middle(*b).unwrap_or(0.0)));
+    }
+    let start = |gpu: u32, peer: u32| {
+        let (rect, _) = layout.gpus.get(&gpu)?;
+        let peers = ends.get(&gpu)?;
+        let at = peers.iter().position(|other| *other == peer)?;
+        let share = (at as f64 + 1.0) / (peers.len() as f64 + 1.0);
+        Some(rect.x + 12.0 + share * (rect.w - 24.0))
+    };
+    let mut deepest: f64 = 0.0;
+    let top = layout.gpus.values().map(|(rect, _)| rect.bottom()).fold(0.0, f64::max);
+    for (a, b, links) in pairs {
+        let Some((xa, xb)) = start(*a, *b).zip(start(*b, *a)) else { continue };
+        let depth = (44.0 + (xb - xa).abs() * 0.20).min(240.0);
+        deepest = deepest.max(depth);
+        let control = top + depth * 4.0 / 3.0;
+        let width = 2.0 + f64::from((*links).min(12)) * 0.55;
+        canvas.push(&format!(
+            "<path d=\"M{xa:.1} {top:.1} C{xa:.1} {control:.1} {xb:.1} {control:.1} {xb:.1} {top:.1}\" \
+             fill=\"none\" stroke=\"{}\" stroke-width=\"{width:.1}\" stroke-opacity=\"0.92\">\
+             <title>GPU{a} to GPU{b}: NV{links}</title></path>",
+            shade(*links)
+        ));
+    }
+    let colours = counts.iter().map(|links| (shade(*links).to_owned(), format!("NV{links}")));
+    Fabric { bottom: (top + deepest).max(layout.bottom), colours: colours.collect() }
+}
