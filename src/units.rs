@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::text_form;
-
 /// Why a text is no quantity.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
@@ -247,7 +245,48 @@ impl fmt::Display for Span {
     }
 }
 
-text_form!(Span);
+impl Serialize for Span {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    /// A text with its unit, or a plain number of seconds.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Span;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(SPAN)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, seconds: u64) -> Result<Span, E> {
+                seconds.to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, seconds: f64) -> Result<Span, E> {
+                seconds.to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Span, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl schemars::JsonSchema for Span {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Span".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["number", "string"], "description": SPAN })
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -66,3 +66,120 @@ fn a_machine_without_gpus_is_an_error_that_says_what_to_try() {
     }
     assert!(output.stdout.is_empty());
 }
+
+/// The answer of `plan` for a person, without colours.
+fn shown(arguments: &[&str]) -> String {
+    let output = plan(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+const DGX_1: [&str; 5] =
+    ["--topology", "dgx-1-v100", "--enable-nvlink", "--enable-infiniband", "--gpus=0-3"];
+
+#[test]
+fn the_table_fits_a_page() {
+    insta::assert_snapshot!(shown(&DGX_1));
+}
+
+#[test]
+fn the_explanation_reads_like_an_expert() {
+    let arguments = ["--topology", "dgx-a100", "--enable-infiniband", "--explain", "gpu5"];
+    insta::assert_snapshot!(shown(&arguments));
+}
+
+#[test]
+fn the_environment_is_what_a_shell_reads() {
+    let text = shown(&[&DGX_1[..], &["-o", "env", "--process", "gpu2"]].concat());
+    insta::assert_snapshot!(text);
+    let script = format!("{text}\nprintf %s \"$CUDA_VISIBLE_DEVICES $UCX_NET_DEVICES\"");
+    let shell = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    assert_eq!(String::from_utf8_lossy(&shell.stdout), "2,3,0,1 mlx5_1:1,lo");
+}
+
+#[test]
+fn yaml_and_json_are_one_plan() {
+    let arguments = ["--topology", "dgx-a100-mig", "--enable-infiniband"];
+    let yaml = shown(&[&arguments[..], &["-o", "yaml"]].concat());
+    let from_yaml: cuda_cluster::plan::Plan = serde_yaml::from_str(&yaml).expect("a plan");
+    let from_json = serde_json::from_value(json(&arguments)).expect("a plan");
+    assert_eq!(from_yaml, from_json);
+}
+
+#[test]
+fn a_flag_beats_the_spec_and_the_plan_says_who_won() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("cluster.yaml");
+    let text =
+        "version: 1\nname: demo\nthreads: 2\nworkers: 4\nucx:\n  nvlink: true\n  tcp: true\n";
+    std::fs::write(&file, text).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let plan = json(&[
+        "-f",
+        file,
+        "--topology",
+        "dgx-1-v100",
+        "--nthreads=3",
+        "--disable-nvlink",
+        "--resources",
+        "GPU=1 MEM=10e9",
+    ]);
+    assert_eq!(plan["name"], "demo");
+    assert_eq!(plan["workers"].as_array().map(Vec::len), Some(4));
+    assert_eq!(plan["workers"][0]["threads"], 3);
+    assert_eq!(plan["workers"][0]["env"]["UCX_TLS"], "tcp,cuda_copy,sm,self");
+    let expected = serde_json::json!({
+        "name": "spec", "workers": "spec", "ucx.tcp": "spec",
+        "threads": "flag", "ucx.nvlink": "flag", "topology": "flag",
+        "worker.resources.GPU": "flag", "worker.resources.MEM": "flag",
+    });
+    assert_eq!(plan["origins"], expected);
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_exit_code_2() {
+    for (arguments, part) in [
+        (&["--topology", "dgx-1-v100", "--net-devices", "mlx5_9:1"][..], "mlx5_0:1"),
+        (&["--topology", "dgx-1-v100", "--gpus", "8"], "there is no GPU 8"),
+        (&["--topology", "dgx-1-v100", "--n-workers", "9"], "9 GPUs are asked for"),
+        (&["--topology", "dgx-1-v100", "--memory-limit", "much"], "'auto', 'none'"),
+        (&["--topology", "dgx-1-v100", "--engine", "dsak"], "native dask command"),
+        (&["--topology", "dgx-1-v100", "--explain", "gpu9"], "gpu0, gpu1"),
+        (&["--topology", "dgx-1-v100", "--worker-port", "9000:9003"], "fewer ports"),
+        (&["--topology", "dgx-1-v100", "--nthreads", "0"], "the least is 1"),
+        (
+            &["--topology", "l40s-8", "--enable-nvlink", "--strict"],
+            "no two of the chosen GPUs of l40s-8",
+        ),
+        (
+            &["--topology", "dgx-1-v100", "--enable-nvlink", "--rmm-managed-memory"],
+            "managed memory cannot be shared over NVLink",
+        ),
+    ] {
+        let output = plan(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.contains(part), "{arguments:?}: {error}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_schema_and_the_check_of_specs() {
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.arg("spec").args(arguments).output().expect("the program runs")
+    };
+    let schema: Value = serde_json::from_slice(&run(&["schema"]).stdout).expect("JSON");
+    assert_eq!(schema["properties"]["engine"]["description"].is_string(), true);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/");
+    let right = format!("{folder}minimal.yaml");
+    assert_eq!(run(&["check", &right]).status.code(), Some(0));
+    let directory = tempfile::tempdir().expect("a directory");
+    let wrong = directory.path().join("wrong.yaml");
+    std::fs::write(&wrong, "version: 1\nengine: dsak\n").expect("written");
+    let output = run(&["check", wrong.to_str().expect("UTF-8"), &right]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'dask'"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("minimal.yaml: right"));
+}

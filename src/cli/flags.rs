@@ -458,7 +458,12 @@ pub(crate) fn machine(request: &Request) -> Result<Topology, Failure> {
 /// Plans a request for its machine, with this process's surroundings.
 pub(crate) fn planned(request: &Request) -> Result<Plan, Failure> {
     let topology = machine(request)?;
-    planned_for(&topology, request, &probe::caller())
+    let mut caller = probe::caller();
+    if request.spec.topology.is_some() {
+        // This machine's cgroup says nothing about the memory of another.
+        caller.memory_limit_bytes = None;
+    }
+    planned_for(&topology, request, &caller)
 }
 
 /// Plans a request for a machine.

@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use super::failure::{Exit, Failure};
 use super::flags::{self, Asked};
 use super::output;
-use crate::plan::{Plan, SchedulerPlan, Why, WorkerPlan};
+use crate::plan::{Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
 use crate::units::HumanBytes;
 
 /// Arguments of `plan`.
@@ -209,30 +209,58 @@ fn note_lines(plan: &Plan) -> Vec<String> {
     plan.notes.iter().map(ToString::to_string).collect()
 }
 
-/// Why each worker, or one, is as it is.
+/// Why each worker, or one, is as it is; what all share is said once.
 fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
     let chosen: Vec<&WorkerPlan> =
         plan.workers.iter().filter(|w| worker.is_empty() || w.name == worker).collect();
-    if chosen.is_empty() {
-        return Err(no_such_process(plan, worker));
-    }
+    let Some(first) = chosen.first() else { return Err(no_such_process(plan, worker)) };
+    let shared = shared(plan);
+    let is_shared = |why: &&Why| {
+        let name = why.choice.strip_prefix("env.");
+        name.is_some_and(|name| shared.contains_key(name) || !first.env.contains_key(name))
+    };
+    let common: Vec<&Why> = first.why.iter().filter(is_shared).collect();
     let mut text = title(plan);
     for worker in chosen {
-        let _ =
-            writeln!(text, "\n{BOLD}{}{BOLD:#} {DIM}(rank {}){DIM:#}", worker.name, worker.rank);
-        let widest = worker.why.iter().map(|why| label(why).len()).max().unwrap_or(0);
-        for why in &worker.why {
-            because(&mut text, why, widest);
-        }
+        let _ = writeln!(text, "\n{BOLD}{}{BOLD:#}, rank {}", worker.name, worker.rank);
+        let own: Vec<&Why> = worker
+            .why
+            .iter()
+            .filter(|why| !common.iter().any(|c| c.choice == why.choice))
+            .collect();
+        reasons(&mut text, &own);
+    }
+    if !common.is_empty() {
+        let _ = writeln!(text, "\n{BOLD}every process{BOLD:#}");
+        reasons(&mut text, &common);
+    }
+    if let Some(scheduler) = plan.scheduler.as_ref().filter(|_| worker.is_empty()) {
+        let _ = writeln!(text, "\n{BOLD}scheduler{BOLD:#}");
+        reasons(&mut text, &scheduler.why.iter().collect::<Vec<_>>());
     }
     section(&mut text, "Set by", &origin_lines(plan));
     section(&mut text, "Notes", &note_lines(plan));
     Ok(text)
 }
 
+fn reasons(text: &mut String, whys: &[&Why]) {
+    let widest = whys.iter().map(|why| label(why).len()).max().unwrap_or(0);
+    for why in whys {
+        because(text, why, widest);
+    }
+}
+
+/// What a choice is called in a sentence.
 fn label(why: &Why) -> &str {
-    let choice = why.choice.as_str();
-    choice.strip_prefix("env.").unwrap_or(choice)
+    match why.choice.as_str() {
+        "gpu" => "GPU",
+        "cpus" => "CPUs",
+        "mems" => "memory on",
+        "nic" => "NIC",
+        "memory_limit" => "host limit",
+        "device_memory_limit" => "device limit",
+        other => other.strip_prefix("env.").unwrap_or(other),
+    }
 }
 
 /// Widest line of an explanation.
@@ -240,17 +268,35 @@ const PAGE: usize = 100;
 
 fn because(text: &mut String, why: &Why, widest: usize) {
     let indent = widest + 4;
-    let _ = writeln!(text, "  {:widest$}  {BOLD}{}{BOLD:#}", label(why), why.chosen);
-    for line in wrapped(&why.reason, PAGE - indent) {
-        let _ = writeln!(text, "{:indent$}{line}", "");
+    let (label, chosen, reason) = (label(why), &why.chosen, &why.reason);
+    let _ = write!(text, "  {label:widest$}  {BOLD}{chosen}{BOLD:#}");
+    if indent + chosen.len() + 2 + reason.len() <= PAGE {
+        let _ = writeln!(text, "  {reason}");
+    } else {
+        text.push('\n');
+        for line in wrapped(reason, PAGE - indent) {
+            let _ = writeln!(text, "{:indent$}{line}", "");
+        }
     }
-    for rejected in &why.rejected {
-        let words = format!("not {}: {}", rejected.what, rejected.why);
+    for (names, reason) in alike(&why.rejected) {
+        let words = format!("not {}: {reason}", names.join(", "));
         for (at, line) in wrapped(&words, PAGE - indent - 4).iter().enumerate() {
             let hang = if at == 0 { "" } else { "    " };
             let _ = writeln!(text, "{:indent$}{DIM}{hang}{line}{DIM:#}", "");
         }
     }
+}
+
+/// Rejected candidates with their reasons; neighbours with one reason share a line.
+fn alike(rejected: &[Rejected]) -> Vec<(Vec<&str>, &str)> {
+    let mut groups: Vec<(Vec<&str>, &str)> = Vec::new();
+    for Rejected { what, why } in rejected {
+        match groups.last_mut().filter(|(_, reason)| reason == why) {
+            Some((names, _)) => names.push(what),
+            None => groups.push((vec![what], why)),
+        }
+    }
+    groups
 }
 
 /// Breaks a text between words.

@@ -154,3 +154,86 @@ fn transports_here(
         "tcp".clone_into(priority);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{CallerEnvironment, plan};
+    use crate::spec::{ClusterSpec, Request};
+    use crate::topology;
+
+    /// A small machine: two CPUs, one node, no NIC, no GPU.
+    fn small() -> Here {
+        Here {
+            cpus: "0-1".parse().expect("CPUs"),
+            mems: "0".parse().expect("nodes"),
+            net_devices: ["lo", "eth0"].map(str::to_owned).into(),
+            gpu: false,
+        }
+    }
+
+    fn planned(text: &str) -> Plan {
+        let machine = topology::parse(topology::builtin("dgx-h100").expect("built in"));
+        let spec: ClusterSpec = crate::spec::parse(text, "test").expect("right");
+        let request = Request::of(spec).expect("right");
+        let caller = CallerEnvironment::default();
+        plan(&machine.expect("a machine"), &request, &caller).expect("a plan")
+    }
+
+    #[test]
+    fn a_large_machines_plan_becomes_launchable_here() {
+        let plan = planned(
+            "version: 1\ncpus: split\nmemory: {policy: bind}\nucx: {nvlink: true, infiniband: true}\n",
+        );
+        let (here, notes) = adapt_to_here(&plan, &small());
+        let cpus: Vec<String> = here
+            .workers
+            .iter()
+            .filter_map(|w| w.binding.cpus.as_ref())
+            .map(|c| c.to_string())
+            .collect();
+        // GPU 0 keeps what exists of its share; the others are dealt both CPUs in turn.
+        assert_eq!(cpus, ["0-1", "1", "0", "1", "0", "1", "0", "1"]);
+        for worker in &here.workers {
+            assert_eq!(worker.env["UCX_NET_DEVICES"], "lo");
+            assert_eq!(worker.env["UCX_TLS"], "tcp,sm,self");
+            assert!(worker.nics.is_empty());
+            assert!(worker.binding.mems.as_ref().is_none_or(|mems| mems.to_string() == "0"));
+        }
+        assert_eq!(here.workers[7].binding.memory_policy, MemoryPolicy::None);
+        assert_eq!(here.client_env["UCX_NET_DEVICES"], "lo");
+        let text: Vec<String> = notes.iter().map(ToString::to_string).collect();
+        for part in
+            ["CPUs 0-1", "NUMA nodes 0", "no network device mlx5_0:1", "no transport cuda_copy"]
+        {
+            assert!(
+                text.iter().any(|note| note.contains(part)),
+                "{part:?} is missing in {text:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_plan_that_fits_is_left_as_it_is() {
+        let plan = planned("version: 1\nucx: {nvlink: true, infiniband: true}\n");
+        let mut net_devices: BTreeSet<String> =
+            plan.workers.iter().flat_map(|w| &w.nics).map(ToString::to_string).collect();
+        net_devices.insert("lo".to_owned());
+        let all = Here {
+            cpus: "0-223".parse().expect("CPUs"),
+            mems: "0-1".parse().expect("nodes"),
+            net_devices,
+            gpu: true,
+        };
+        assert_eq!(adapt_to_here(&plan, &all), (plan, Vec::new()));
+    }
+
+    #[test]
+    fn a_plan_without_bindings_stays_without() {
+        let (here, notes) =
+            adapt_to_here(&planned("version: 1\ncpus: none\nmemory: {policy: none}\n"), &small());
+        assert!(here.workers.iter().all(|worker| worker.binding
+            == Binding { memory_policy: MemoryPolicy::None, ..Binding::default() }));
+        assert_eq!(notes, Vec::new());
+    }
+}

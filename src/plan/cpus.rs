@@ -36,7 +36,7 @@ pub(super) fn allowed(topology: &Topology) -> Option<CpuSet> {
 /// The allowed CPUs near a GPU.
 pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Option<Near> {
     let allowed = allowed(topology)?;
-    let (local, source) = local(topology, gpu);
+    let (local, source) = local(topology, gpu, notes);
     let Some(local) = local else {
         let text = format!("{source}: it gets every allowed CPU");
         notes.push(Note::new(format!("GPU {}", gpu.index), text));
@@ -61,7 +61,7 @@ pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Opt
 }
 
 /// The CPUs near a GPU as the topology has them, and who says so.
-fn local(topology: &Topology, gpu: &Gpu) -> (Option<CpuSet>, String) {
+fn local(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> (Option<CpuSet>, String) {
     if let Some(cpus) = gpu.cpus.as_ref().filter(|cpus| !cpus.is_empty()) {
         let place = gpu.numa.map_or_else(String::new, |numa| format!(", NUMA node {numa}"));
         return (Some(cpus.clone()), format!("CPUs near GPU {}{place}", gpu.index));
@@ -90,7 +90,11 @@ fn local(topology: &Topology, gpu: &Gpu) -> (Option<CpuSet>, String) {
         .filter_map(|node| node.package)
         .collect();
     match of(&|node| node.package.is_some_and(|package| packages.contains(&package))) {
-        Some(cpus) => (Some(cpus), format!("{names} has no CPU, so those of its package")),
+        Some(cpus) => {
+            let text = format!("{names} has no CPU: it gets those of its package");
+            notes.push(Note::new(format!("GPU {}", gpu.index), text));
+            (Some(cpus), format!("{names} has no CPU, so those of its package"))
+        }
         None => (None, format!("{names} has no CPU that is known")),
     }
 }
@@ -135,7 +139,7 @@ pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSe
     let mut shares = vec![CpuSet::new(); near.len()];
     let mut counts = vec![0usize; near.len()];
     for (takers, group) in &groups {
-        let quotas = level_up(takers, &counts, group.len());
+        let quotas = level_up(takers, &counts, near, group.len());
         let mut rest = group.as_slice();
         for (worker, quota) in takers.iter().zip(quotas) {
             let (mine, others) = rest.split_at(quota);
@@ -157,11 +161,14 @@ pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSe
     }
 }
 
-/// How many of `cores` each taker gets so that all come to one level as far as possible.
-fn level_up(takers: &[usize], counts: &[usize], cores: usize) -> Vec<usize> {
+/// How many of `cores` each taker gets so that all come to one level as far as possible; among
+/// equals, those with the fewest cores to hope for come first.
+fn level_up(takers: &[usize], counts: &[usize], near: &[CpuSet], cores: usize) -> Vec<usize> {
     let mut quotas = vec![0usize; takers.len()];
+    let hopes: Vec<usize> = takers.iter().map(|worker| near[*worker].len()).collect();
     for _ in 0..cores {
-        let poorest = (0..takers.len()).min_by_key(|at| counts[takers[*at]] + quotas[*at]);
+        let poorest =
+            (0..takers.len()).min_by_key(|at| (counts[takers[*at]] + quotas[*at], hopes[*at]));
         if let Some(poorest) = poorest {
             quotas[poorest] += 1;
         }

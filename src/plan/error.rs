@@ -95,7 +95,8 @@ pub enum PlanError {
         problem: crate::spec::TemplateError,
     },
     /// Fewer cores than processes that are to have cores of their own.
-    #[error("{workers} workers share {cores} whole cores ({cpus}), and each needs at least one")]
+    #[error("{workers} processes are to have whole cores of their own, and there {} ({cpus})",
+        if *cores == 1 { "is 1".to_owned() } else { format!("are {cores}") })]
     TooFewCores {
         /// Processes.
         workers: usize,

@@ -131,7 +131,11 @@ fn visible<'a>(
         for gpu in &topology.gpus {
             take(&mut selected, parts(gpu), gpu);
         }
-        selected.reason = format!("all {} GPUs of the machine", topology.gpus.len());
+        let count = topology.gpus.len();
+        selected.reason = match count {
+            1 => "the only GPU of the machine".to_owned(),
+            _ => format!("each of the machine's {count} GPUs gets a worker"),
+        };
         return Ok(selected);
     };
     selected.from_caller = true;
@@ -143,7 +147,7 @@ fn visible<'a>(
             !new.iter().any(|new| selected.chosen.iter().any(|old| old.is_same(new)))
         });
         let Some(found) = fresh else {
-            let text = format!("{VISIBLE}={mask} ends at {token:?}, which names no further GPU");
+            let text = format!("the list {mask} ends at {token:?}, which names no further GPU");
             notes.push(Note::new(VISIBLE, text));
             break;
         };
@@ -314,7 +318,8 @@ fn leave_out_busy(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut V
             return true;
         }
         let pids: Vec<String> = gpu.processes.iter().map(u32::to_string).collect();
-        let why = format!("in use by process {}", pids.join(", "));
+        let word = if pids.len() == 1 { "process" } else { "processes" };
+        let why = format!("in use by {word} {}", pids.join(", "));
         let skip = treatment == Treatment::Skip;
         if noted != Some(gpu.index) {
             noted = Some(gpu.index);

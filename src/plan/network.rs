@@ -4,7 +4,7 @@
 //!
 //! *Invariant:* where `UCX_NET_DEVICES` is set, it ends with the device that sets connections up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::decide::Context;
 use super::nics::{Given, Nics};
@@ -53,7 +53,8 @@ pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<
     let lanes = lanes?;
     if lanes.iter().any(|lanes| !lanes.ports.is_empty()) {
         notes.extend(sharing.nics.notes.iter().cloned());
-        sharing.names_that_ucx_cannot_know(&lanes, notes);
+        names_that_ucx_cannot_know(&lanes, notes);
+        elastic_fabric(context, &lanes, notes);
     }
     Ok(lanes)
 }
@@ -222,24 +223,37 @@ impl Sharing<'_> {
         }
         Some(devices.join(","))
     }
+}
 
-    /// Notes NICs whose device names the source did not tell.
-    fn names_that_ucx_cannot_know(&self, lanes: &[Lanes], notes: &mut Vec<Note>) {
-        let mut names: Vec<&str> = lanes
-            .iter()
-            .flat_map(|lanes| &lanes.ports)
-            .map(|port| port.nic.as_str())
-            .filter(|nic| is_column_name(nic))
-            .collect();
-        names.sort_unstable();
-        names.dedup();
-        if !names.is_empty() {
-            let text = format!(
-                "the source names {} by matrix column only, so {NET_DEVICES} cannot name them",
-                names.join(", ")
-            );
-            notes.push(Note::new("nics", text));
-        }
+/// The NICs in use that fit a condition, each once, by name.
+fn nics_in_use(lanes: &[Lanes], fits: impl Fn(&str) -> bool) -> Vec<&str> {
+    let ports = lanes.iter().flat_map(|lanes| &lanes.ports);
+    let names = ports.map(|port| port.nic.as_str()).filter(|nic| fits(nic));
+    names.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Notes NICs whose device names the source did not tell.
+fn names_that_ucx_cannot_know(lanes: &[Lanes], notes: &mut Vec<Note>) {
+    let names = nics_in_use(lanes, is_column_name);
+    if !names.is_empty() {
+        let text = format!(
+            "the source names {} by matrix column only, so {NET_DEVICES} cannot name them",
+            names.join(", ")
+        );
+        notes.push(Note::new("nics", text));
+    }
+}
+
+/// Notes Elastic Fabric Adapters, which have no reliable connections (openucx/ucx#6882).
+fn elastic_fabric(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) {
+    let names = nics_in_use(lanes, |nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
+    if !names.is_empty() && context.spec.ucx.infiniband == Some(true) {
+        let text = format!(
+            "{} are Elastic Fabric Adapters, which have no 'rc': UCX reaches them by 'srd', from \
+             version 1.19 on",
+            names.join(", ")
+        );
+        notes.push(Note::new("ucx.infiniband", text));
     }
 }
 

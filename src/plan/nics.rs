@@ -199,11 +199,10 @@ impl<'a> Nics<'a> {
     pub(super) fn stripe(&self, gpus: &[&Gpu]) -> BTreeMap<GpuIndex, Given> {
         let turns = self.assignment(gpus);
         let mut of: Vec<Vec<usize>> = turns.iter().map(|(at, _)| vec![*at]).collect();
-        let mut order: Vec<usize> = (0..self.usable.len()).collect();
-        order.sort_by_key(|at| nic_key(self.usable[*at].nic));
-        for at in order.into_iter().filter(|at| turns.iter().all(|(used, _)| used != at)) {
+        let idle = self.in_order_of_name().into_iter();
+        for at in idle.filter(|at| turns.iter().all(|(used, _)| used != at)) {
             // An idle NIC goes to the GPU with the fewest among those it is nearest to.
-            let near = (0..gpus.len()).filter(|row| {
+            let near = in_order_of_place(gpus).into_iter().filter(|row| {
                 let best = self.nearest_level(gpus[*row]);
                 level(self.link(gpus[*row], self.usable[at].at)) == best
             });
@@ -236,33 +235,45 @@ impl<'a> Nics<'a> {
     }
 
     /// For each GPU the position of its NIC in `usable`, and its turn among that NIC's GPUs.
+    ///
+    /// Works on GPUs in the order of their places and on NICs in the order of their names, so that
+    /// the answer does not depend on how either are numbered.
     fn assignment(&self, gpus: &[&Gpu]) -> Vec<(usize, usize)> {
-        let (rows, nics) = (gpus.len(), self.usable.len());
-        let levels: Vec<Vec<u32>> = gpus
-            .iter()
-            .map(|gpu| self.usable.iter().map(|nic| level(self.link(gpu, nic.at))).collect())
-            .collect();
-        let rank_of_gpu = ranks(rows, |row| (gpus[row].pci, gpus[row].index));
-        let rank_of_nic = ranks(nics, |at| nic_key(self.usable[at].nic));
+        let (rows, columns) = (in_order_of_place(gpus), self.in_order_of_name());
         let slower = slower_ranks(&self.usable);
-
-        // The aims in order of weight; each weighs more than all lesser ones together can.
-        let (n, m) = (rows as i128 + 1, nics as i128 + 1);
-        let in_order = 1;
-        let low_name = n * n * m * in_order;
+        let levels: Vec<Vec<u32>> = rows
+            .iter()
+            .map(|row| {
+                let level_of = |at: &usize| level(self.link(gpus[*row], self.usable[*at].at));
+                columns.iter().map(level_of).collect()
+            })
+            .collect();
+        // The aims by weight, the least first; each weighs more than all lesser ones together can.
+        let (n, m) = (rows.len() as i128 + 1, columns.len() as i128 + 1);
+        let low_name = n * n * m;
         let fast = n * m * low_name + n * n * m;
         let share = n * m * fast * 2;
         let near = n * n * share * 2;
-        assign_slots(rows, nics, |row, at, turn| {
-            let (gpu_rank, nic_rank) = (rank_of_gpu[row] as i128, rank_of_nic[at] as i128);
-            i128::from(levels[row][at]) * near
+        let slots = assign_slots(rows.len(), columns.len(), |row, column, turn| {
+            i128::from(levels[row][column]) * near
                 + turn as i128 * share
-                + slower[at] as i128 * fast
-                + nic_rank * low_name
+                + slower[columns[column]] as i128 * fast
+                + column as i128 * low_name
                 // The largest sum of products is that of two rising sequences: GPU order and NIC
                 // order then agree, which is how rails are cabled.
-                + ((n * m) - gpu_rank * nic_rank) * in_order
-        })
+                + (n * m - (row * column) as i128)
+        });
+        let mut turns = vec![(0, 0); gpus.len()];
+        for (row, (column, turn)) in slots.into_iter().enumerate() {
+            turns[rows[row]] = (columns[column], turn);
+        }
+        turns
+    }
+
+    fn in_order_of_name(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.usable.len()).collect();
+        order.sort_by_cached_key(|at| nic_key(self.usable[*at].nic));
+        order
     }
 
     fn reason(&self, gpu: &Gpu, at: usize, with: &[GpuIndex]) -> String {
@@ -272,7 +283,9 @@ impl<'a> Nics<'a> {
         let mut reason = match tied {
             1 if self.usable.len() == 1 => format!("{}, the only usable NIC", link_word(link)),
             1 => format!("{}, the nearest of {} usable NICs", link_word(link), self.usable.len()),
-            _ => format!("{}, as {tied} NICs are, shared out evenly", link_word(link)),
+            _ => {
+                format!("{}; {tied} NICs are equally near and shared out evenly", link_word(link))
+            }
         };
         if !with.is_empty() {
             let others: Vec<String> = with.iter().map(|gpu| format!("GPU {gpu}")).collect();
@@ -428,15 +441,11 @@ fn link_word(link: Option<LinkKind>) -> String {
     link.map_or_else(|| "distance unknown".to_owned(), |kind| kind.to_string())
 }
 
-/// Position of each of `count` things in the order of their keys.
-fn ranks<K: Ord>(count: usize, key: impl Fn(usize) -> K) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).collect();
-    order.sort_by_key(|at| key(*at));
-    let mut ranks = vec![0; count];
-    for (rank, at) in order.into_iter().enumerate() {
-        ranks[at] = rank;
-    }
-    ranks
+/// Positions of GPUs in the order of their places, by index where those are unknown.
+fn in_order_of_place(gpus: &[&Gpu]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..gpus.len()).collect();
+    order.sort_by_key(|at| (gpus[*at].pci, gpus[*at].index));
+    order
 }
 
 /// 0 for the fastest NICs, 1 for the next faster, and so on.

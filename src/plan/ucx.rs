@@ -17,8 +17,9 @@ pub(super) const TLS: &str = "UCX_TLS";
 pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
 const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 
-/// UCX's first version with `UCX_RNDV_PIPELINE_ERROR_HANDLING`.
-const PIPELINE_ERRORS_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
+/// UCX's first version with `UCX_RNDV_PIPELINE_ERROR_HANDLING`, and with `UCX_RNDV_FRAG_MEM_TYPES`
+/// in the plural (names in the released libraries 1.15 to 1.18, compared).
+const NEW_NAMES_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
@@ -220,21 +221,22 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
 /// Settings that depend on what the machine is.
 fn presets(situation: &Situation<'_>, variables: &mut Variables) {
     let spec = situation.spec;
+    let version = spec.ucx.version.or(situation.caller.ucx_version);
+    let older = version.filter(|version| *version < NEW_NAMES_SINCE);
     let hopper = situation.capability.filter(|capability| capability.major >= 9);
     if let Some(capability) = hopper {
         const NAME: &str = "UCX_RNDV_PIPELINE_ERROR_HANDLING";
-        match situation.caller.ucx_version.filter(|version| *version < PIPELINE_ERRORS_SINCE) {
+        let reason = format!("compute capability {capability}: pipelined transfers stay available");
+        match older {
             Some(version) => variables.unset(NAME, format!("UCX {version} does not know it yet")),
-            None => variables.set(
-                NAME,
-                "y",
-                format!("compute capability {capability}: pipelined transfers stay available"),
-            ),
+            None => variables.set(NAME, "y", reason),
         }
     }
     if spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true) {
+        let name =
+            if older.is_some() { "UCX_RNDV_FRAG_MEM_TYPE" } else { "UCX_RNDV_FRAG_MEM_TYPES" };
         variables.set(
-            "UCX_RNDV_FRAG_MEM_TYPES",
+            name,
             "cuda",
             "asynchronous and managed pools cannot be shared directly: staged in device memory",
         );

@@ -220,9 +220,12 @@ fn nccl_hcas(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) -> O
     if context.engine != EngineKind::Command {
         return None;
     }
-    let mut ports: Vec<&NicPort> = lanes.iter().flat_map(|lanes| &lanes.ports).collect();
-    ports.sort_unstable();
-    ports.dedup();
+    let mut ports: Vec<&NicPort> = Vec::new();
+    for port in lanes.iter().flat_map(|lanes| &lanes.ports) {
+        if !ports.contains(&port) {
+            ports.push(port);
+        }
+    }
     let names: Vec<String> = ports.iter().map(ToString::to_string).collect();
     let ours = (!names.is_empty()).then(|| format!("={}", names.join(",")));
     let caller = context.caller.variables.get(IB_HCA);
@@ -361,7 +364,11 @@ impl Worker<'_> {
             self.because(
                 &format!("env.{NET_DEVICES}"),
                 devices.clone(),
-                "the NIC, and the device over which connections are set up",
+                if lanes.ports.is_empty() {
+                    lanes.why.reason.clone()
+                } else {
+                    "the NIC's port, then the device over which connections are set up".to_owned()
+                },
             );
         } else {
             self.env.remove(NET_DEVICES);

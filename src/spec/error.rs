@@ -83,11 +83,14 @@ pub enum Problem {
         /// What was found and what was expected.
         message: String,
     },
+    /// A key that comes twice.
+    #[error("given twice")]
+    Twice,
     /// The file does not say which version of the form it is in.
     #[error("'version' is missing")]
     NoVersion,
     /// A version that this program does not read.
-    #[error("version {found} is not readable by this program, which reads version {readable}")]
+    #[error("{found} is not readable by this program, which reads version {readable}")]
     Version {
         /// The version that the file names.
         found: u32,

@@ -4,6 +4,8 @@
 //!
 //! *Invariant:* what is returned has passed every check of `contradictions`.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -18,8 +20,9 @@ use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions};
 /// If the text is no YAML, has unknown keys or wrong values, has another version, or contradicts
 /// itself.
 pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
+    let read = serde_yaml::Deserializer::from_str(text);
     let spec: Option<ClusterSpec> =
-        serde_yaml::from_str(text).map_err(|error| explain(&error, text, origin))?;
+        serde_path_to_error::deserialize(read).map_err(|error| explain(&error, text, origin))?;
     let spec = spec.unwrap_or_default();
     let fail = |key: &str, problem| {
         let place = place_of(text, key);
@@ -54,60 +57,190 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Turns the YAML reader's error into ours.
-fn explain(error: &serde_yaml::Error, text: &str, origin: &str) -> SpecError {
-    let place = error.location().map(|place| (place.line(), place.column()));
-    let whole = error.to_string();
-    let message = match place {
-        Some((line, column)) => {
-            whole.replace(&format!(" at line {line} column {column}"), "").trim().to_owned()
+/// Reads a mapping of names to texts; numbers become texts, and no name may come twice.
+pub(super) fn variables<'de, D>(
+    deserializer: D,
+) -> Result<Option<BTreeMap<String, String>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    struct Variables;
+    impl<'de> Visitor<'de> for Variables {
+        type Value = Option<BTreeMap<String, String>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a mapping of names to texts")
         }
-        None => whole,
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut variables = BTreeMap::new();
+            while let Some(name) = map.next_key::<String>()? {
+                if variables.contains_key(&name) {
+                    return Err(de::Error::custom(format!("{TWICE} `{name}`")));
+                }
+                let Scalar(value) = map.next_value()?;
+                variables.insert(name, value);
+            }
+            Ok(Some(variables))
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+    }
+    deserializer.deserialize_any(Variables)
+}
+
+/// A text, or a number as a text.
+pub(super) struct Scalar(String);
+
+impl schemars::JsonSchema for Scalar {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Scalar".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["string", "number"] })
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a number; put words like true into quotes")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(text.to_owned()))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
+}
+
+/// How serde, and we after it, begin the message about a name that comes twice.
+const TWICE: &str = "duplicate field";
+
+/// Turns the YAML reader's error into ours.
+fn explain(
+    error: &serde_path_to_error::Error<serde_yaml::Error>,
+    text: &str,
+    origin: &str,
+) -> SpecError {
+    if let Err(error) = serde_yaml::from_str::<IgnoredAny>(text) {
+        return no_yaml(&error, origin);
+    }
+    let place = error.inner().location().map(|place| (place.line(), place.column()));
+    let message = without_place(error.inner());
+    // The reader puts a key path of its own, less precise, before some messages.
+    let message = match message.split_once(": ") {
+        Some((path, rest)) if is_path(path) => rest,
+        _ => message.as_str(),
     };
-    // The reader puts the key path before its message: `ucx.nvlink: invalid type: …`.
-    let (key, message) = match message.split_once(": ") {
-        Some((path, rest)) if !path.contains(char::is_whitespace) => (path, rest),
-        _ => ("", message.as_str()),
-    };
-    let (key, problem) = classify(key, message);
-    let place = place_of(text, &key).filter(|_| !key.is_empty()).or(place);
+    let path = error.path().to_string();
+    // `?` stands for a place inside of a text that is no YAML.
+    let path = if path == "." || path.contains('?') { "" } else { path.as_str() };
+    let (key, problem) = classify(path, message);
+    let nth = if matches!(problem, Problem::Twice) { 2 } else { 1 };
+    let place = nth_place_of(text, &key, nth).filter(|_| !key.is_empty()).or(place);
     SpecError { origin: origin.to_owned(), place, key, problem: Box::new(problem) }
 }
 
-/// Recognises serde's sentences about unknown names.
-fn classify(key: &str, message: &str) -> (String, Problem) {
-    let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-    if let Some(rest) = message.strip_prefix("unknown field ") {
-        let names: Vec<String> = quoted(rest);
-        if let Some((name, expected)) = names.split_first() {
-            let path = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+/// The error of a text that is no YAML at all.
+fn no_yaml(error: &serde_yaml::Error, origin: &str) -> SpecError {
+    SpecError {
+        origin: origin.to_owned(),
+        place: error.location().map(|place| (place.line(), place.column())),
+        key: String::new(),
+        problem: Box::new(Problem::Syntax { message: without_place(error) }),
+    }
+}
+
+/// The YAML reader's message without the place, which stands before it.
+fn without_place(error: &serde_yaml::Error) -> String {
+    let whole = error.to_string();
+    error.location().map_or_else(
+        || whole.clone(),
+        |place| {
+            let place = format!(" at line {} column {}", place.line(), place.column());
+            whole.replace(&place, "").trim().to_owned()
+        },
+    )
+}
+
+/// Whether the beginning of a message is a key path rather than words.
+fn is_path(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '[' | ']' | '?');
+    !text.is_empty() && text.chars().all(plain)
+}
+
+/// Recognises serde's sentences about names.
+fn classify(path: &str, message: &str) -> (String, Problem) {
+    let quoted: Vec<String> = message.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    let names = quoted.split_first();
+    // The path ends in the key itself where the reader had gone down to it.
+    let key_of = |name: &str| match path {
+        "" => name.to_owned(),
+        path if path == name || path.ends_with(&format!(".{name}")) => path.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    match names {
+        Some((name, expected)) if message.starts_with("unknown field ") => {
             let nearest = nearest(name, expected.iter().map(String::as_str));
-            return (path, Problem::UnknownKey { expected: expected.to_vec(), nearest });
+            (key_of(name), Problem::UnknownKey { expected: expected.to_vec(), nearest })
         }
-    }
-    if let Some(rest) = message.strip_prefix("unknown variant ") {
-        let names: Vec<String> = quoted(rest);
-        if let Some((word, expected)) = names.split_first() {
+        Some((word, expected)) if message.starts_with("unknown variant ") => {
             let nearest = nearest(word, expected.iter().map(String::as_str));
-            let word = word.clone();
-            let expected = expected.to_vec();
-            return (key.to_owned(), Problem::UnknownWord { word, expected, nearest });
+            let (word, expected) = (word.clone(), expected.to_vec());
+            (path.to_owned(), Problem::UnknownWord { word, expected, nearest })
         }
+        Some((name, _)) if message.starts_with(TWICE) => (key_of(name), Problem::Twice),
+        Some((name, _)) if message.starts_with("missing field ") => {
+            (path.to_owned(), Problem::Value { message: format!("'{name}' is missing") })
+        }
+        _ => (path.to_owned(), Problem::Value { message: in_words(message) }),
     }
-    let problem =
-        match message.strip_prefix("invalid type: ").and_then(|m| m.split_once(", expected ")) {
-            Some((found, expected)) => {
-                Problem::Value { message: format!("{found} is not {}", people_say(expected)) }
-            }
-            None => Problem::Value { message: message.to_owned() },
-        };
-    (key.to_owned(), problem)
+}
+
+/// serde's sentence about a wrong type, as people would say it.
+fn in_words(message: &str) -> String {
+    let parts = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "));
+    let Some((found, expected)) = parts.and_then(|rest| rest.split_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let found = match found {
+        "sequence" => "a list".to_owned(),
+        "map" => "a mapping".to_owned(),
+        "unit value" => "an empty value".to_owned(),
+        other => {
+            let bare = ["string ", "integer ", "boolean ", "floating point "];
+            let bare = bare.iter().find_map(|kind| other.strip_prefix(kind)).unwrap_or(other);
+            bare.trim_matches('`').to_owned()
+        }
+    };
+    format!("{found} is not {}", people_say(expected))
 }
 
 /// Rust's names of types in words.
 fn people_say(expected: &str) -> String {
     match expected {
-        "u8" | "u16" | "u32" | "u64" => "a whole number".to_owned(),
+        "u8" | "u16" | "u32" | "u64" => "a whole number from 0".to_owned(),
         "f64" => "a number".to_owned(),
         "a string" => "a text".to_owned(),
         "a boolean" => "true or false".to_owned(),
@@ -119,13 +252,19 @@ fn people_say(expected: &str) -> String {
 }
 
 /// Line and column of a key, from 1; the deepest part of the path that the text has.
+fn place_of(text: &str, path: &str) -> Option<(usize, usize)> {
+    nth_place_of(text, path, 1)
+}
+
+/// As [`place_of`], of the `nth` key with this path.
 ///
 /// `serde_yaml` keeps no places, but tells where an error occurred: so one is raised at the key.
-fn place_of(text: &str, path: &str) -> Option<(usize, usize)> {
+fn nth_place_of(text: &str, path: &str, nth: u32) -> Option<(usize, usize)> {
     let steps: Vec<String> =
         path.replace('[', ".").replace(']', "").split('.').map(str::to_owned).collect();
     (1..=steps.len()).rev().find_map(|depth| {
-        let finder = Finder { path: &steps[..depth] };
+        let left = Cell::new(nth);
+        let finder = Finder { path: &steps[..depth], left: &left };
         let error = finder.deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
         let place = error.location()?;
         error.to_string().contains(FOUND).then(|| (place.line(), place.column()))
@@ -139,10 +278,21 @@ const FOUND: &str = "the place that was looked for";
 #[derive(Clone, Copy)]
 struct Finder<'a> {
     path: &'a [String],
+    /// How many places that fit are still to come, the wanted one included.
+    left: &'a Cell<u32>,
+}
+
+impl Finder<'_> {
+    /// Fails at the place that is looked for, and lets earlier ones pass.
+    fn here<E: de::Error>(&self) -> Result<(), E> {
+        self.left.set(self.left.get().saturating_sub(1));
+        if self.left.get() == 0 { Err(E::custom(FOUND)) } else { Ok(()) }
+    }
 }
 
 /// Reads a key, and fails at the one that is looked for.
 struct Key<'a> {
+    finder: Finder<'a>,
     wanted: Option<&'a str>,
 }
 
@@ -162,7 +312,10 @@ impl Visitor<'_> for Key<'_> {
     }
 
     fn visit_str<E: de::Error>(self, key: &str) -> Result<String, E> {
-        if self.wanted == Some(key) { Err(E::custom(FOUND)) } else { Ok(key.to_owned()) }
+        if self.wanted == Some(key) {
+            self.finder.here()?;
+        }
+        Ok(key.to_owned())
     }
 }
 
@@ -176,7 +329,7 @@ impl<'de> DeserializeSeed<'de> for Finder<'_> {
 
 impl Finder<'_> {
     fn scalar<E: de::Error>(self) -> Result<(), E> {
-        if self.path.is_empty() { Err(E::custom(FOUND)) } else { Ok(()) }
+        if self.path.is_empty() { self.here() } else { Ok(()) }
     }
 }
 
@@ -190,9 +343,9 @@ impl<'de> Visitor<'de> for Finder<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let Some((first, rest)) = self.path.split_first() else { return self.scalar() };
         let wanted = rest.is_empty().then_some(first.as_str());
-        while let Some(key) = map.next_key_seed(Key { wanted })? {
-            if key == *first {
-                map.next_value_seed(Finder { path: rest })?;
+        while let Some(key) = map.next_key_seed(Key { finder: self, wanted })? {
+            if key == *first && wanted.is_none() {
+                map.next_value_seed(Finder { path: rest, ..self })?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -204,9 +357,8 @@ impl<'de> Visitor<'de> for Finder<'_> {
         let Some((first, rest)) = self.path.split_first() else { return self.scalar() };
         let wanted: Option<usize> = first.parse().ok();
         for at in 0usize.. {
-            let path = if wanted == Some(at) { rest } else { self.path };
             let more = if wanted == Some(at) {
-                seq.next_element_seed(Finder { path })?.is_some()
+                seq.next_element_seed(Finder { path: rest, ..self })?.is_some()
             } else {
                 seq.next_element::<IgnoredAny>()?.is_some()
             };

@@ -102,6 +102,8 @@ section! {
         /// The UCX version to plan for, like `1.18`. Default: the one that is found.
         version: UcxVersion,
         /// More variables; they beat those that are computed.
+        #[serde(deserialize_with = "super::read::variables")]
+        #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         env: BTreeMap<String, String>,
     }
 }
@@ -140,6 +142,8 @@ section! {
         /// Abstract resources, like `{GPU: 1}`.
         resources: BTreeMap<String, f64>,
         /// More environment variables for every worker.
+        #[serde(deserialize_with = "super::read::variables")]
+        #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         env: BTreeMap<String, String>,
     }
 }
@@ -220,6 +224,8 @@ section! {
         /// Statistics of cuDF's spilling, a level from 0.
         cudf_spill_stats: u32,
         /// Dask configuration keys, like `{distributed.worker.memory.target: "0.6"}`.
+        #[serde(deserialize_with = "super::read::variables")]
+        #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         config: BTreeMap<String, String>,
     }
 }
