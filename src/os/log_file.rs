@@ -11,7 +11,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -95,7 +95,8 @@ impl LogWriter {
             return Ok(());
         }
         if let Some(parent) = self.path.parent() {
-            fs::create_dir_all(parent)?;
+            // Where it exists, or its own parent does not, opening the file tells.
+            let _ = fs::DirBuilder::new().mode(0o700).create(parent);
         }
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
         self.size = file.metadata()?.len();

@@ -233,6 +233,11 @@ impl RunDirectory {
         self.paths.root()
     }
 
+    /// Whether it is still where it was made.
+    pub fn is_in_place(&self) -> bool {
+        is_at(&self.lock, self.path())
+    }
+
     /// The lock's descriptor, to be passed to the guardian.
     pub(crate) fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
@@ -344,15 +349,18 @@ fn lock_fresh(name: &ClusterName, paths: &Paths) -> Result<Flock<OwnedFd>, RunDi
             Err((_, Errno::EWOULDBLOCK)) => return Err(taken()),
             Err((_, errno)) => return Err(io("lock")(errno.into())),
         };
-        let locked = nix::sys::stat::fstat(&*lock).map_err(|errno| io("look at")(errno.into()))?;
-        match fs::symlink_metadata(root) {
-            Ok(named) if named.ino() == locked.st_ino && named.dev() == locked.st_dev => {
-                return Ok(lock);
-            }
-            _ => continue,
+        if is_at(&lock, root) {
+            return Ok(lock);
         }
     }
     Err(taken())
+}
+
+/// Whether an open directory is the one at `path`.
+fn is_at(open: &OwnedFd, path: &Path) -> bool {
+    let Ok(open) = nix::sys::stat::fstat(open) else { return false };
+    fs::symlink_metadata(path)
+        .is_ok_and(|named| named.ino() == open.st_ino && named.dev() == open.st_dev)
 }
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {

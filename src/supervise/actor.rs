@@ -6,9 +6,8 @@
 //! words before its end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::core::{Action, Core, Event, SeatNumber};
 use super::gpu::GpuWatch;
+use super::heal::{Belongings, open_journal};
 use super::service::{Handle, Options, StartError, WishError};
 use super::state::ClusterState;
 use super::{
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::os::guardian::{Guardian, Key, Report, Start};
 use crate::os::log_file;
+use crate::os::presence::Presence;
 use crate::os::process::Exit;
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
@@ -34,6 +35,9 @@ const TAIL: usize = 20;
 
 /// Longest wait for the last words of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Whoever removes the run directory is let finish, before it is made again.
+const REMOVAL: Duration = Duration::from_millis(200);
 
 /// Records that a slow listener may lag behind.
 const BACKLOG: usize = 1024;
@@ -52,7 +56,7 @@ pub(super) struct Actor {
     pub(super) specs: Vec<ProcessSpec>,
     pub(super) launch: Launch,
     guardian: Arc<Guardian>,
-    directory: Option<RunDirectory>,
+    pub(super) directory: Option<RunDirectory>,
     pub(super) paths: Paths,
     mark: String,
     began: Instant,
@@ -60,8 +64,11 @@ pub(super) struct Actor {
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     ears: BTreeMap<Key, JoinHandle<()>>,
     state: watch::Sender<ClusterState>,
-    records: broadcast::Sender<Record>,
-    journal: Option<File>,
+    /// What the control API is given.
+    pub(super) handle: Handle,
+    pub(super) journal: Option<File>,
+    pub(super) belongings: Belongings,
+    pub(super) presence: Option<Presence>,
     pub(super) gpus: Option<Arc<dyn GpuWatch>>,
     /// Who held memory of a process's GPU before the process was started.
     pub(super) gpu_others: Arc<Mutex<BTreeMap<SeatNumber, BTreeSet<u32>>>>,
@@ -69,7 +76,9 @@ pub(super) struct Actor {
     pub(super) bundles: JoinSet<()>,
     /// When to look at the processes' memory, if any has a limit.
     pub(super) look_at: Option<Instant>,
-    control: JoinHandle<()>,
+    /// When to see whether the run directory is still whole.
+    pub(super) heal_at: Option<Instant>,
+    pub(super) control: JoinHandle<()>,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
 }
@@ -101,24 +110,17 @@ impl Actor {
         let (wish_sender, wishes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
-        let mut journal = OpenOptions::new();
-        journal.append(true).create(true).mode(0o600);
-        let handle = Handle {
-            wishes: wish_sender.clone(),
-            state: state_receiver.clone(),
-            records: records.clone(),
-        };
-        let control = control::serve(
-            &paths,
-            Handle { wishes: wish_sender, state: state_receiver, records: records.clone() },
-        )
-        .map_err(|source| StartError::Control { path: paths.control(), source })?;
+        let handle = Handle { wishes: wish_sender, state: state_receiver, records };
+        let control = control::serve(&paths, handle.clone())
+            .map_err(|source| StartError::Control { path: paths.control(), source })?;
         let actor = Self {
             core,
             specs: launch.scheduler.iter().chain(&launch.workers).cloned().collect(),
             launch,
             guardian: Arc::new(guardian),
-            journal: journal.open(paths.events()).ok(),
+            journal: open_journal(&paths),
+            belongings: Belongings::of(&paths),
+            presence: Presence::watch(paths.root()),
             directory: Some(directory),
             paths,
             mark: token,
@@ -127,11 +129,12 @@ impl Actor {
             inner: mpsc::channel(256),
             ears: BTreeMap::new(),
             state,
-            records,
+            handle: handle.clone(),
             gpus: options.gpus,
             gpu_others: Arc::default(),
             bundles: JoinSet::new(),
             look_at: None,
+            heal_at: None,
             control,
             keep: options.keep,
         };
@@ -164,7 +167,7 @@ impl Actor {
     async fn next(&mut self) -> Event {
         loop {
             let deadline = self.core.next_deadline().map(|at| self.began + at);
-            let look_at = self.look_at;
+            let (look_at, heal_at) = (self.look_at, self.heal_at);
             tokio::select! {
                 report = self.guardian.report() => match report {
                     None => return Event::GuardianLost,
@@ -175,6 +178,12 @@ impl Actor {
                     if let Some(event) = self.weigh(wish) { return event }
                 }
                 () = sleep_until(deadline) => return Event::Tick,
+                () = disturbed(self.presence.as_ref()) => {
+                    self.heal_at = Some(Instant::now() + REMOVAL);
+                }
+                () = sleep_until(heal_at) => {
+                    if let Some(event) = self.heal() { return event }
+                }
                 () = sleep_until(look_at) => {
                     if let Some(event) = self.look_at_memory() { return event }
                 }
@@ -313,7 +322,7 @@ impl Actor {
             let _ = journal.write_all(&line);
         }
         // Nobody may be listening.
-        let _ = self.records.send(record);
+        let _ = self.handle.records.send(record);
     }
 
     /// Shows the state to whoever watches, if it has changed.
@@ -358,6 +367,13 @@ impl Drop for Actor {
                 let _ = std::fs::remove_file(path);
             }
         }
+    }
+}
+
+async fn disturbed(presence: Option<&Presence>) {
+    match presence {
+        Some(presence) => presence.disturbed().await,
+        None => std::future::pending().await,
     }
 }
 

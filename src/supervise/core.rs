@@ -57,6 +57,8 @@ pub(super) enum Event {
     Gpu { seat: SeatNumber, finding: GpuFinding },
     /// What is kept of a process's end was written.
     Bundled { seat: SeatNumber, at: String, path: PathBuf },
+    /// Something worth knowing came to light.
+    Noted { text: String },
     /// Somebody wants the end.
     Stop(Escalation),
     /// Somebody wants a process to be started again.
@@ -224,6 +226,10 @@ impl Core {
                 if let Some(exit) = exit.filter(|exit| exit.at == at) {
                     exit.bundle = Some(path);
                 }
+            }
+            Event::Noted { text } => {
+                self.state.notes.push(text.clone());
+                self.record(now, None, What::Note { text });
             }
             Event::Stop(how) => self.stop(how, now),
             Event::Restart(seat) => self.restart(seat, now),

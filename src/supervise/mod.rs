@@ -20,6 +20,7 @@ mod crash;
 mod ears;
 mod first;
 pub mod gpu;
+mod heal;
 mod memory;
 mod metrics;
 pub mod record;

@@ -214,6 +214,7 @@ impl Stopper {
 }
 
 /// The owner's ends of a supervisor's channels.
+#[derive(Clone, Debug)]
 pub(super) struct Handle {
     pub(super) wishes: mpsc::UnboundedSender<Wish>,
     pub(super) state: watch::Receiver<ClusterState>,

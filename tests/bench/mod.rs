@@ -213,3 +213,22 @@ pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
 }
+
+/// One request on a Unix socket: status and body.
+pub fn request(socket: &Path, method: &str, target: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let head = format!("{method} {target} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n");
+    std::io::Write::write_all(&mut stream, head.as_bytes())?;
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Ok((status, body.to_owned()))
+}
+
+/// The state as the control API tells it.
+pub fn told_state(run_directory: &Path) -> Option<ClusterState> {
+    let (_, body) = request(&run_directory.join("control.sock"), "GET", "/v1/state").ok()?;
+    serde_json::from_str(&body).ok()
+}

@@ -9,6 +9,7 @@
 //! | `fail=TEXT` | says that it cannot start, and ends with status 1 |
 //! | `print=TEXT` | prints a line |
 //! | `flood=LINES` | prints that many lines |
+//! | `chatter=MS` | prints a line each so many milliseconds from now on |
 //! | `sleep=MS` | waits |
 //! | `exit=CODE` | ends |
 //! | `abort` | ends by SIGABRT |
@@ -73,6 +74,7 @@ fn perform(step: &str) -> bool {
         }
         "print" => println!("{object}"),
         "flood" => flood(number()),
+        "chatter" => chatter(Duration::from_millis(number())),
         "sleep" => std::thread::sleep(Duration::from_millis(number())),
         "exit" => std::process::exit(object.parse().expect("a status")),
         "abort" => std::process::abort(),
@@ -116,6 +118,15 @@ fn flood(lines: u64) {
     for line in 0..lines {
         writeln!(out, "line {line}").expect("a reader");
     }
+}
+
+fn chatter(pause: Duration) {
+    std::thread::spawn(move || {
+        for line in 0.. {
+            println!("chatter {line}");
+            std::thread::sleep(pause);
+        }
+    });
 }
 
 fn ignore_term() {

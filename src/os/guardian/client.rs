@@ -88,8 +88,9 @@ pub struct Guardian {
 impl Guardian {
     /// Starts the guardian and waits until it watches.
     ///
-    /// `label` names the control group, without one there is none; `mark` is an entry (`VARIABLE=value`) of the environment
-    /// of every process of the cluster, and of no other; `lock` is held by the guardian too.
+    /// `label` names the control group, without one there is none; `mark` is an entry
+    /// (`VARIABLE=value`) of the environment of every process of the cluster, and of no other;
+    /// `lock` is held by the guardian too.
     ///
     /// # Errors
     /// If `helper` cannot be started or is no program of ours.

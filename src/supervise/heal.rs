@@ -1,0 +1,88 @@
+//! Makes the run directory again when it was taken away under a living cluster.
+//!
+//! It happens: the session manager removes `$XDG_RUNTIME_DIR` with a user's last login, people
+//! clean up. The processes go on, but without the directory nobody could reach them any more.
+//!
+//! *Invariant:* a directory that another cluster has made in its place is left to that one.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use super::actor::Actor;
+use super::control;
+use super::core::Event;
+use crate::os::presence::Presence;
+use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+
+/// Larger files are not ours.
+const LARGEST: u64 = 4 << 20;
+
+/// The files that a run directory had when the supervisor began: plan, secret, and the like.
+#[derive(Debug, Default)]
+pub(super) struct Belongings(Vec<(PathBuf, Vec<u8>)>);
+
+impl Belongings {
+    /// Reads them.
+    pub(super) fn of(paths: &Paths) -> Self {
+        let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
+        let files = entries.filter(|entry| {
+            entry.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST)
+        });
+        let read = |entry: fs::DirEntry| Some((entry.path(), fs::read(entry.path()).ok()?));
+        Self(files.filter_map(read).collect())
+    }
+
+    fn all_there(&self) -> bool {
+        self.0.iter().all(|(path, _)| path.exists())
+    }
+
+    fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
+        let missing = self.0.iter().filter(|(path, _)| !path.exists());
+        missing.into_iter().try_for_each(|(path, content)| directory.write_private(path, content))
+    }
+}
+
+/// Opens `events.jsonl`; a cluster without one still runs.
+pub(super) fn open_journal(paths: &Paths) -> Option<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(paths.events()).ok()
+}
+
+impl Actor {
+    /// Looks what was removed, and puts it back.
+    pub(super) fn heal(&mut self) -> Option<Event> {
+        self.heal_at = None;
+        let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
+        let reachable = self.paths.control().exists() && self.paths.events().exists();
+        if in_place && reachable && self.belongings.all_there() {
+            return None;
+        }
+        let text = match self.move_in_again(in_place) {
+            Ok(()) => "the run directory was removed, and was made again".to_owned(),
+            Err(reason) => format!("the run directory was removed, and is not back: {reason}"),
+        };
+        Some(Event::Noted { text })
+    }
+
+    fn move_in_again(&mut self, in_place: bool) -> Result<(), String> {
+        let in_full = |error: RunDirectoryError| super::actor::in_full(&error);
+        if !in_place {
+            let base = self.paths.root().parent().ok_or("it has no parent")?;
+            let directory =
+                RunDirectory::acquire_below(base, &self.launch.name).map_err(in_full)?;
+            self.directory = Some(directory);
+            self.presence = Presence::watch(self.paths.root());
+        }
+        if let Some(directory) = &self.directory {
+            self.belongings.put_back(directory).map_err(in_full)?;
+        }
+        self.journal = open_journal(&self.paths);
+        self.control.abort();
+        let socket = self.paths.control();
+        // A socket that nobody listens on any more is in the way of the next.
+        let _ = fs::remove_file(&socket);
+        self.control = control::serve(&self.paths, self.handle.clone())
+            .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+        Ok(())
+    }
+}
