@@ -66,7 +66,11 @@ impl LogWriter {
                 self.inside_line = inside;
                 self.lost = 0;
             }
-            Err(_) => self.lost += output.len() as u64,
+            Err(_) => {
+                self.lost += output.len() as u64;
+                // The next attempt begins with the file's name again.
+                self.file = None;
+            }
         }
     }
 
@@ -317,7 +321,6 @@ mod tests {
         // Every write to this device fails with ENOSPC, as on a full disk.
         writer.file = OpenOptions::new().append(true).open("/dev/full").ok();
         writer.append(b"lost\n", at(1));
-        writer.file = None;
         writer.append(b"after\n", at(2));
         let expected = ["before", "[5 bytes of output could not be written here]", "after"];
         assert_eq!(last_lines(&path, 9), expected);

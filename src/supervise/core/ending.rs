@@ -70,6 +70,7 @@ impl Core {
             } else if how == Escalation::Graceful {
                 self.terminate(number, Then::Rest, "the cluster ends", now);
             } else {
+                self.seats[number].then = Then::Rest;
                 self.kill(number, "the cluster ends at once", now);
             }
         }

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Runs the supervisor's chaos test with many faults: scripts/chaos.sh [SEED [FAULTS]]
+set -eu
+cd "$(dirname "$0")/.."
+CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}" \
+    exec cargo test --test chaos -- --nocapture

@@ -1,0 +1,421 @@
+//! Random faults from a seed, and what must hold after each: no process left, no false READY,
+//! restarts counted right, causes recorded.
+//!
+//! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many; `scripts/chaos.sh` runs hundreds.
+
+mod bench;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bench::{Bench, Keeper, launch, lives, marked, request, told_state, worker};
+use cuda_cluster::supervise::{ClusterPhase, ClusterState, Launch, ProcessPhase, ProcessState};
+use cuda_cluster::units::Span;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// SplitMix64.
+struct Lots(u64);
+
+impl Lots {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((bits ^ bits >> 31) % bound as u64).expect("below a usize")
+    }
+}
+
+const WORKERS: [&str; 5] = [
+    "chatter=10 ready",
+    "ignore-term children=24 daemon ready",
+    "sleep=60 daemon ready",
+    "children=3 ready",
+    "ready",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    KillWorker,
+    KillSeveral,
+    KillShim,
+    KillScheduler,
+    KillSupervisor,
+    KillGuardian,
+    StopWorkerAndRestartIt,
+    StopSupervisorForAWhile,
+    StopGuardianForAWhile,
+    RestartByHand,
+    ScaleDownAndUp,
+    RemoveRunDirectory,
+    FullDisk,
+    SecondUp,
+    CrashLoop,
+    EarlyDeath,
+    HangingStart,
+    StopGracefully,
+    StopTwice,
+}
+
+const FAULTS: [Fault; 19] = [
+    Fault::KillWorker,
+    Fault::KillSeveral,
+    Fault::KillShim,
+    Fault::KillScheduler,
+    Fault::KillSupervisor,
+    Fault::KillGuardian,
+    Fault::StopWorkerAndRestartIt,
+    Fault::StopSupervisorForAWhile,
+    Fault::StopGuardianForAWhile,
+    Fault::RestartByHand,
+    Fault::ScaleDownAndUp,
+    Fault::RemoveRunDirectory,
+    Fault::FullDisk,
+    Fault::SecondUp,
+    Fault::CrashLoop,
+    Fault::EarlyDeath,
+    Fault::HangingStart,
+    Fault::StopGracefully,
+    Fault::StopTwice,
+];
+
+fn cluster() -> Launch {
+    let mut launch = launch("chaos", &WORKERS);
+    launch.scheduler = Some(worker("scheduler", "ready"));
+    launch.supervision.backoff = Span::millis(5);
+    launch.supervision.backoff_max = Span::millis(20);
+    launch.supervision.limit = 10_000;
+    launch.supervision.grace = Span::millis(300);
+    launch
+}
+
+/// One cluster under fire, and what its restart counts must be.
+struct Round<'a> {
+    bench: &'a Bench,
+    keeper: Keeper,
+    containment: &'static str,
+    cgroup: Option<PathBuf>,
+    expected: BTreeMap<String, u32>,
+}
+
+fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    // One that is gone already needs none.
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+fn processes(state: &ClusterState) -> impl Iterator<Item = &ProcessState> {
+    state.scheduler.iter().chain(&state.workers)
+}
+
+impl<'a> Round<'a> {
+    fn begin(bench: &'a Bench, containment: &'static str) -> Self {
+        let keeper = bench.keep(&cluster(), &[containment]);
+        let state = keeper.state();
+        let cgroup = fs::read_to_string(keeper.run_directory.join("cgroup")).ok();
+        let cgroup = cgroup.map(|path| PathBuf::from(path.trim()));
+        let expected = processes(&state).map(|process| (process.name.clone(), 0)).collect();
+        Self { bench, keeper, containment, cgroup, expected }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.keeper.run_directory.join("control.sock")
+    }
+
+    fn state(&self) -> ClusterState {
+        wait_until("the control API answers", || told_state(&self.keeper.run_directory))
+    }
+
+    fn expect_restart(&mut self, name: &str) {
+        *self.expected.get_mut(name).expect("a process") += 1;
+    }
+
+    fn post(&self, target: &str) {
+        let (status, body) = request(&self.socket(), "POST", target).expect("an answer");
+        assert_eq!(status, 202, "{target}: {body}");
+    }
+
+    /// Waits until the cluster is READY again, with the restarts that it must have had.
+    fn settle(&self) {
+        let state = wait_until(&format!("READY with {:?}", self.expected), || {
+            let state = told_state(&self.keeper.run_directory)?;
+            let counted =
+                processes(&state).all(|process| self.expected[&process.name] == process.restarts);
+            (state.state == ClusterPhase::Ready && counted).then_some(state)
+        });
+        for process in processes(&state) {
+            assert_eq!(process.state, ProcessPhase::Ready, "{}", process.name);
+            assert!(process.pid.is_some_and(lives), "a false READY: {process:?}");
+            if process.restarts > 0 {
+                let exit = process.last_exit.as_ref().expect("a cause is recorded");
+                assert!(exit.exit.code.is_some() || exit.exit.signal.is_some(), "{exit:?}");
+            }
+        }
+        wait_until(&format!("only its own processes: {state:#?}"), || {
+            // Scheduler, workers, and their children: 24 + 1, 1, 3.
+            let own = 6 + 24 + 1 + 1 + 3;
+            (marked(&self.keeper.run_directory).len() == own).then_some(())
+        });
+    }
+
+    /// After the end: nothing is left.
+    fn gone(&mut self, within: Duration) {
+        let begin = Instant::now();
+        let guardian = self.keeper.state().guardian_pid.expect("a guardian");
+        wait_until("everything is gone", || {
+            let left = marked(&self.keeper.run_directory);
+            (left.is_empty() && !lives(guardian)).then_some(())
+        });
+        assert!(begin.elapsed() < within, "{:?}", begin.elapsed());
+        if let Some(cgroup) = &self.cgroup {
+            wait_until("its control group is gone", || (!cgroup.exists()).then_some(()));
+        }
+    }
+
+    fn begin_again(&mut self) {
+        *self = Self::begin(self.bench, self.containment);
+    }
+
+    fn strike(&mut self, fault: Fault, lots: &mut Lots) {
+        let state = self.state();
+        let victim = state.workers[lots.below(WORKERS.len())].clone();
+        let pid = victim.pid.expect("alive");
+        match fault {
+            Fault::KillWorker => {
+                signal(pid, Signal::SIGKILL);
+                self.expect_restart(&victim.name);
+            }
+            Fault::KillSeveral => {
+                let first = lots.below(WORKERS.len() - 1);
+                for worker in &state.workers[first..] {
+                    signal(worker.pid.expect("alive"), Signal::SIGKILL);
+                    self.expect_restart(&worker.name);
+                }
+            }
+            Fault::KillShim => self.kill_shim(&state, &victim),
+            Fault::KillScheduler => {
+                let scheduler = state.scheduler.as_ref().and_then(|process| process.pid);
+                signal(scheduler.expect("alive"), Signal::SIGKILL);
+                self.expect_all();
+            }
+            Fault::KillSupervisor => {
+                self.keeper.signal(Signal::SIGKILL);
+                self.gone(Duration::from_secs(1));
+                return self.begin_again();
+            }
+            Fault::KillGuardian => {
+                signal(state.guardian_pid.expect("a guardian"), Signal::SIGKILL);
+                let ended = self.keeper.word();
+                assert!(ended.contains("the guardian process has ended"), "{ended}");
+                self.gone(Duration::from_secs(1));
+                return self.begin_again();
+            }
+            Fault::StopWorkerAndRestartIt => {
+                signal(pid, Signal::SIGSTOP);
+                self.post(&format!("/v1/restart/{}", victim.name));
+                self.expect_restart(&victim.name);
+            }
+            Fault::StopSupervisorForAWhile => {
+                self.keeper.signal(Signal::SIGSTOP);
+                signal(pid, Signal::SIGKILL);
+                std::thread::sleep(Duration::from_millis(30));
+                self.keeper.signal(Signal::SIGCONT);
+                self.expect_restart(&victim.name);
+            }
+            Fault::StopGuardianForAWhile => {
+                let guardian = state.guardian_pid.expect("a guardian");
+                signal(guardian, Signal::SIGSTOP);
+                signal(pid, Signal::SIGKILL);
+                std::thread::sleep(Duration::from_millis(30));
+                signal(guardian, Signal::SIGCONT);
+                self.expect_restart(&victim.name);
+            }
+            Fault::RestartByHand => {
+                let all = lots.below(4) == 0;
+                let name = if all { "scheduler" } else { &victim.name };
+                self.post(&format!("/v1/restart/{name}"));
+                if all { self.expect_all() } else { self.expect_restart(name) }
+            }
+            Fault::ScaleDownAndUp => self.scale(1 + lots.below(WORKERS.len() - 1)),
+            Fault::RemoveRunDirectory => {
+                fs::remove_dir_all(&self.keeper.run_directory).expect("removed");
+                wait_until("it is made again", || told_state(&self.keeper.run_directory));
+                self.settle();
+                // Its control group's name is in the old directory only for cleaning up.
+            }
+            Fault::FullDisk => self.fill_the_disk(),
+            Fault::SecondUp => {
+                let second = self.bench.keep(&cluster(), &[self.containment]);
+                assert!(second.first.contains("is already running"), "{}", second.first);
+            }
+            Fault::CrashLoop | Fault::EarlyDeath | Fault::HangingStart => self.beside(fault),
+            Fault::StopGracefully | Fault::StopTwice => {
+                self.keeper.signal(Signal::SIGTERM);
+                if fault == Fault::StopTwice {
+                    std::thread::sleep(Duration::from_millis(5));
+                    signal(self.keeper.child.id(), Signal::SIGTERM);
+                }
+                let ended = self.keeper.word();
+                assert_eq!(ended, "ENDED Stopped { degraded: None }");
+                self.gone(Duration::from_secs(1));
+                return self.begin_again();
+            }
+        }
+        self.settle();
+    }
+
+    fn expect_all(&mut self) {
+        self.expected.values_mut().for_each(|restarts| *restarts += 1);
+    }
+
+    /// Kills a worker, and then the shim that would have become the next one.
+    fn kill_shim(&mut self, state: &ClusterState, victim: &ProcessState) {
+        let guardian = state.guardian_pid.expect("a guardian");
+        signal(victim.pid.expect("alive"), Signal::SIGKILL);
+        self.expect_restart(&victim.name);
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(120) {
+            let children = format!("/proc/{guardian}/task/{guardian}/children");
+            let children = fs::read_to_string(children).unwrap_or_default();
+            for child in children.split_whitespace() {
+                let line = fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                if line.split('\0').nth(1) == Some("__shim") {
+                    let child: u32 = child.parse().expect("a process id");
+                    signal(child, Signal::SIGSTOP);
+                    // Still the shim now that it stands still?
+                    let line =
+                        fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                    signal(child, Signal::SIGKILL);
+                    if !line.is_empty() {
+                        self.expect_restart(&victim.name);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn scale(&mut self, workers: usize) {
+        let before = self.state();
+        self.post(&format!("/v1/scale?workers={workers}"));
+        wait_until("fewer workers", || {
+            let state = self.state();
+            let rest = &state.workers[workers..];
+            rest.iter().all(|worker| worker.state == ProcessPhase::Stopped).then_some(())
+        });
+        assert_eq!(self.state().state, ClusterPhase::Ready);
+        self.post(&format!("/v1/scale?workers={}", WORKERS.len()));
+        for worker in &before.workers[workers..] {
+            self.expect_restart(&worker.name);
+        }
+    }
+
+    /// Every write to this device fails as on a full disk.
+    fn fill_the_disk(&self) {
+        let log = self.keeper.run_directory.join("logs/gpu0.log");
+        let aside = log.with_extension("aside");
+        fs::remove_file(&log).expect("a log");
+        std::os::unix::fs::symlink("/dev/full", &aside).expect("a link");
+        fs::rename(&aside, &log).expect("put in place");
+        std::thread::sleep(Duration::from_millis(50));
+        fs::remove_file(&log).expect("the link");
+        wait_until("what was lost is said", || {
+            let text = fs::read_to_string(&log).ok()?;
+            text.contains("bytes of output could not be written here]").then_some(())
+        });
+    }
+
+    /// Brings up another cluster beside this one, which goes wrong in its own way.
+    fn beside(&self, fault: Fault) {
+        let mut other = launch("beside", &["daemon ready", "ready"]);
+        other.supervision.grace = Span::millis(200);
+        match fault {
+            Fault::EarlyDeath => {
+                other.workers[1] = worker("gpu1", "print=boom sleep=20 exit=3");
+                let mut keeper = self.bench.keep(&other, &[self.containment]);
+                assert!(keeper.first.contains("gpu1 ended with status 3"), "{}", keeper.first);
+                assert!(keeper.first.contains("boom"), "{}", keeper.first);
+                keeper.word();
+                self.nothing_left(&keeper.run_directory);
+            }
+            Fault::HangingStart => {
+                other.workers[1] = worker("gpu1", "step=looking-for-peers");
+                other.supervision.ready_within = Span::millis(1500);
+                let keeper = self.bench.keep(&other, &[self.containment]);
+                assert!(keeper.first.contains("gpu1 (looking-for-peers)"), "{}", keeper.first);
+                self.nothing_left(&keeper.run_directory);
+            }
+            _ => {
+                let again = self.bench.file("beside-again");
+                let _ = fs::remove_file(&again);
+                let crash = format!("once={} sleep=30 ready exit=9", again.display());
+                other.workers[1] = worker("gpu1", &crash);
+                other.supervision.limit = 2;
+                other.supervision.backoff = Span::millis(5);
+                let mut keeper = self.bench.keep(&other, &[self.containment]);
+                let state = wait_until("degraded", || {
+                    told_state(&keeper.run_directory)
+                        .filter(|state| state.state == ClusterPhase::Degraded)
+                });
+                assert_eq!(state.workers[1].restarts, 2);
+                assert_eq!(state.workers[1].state, ProcessPhase::Failed);
+                assert!(state.cause.is_some_and(|cause| cause.text.contains("restarted 2 times")));
+                keeper.signal(Signal::SIGTERM);
+                let ended = keeper.word();
+                assert!(ended.starts_with("ENDED Stopped { degraded: Some("), "{ended}");
+                self.nothing_left(&keeper.run_directory);
+            }
+        }
+    }
+
+    fn nothing_left(&self, run_directory: &Path) {
+        wait_until("nothing is left", || marked(run_directory).is_empty().then_some(()));
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn whatever_fails_the_cluster_is_whole_or_gone() {
+    let seed = number("CHAOS_SEED", 1);
+    let faults = number("CHAOS_FAULTS", 38);
+    let mut lots = Lots(seed);
+    let mut struck: BTreeMap<Fault, u32> = BTreeMap::new();
+    let begin = Instant::now();
+    let benches = [Bench::new(), Bench::new()];
+    let containments = ["with-control-groups", "without-control-groups"];
+    let mut rounds: Vec<Round<'_>> = benches
+        .iter()
+        .zip(containments)
+        .map(|(bench, containment)| Round::begin(bench, containment))
+        .collect();
+    rounds.iter().for_each(Round::settle);
+    for turn in 0..faults {
+        let fault = FAULTS[lots.below(FAULTS.len())];
+        let round = lots.below(rounds.len());
+        println!("{turn}: {fault:?} {}", containments[round]);
+        rounds[round].strike(fault, &mut lots);
+        *struck.entry(fault).or_default() += 1;
+    }
+    for mut round in rounds {
+        round.keeper.signal(Signal::SIGTERM);
+        assert_eq!(round.keeper.word(), "ENDED Stopped { degraded: None }");
+        round.gone(Duration::from_secs(1));
+    }
+    println!("seed {seed}: {faults} faults in {:?}: {struck:?}", begin.elapsed());
+}
