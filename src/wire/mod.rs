@@ -8,3 +8,4 @@ pub mod native;
 pub mod peer;
 pub mod secret;
 pub mod status;
+pub mod tasks;

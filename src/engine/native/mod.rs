@@ -9,6 +9,8 @@
 mod connection;
 mod contract;
 pub mod scheduler;
+#[allow(dead_code, reason = "the scheduler's service takes it up next")]
+mod tasks;
 pub mod worker;
 
 use std::path::PathBuf;

@@ -1,0 +1,583 @@
+//! The task scheduler's decisions: events in, actions out.
+//!
+//! Pure: time comes with each event, and the little randomness that probing needs is counted from a
+//! seed. The parts: [`graph`] (what depends on what, what is still needed, what must be computed
+//! again), [`placement`] (who runs what), [`links`] (what the ways between workers can do),
+//! [`check`] (the invariants, as code), [`explain`].
+//!
+//! *Invariant:* those of [`Core::sanity_check`].
+
+#[cfg(any(test, debug_assertions))]
+mod check;
+mod explain;
+mod graph;
+mod links;
+mod placement;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::{Deserialize, Serialize};
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::wire::tasks::{
+    ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Overview, Product, TaskError, TaskSpec,
+    WorkerOverview,
+};
+use links::Links;
+
+/// A worker process; never used twice.
+pub(crate) type WorkerId = u64;
+
+/// A client's connection; never used twice.
+pub(crate) type ClientId = u64;
+
+type TaskKey = usize;
+type ObjectKey = usize;
+
+/// A task whose workers have died this often is failed.
+const DEATHS_ALLOWED: u32 = 3;
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Event {
+    /// A worker can run tasks.
+    WorkerJoined {
+        worker: WorkerId,
+        name: String,
+        threads: u32,
+        resources: BTreeMap<String, u64>,
+    },
+    /// A worker is gone, with all that it held.
+    WorkerLost { worker: WorkerId },
+    /// A client is gone, and holds nothing any more.
+    ClientGone { client: ClientId },
+    /// A client wants something computed.
+    Submit { client: ClientId, task: TaskSpec },
+    /// A client gives an object, or will give it to a worker.
+    Put { client: ClientId, object: ObjectId, product: Product, on: Option<String> },
+    /// A worker has got an object from a client.
+    Stored { worker: WorkerId, object: ObjectId, bytes: u64 },
+    /// A client needs an object no more.
+    Release { client: ClientId, object: ObjectId },
+    /// A client needs another's object.
+    Hold { client: ClientId, object: ObjectId },
+    /// A client does not want a task to run.
+    Cancel { client: ClientId, task: ObjectId },
+    /// A client asks where an object is.
+    Locate { client: ClientId, object: ObjectId },
+    /// A client wants an object at several workers.
+    Replicate { client: ClientId, object: ObjectId, copies: u32 },
+    /// A task has run.
+    Done { worker: WorkerId, task: ObjectId, products: Vec<Product>, micros: u64 },
+    /// A task has failed.
+    Failed { worker: WorkerId, task: ObjectId, error: TaskError },
+    /// A worker gives a task back that it had not begun.
+    Returned { worker: WorkerId, task: ObjectId },
+    /// A worker gives a task back since it could not get an input.
+    Unreachable { worker: WorkerId, task: ObjectId, object: ObjectId, source: Option<WorkerId> },
+    /// A worker has got a copy of an object from the worker of this name.
+    Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: u64 },
+}
+
+/// Where a worker finds an input.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Input {
+    /// Its bytes.
+    Inline(Vec<u8>),
+    /// It has it, or has been told to fetch it.
+    Here,
+    /// At another worker.
+    At { worker: WorkerId, bytes: u64 },
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// A worker runs a task.
+    Run {
+        worker: WorkerId,
+        task: ObjectId,
+        outputs: u32,
+        function: String,
+        arguments: Vec<u8>,
+        inputs: Vec<(ObjectId, Input)>,
+    },
+    /// A worker gives a task back, unless it has begun.
+    Retract { worker: WorkerId, task: ObjectId },
+    /// A worker gets a copy.
+    Fetch { worker: WorkerId, object: ObjectId, source: WorkerId, bytes: u64 },
+    /// A worker forgets an object.
+    Free { worker: WorkerId, object: ObjectId },
+    /// A client is told that an object is there.
+    Available { client: ClientId, object: ObjectId, product: Product },
+    /// A client is told that an object will never be there.
+    Unavailable { client: ClientId, object: ObjectId, error: TaskError },
+    /// A client is told where an object is.
+    At { client: ClientId, object: ObjectId, workers: Vec<WorkerId> },
+    /// A client is told where to put an object.
+    PutAt { client: ClientId, object: ObjectId, worker: WorkerId },
+}
+
+/// How workers are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Policy {
+    /// The one that is estimated to finish first.
+    #[default]
+    EstimatedFinish,
+    /// One after the other, for comparison.
+    RoundRobin,
+}
+
+/// What a core is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// How workers are chosen.
+    pub(crate) policy: Policy,
+    /// Bytes per second between two workers, by name, before anything is measured.
+    pub(crate) priors: BTreeMap<(String, String), f64>,
+    /// Most task records.
+    pub(crate) task_limit: usize,
+    /// For probing.
+    pub(crate) seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            priors: BTreeMap::new(),
+            task_limit: 1 << 24,
+            seed: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+}
+
+/// Where a task is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It waits for inputs.
+    Waiting,
+    /// It could run; nobody has been chosen.
+    Ready,
+    /// It waits in the scheduler for the worker that has been chosen.
+    Queued(WorkerId),
+    /// The worker has been told to run it.
+    Sent(WorkerId),
+    /// It has run, or need not run.
+    Idle,
+    /// It will never run again.
+    Failed,
+}
+
+/// A task's record.
+struct Task {
+    id: ObjectId,
+    /// Place in the order of submission.
+    sequence: u64,
+    /// Changes whenever the task is settled anew, so that older [`Object::waiters`] are stale.
+    stamp: u32,
+    state: State,
+    function: u32,
+    /// Inputs that are not there yet.
+    missing: u32,
+    priority: i32,
+    retries: u16,
+    deaths: u16,
+    /// It was sent on the understanding that it comes back if it has not begun.
+    retracting: bool,
+    inputs: Box<[ObjectKey]>,
+    arguments: Box<[u8]>,
+    products: Outputs,
+    special: Option<Box<Special>>,
+    placed: Placed,
+}
+
+/// The keys of a task's outputs.
+type Outputs = SmallVec<[ObjectKey; 1]>;
+
+/// What most tasks do not ask for.
+#[derive(Clone, Debug, Default)]
+struct Special {
+    on: Option<String>,
+    resources: BTreeMap<String, u64>,
+}
+
+/// How a task came to its worker, and what was expected.
+#[derive(Clone, Copy, Debug, Default)]
+struct Placed {
+    worker: WorkerId,
+    /// Seconds until its end, and what of it is transfer and what computation.
+    finish: f32,
+    transfer: f32,
+    compute: f32,
+    /// The next best worker and its estimate.
+    other: Option<(WorkerId, f32)>,
+    because: Because,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Because {
+    #[default]
+    Nothing,
+    Estimate,
+    Turn,
+    Pinned,
+    Probe,
+    Stolen,
+}
+
+/// An object's record.
+struct Object {
+    id: ObjectId,
+    /// The task that computes it; `None` if it was put.
+    producer: Option<TaskKey>,
+    bytes: u64,
+    inline: Option<Box<[u8]>>,
+    /// Workers that have it.
+    replicas: SmallVec<[WorkerId; 2]>,
+    /// Clients that need it.
+    holders: SmallVec<[ClientId; 2]>,
+    /// Active tasks that need it, once for each time that it is an input.
+    uses: u32,
+    /// Task records that have it as an input.
+    lineage: u32,
+    /// Tasks in [`State::Waiting`] that miss it, with their stamps.
+    waiters: Vec<(TaskKey, u32)>,
+    error: Option<Box<TaskError>>,
+}
+
+impl Object {
+    fn is_available(&self) -> bool {
+        self.inline.is_some() || !self.replicas.is_empty()
+    }
+
+    fn is_needed(&self) -> bool {
+        self.uses > 0 || !self.holders.is_empty()
+    }
+
+    fn product(&self) -> Option<Product> {
+        match &self.inline {
+            Some(bytes) => Some(Product::Inline(bytes.to_vec())),
+            None => self.is_available().then_some(Product::Stored(self.bytes)),
+        }
+    }
+}
+
+/// An entry of a queue: higher priority first, then the older task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    priority: Reverse<i32>,
+    sequence: u64,
+    task: TaskKey,
+}
+
+type Queue = BTreeSet<Entry>;
+
+/// A worker's record.
+struct Worker {
+    name: String,
+    threads: u32,
+    resources: BTreeMap<String, u64>,
+    /// Tasks that it has been told to run, in that order.
+    sent: BTreeMap<u64, TaskKey>,
+    /// Where each of them stands in that order.
+    order_of: HashMap<TaskKey, u64>,
+    /// Tasks that were placed here and wait for room.
+    queue: Queue,
+    /// The same for tasks that need resources, or must run alone.
+    needy: Queue,
+    /// What of its resources is not taken.
+    free: BTreeMap<String, u64>,
+    /// Tasks that were asked back.
+    retracting: u32,
+    /// Estimated seconds of computation of everything sent, and of everything that waits here.
+    sent_seconds: f64,
+    queued_seconds: f64,
+    /// Estimated seconds of transfers for what has been sent.
+    incoming_seconds: f64,
+    /// A task that must be alone runs.
+    alone: bool,
+    /// Objects that it has.
+    objects: BTreeSet<ObjectKey>,
+    /// Objects that it has been told to fetch.
+    arriving: BTreeSet<ObjectKey>,
+    finished: u64,
+}
+
+/// What is known of a function.
+struct Function {
+    name: String,
+    /// Seconds that it takes.
+    seconds: Option<f64>,
+    runs: u64,
+}
+
+/// The scheduler of tasks.
+pub(crate) struct Core {
+    settings: Settings,
+    /// The time of the event at hand, in microseconds.
+    now: u64,
+    tasks: Slab<Task>,
+    objects: Slab<Object>,
+    names: HashMap<ObjectId, ObjectKey>,
+    workers: BTreeMap<WorkerId, Worker>,
+    functions: Vec<Function>,
+    function_names: HashMap<String, u32>,
+    links: Links,
+    /// Tasks that could run anywhere.
+    ready: Queue,
+    /// Tasks that no present worker may run.
+    parked: BTreeSet<TaskKey>,
+    /// Clients that wait to be told where an object is.
+    askers: BTreeMap<ObjectKey, Vec<ClientId>>,
+    /// Objects that clients are about to give to workers.
+    coming: BTreeMap<ObjectKey, WorkerId>,
+    /// Objects that may be needed no more, to be looked at before the event is done with.
+    garbage: Vec<ObjectKey>,
+    next_sequence: u64,
+    next_stamp: u32,
+    next_order: u64,
+    turn: u64,
+    recomputed: u64,
+    stolen: u64,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let links = Links::new(settings.priors.clone(), settings.seed);
+        Self {
+            settings,
+            now: 0,
+            tasks: Slab::new(),
+            objects: Slab::new(),
+            names: HashMap::new(),
+            workers: BTreeMap::new(),
+            functions: Vec::new(),
+            function_names: HashMap::new(),
+            links,
+            ready: Queue::new(),
+            parked: BTreeSet::new(),
+            askers: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            garbage: Vec::new(),
+            next_sequence: 0,
+            next_stamp: 0,
+            next_order: 0,
+            turn: 0,
+            recomputed: 0,
+            stolen: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Decides what follows from an event that happened at `now`, in microseconds of any clock that
+    /// does not run backwards.
+    pub(crate) fn handle(&mut self, event: Event, now: u64) -> Vec<Action> {
+        self.now = now;
+        self.take_in(event);
+        self.sweep();
+        self.dispatch();
+        std::mem::take(&mut self.actions)
+    }
+
+    fn take_in(&mut self, event: Event) {
+        match event {
+            Event::WorkerJoined { worker, name, threads, resources } => {
+                self.worker_joined(worker, name, threads, resources);
+            }
+            Event::WorkerLost { worker } => self.worker_lost(worker),
+            Event::ClientGone { client } => self.client_gone(client),
+            Event::Submit { client, task } => self.submit(client, task),
+            Event::Put { client, object, product, on } => self.put(client, object, product, on),
+            Event::Stored { worker, object, bytes } => {
+                self.gained(worker, object, bytes);
+            }
+            Event::Release { client, object } => {
+                if let Some(&key) = self.names.get(&object) {
+                    self.release(key, client);
+                }
+            }
+            Event::Hold { client, object } => self.hold(client, object),
+            Event::Cancel { client, task } => self.cancel(client, task),
+            Event::Locate { client, object } => self.locate(client, object),
+            Event::Replicate { object, copies, .. } => self.replicate(object, copies),
+            Event::Done { worker, task, products, micros } => {
+                self.done(worker, task, products, micros);
+            }
+            Event::Failed { worker, task, error } => self.task_failed(worker, task, error),
+            Event::Returned { worker, task } => {
+                if let Some(key) = self.take_back(worker, task) {
+                    self.stolen += u64::from(self.is_wanted(key));
+                    self.run_again(key);
+                }
+            }
+            Event::Unreachable { worker, task, object, source } => {
+                self.unreachable(worker, task, object, source);
+            }
+            Event::Fetched { worker, object, source, bytes, micros } => {
+                self.fetched(worker, object, &source, bytes, micros);
+            }
+        }
+    }
+
+    fn worker_joined(
+        &mut self,
+        id: WorkerId,
+        name: String,
+        threads: u32,
+        resources: BTreeMap<String, u64>,
+    ) {
+        let worker = Worker {
+            name,
+            threads: threads.max(1),
+            free: resources.clone(),
+            resources,
+            sent: BTreeMap::new(),
+            order_of: HashMap::new(),
+            queue: Queue::new(),
+            needy: Queue::new(),
+            retracting: 0,
+            sent_seconds: 0.0,
+            queued_seconds: 0.0,
+            incoming_seconds: 0.0,
+            alone: false,
+            objects: BTreeSet::new(),
+            arriving: BTreeSet::new(),
+            finished: 0,
+        };
+        self.workers.insert(id, worker);
+        for key in std::mem::take(&mut self.parked) {
+            self.make_ready(key);
+        }
+    }
+
+    fn worker_lost(&mut self, id: WorkerId) {
+        let Some(lost) = self.workers.remove(&id) else { return };
+        for entry in lost.queue.iter().chain(&lost.needy) {
+            self.make_ready(entry.task);
+        }
+        let suspects: BTreeSet<TaskKey> = lost.sent.values().copied().collect();
+        for key in &suspects {
+            // Out of the dead worker's hands before anything else is decided.
+            let task = &mut self.tasks[*key];
+            task.state = State::Waiting;
+            task.retracting = false;
+            task.deaths = task.deaths.saturating_add(1);
+        }
+        let mut gone = Vec::new();
+        for &key in &lost.objects {
+            let object = &mut self.objects[key];
+            object.replicas.retain(|worker| *worker != id);
+            if !object.is_available() {
+                gone.push(key);
+            }
+        }
+        self.objects_lost(&gone, &lost.name, &suspects);
+        let never_came: Vec<ObjectKey> =
+            self.coming.iter().filter(|(_, worker)| **worker == id).map(|(key, _)| *key).collect();
+        for key in never_came {
+            self.coming.remove(&key);
+            let (object, worker) = (self.objects[key].id, lost.name.clone());
+            self.fail_object(key, &TaskError::Lost { object, worker });
+        }
+        for key in suspects {
+            let deaths = u32::from(self.tasks[key].deaths);
+            if deaths >= DEATHS_ALLOWED && self.is_wanted(key) {
+                let task = self.tasks[key].id;
+                self.fail(key, &TaskError::WorkersDied { task, deaths, worker: lost.name.clone() });
+            } else {
+                self.run_again(key);
+            }
+        }
+    }
+
+    fn submit(&mut self, client: ClientId, spec: TaskSpec) {
+        let outputs = spec.outputs;
+        let reason = if self.tasks.len() >= self.settings.task_limit {
+            Some(format!("the scheduler holds {} tasks, its limit", self.tasks.len()))
+        } else if outputs == 0 || outputs as usize > ARITY_LIMIT || spec.inputs.len() > ARITY_LIMIT
+        {
+            Some(format!("a task has 1 to {ARITY_LIMIT} outputs and at most as many inputs"))
+        } else if spec.arguments.len() > ARGUMENTS_LIMIT {
+            Some(format!("its arguments are longer than {ARGUMENTS_LIMIT} bytes: put them"))
+        } else if (0..outputs).any(|at| self.names.contains_key(&spec.id.plus(at))) {
+            Some("its name is in use".to_owned())
+        } else {
+            let unknown = spec.inputs.iter().find(|input| !self.names.contains_key(input));
+            unknown.map(|input| format!("there is no object {input}"))
+        };
+        if let Some(reason) = reason {
+            for at in 0..outputs.min(1) {
+                let object = spec.id.plus(at);
+                let error = TaskError::Refused { task: spec.id, reason: reason.clone() };
+                self.actions.push(Action::Unavailable { client, object, error });
+            }
+            return;
+        }
+        self.add_task(client, spec);
+    }
+
+    fn put(&mut self, client: ClientId, id: ObjectId, product: Product, on: Option<String>) {
+        if self.names.contains_key(&id) {
+            let reason = "its name is in use".to_owned();
+            let error = TaskError::Refused { task: id, reason };
+            self.actions.push(Action::Unavailable { client, object: id, error });
+            return;
+        }
+        let key = self.add_object(id, None);
+        self.objects[key].holders.push(client);
+        match product {
+            Product::Inline(bytes) if bytes.len() <= INLINE_LIMIT => {
+                self.objects[key].bytes = bytes.len() as u64;
+                self.objects[key].inline = Some(bytes.into());
+                self.became_available(key);
+            }
+            _ => {
+                let place = |worker: &&WorkerId| match &on {
+                    Some(name) => self.workers[worker].name == *name,
+                    None => true,
+                };
+                // The emptiest, so that what clients give is spread.
+                let fill = |worker: &&WorkerId| self.workers[worker].objects.len();
+                match self.workers.keys().filter(place).min_by_key(fill) {
+                    Some(&worker) => {
+                        self.coming.insert(key, worker);
+                        self.actions.push(Action::PutAt { client, object: id, worker });
+                    }
+                    None => {
+                        let reason = "there is no such worker to put it to".to_owned();
+                        self.fail_object(key, &TaskError::Refused { task: id, reason });
+                    }
+                }
+            }
+        }
+    }
+
+    fn overview_of(&self, worker: &Worker) -> WorkerOverview {
+        WorkerOverview {
+            name: worker.name.clone(),
+            in_flight: worker.sent.len() as u64,
+            queued: (worker.queue.len() + worker.needy.len()) as u64,
+            objects: worker.objects.len() as u64,
+            finished: worker.finished,
+        }
+    }
+
+    /// The numbers of everything.
+    pub(crate) fn overview(&self) -> Overview {
+        Overview {
+            workers: self.workers.values().map(|worker| self.overview_of(worker)).collect(),
+            tasks: self.tasks.len() as u64,
+            objects: self.objects.len() as u64,
+            recomputed: self.recomputed,
+            stolen: self.stolen,
+            links: self.links.overview(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Why a task does not run, or why it ran where it did, in words.
+
+use std::fmt::Write as _;
+
+use super::{Because, Core, ObjectId, State, Task, WorkerId};
+
+impl Core {
+    /// A sentence or two on a task.
+    pub(crate) fn explain(&self, id: ObjectId) -> String {
+        let key = self.names.get(&id).and_then(|object| self.objects.get(*object));
+        let Some(object) = key else {
+            return format!("{id} is not known: it was never submitted, or everybody released it");
+        };
+        let Some(task) = object.producer.map(|key| &self.tasks[key]) else {
+            return format!("{id} was put, not computed; {} workers have it", object.replicas.len());
+        };
+        let what = &self.functions[task.function as usize].name;
+        let mut text = format!("{id} ({what}) ");
+        match task.state {
+            State::Waiting => self.explain_waiting(task, &mut text),
+            State::Ready if self.parked.iter().any(|key| self.tasks[*key].id == task.id) => {
+                text.push_str("could run, but no present worker may run it");
+                self.explain_wishes(task, &mut text);
+            }
+            State::Ready => {
+                let before = self.ready.iter().position(|entry| self.tasks[entry.task].id == id);
+                let before = before.unwrap_or_default();
+                let _ = write!(text, "could run; {before} tasks go before it, no worker has room");
+            }
+            State::Queued(worker) => {
+                let _ = write!(text, "waits for {}, which is busy; ", self.worker_name(worker));
+                self.explain_choice(task, &mut text);
+            }
+            State::Sent(worker) => {
+                let _ = write!(text, "is with {}; ", self.worker_name(worker));
+                self.explain_choice(task, &mut text);
+            }
+            State::Idle => {
+                text.push_str("has run; ");
+                self.explain_choice(task, &mut text);
+            }
+            State::Failed => {
+                let error = object.error.as_ref().map(ToString::to_string).unwrap_or_default();
+                let _ = write!(text, "has failed: {error}");
+            }
+        }
+        text
+    }
+
+    fn explain_waiting(&self, task: &Task, text: &mut String) {
+        let missing: Vec<String> = task
+            .inputs
+            .iter()
+            .filter(|input| !self.objects[**input].is_available())
+            .take(4)
+            .map(|input| self.objects[*input].id.to_string())
+            .collect();
+        let _ = write!(text, "waits for {} inputs: {}", task.missing, missing.join(", "));
+        if task.missing as usize > missing.len() {
+            text.push_str(", …");
+        }
+    }
+
+    fn explain_wishes(&self, task: &Task, text: &mut String) {
+        let Some(special) = &task.special else { return };
+        if let Some(name) = &special.on {
+            let _ = write!(text, ": it must run on {name}");
+        }
+        for (name, amount) in &special.resources {
+            let most = self.workers.values().filter_map(|w| w.resources.get(name)).max();
+            let _ = write!(text, ": it needs {name}={amount}, and the most is {:?}", most);
+        }
+    }
+
+    fn explain_choice(&self, task: &Task, text: &mut String) {
+        let placed = &task.placed;
+        let name = |id: WorkerId| {
+            let name = self.worker_name(id);
+            if name.is_empty() { "a worker that is gone".to_owned() } else { name }
+        };
+        let _ = write!(text, "{} was chosen ", name(placed.worker));
+        let reason = match placed.because {
+            Because::Nothing => "for nothing is known",
+            Because::Estimate => "as the first to finish",
+            Because::Turn => "as the next in turn",
+            Because::Pinned => "as it was asked for",
+            Because::Probe => "to measure a way that was idle",
+            Because::Stolen => "as it was idle",
+        };
+        let _ = write!(
+            text,
+            "{reason}: {:.6} s until the end, {:.6} of it transfer and {:.6} computation",
+            placed.finish, placed.transfer, placed.compute
+        );
+        if let Some((other, finish)) = placed.other {
+            let _ = write!(text, "; next best was {} with {finish:.6} s", name(other));
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! What depends on what, what is still needed, and what must be computed again.
+//!
+//! Does not choose workers.
+//!
+//! A task is *active* (waiting, ready, queued or sent) while someone needs its outputs and they are
+//! not there; an active task *uses* its inputs. An object is needed while a client holds it or an
+//! active task uses it, and its bytes are freed when it is not. The record of a task outlives its
+//! run for as long as one of its outputs is needed or is an input of another record: that is the
+//! lineage from which lost objects are computed again.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Action, Because, ClientId, Core, INLINE_LIMIT, Object, ObjectId, ObjectKey, Outputs, Placed, Product,
+    Special, State, Task, TaskError, TaskKey, TaskSpec, WorkerId,
+};
+
+impl Core {
+    pub(super) fn add_object(&mut self, id: ObjectId, producer: Option<TaskKey>) -> ObjectKey {
+        let key = self.objects.insert(Object {
+            id,
+            producer,
+            bytes: 0,
+            inline: None,
+            replicas: Default::default(),
+            holders: Default::default(),
+            uses: 0,
+            lineage: 0,
+            waiters: Vec::new(),
+            error: None,
+        });
+        self.names.insert(id, key);
+        key
+    }
+
+    /// Takes a task whose specification has been looked at.
+    pub(super) fn add_task(&mut self, client: ClientId, spec: TaskSpec) {
+        let inputs: Box<[ObjectKey]> = spec.inputs.iter().map(|input| self.names[input]).collect();
+        let special = Special { on: spec.wishes.on, resources: spec.wishes.resources };
+        let is_special = special.on.is_some() || !special.resources.is_empty();
+        let function = self.function(spec.function);
+        let key = self.tasks.insert(Task {
+            id: spec.id,
+            sequence: self.next_sequence,
+            stamp: 0,
+            state: State::Idle,
+            function,
+            missing: 0,
+            priority: spec.wishes.priority,
+            retries: spec.wishes.retries,
+            deaths: 0,
+            retracting: false,
+            inputs,
+            arguments: spec.arguments.into(),
+            products: Outputs::new(),
+            special: is_special.then(|| Box::new(special)),
+            placed: Placed::default(),
+        });
+        self.next_sequence += 1;
+        let outputs = (0..spec.outputs).map(|at| {
+            let output = self.add_object(spec.id.plus(at), Some(key));
+            self.objects[output].holders.push(client);
+            output
+        });
+        self.tasks[key].products = outputs.collect();
+        for at in 0..self.tasks[key].inputs.len() {
+            let input = self.tasks[key].inputs[at];
+            self.objects[input].lineage += 1;
+        }
+        self.activate(key);
+    }
+
+    /// Lets an idle task run, and the idle tasks that it needs for that.
+    fn activate(&mut self, first: TaskKey) {
+        let mut todo = vec![first];
+        while let Some(key) = todo.pop() {
+            if self.tasks[key].state != State::Idle {
+                continue;
+            }
+            // It has been placed before, so it has run before.
+            let again = self.tasks[key].placed.because != Because::Nothing;
+            self.recomputed += u64::from(again);
+            let mut forgotten = Vec::new();
+            for &input in &self.tasks[key].inputs {
+                let object = &mut self.objects[input];
+                object.uses += 1;
+                if object.is_available() || object.error.is_some() {
+                    continue;
+                }
+                match object.producer {
+                    Some(task) if self.tasks[task].state != State::Failed => todo.push(task),
+                    _ if self.coming.contains_key(&input) => {}
+                    _ => forgotten.push(input),
+                }
+            }
+            for input in forgotten {
+                let object = self.objects[input].id;
+                self.fail_object(input, &TaskError::Forgotten { object });
+            }
+            self.settle(key);
+        }
+    }
+
+    /// Looks which inputs of an active task are there, and lets it wait, be ready, or fail.
+    fn settle(&mut self, key: TaskKey) {
+        self.next_stamp = self.next_stamp.wrapping_add(1);
+        let stamp = self.next_stamp;
+        let mut missing = 0;
+        let mut error = None;
+        for &input in &self.tasks[key].inputs {
+            let object = &mut self.objects[input];
+            if let Some(cause) = &object.error {
+                error = Some((**cause).clone());
+                break;
+            }
+            if !object.is_available() {
+                missing += 1;
+                object.waiters.push((key, stamp));
+            }
+        }
+        let task = &mut self.tasks[key];
+        (task.stamp, task.missing, task.state) = (stamp, missing, State::Waiting);
+        if let Some(error) = error {
+            self.fail(key, &error);
+        } else if missing == 0 {
+            self.make_ready(key);
+        }
+    }
+
+    /// Whether someone still needs what a task computes.
+    pub(super) fn is_wanted(&self, key: TaskKey) -> bool {
+        self.tasks[key].products.iter().any(|output| {
+            let object = &self.objects[*output];
+            object.error.is_none() && object.is_needed()
+        })
+    }
+
+    /// What becomes of an active task that no worker has any more.
+    pub(super) fn run_again(&mut self, key: TaskKey) {
+        if self.is_wanted(key) { self.settle(key) } else { self.retire(key) }
+    }
+
+    /// Lets an active task, which no worker has, be idle.
+    fn retire(&mut self, key: TaskKey) {
+        self.unqueue(key);
+        self.tasks[key].state = State::Idle;
+        self.drop_uses(key);
+        self.garbage.extend_from_slice(&self.tasks[key].products);
+    }
+
+    fn drop_uses(&mut self, key: TaskKey) {
+        for &input in &self.tasks[key].inputs {
+            let object = &mut self.objects[input];
+            object.uses -= 1;
+            if !object.is_needed() {
+                self.garbage.push(input);
+            }
+        }
+    }
+
+    /// Frees and forgets whatever nobody needs.
+    pub(super) fn sweep(&mut self) {
+        while let Some(key) = self.garbage.pop() {
+            let Some(object) = self.objects.get(key) else { continue };
+            if object.is_needed() {
+                continue;
+            }
+            let (producer, lineage) = (object.producer, object.lineage);
+            self.free_replicas(key);
+            if let Some(task) = producer {
+                self.unneeded_output(task);
+            } else if lineage == 0 {
+                self.forget_object(key);
+            }
+        }
+    }
+
+    fn unneeded_output(&mut self, key: TaskKey) {
+        match self.tasks[key].state {
+            State::Waiting | State::Ready | State::Queued(_) if !self.is_wanted(key) => {
+                self.retire(key);
+            }
+            State::Sent(worker) if !self.is_wanted(key) => self.retract(worker, key),
+            _ => {}
+        }
+        let forgettable = |output: &ObjectKey| {
+            let object = &self.objects[*output];
+            object.lineage == 0 && !object.is_needed()
+        };
+        let task = &self.tasks[key];
+        if matches!(task.state, State::Idle | State::Failed)
+            && task.products.iter().all(forgettable)
+        {
+            self.forget_task(key);
+        }
+    }
+
+    fn forget_task(&mut self, key: TaskKey) {
+        let task = self.tasks.remove(key);
+        for &input in &task.inputs {
+            let object = &mut self.objects[input];
+            object.lineage -= 1;
+            if !object.is_needed() {
+                self.garbage.push(input);
+            }
+        }
+        for output in task.products {
+            self.free_replicas(output);
+            self.forget_object(output);
+        }
+    }
+
+    fn forget_object(&mut self, key: ObjectKey) {
+        let object = self.objects.remove(key);
+        self.names.remove(&object.id);
+        self.askers.remove(&key);
+        self.coming.remove(&key);
+        for worker in self.workers.values_mut() {
+            worker.arriving.remove(&key);
+        }
+    }
+
+    /// Frees what workers have of an object. What the scheduler has itself is small, and stays for
+    /// the lineage.
+    fn free_replicas(&mut self, key: ObjectKey) {
+        let object = &mut self.objects[key];
+        for id in std::mem::take(&mut object.replicas) {
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.objects.remove(&key);
+            }
+            self.actions.push(Action::Free { worker: id, object: object.id });
+        }
+    }
+
+    /// An active task that no worker has will never run.
+    pub(super) fn fail(&mut self, first: TaskKey, error: &TaskError) {
+        let mut todo = vec![first];
+        while let Some(key) = todo.pop() {
+            if matches!(self.tasks[key].state, State::Failed | State::Idle | State::Sent(_)) {
+                continue;
+            }
+            self.unqueue(key);
+            self.drop_uses(key);
+            let task = &mut self.tasks[key];
+            task.state = State::Failed;
+            for input in std::mem::take(&mut task.inputs) {
+                self.objects[input].lineage -= 1;
+                self.garbage.push(input);
+            }
+            for at in 0..self.tasks[key].products.len() {
+                let output = self.tasks[key].products[at];
+                todo.extend(self.mark_failed(output, error));
+                self.garbage.push(output);
+            }
+        }
+    }
+
+    /// An object will never be there; nor will what waits for it.
+    pub(super) fn fail_object(&mut self, key: ObjectKey, error: &TaskError) {
+        for task in self.mark_failed(key, error) {
+            self.fail(task, error);
+        }
+        self.garbage.push(key);
+    }
+
+    /// Gives an object its error, and returns the tasks that wait for it. One that is there (its
+    /// task is run again for the sake of another output) stays.
+    fn mark_failed(&mut self, key: ObjectKey, error: &TaskError) -> Vec<TaskKey> {
+        let object = &mut self.objects[key];
+        if object.error.is_some() || object.is_available() {
+            return Vec::new();
+        }
+        object.error = Some(Box::new(error.clone()));
+        let mut told: Vec<ClientId> = object.holders.to_vec();
+        told.extend(self.askers.remove(&key).unwrap_or_default());
+        told.dedup();
+        for client in told {
+            let (object, error) = (object.id, error.clone());
+            self.actions.push(Action::Unavailable { client, object, error });
+        }
+        let waiters = std::mem::take(&mut object.waiters);
+        let waits = |(task, stamp): &(TaskKey, u32)| self.waits(*task, *stamp);
+        waiters.into_iter().filter(waits).map(|(task, _)| task).collect()
+    }
+
+    fn waits(&self, task: TaskKey, stamp: u32) -> bool {
+        self.tasks.get(task).is_some_and(|task| task.state == State::Waiting && task.stamp == stamp)
+    }
+
+    /// An object is there: tasks and clients that wait for it go on.
+    pub(super) fn became_available(&mut self, key: ObjectKey) {
+        for (task, stamp) in std::mem::take(&mut self.objects[key].waiters) {
+            if self.waits(task, stamp) {
+                self.tasks[task].missing -= 1;
+                if self.tasks[task].missing == 0 {
+                    self.make_ready(task);
+                }
+            }
+        }
+        let object = &self.objects[key];
+        let Some(product) = object.product() else { return };
+        for &client in &object.holders {
+            let (object, product) = (object.id, product.clone());
+            self.actions.push(Action::Available { client, object, product });
+        }
+        for client in self.askers.remove(&key).unwrap_or_default() {
+            self.tell_place(client, key);
+        }
+    }
+
+    fn tell_place(&mut self, client: ClientId, key: ObjectKey) {
+        let object = &self.objects[key];
+        let id = object.id;
+        self.actions.push(match &object.inline {
+            Some(bytes) => {
+                let product = Product::Inline(bytes.to_vec());
+                Action::Available { client, object: id, product }
+            }
+            None => Action::At { client, object: id, workers: object.replicas.to_vec() },
+        });
+    }
+
+    /// A worker has an object.
+    pub(super) fn gained(&mut self, worker: WorkerId, id: ObjectId, bytes: u64) {
+        let useful = self.names.get(&id).copied().filter(|key| {
+            let object = &self.objects[*key];
+            object.is_needed() && object.error.is_none() && object.inline.is_none()
+        });
+        let (Some(key), Some(holder)) = (useful, self.workers.get_mut(&worker)) else {
+            self.actions.push(Action::Free { worker, object: id });
+            return;
+        };
+        self.coming.remove(&key);
+        holder.arriving.remove(&key);
+        holder.objects.insert(key);
+        let object = &mut self.objects[key];
+        let is_new = !object.is_available();
+        object.bytes = bytes;
+        if !object.replicas.contains(&worker) {
+            object.replicas.push(worker);
+        }
+        if is_new {
+            self.became_available(key);
+        }
+    }
+
+    pub(super) fn done(
+        &mut self,
+        worker: WorkerId,
+        id: ObjectId,
+        products: Vec<Product>,
+        micros: u64,
+    ) {
+        let Some(key) = self.take_back(worker, id) else { return };
+        self.learn_duration(key, worker, micros);
+        if products.len() != self.tasks[key].products.len() {
+            let worker = self.worker_name(worker);
+            let message = format!("{} outputs instead of the promised number", products.len());
+            return self.ended_badly(key, TaskError::Failed { task: id, worker, message });
+        }
+        for (at, product) in products.into_iter().enumerate() {
+            let output = self.tasks[key].products[at];
+            match product {
+                Product::Inline(bytes) if bytes.len() <= INLINE_LIMIT => {
+                    let object = &mut self.objects[output];
+                    if object.error.is_none() && object.replicas.is_empty() {
+                        object.bytes = bytes.len() as u64;
+                        object.inline = Some(bytes.into());
+                        self.became_available(output);
+                    }
+                }
+                product => {
+                    let object = self.objects[output].id;
+                    self.gained(worker, object, product.bytes());
+                }
+            }
+        }
+        self.tasks[key].deaths = 0;
+        self.retire(key);
+    }
+
+    pub(super) fn task_failed(&mut self, worker: WorkerId, id: ObjectId, error: TaskError) {
+        if let Some(key) = self.take_back(worker, id) {
+            self.ended_badly(key, error);
+        }
+    }
+
+    fn ended_badly(&mut self, key: TaskKey, error: TaskError) {
+        if !self.is_wanted(key) {
+            self.retire(key);
+        } else if self.tasks[key].retries > 0 {
+            self.tasks[key].retries -= 1;
+            self.run_again(key);
+        } else {
+            self.fail(key, &error);
+        }
+    }
+
+    /// A worker could not get an input. If the copy should be there, it is not.
+    pub(super) fn unreachable(
+        &mut self,
+        worker: WorkerId,
+        task: ObjectId,
+        object: ObjectId,
+        source: Option<WorkerId>,
+    ) {
+        let input = self.names.get(&object).copied();
+        if let (Some(input), Some(worker)) = (&input, self.workers.get_mut(&worker)) {
+            worker.arriving.remove(input);
+        }
+        let Some(key) = self.take_back(worker, task) else { return };
+        if let Some(input) = input {
+            let had = source.filter(|source| self.objects[input].replicas.contains(source));
+            if let Some(source) = had {
+                self.drop_replica(source, input, key);
+            }
+        }
+        self.run_again(key);
+    }
+
+    fn drop_replica(&mut self, source: WorkerId, key: ObjectKey, asking: TaskKey) {
+        let object = &mut self.objects[key];
+        object.replicas.retain(|worker| *worker != source);
+        let is_gone = !object.is_available();
+        self.actions.push(Action::Free { worker: source, object: object.id });
+        let name = self.worker_name(source);
+        if let Some(worker) = self.workers.get_mut(&source) {
+            worker.objects.remove(&key);
+        }
+        if is_gone {
+            self.objects_lost(&[key], &name, &[asking].into());
+        }
+    }
+
+    pub(super) fn fetched(
+        &mut self,
+        worker: WorkerId,
+        object: ObjectId,
+        source: &str,
+        bytes: u64,
+        micros: u64,
+    ) {
+        let name = self.worker_name(worker);
+        self.links.learn(source, &name, bytes, micros, self.now);
+        self.gained(worker, object, bytes);
+    }
+
+    /// The last copies of these objects are gone. The tasks in `apart` are being dealt with.
+    pub(super) fn objects_lost(
+        &mut self,
+        gone: &[ObjectKey],
+        worker: &str,
+        apart: &BTreeSet<TaskKey>,
+    ) {
+        let needed = |key: &&ObjectKey| self.objects[**key].is_needed();
+        let lost: BTreeSet<ObjectKey> = gone.iter().filter(needed).copied().collect();
+        if lost.is_empty() {
+            return;
+        }
+        let affected: Vec<TaskKey> = self
+            .tasks
+            .iter()
+            .filter(|(key, task)| {
+                let waits = matches!(task.state, State::Waiting | State::Ready | State::Queued(_));
+                waits && !apart.contains(key) && task.inputs.iter().any(|i| lost.contains(i))
+            })
+            .map(|(key, _)| key)
+            .collect();
+        for &key in &lost {
+            let object = &self.objects[key];
+            match object.producer {
+                Some(task) if self.tasks[task].state != State::Failed => self.activate(task),
+                _ => {
+                    let error = TaskError::Lost { object: object.id, worker: worker.to_owned() };
+                    self.fail_object(key, &error);
+                }
+            }
+        }
+        for key in affected {
+            if !matches!(self.tasks[key].state, State::Failed) {
+                self.unqueue(key);
+                self.settle(key);
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, key: ObjectKey, client: ClientId) {
+        let object = &mut self.objects[key];
+        if let Some(at) = object.holders.iter().position(|holder| *holder == client) {
+            object.holders.swap_remove(at);
+            self.garbage.push(key);
+        }
+    }
+
+    pub(super) fn client_gone(&mut self, client: ClientId) {
+        for (key, object) in &mut self.objects {
+            let before = object.holders.len();
+            object.holders.retain(|holder| *holder != client);
+            if object.holders.len() != before {
+                self.garbage.push(key);
+            }
+        }
+        for askers in self.askers.values_mut() {
+            askers.retain(|asker| *asker != client);
+        }
+    }
+
+    pub(super) fn hold(&mut self, client: ClientId, id: ObjectId) {
+        let Some(key) = self.known(client, id) else { return };
+        self.objects[key].holders.push(client);
+        let object = &self.objects[key];
+        if let Some(error) = &object.error {
+            let error = (**error).clone();
+            self.actions.push(Action::Unavailable { client, object: id, error });
+        } else if let Some(product) = object.product() {
+            self.actions.push(Action::Available { client, object: id, product });
+        } else if let Some(task) = object.producer {
+            // It may have been needed by nobody so far.
+            self.activate(task);
+        }
+    }
+
+    pub(super) fn locate(&mut self, client: ClientId, id: ObjectId) {
+        let Some(key) = self.known(client, id) else { return };
+        let object = &self.objects[key];
+        if let Some(error) = &object.error {
+            let error = (**error).clone();
+            self.actions.push(Action::Unavailable { client, object: id, error });
+        } else if object.is_available() {
+            self.tell_place(client, key);
+        } else {
+            self.askers.entry(key).or_default().push(client);
+        }
+    }
+
+    fn known(&mut self, client: ClientId, id: ObjectId) -> Option<ObjectKey> {
+        let key = self.names.get(&id).copied();
+        if key.is_none() {
+            let reason = "there is no such object".to_owned();
+            let error = TaskError::Refused { task: id, reason };
+            self.actions.push(Action::Unavailable { client, object: id, error });
+        }
+        key
+    }
+
+    pub(super) fn cancel(&mut self, client: ClientId, id: ObjectId) {
+        let Some(&output) = self.names.get(&id) else { return };
+        let object = &self.objects[output];
+        let (Some(key), true) = (object.producer, object.holders.contains(&client)) else { return };
+        let task = &self.tasks[key];
+        if task.products.iter().any(|output| self.objects[*output].is_available()) {
+            // It has run; it is being run again because something was lost.
+            return;
+        }
+        let error = TaskError::Cancelled { task: task.id };
+        match self.tasks[key].state {
+            State::Idle | State::Failed => {}
+            State::Waiting | State::Ready | State::Queued(_) => self.fail(key, &error),
+            State::Sent(worker) => {
+                self.retract(worker, key);
+                for at in 0..self.tasks[key].products.len() {
+                    let output = self.tasks[key].products[at];
+                    self.fail_object(output, &error);
+                }
+            }
+        }
+    }
+}

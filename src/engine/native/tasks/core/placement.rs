@@ -1,0 +1,466 @@
+//! Who runs what: the worker that is estimated to finish first.
+//!
+//! Does not know why a task is needed.
+//!
+//! A ready task is placed only when some worker has room, so that the choice is made with the
+//! latest knowledge. The chosen worker may be a busy one that has the data; then the task waits in
+//! that worker's queue here, where an idle worker may still take it. A worker is sent a little more
+//! than it can run at once, so that messages and transfers are hidden behind computation.
+
+use super::{
+    Action, Because, Core, Entry, Function, Input, ObjectId, ObjectKey, Placed, Policy, Reverse,
+    SmallVec, State, TaskKey, Worker, WorkerId,
+};
+
+/// Seconds that a function is taken to run before it has.
+const UNKNOWN_SECONDS: f64 = 0.02;
+
+/// Seconds of computation that a worker is sent per thread, beyond one task that waits.
+const SECONDS_AHEAD: f64 = 0.05;
+
+/// Most tasks that a worker is sent.
+const TASKS_AHEAD: usize = 2048;
+
+/// Seconds of waiting that make it worth asking a worker for a task back.
+const WORTH_STEALING: f64 = 0.005;
+
+/// Weight of the newest run of a function.
+const WEIGHT: f64 = 0.2;
+
+/// No estimate is below what a message costs, in seconds.
+const LEAST_SECONDS: f64 = 5e-6;
+
+impl Worker {
+    fn has_room(&self) -> bool {
+        let threads = self.threads as usize;
+        !self.alone
+            && (self.sent.len() <= threads
+                || (self.sent_seconds < SECONDS_AHEAD * f64::from(self.threads)
+                    && self.sent.len() < TASKS_AHEAD))
+    }
+
+    /// Seconds until it would begin another task.
+    fn wait(&self) -> f64 {
+        (self.sent_seconds + self.queued_seconds) / f64::from(self.threads)
+    }
+}
+
+impl Core {
+    pub(super) fn function(&mut self, name: String) -> u32 {
+        if let Some(function) = self.function_names.get(&name) {
+            return *function;
+        }
+        let function = u32::try_from(self.functions.len()).unwrap_or(u32::MAX);
+        self.functions.push(Function { name: name.clone(), seconds: None, runs: 0 });
+        self.function_names.insert(name, function);
+        function
+    }
+
+    pub(super) fn worker_name(&self, id: WorkerId) -> String {
+        self.workers.get(&id).map_or_else(String::new, |worker| worker.name.clone())
+    }
+
+    pub(super) fn learn_duration(&mut self, key: TaskKey, worker: WorkerId, micros: u64) {
+        let seconds = micros as f64 * 1e-6;
+        let function = &mut self.functions[self.tasks[key].function as usize];
+        let known = function.seconds.unwrap_or(seconds);
+        function.seconds = Some(known + WEIGHT * (seconds - known));
+        function.runs += 1;
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.finished += 1;
+        }
+    }
+
+    fn compute_seconds(&self, key: TaskKey) -> f64 {
+        let function = &self.functions[self.tasks[key].function as usize];
+        function.seconds.unwrap_or(UNKNOWN_SECONDS).max(LEAST_SECONDS)
+    }
+
+    fn entry(&self, key: TaskKey) -> Entry {
+        let task = &self.tasks[key];
+        Entry { priority: Reverse(task.priority), sequence: task.sequence, task: key }
+    }
+
+    /// Whether a task has to share its worker with care.
+    fn is_needy(&self, key: TaskKey) -> bool {
+        let task = &self.tasks[key];
+        task.deaths > 0 || task.special.as_ref().is_some_and(|s| !s.resources.is_empty())
+    }
+
+    /// All inputs of a task are there.
+    pub(super) fn make_ready(&mut self, key: TaskKey) {
+        self.tasks[key].state = State::Ready;
+        self.ready.insert(self.entry(key));
+    }
+
+    /// Takes a task out of whatever queue it is in.
+    pub(super) fn unqueue(&mut self, key: TaskKey) {
+        let entry = self.entry(key);
+        match self.tasks[key].state {
+            State::Ready => {
+                if !self.ready.remove(&entry) {
+                    self.parked.remove(&key);
+                }
+            }
+            State::Queued(id) => {
+                let seconds = f64::from(self.tasks[key].placed.compute);
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    if !worker.queue.remove(&entry) {
+                        worker.needy.remove(&entry);
+                    }
+                    worker.queued_seconds = (worker.queued_seconds - seconds).max(0.0);
+                }
+            }
+            State::Waiting | State::Sent(_) | State::Idle | State::Failed => return,
+        }
+        self.tasks[key].state = State::Waiting;
+    }
+
+    /// Gives every worker that has room something to do.
+    pub(super) fn dispatch(&mut self) {
+        self.drain_all();
+        while !self.ready.is_empty() && self.workers.values().any(Worker::has_room) {
+            if let Some(entry) = self.ready.pop_first() {
+                self.place(entry);
+            }
+        }
+        self.drain_all();
+        if self.ready.is_empty() && self.settings.policy == Policy::EstimatedFinish {
+            self.steal();
+        }
+    }
+
+    fn drain_all(&mut self) {
+        let queues = |worker: &Worker| !(worker.queue.is_empty() && worker.needy.is_empty());
+        let waiting: SmallVec<[WorkerId; 16]> =
+            self.workers.iter().filter(|(_, w)| queues(w)).map(|(id, _)| *id).collect();
+        for id in waiting {
+            self.drain(id);
+        }
+    }
+
+    /// Sends a worker what waits for it, as far as it has room.
+    fn drain(&mut self, id: WorkerId) {
+        while let Some(worker) = self.workers.get(&id) {
+            if !worker.has_room() {
+                return;
+            }
+            let needy = worker.needy.first().copied();
+            let plain = worker.queue.first().copied();
+            let first = match (needy, plain) {
+                (Some(needy), _) if self.tasks[needy.task].deaths > 0 => {
+                    // It must be alone, so the worker runs dry first.
+                    worker.sent.is_empty().then_some(needy)
+                }
+                (Some(needy), plain) if self.fits(worker, needy.task) => {
+                    Some(plain.map_or(needy, |plain| plain.min(needy)))
+                }
+                (_, plain) => plain,
+            };
+            let Some(entry) = first else { return };
+            let urgent = self.ready.first().is_some_and(|other| other.priority < entry.priority);
+            if urgent {
+                return;
+            }
+            self.unqueue(entry.task);
+            self.send(id, entry.task);
+        }
+    }
+
+    fn fits(&self, worker: &Worker, key: TaskKey) -> bool {
+        self.tasks[key].special.as_ref().is_none_or(|special| {
+            special.resources.iter().all(|(name, amount)| worker.free.get(name) >= Some(amount))
+        })
+    }
+
+    /// Whether a worker could ever run a task.
+    pub(super) fn may_run(&self, worker: &Worker, key: TaskKey) -> bool {
+        self.tasks[key].special.as_ref().is_none_or(|special| {
+            special.on.as_ref().is_none_or(|name| worker.name == *name)
+                && special.resources.iter().all(|(name, n)| worker.resources.get(name) >= Some(n))
+        })
+    }
+
+    /// Chooses a worker for a task that has just left the queue of ready ones.
+    fn place(&mut self, entry: Entry) {
+        let key = entry.task;
+        let Some(placed) = self.choose(key) else {
+            self.parked.insert(key);
+            return;
+        };
+        let id = placed.worker;
+        self.tasks[key].placed = placed;
+        let is_needy = self.is_needy(key);
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if !is_needy && worker.queue.is_empty() && worker.needy.is_empty() && worker.has_room() {
+            self.send(id, key);
+            return;
+        }
+        let queue = if is_needy { &mut worker.needy } else { &mut worker.queue };
+        queue.insert(entry);
+        worker.queued_seconds += f64::from(placed.compute);
+        self.tasks[key].state = State::Queued(id);
+        self.drain(id);
+    }
+
+    fn choose(&mut self, key: TaskKey) -> Option<Placed> {
+        if self.settings.policy == Policy::RoundRobin {
+            return self.next_in_turn(key);
+        }
+        let mut best: Option<Placed> = None;
+        let mut candidates = 0;
+        for (&id, worker) in &self.workers {
+            if !self.may_run(worker, key) {
+                continue;
+            }
+            candidates += 1;
+            let estimate = self.estimate(key, id, worker);
+            best = Some(match best {
+                Some(best) if best.finish <= estimate.finish => {
+                    let nearest = best.other.is_none_or(|(_, other)| estimate.finish < other);
+                    let other = if nearest { Some((id, estimate.finish)) } else { best.other };
+                    Placed { other, ..best }
+                }
+                Some(best) => Placed { other: Some((best.worker, best.finish)), ..estimate },
+                None => estimate,
+            });
+        }
+        let pinned = self.tasks[key].special.as_ref().is_some_and(|special| special.on.is_some());
+        if pinned {
+            return best.map(|best| Placed { because: Because::Pinned, ..best });
+        }
+        if candidates > 1 && best.is_some_and(|b| b.other.is_some()) && self.has_transfers(key) {
+            let probed = self.links.wants_probe().then(|| self.stalest(key)).flatten();
+            return probed.or(best);
+        }
+        best
+    }
+
+    fn next_in_turn(&mut self, key: TaskKey) -> Option<Placed> {
+        let able: Vec<WorkerId> =
+            self.workers.iter().filter(|(_, w)| self.may_run(w, key)).map(|(id, _)| *id).collect();
+        let at = usize::try_from(self.turn).unwrap_or_default() % able.len().max(1);
+        let id = *able.get(at)?;
+        self.turn += 1;
+        Some(Placed { because: Because::Turn, ..self.estimate(key, id, &self.workers[&id]) })
+    }
+
+    fn has_transfers(&self, key: TaskKey) -> bool {
+        self.tasks[key].inputs.iter().any(|input| self.objects[*input].inline.is_none())
+    }
+
+    /// The worker whose way from the task's data has gone unmeasured for longest.
+    fn stalest(&self, key: TaskKey) -> Option<Placed> {
+        let input = self.tasks[key].inputs.iter().find(|i| !self.objects[**i].replicas.is_empty());
+        let object = &self.objects[*input?];
+        let source = &self.workers.get(object.replicas.first()?)?.name;
+        let elsewhere = |id: &&WorkerId| !object.replicas.contains(id);
+        let able = self.workers.keys().filter(elsewhere);
+        let able = able.filter(|id| self.may_run(&self.workers[id], key));
+        let id = *able.min_by_key(|id| self.links.measured(source, &self.workers[id].name))?;
+        let estimate = self.estimate(key, id, &self.workers[&id]);
+        Some(Placed { because: Because::Probe, ..estimate })
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "estimates need no more digits")]
+    fn estimate(&self, key: TaskKey, id: WorkerId, worker: &Worker) -> Placed {
+        let compute = self.compute_seconds(key);
+        let transfer: f64 = self.tasks[key]
+            .inputs
+            .iter()
+            .filter_map(|input| self.best_source(*input, id, worker))
+            .map(|(_, seconds)| seconds)
+            .sum();
+        let arrival = if transfer > 0.0 { worker.incoming_seconds + transfer } else { 0.0 };
+        let finish = worker.wait().max(arrival) + compute;
+        Placed {
+            worker: id,
+            finish: finish as f32,
+            transfer: transfer as f32,
+            compute: compute as f32,
+            other: None,
+            because: Because::Estimate,
+        }
+    }
+
+    /// From whom a worker gets an object soonest, and in how many seconds. `None` if it has it, or
+    /// will have it.
+    fn best_source(
+        &self,
+        key: ObjectKey,
+        id: WorkerId,
+        worker: &Worker,
+    ) -> Option<(WorkerId, f64)> {
+        let object = &self.objects[key];
+        if object.replicas.is_empty()
+            || object.replicas.contains(&id)
+            || worker.arriving.contains(&key)
+        {
+            return None;
+        }
+        let seconds = |source: &WorkerId| {
+            let name = &self.workers.get(source)?.name;
+            Some((*source, self.links.seconds(name, &worker.name, object.bytes)))
+        };
+        let ways = object.replicas.iter().filter_map(seconds);
+        ways.min_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
+    fn input(&mut self, key: ObjectKey, id: WorkerId) -> Input {
+        let object = &self.objects[key];
+        if let Some(bytes) = &object.inline {
+            return Input::Inline(bytes.to_vec());
+        }
+        let bytes = object.bytes;
+        match self.best_source(key, id, &self.workers[&id]) {
+            None => Input::Here,
+            Some((source, _)) => {
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    worker.arriving.insert(key);
+                }
+                Input::At { worker: source, bytes }
+            }
+        }
+    }
+
+    /// Hands a task to a worker.
+    fn send(&mut self, id: WorkerId, key: TaskKey) {
+        let mut inputs = Vec::with_capacity(self.tasks[key].inputs.len());
+        for at in 0..self.tasks[key].inputs.len() {
+            let input = self.tasks[key].inputs[at];
+            let name = self.objects[input].id;
+            inputs.push((name, self.input(input, id)));
+        }
+        let order = self.next_order;
+        self.next_order += 1;
+        let task = &mut self.tasks[key];
+        task.state = State::Sent(id);
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        worker.sent.insert(order, key);
+        worker.order_of.insert(key, order);
+        worker.sent_seconds += f64::from(task.placed.compute);
+        worker.incoming_seconds += f64::from(task.placed.transfer);
+        worker.alone = task.deaths > 0;
+        for (name, amount) in task.special.iter().flat_map(|special| &special.resources) {
+            if let Some(free) = worker.free.get_mut(name) {
+                *free = free.saturating_sub(*amount);
+            }
+        }
+        self.actions.push(Action::Run {
+            worker: id,
+            task: task.id,
+            outputs: u32::try_from(task.products.len()).unwrap_or(u32::MAX),
+            function: self.functions[task.function as usize].name.clone(),
+            arguments: task.arguments.to_vec(),
+            inputs,
+        });
+    }
+
+    /// Takes a task out of a worker's hands. `None` if the worker does not have it.
+    pub(super) fn take_back(&mut self, id: WorkerId, task: ObjectId) -> Option<TaskKey> {
+        let key = self.objects[*self.names.get(&task)?].producer?;
+        let record = &mut self.tasks[key];
+        if record.state != State::Sent(id) || record.id != task {
+            return None;
+        }
+        let worker = self.workers.get_mut(&id)?;
+        let order = worker.order_of.remove(&key)?;
+        worker.sent.remove(&order);
+        worker.alone = false;
+        worker.retracting -= u32::from(record.retracting);
+        worker.sent_seconds = (worker.sent_seconds - f64::from(record.placed.compute)).max(0.0);
+        let incoming = worker.incoming_seconds - f64::from(record.placed.transfer);
+        worker.incoming_seconds = incoming.max(0.0);
+        if worker.sent.is_empty() {
+            // So that rounding does not add up.
+            (worker.sent_seconds, worker.incoming_seconds) = (0.0, 0.0);
+        }
+        for (name, amount) in record.special.iter().flat_map(|special| &special.resources) {
+            *worker.free.entry(name.clone()).or_default() += amount;
+        }
+        record.retracting = false;
+        record.state = State::Waiting;
+        Some(key)
+    }
+
+    /// Asks a worker for a task back.
+    pub(super) fn retract(&mut self, id: WorkerId, key: TaskKey) {
+        let task = &mut self.tasks[key];
+        if std::mem::replace(&mut task.retracting, true) {
+            return;
+        }
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.retracting += 1;
+        }
+        self.actions.push(Action::Retract { worker: id, task: task.id });
+    }
+
+    /// Lets idle workers take over what waits for busy ones, where they would finish it sooner.
+    fn steal(&mut self) {
+        let is_idle = |w: &Worker| w.sent.is_empty() && w.queue.is_empty() && w.needy.is_empty();
+        let idle: Vec<WorkerId> =
+            self.workers.iter().filter(|(_, w)| is_idle(w)).map(|(id, _)| *id).collect();
+        for thief in idle {
+            let busiest = self.workers.iter().max_by(|(_, a), (_, b)| {
+                let (a, b) = (a.wait(), b.wait());
+                a.total_cmp(&b)
+            });
+            let Some((&victim, worker)) = busiest.filter(|(_, w)| w.wait() > WORTH_STEALING) else {
+                return;
+            };
+            match worker.queue.last().copied() {
+                Some(entry) => self.take_over(thief, victim, entry),
+                None => self.ask_back(thief, victim),
+            }
+        }
+    }
+
+    fn is_sooner(&self, key: TaskKey, thief: WorkerId, victim: WorkerId) -> Option<Placed> {
+        let (from, to) = (self.workers.get(&victim)?, self.workers.get(&thief)?);
+        let estimate = self.estimate(key, thief, to);
+        let sooner = f64::from(estimate.finish) < from.wait() && self.may_run(to, key);
+        let other = Some((victim, f32::MAX.min(self.tasks[key].placed.finish)));
+        sooner.then_some(Placed { because: Because::Stolen, other, ..estimate })
+    }
+
+    fn take_over(&mut self, thief: WorkerId, victim: WorkerId, entry: Entry) {
+        let Some(placed) = self.is_sooner(entry.task, thief, victim) else { return };
+        self.unqueue(entry.task);
+        self.tasks[entry.task].placed = placed;
+        self.stolen += 1;
+        self.send(thief, entry.task);
+    }
+
+    /// The youngest task that the victim cannot have begun, if it is alone in being asked for.
+    fn ask_back(&mut self, thief: WorkerId, victim: WorkerId) {
+        let worker = &self.workers[&victim];
+        if worker.retracting > 0 || worker.sent.len() <= worker.threads as usize {
+            return;
+        }
+        let Some(&key) = worker.sent.values().next_back() else { return };
+        if !self.is_needy(key) && self.is_sooner(key, thief, victim).is_some() {
+            self.retract(victim, key);
+        }
+    }
+
+    /// Lets more workers have a copy.
+    pub(super) fn replicate(&mut self, id: ObjectId, copies: u32) {
+        let Some(&key) = self.names.get(&id) else { return };
+        let object = &self.objects[key];
+        if object.replicas.is_empty() || !object.is_needed() {
+            return;
+        }
+        let lacks = |(id, worker): &(&WorkerId, &Worker)| {
+            !object.replicas.contains(id) && !worker.arriving.contains(&key)
+        };
+        let mut others: Vec<(usize, WorkerId)> =
+            self.workers.iter().filter(lacks).map(|(id, w)| (w.objects.len(), *id)).collect();
+        others.sort_unstable();
+        let have = self.workers.len() - others.len();
+        for (_, worker) in others.into_iter().take((copies as usize).saturating_sub(have)) {
+            if let Input::At { worker: source, bytes } = self.input(key, worker) {
+                self.actions.push(Action::Fetch { worker, object: id, source, bytes });
+            }
+        }
+    }
+}
