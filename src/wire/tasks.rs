@@ -7,12 +7,17 @@
 //! *Invariant:* an object's bytes never change; whoever computes an object again gets the same
 //! identifier for it.
 
+mod bulk;
+mod error;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::native::Member;
+pub use bulk::{Bulk, BulkReply, Counters, Level};
+pub use error::TaskError;
 
 /// Largest object that travels inside messages and lives in the scheduler, in bytes.
 pub const INLINE_LIMIT: usize = 1 << 10;
@@ -40,7 +45,7 @@ impl ObjectId {
 
     /// The `number`-th object of a client, who must not name more than [`Self::PER_CLIENT`].
     pub fn new(client: u32, number: u64) -> Self {
-        ObjectId((u64::from(client) & 0xff_ffff) << 40 | number % Self::PER_CLIENT)
+        ObjectId(((u64::from(client) & 0xff_ffff) << 40) | (number % Self::PER_CLIENT))
     }
 
     /// The object `further` places behind this one.
@@ -139,90 +144,6 @@ impl Product {
             Product::Stored(bytes) => *bytes,
         }
     }
-}
-
-/// Why there is no result. What depends on a failed task fails with the same error, which names the
-/// task that failed first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum TaskError {
-    /// The function returned an error.
-    #[error("task {task} failed on {worker}: {message}")]
-    Failed {
-        /// The task.
-        task: ObjectId,
-        /// Where it ran.
-        worker: String,
-        /// The function's words.
-        message: String,
-    },
-    /// The function panicked.
-    #[error("task {task} panicked on {worker}: {message}")]
-    Panicked {
-        /// The task.
-        task: ObjectId,
-        /// Where it ran.
-        worker: String,
-        /// The panic's words.
-        message: String,
-    },
-    /// The workers' program has no such function.
-    #[error("task {task}: {worker} has no function {function:?}")]
-    UnknownFunction {
-        /// The task.
-        task: ObjectId,
-        /// Who was asked.
-        worker: String,
-        /// The function's name.
-        function: String,
-    },
-    /// Each worker that ran it died.
-    #[error("task {task} was on {deaths} workers that died, {worker} the last")]
-    WorkersDied {
-        /// The task.
-        task: ObjectId,
-        /// How many.
-        deaths: u32,
-        /// The last of them.
-        worker: String,
-    },
-    /// The only copy of an object was at a worker that died, and no task can compute it again.
-    #[error("object {object} was lost with {worker}, and no task can compute it again")]
-    Lost {
-        /// The object.
-        object: ObjectId,
-        /// The worker.
-        worker: String,
-    },
-    /// Everybody had released an object, and no task can compute it again.
-    #[error("object {object} was released, and is needed again since a worker died")]
-    Forgotten {
-        /// The object.
-        object: ObjectId,
-    },
-    /// A worker had no room for an object at any level.
-    #[error("task {task}: {worker} has no room: {message}")]
-    NoRoom {
-        /// The task.
-        task: ObjectId,
-        /// The worker.
-        worker: String,
-        /// What was full.
-        message: String,
-    },
-    /// It was cancelled.
-    #[error("task {task} was cancelled")]
-    Cancelled {
-        /// The task.
-        task: ObjectId,
-    },
-    /// The scheduler does not take it.
-    #[error("task {task} is refused: {reason}")]
-    Refused {
-        /// The task.
-        task: ObjectId,
-        /// Why.
-        reason: String,
-    },
 }
 
 /// Where a worker finds an input.
@@ -478,67 +399,6 @@ pub struct LinkOverview {
     pub bytes: u64,
     /// 25, 50 and 75 % of the latest transfers were slower than this, in bytes per second.
     pub quartiles: [f64; 3],
-}
-
-/// From a client to a worker, over the worker's own socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Bulk {
-    /// Send an object's bytes.
-    Get {
-        /// The object.
-        object: ObjectId,
-    },
-    /// Take an object; this many bytes follow the frame.
-    Put {
-        /// The object.
-        object: ObjectId,
-        /// How many.
-        bytes: u64,
-    },
-    /// How full are you?
-    Counters,
-}
-
-/// A worker's reply to a [`Bulk`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum BulkReply {
-    /// This many bytes follow the frame.
-    Bytes(u64),
-    /// The object is stored.
-    Stored,
-    /// It cannot be done.
-    Refused {
-        /// Why.
-        reason: String,
-    },
-    /// The answer to [`Bulk::Counters`].
-    Counters(Counters),
-}
-
-/// What a worker's memory has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
-    /// Device memory.
-    pub device: Level,
-    /// Host memory.
-    pub host: Level,
-    /// Files.
-    pub disk: Level,
-}
-
-/// What one level of a worker's memory has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Level {
-    /// Objects there now.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The most that there were.
-    pub peak_bytes: u64,
-    /// Bytes that came from the level above.
-    pub demoted_bytes: u64,
-    /// Bytes that went to a level above.
-    pub promoted_bytes: u64,
 }
 
 #[cfg(test)]

@@ -11,23 +11,26 @@
 mod check;
 mod explain;
 mod graph;
+mod holders;
 mod links;
 mod placement;
+mod record;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 use slab::Slab;
-use smallvec::SmallVec;
 
 use crate::wire::tasks::{
     ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Overview, Product, TaskError, TaskSpec,
     WorkerOverview,
 };
 use links::Links;
+use record::{
+    Because, Entry, Function, Object, Outputs, Placed, Queue, Special, State, Task, Worker,
+};
 
 /// A worker process; never used twice.
 pub(crate) type WorkerId = u64;
@@ -45,12 +48,7 @@ const DEATHS_ALLOWED: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// A worker can run tasks.
-    WorkerJoined {
-        worker: WorkerId,
-        name: String,
-        threads: u32,
-        resources: BTreeMap<String, u64>,
-    },
+    WorkerJoined { worker: WorkerId, name: String, threads: u32, resources: BTreeMap<String, u64> },
     /// A worker is gone, with all that it held.
     WorkerLost { worker: WorkerId },
     /// A client is gone, and holds nothing any more.
@@ -155,166 +153,6 @@ impl Default for Settings {
             seed: 0x9e37_79b9_7f4a_7c15,
         }
     }
-}
-
-/// Where a task is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// It waits for inputs.
-    Waiting,
-    /// It could run; nobody has been chosen.
-    Ready,
-    /// It waits in the scheduler for the worker that has been chosen.
-    Queued(WorkerId),
-    /// The worker has been told to run it.
-    Sent(WorkerId),
-    /// It has run, or need not run.
-    Idle,
-    /// It will never run again.
-    Failed,
-}
-
-/// A task's record.
-struct Task {
-    id: ObjectId,
-    /// Place in the order of submission.
-    sequence: u64,
-    /// Changes whenever the task is settled anew, so that older [`Object::waiters`] are stale.
-    stamp: u32,
-    state: State,
-    function: u32,
-    /// Inputs that are not there yet.
-    missing: u32,
-    priority: i32,
-    retries: u16,
-    deaths: u16,
-    /// It was sent on the understanding that it comes back if it has not begun.
-    retracting: bool,
-    inputs: Box<[ObjectKey]>,
-    arguments: Box<[u8]>,
-    products: Outputs,
-    special: Option<Box<Special>>,
-    placed: Placed,
-}
-
-/// The keys of a task's outputs.
-type Outputs = SmallVec<[ObjectKey; 1]>;
-
-/// What most tasks do not ask for.
-#[derive(Clone, Debug, Default)]
-struct Special {
-    on: Option<String>,
-    resources: BTreeMap<String, u64>,
-}
-
-/// How a task came to its worker, and what was expected.
-#[derive(Clone, Copy, Debug, Default)]
-struct Placed {
-    worker: WorkerId,
-    /// Seconds until its end, and what of it is transfer and what computation.
-    finish: f32,
-    transfer: f32,
-    compute: f32,
-    /// The next best worker and its estimate.
-    other: Option<(WorkerId, f32)>,
-    because: Because,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Because {
-    #[default]
-    Nothing,
-    Estimate,
-    Turn,
-    Pinned,
-    Probe,
-    Stolen,
-}
-
-/// An object's record.
-struct Object {
-    id: ObjectId,
-    /// The task that computes it; `None` if it was put.
-    producer: Option<TaskKey>,
-    bytes: u64,
-    inline: Option<Box<[u8]>>,
-    /// Workers that have it.
-    replicas: SmallVec<[WorkerId; 2]>,
-    /// Clients that need it.
-    holders: SmallVec<[ClientId; 2]>,
-    /// Active tasks that need it, once for each time that it is an input.
-    uses: u32,
-    /// Task records that have it as an input.
-    lineage: u32,
-    /// Tasks in [`State::Waiting`] that miss it, with their stamps.
-    waiters: Vec<(TaskKey, u32)>,
-    error: Option<Box<TaskError>>,
-}
-
-impl Object {
-    fn is_available(&self) -> bool {
-        self.inline.is_some() || !self.replicas.is_empty()
-    }
-
-    fn is_needed(&self) -> bool {
-        self.uses > 0 || !self.holders.is_empty()
-    }
-
-    fn product(&self) -> Option<Product> {
-        match &self.inline {
-            Some(bytes) => Some(Product::Inline(bytes.to_vec())),
-            None => self.is_available().then_some(Product::Stored(self.bytes)),
-        }
-    }
-}
-
-/// An entry of a queue: higher priority first, then the older task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
-    priority: Reverse<i32>,
-    sequence: u64,
-    task: TaskKey,
-}
-
-type Queue = BTreeSet<Entry>;
-
-/// A worker's record.
-struct Worker {
-    name: String,
-    threads: u32,
-    resources: BTreeMap<String, u64>,
-    /// Tasks that it has been told to run, in that order.
-    sent: BTreeMap<u64, TaskKey>,
-    /// Where each of them stands in that order.
-    order_of: HashMap<TaskKey, u64>,
-    /// Tasks that were placed here and wait for room.
-    queue: Queue,
-    /// The same for tasks that need resources, or must run alone.
-    needy: Queue,
-    /// What of its resources is not taken.
-    free: BTreeMap<String, u64>,
-    /// Tasks that were asked back.
-    retracting: u32,
-    /// Estimated seconds of computation of everything sent, and of everything that waits here.
-    sent_seconds: f64,
-    queued_seconds: f64,
-    /// Estimated seconds of transfers for what has been sent.
-    incoming_seconds: f64,
-    /// A task that must be alone runs.
-    alone: bool,
-    /// Objects that it has.
-    objects: BTreeSet<ObjectKey>,
-    /// Objects that it has been told to fetch.
-    arriving: BTreeSet<ObjectKey>,
-    finished: u64,
-}
-
-/// What is known of a function.
-struct Function {
-    name: String,
-    /// Seconds that it takes.
-    seconds: Option<f64>,
-    runs: u64,
 }
 
 /// The scheduler of tasks.

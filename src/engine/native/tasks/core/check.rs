@@ -34,7 +34,7 @@ impl Core {
                 State::Queued(worker) => {
                     assert_eq!(missing(task), 0, "{id} is queued without its inputs");
                     let worker = &self.workers[&worker];
-                    let mut entries = worker.queue.iter().chain(&worker.needy);
+                    let entries = worker.queue.iter().chain(&worker.needy);
                     assert_eq!(entries.filter(|e| e.task == key).count(), 1, "{id} is lost");
                 }
                 State::Sent(worker) => {

@@ -12,7 +12,10 @@ impl Core {
             return format!("{id} is not known: it was never submitted, or everybody released it");
         };
         let Some(task) = object.producer.map(|key| &self.tasks[key]) else {
-            return format!("{id} was put, not computed; {} workers have it", object.replicas.len());
+            return format!(
+                "{id} was put, not computed; {} workers have it",
+                object.replicas.len()
+            );
         };
         let what = &self.functions[task.function as usize].name;
         let mut text = format!("{id} ({what}) ");

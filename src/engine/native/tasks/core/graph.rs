@@ -11,8 +11,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Action, Because, ClientId, Core, INLINE_LIMIT, Object, ObjectId, ObjectKey, Outputs, Placed, Product,
-    Special, State, Task, TaskError, TaskKey, TaskSpec, WorkerId,
+    Action, Because, ClientId, Core, INLINE_LIMIT, Object, ObjectId, ObjectKey, Outputs, Placed,
+    Product, Special, State, Task, TaskError, TaskKey, TaskSpec, WorkerId,
 };
 
 impl Core {
@@ -71,7 +71,7 @@ impl Core {
     }
 
     /// Lets an idle task run, and the idle tasks that it needs for that.
-    fn activate(&mut self, first: TaskKey) {
+    pub(super) fn activate(&mut self, first: TaskKey) {
         let mut todo = vec![first];
         while let Some(key) = todo.pop() {
             if self.tasks[key].state != State::Idle {
@@ -308,18 +308,6 @@ impl Core {
         }
     }
 
-    fn tell_place(&mut self, client: ClientId, key: ObjectKey) {
-        let object = &self.objects[key];
-        let id = object.id;
-        self.actions.push(match &object.inline {
-            Some(bytes) => {
-                let product = Product::Inline(bytes.to_vec());
-                Action::Available { client, object: id, product }
-            }
-            None => Action::At { client, object: id, workers: object.replicas.to_vec() },
-        });
-    }
-
     /// A worker has an object.
     pub(super) fn gained(&mut self, worker: WorkerId, id: ObjectId, bytes: u64) {
         let useful = self.names.get(&id).copied().filter(|key| {
@@ -480,88 +468,6 @@ impl Core {
             if !matches!(self.tasks[key].state, State::Failed) {
                 self.unqueue(key);
                 self.settle(key);
-            }
-        }
-    }
-
-    pub(super) fn release(&mut self, key: ObjectKey, client: ClientId) {
-        let object = &mut self.objects[key];
-        if let Some(at) = object.holders.iter().position(|holder| *holder == client) {
-            object.holders.swap_remove(at);
-            self.garbage.push(key);
-        }
-    }
-
-    pub(super) fn client_gone(&mut self, client: ClientId) {
-        for (key, object) in &mut self.objects {
-            let before = object.holders.len();
-            object.holders.retain(|holder| *holder != client);
-            if object.holders.len() != before {
-                self.garbage.push(key);
-            }
-        }
-        for askers in self.askers.values_mut() {
-            askers.retain(|asker| *asker != client);
-        }
-    }
-
-    pub(super) fn hold(&mut self, client: ClientId, id: ObjectId) {
-        let Some(key) = self.known(client, id) else { return };
-        self.objects[key].holders.push(client);
-        let object = &self.objects[key];
-        if let Some(error) = &object.error {
-            let error = (**error).clone();
-            self.actions.push(Action::Unavailable { client, object: id, error });
-        } else if let Some(product) = object.product() {
-            self.actions.push(Action::Available { client, object: id, product });
-        } else if let Some(task) = object.producer {
-            // It may have been needed by nobody so far.
-            self.activate(task);
-        }
-    }
-
-    pub(super) fn locate(&mut self, client: ClientId, id: ObjectId) {
-        let Some(key) = self.known(client, id) else { return };
-        let object = &self.objects[key];
-        if let Some(error) = &object.error {
-            let error = (**error).clone();
-            self.actions.push(Action::Unavailable { client, object: id, error });
-        } else if object.is_available() {
-            self.tell_place(client, key);
-        } else {
-            self.askers.entry(key).or_default().push(client);
-        }
-    }
-
-    fn known(&mut self, client: ClientId, id: ObjectId) -> Option<ObjectKey> {
-        let key = self.names.get(&id).copied();
-        if key.is_none() {
-            let reason = "there is no such object".to_owned();
-            let error = TaskError::Refused { task: id, reason };
-            self.actions.push(Action::Unavailable { client, object: id, error });
-        }
-        key
-    }
-
-    pub(super) fn cancel(&mut self, client: ClientId, id: ObjectId) {
-        let Some(&output) = self.names.get(&id) else { return };
-        let object = &self.objects[output];
-        let (Some(key), true) = (object.producer, object.holders.contains(&client)) else { return };
-        let task = &self.tasks[key];
-        if task.products.iter().any(|output| self.objects[*output].is_available()) {
-            // It has run; it is being run again because something was lost.
-            return;
-        }
-        let error = TaskError::Cancelled { task: task.id };
-        match self.tasks[key].state {
-            State::Idle | State::Failed => {}
-            State::Waiting | State::Ready | State::Queued(_) => self.fail(key, &error),
-            State::Sent(worker) => {
-                self.retract(worker, key);
-                for at in 0..self.tasks[key].products.len() {
-                    let output = self.tasks[key].products[at];
-                    self.fail_object(output, &error);
-                }
             }
         }
     }

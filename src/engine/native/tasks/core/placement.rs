@@ -7,9 +7,13 @@
 //! that worker's queue here, where an idle worker may still take it. A worker is sent a little more
 //! than it can run at once, so that messages and transfers are hidden behind computation.
 
+use std::cmp::Reverse;
+
+use smallvec::SmallVec;
+
 use super::{
-    Action, Because, Core, Entry, Function, Input, ObjectId, ObjectKey, Placed, Policy, Reverse,
-    SmallVec, State, TaskKey, Worker, WorkerId,
+    Action, Because, Core, Entry, Function, Input, ObjectId, ObjectKey, Placed, Policy, State,
+    TaskKey, Worker, WorkerId,
 };
 
 /// Seconds that a function is taken to run before it has.

@@ -1,0 +1,169 @@
+//! What the scheduler remembers of tasks, objects, workers and functions.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use smallvec::SmallVec;
+
+use super::{ClientId, ObjectKey, TaskKey, WorkerId};
+use crate::wire::tasks::{ObjectId, Product, TaskError};
+
+/// Where a task is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It waits for inputs.
+    Waiting,
+    /// It could run; nobody has been chosen.
+    Ready,
+    /// It waits in the scheduler for the worker that has been chosen.
+    Queued(WorkerId),
+    /// The worker has been told to run it.
+    Sent(WorkerId),
+    /// It has run, or need not run.
+    Idle,
+    /// It will never run again.
+    Failed,
+}
+
+/// A task's record.
+pub(super) struct Task {
+    pub(super) id: ObjectId,
+    /// Place in the order of submission.
+    pub(super) sequence: u64,
+    /// Changes whenever the task is settled anew, so that older [`Object::waiters`] are stale.
+    pub(super) stamp: u32,
+    pub(super) state: State,
+    pub(super) function: u32,
+    /// Inputs that are not there yet.
+    pub(super) missing: u32,
+    pub(super) priority: i32,
+    pub(super) retries: u16,
+    pub(super) deaths: u16,
+    /// It was sent on the understanding that it comes back if it has not begun.
+    pub(super) retracting: bool,
+    pub(super) inputs: Box<[ObjectKey]>,
+    pub(super) arguments: Box<[u8]>,
+    pub(super) products: Outputs,
+    pub(super) special: Option<Box<Special>>,
+    pub(super) placed: Placed,
+}
+
+/// The keys of a task's outputs.
+pub(super) type Outputs = SmallVec<[ObjectKey; 1]>;
+
+/// What most tasks do not ask for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Special {
+    pub(super) on: Option<String>,
+    pub(super) resources: BTreeMap<String, u64>,
+}
+
+/// How a task came to its worker, and what was expected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Placed {
+    pub(super) worker: WorkerId,
+    /// Seconds until its end, and what of it is transfer and what computation.
+    pub(super) finish: f32,
+    pub(super) transfer: f32,
+    pub(super) compute: f32,
+    /// The next best worker and its estimate.
+    pub(super) other: Option<(WorkerId, f32)>,
+    pub(super) because: Because,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Because {
+    #[default]
+    Nothing,
+    Estimate,
+    Turn,
+    Pinned,
+    Probe,
+    Stolen,
+}
+
+/// An object's record.
+pub(super) struct Object {
+    pub(super) id: ObjectId,
+    /// The task that computes it; `None` if it was put.
+    pub(super) producer: Option<TaskKey>,
+    pub(super) bytes: u64,
+    pub(super) inline: Option<Box<[u8]>>,
+    /// Workers that have it.
+    pub(super) replicas: SmallVec<[WorkerId; 2]>,
+    /// Clients that need it.
+    pub(super) holders: SmallVec<[ClientId; 2]>,
+    /// Active tasks that need it, once for each time that it is an input.
+    pub(super) uses: u32,
+    /// Task records that have it as an input.
+    pub(super) lineage: u32,
+    /// Tasks in [`State::Waiting`] that miss it, with their stamps.
+    pub(super) waiters: Vec<(TaskKey, u32)>,
+    pub(super) error: Option<Box<TaskError>>,
+}
+
+impl Object {
+    pub(super) fn is_available(&self) -> bool {
+        self.inline.is_some() || !self.replicas.is_empty()
+    }
+
+    pub(super) fn is_needed(&self) -> bool {
+        self.uses > 0 || !self.holders.is_empty()
+    }
+
+    pub(super) fn product(&self) -> Option<Product> {
+        match &self.inline {
+            Some(bytes) => Some(Product::Inline(bytes.to_vec())),
+            None => self.is_available().then_some(Product::Stored(self.bytes)),
+        }
+    }
+}
+
+/// An entry of a queue: higher priority first, then the older task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entry {
+    pub(super) priority: Reverse<i32>,
+    pub(super) sequence: u64,
+    pub(super) task: TaskKey,
+}
+
+pub(super) type Queue = BTreeSet<Entry>;
+
+/// A worker's record.
+pub(super) struct Worker {
+    pub(super) name: String,
+    pub(super) threads: u32,
+    pub(super) resources: BTreeMap<String, u64>,
+    /// Tasks that it has been told to run, in that order.
+    pub(super) sent: BTreeMap<u64, TaskKey>,
+    /// Where each of them stands in that order.
+    pub(super) order_of: HashMap<TaskKey, u64>,
+    /// Tasks that were placed here and wait for room.
+    pub(super) queue: Queue,
+    /// The same for tasks that need resources, or must run alone.
+    pub(super) needy: Queue,
+    /// What of its resources is not taken.
+    pub(super) free: BTreeMap<String, u64>,
+    /// Tasks that were asked back.
+    pub(super) retracting: u32,
+    /// Estimated seconds of computation of everything sent, and of everything that waits here.
+    pub(super) sent_seconds: f64,
+    pub(super) queued_seconds: f64,
+    /// Estimated seconds of transfers for what has been sent.
+    pub(super) incoming_seconds: f64,
+    /// A task that must be alone runs.
+    pub(super) alone: bool,
+    /// Objects that it has.
+    pub(super) objects: BTreeSet<ObjectKey>,
+    /// Objects that it has been told to fetch.
+    pub(super) arriving: BTreeSet<ObjectKey>,
+    pub(super) finished: u64,
+}
+
+/// What is known of a function.
+pub(super) struct Function {
+    pub(super) name: String,
+    /// Seconds that it takes.
+    pub(super) seconds: Option<f64>,
+    pub(super) runs: u64,
+}

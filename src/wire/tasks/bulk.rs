@@ -1,0 +1,66 @@
+//! Bytes of objects between clients and workers, over the worker's own socket.
+
+use serde::{Deserialize, Serialize};
+
+use super::ObjectId;
+
+/// From a client to a worker, over the worker's own socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bulk {
+    /// Send an object's bytes.
+    Get {
+        /// The object.
+        object: ObjectId,
+    },
+    /// Take an object; this many bytes follow the frame.
+    Put {
+        /// The object.
+        object: ObjectId,
+        /// How many.
+        bytes: u64,
+    },
+    /// How full are you?
+    Counters,
+}
+
+/// A worker's reply to a [`Bulk`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BulkReply {
+    /// This many bytes follow the frame.
+    Bytes(u64),
+    /// The object is stored.
+    Stored,
+    /// It cannot be done.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// The answer to [`Bulk::Counters`].
+    Counters(Counters),
+}
+
+/// What a worker's memory has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Device memory.
+    pub device: Level,
+    /// Host memory.
+    pub host: Level,
+    /// Files.
+    pub disk: Level,
+}
+
+/// What one level of a worker's memory has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Level {
+    /// Objects there now.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The most that there were.
+    pub peak_bytes: u64,
+    /// Bytes that came from the level above.
+    pub demoted_bytes: u64,
+    /// Bytes that went to a level above.
+    pub promoted_bytes: u64,
+}
