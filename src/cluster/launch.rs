@@ -5,21 +5,24 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::engine::command;
+use crate::engine::dask::{self, DaskError};
+use crate::os::run_directory::Paths;
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Name of the scheduler's process.
 pub const SCHEDULER: &str = "scheduler";
 
+/// Share of a Dask worker's memory limit at which it is ended, because it spills before that:
+/// `distributed.worker.memory.terminate` of a nanny.
+const TERMINATE_PERCENT: u64 = 95;
+
 /// Why a plan cannot be launched.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The engine is not there yet.
-    #[error("the {engine} engine is not built into this version")]
-    Engine {
-        /// The engine.
-        engine: EngineKind,
-    },
+    /// The Dask engine cannot be used.
+    #[error(transparent)]
+    Dask(#[from] DaskError),
     /// The command engine has nothing to run.
     #[error("the command engine was given no program")]
     NoProgram,
@@ -29,7 +32,7 @@ impl LaunchError {
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
         match self {
-            LaunchError::Engine { .. } => None,
+            LaunchError::Dask(error) => error.hint(),
             LaunchError::NoProgram => {
                 Some("cuda-cluster run -- PROGRAM, or command.argv in the spec".to_owned())
             }
@@ -42,6 +45,8 @@ impl LaunchError {
 pub struct Surroundings<'a> {
     /// A `cuda-cluster` binary, or one that embeds this crate.
     pub program: &'a Path,
+    /// The cluster's run directory, which exists.
+    pub paths: &'a Paths,
     /// Where rank 0 of the command engine shall listen.
     pub rendezvous: SocketAddr,
     /// Whether the command engine's ranks are expected to end.
@@ -52,11 +57,16 @@ pub struct Surroundings<'a> {
 ///
 /// # Errors
 /// If the engine cannot be launched.
-pub fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
+pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
+    let mut notes = Vec::new();
     let (scheduler, workers) = match plan.engine {
         EngineKind::Native => native(plan, around.program),
         EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
-        EngineKind::Dask => return Err(LaunchError::Engine { engine: plan.engine }),
+        EngineKind::Dask => {
+            let prepared = dask::prepare(plan, around.paths).await?;
+            notes.extend(prepared.notes.iter().map(ToString::to_string));
+            pythons(plan, prepared)
+        }
     };
     Ok(Launch {
         name: plan.name.clone(),
@@ -67,18 +77,35 @@ pub fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchErr
         scheduler,
         workers,
         run_to_completion: plan.engine == EngineKind::Command && around.to_completion,
+        notes,
     })
 }
 
 /// The native engine: this program, under its hidden subcommands.
 fn native(plan: &Plan, program: &Path) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
     let argv = |subcommand: &str| vec![program.display().to_string(), subcommand.to_owned()];
-    let scheduler = plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
-        env: scheduler.env.clone(),
-        ..bare(SCHEDULER, argv("__scheduler"), &scheduler.binding)
-    });
     let workers = plan.workers.iter().map(|planned| worker(planned, argv("__worker")));
-    (scheduler, workers.collect())
+    (scheduler(plan, argv("__scheduler")), workers.collect())
+}
+
+/// The Dask engine: a Python for each, the workers' forked where that can be.
+fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
+    let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
+    let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
+        let memory_limit_bytes =
+            planned.memory_limit_bytes.map(|bytes| bytes / 100 * TERMINATE_PERCENT);
+        let fork_server = fork_socket.clone();
+        ProcessSpec { memory_limit_bytes, fork_server, ..worker(planned, argv) }
+    };
+    let workers = plan.workers.iter().zip(workers).map(worker).collect();
+    (first.and_then(|argv| scheduler(plan, argv)), workers)
+}
+
+fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
+    plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
+        env: scheduler.env.clone(),
+        ..bare(SCHEDULER, argv, &scheduler.binding)
+    })
 }
 
 /// The command engine: the user's program, told its rank. It knows nothing of the status pipe.
@@ -119,5 +146,6 @@ fn bare(name: &str, argv: Vec<String>, binding: &Binding) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        fork_server: None,
     }
 }

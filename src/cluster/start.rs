@@ -113,9 +113,16 @@ impl Prepared {
 pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, UpError> {
     let Prepared { plan, launched, to_completion, .. } = prepared;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
-    let around = Surroundings { program, rendezvous, to_completion: *to_completion };
-    let launch = launch(launched, around)?;
     let directory = RunDirectory::acquire(&plan.name)?;
+    let paths = directory.paths();
+    let around = Surroundings { program, paths, rendezvous, to_completion: *to_completion };
+    let launch = match launch(launched, around).await {
+        Ok(launch) => launch,
+        Err(error) => {
+            directory.remove()?;
+            return Err(error.into());
+        }
+    };
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;

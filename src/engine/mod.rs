@@ -5,4 +5,5 @@
 //! *Invariant:* an engine learns everything from its plan and its environment variables.
 
 pub mod command;
+pub mod dask;
 pub mod native;

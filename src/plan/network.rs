@@ -96,11 +96,13 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
     if let Some(interface) = &scheduler.interface {
         return interface.clone();
     }
-    if context.engine == EngineKind::Native {
+    let joins = context.spec.dask.join.is_some();
+    if context.engine == EngineKind::Native
+        || (context.engine == EngineKind::Dask && scheduler.host.is_none() && !joins)
+    {
         return "lo".to_owned();
     }
-    // Dask announces workers under the machine's main address, whatever the scheduler listens on
-    // (facts §8).
+    // Whoever joins a Dask scheduler is reached at the machine's address that faces it.
     let interfaces = &context.caller.interfaces;
     let address = scheduler.host.as_ref().and_then(|host| host.parse().ok());
     let of_host = interfaces.iter().find(|i| address.is_some_and(|a| i.addresses.contains(&a)));

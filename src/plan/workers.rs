@@ -171,6 +171,8 @@ pub(super) fn engine_environment(context: &Context<'_>) -> BTreeMap<String, Stri
         ("OMP_NUM_THREADS", "1"),
         ("MKL_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
+        // RAPIDS libraries must not make a CUDA context when they are merely imported.
+        ("RAPIDS_NO_INITIALIZE", "True"),
     ];
     let is_ours = |name: &str| !context.caller.variables.contains_key(name);
     match context.engine {

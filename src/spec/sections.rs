@@ -92,8 +92,8 @@ section! {
         net_devices: NetDevices,
         /// NICs that are not to be used, by device (`mlx5_4`) or port (`mlx5_4:1`).
         exclude_nics: Vec<String>,
-        /// The network device for setting connections up. Default: `lo` for the native engine, the
-        /// interface of the announced address for Dask.
+        /// The network device for setting connections up. Default: the interface of the
+        /// announced address, which is `lo` unless another is asked for.
         control_device: String,
         /// `dask`: exactly the variables that dask-cuda sets. Default: `none`.
         compat: UcxCompat,
@@ -111,7 +111,8 @@ section! {
 section! {
     /// The scheduler's process.
     SchedulerSpec {
-        /// Address to listen on. Default: loopback (native), every address (Dask).
+        /// Address to listen on. Default: loopback; for workers that join a scheduler, the address
+        /// that faces it.
         host: String,
         /// Network interface to listen on, instead of `host`.
         interface: String,

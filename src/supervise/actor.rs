@@ -282,6 +282,7 @@ impl Actor {
             log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
             log_keep: self.launch.supervision.log_keep,
             cgroup: None,
+            fork_server: spec.fork_server.clone(),
         };
         match self.guardian.spawn(start, self.instructions(spec)) {
             Ok(status) => {

@@ -27,7 +27,7 @@ use super::{
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
 use crate::plan::{SchedulerDeath, Supervision};
-use crate::wire::status::Status;
+use crate::wire::status::{AfterLeaving, Status};
 use seat::{Seat, Then, Verdict};
 
 /// Time since the supervisor began.
@@ -283,6 +283,15 @@ impl Core {
                 seat.shown.peers = peers;
                 self.ready(number, now);
             }
+            Status::Note { text } => {
+                seat.shown.notes.push(text.clone());
+                self.record(now, Some(number), What::Note { text });
+            }
+            Status::Leaving { then, reason } => {
+                // Who never worked has nothing to leave.
+                seat.leaving = seat.ready.map(|_| then);
+                self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
+            }
             Status::Failed { reason } => seat.blame = Some(format!("could not start: {reason}")),
         }
     }
@@ -357,7 +366,26 @@ impl Core {
             Then::Rest => self.rest(number),
             Then::Return => self.return_at(number, now),
             Then::Rejoin => self.rejoin(number),
-            Then::Judge => self.judge(number, succeeded, cause, now),
+            Then::Judge => match self.seats[number].leaving.filter(|_| succeeded) {
+                Some(then) => self.leave(number, then, now),
+                None => self.judge(number, succeeded, cause, now),
+            },
+        }
+    }
+
+    /// What an end leads to that others than the supervisor wished.
+    fn leave(&mut self, number: SeatNumber, then: AfterLeaving, now: Moment) {
+        match then {
+            AfterLeaving::Rest => self.rest(number),
+            AfterLeaving::Return => {
+                self.record(now, Some(number), What::Restarting { in_ms: 0 });
+                self.return_at(number, now);
+            }
+            AfterLeaving::EndCluster => {
+                self.rest(number);
+                let outcome = Outcome::Stopped { degraded: self.state.cause.clone() };
+                self.begin_end(outcome, Escalation::Graceful, now);
+            }
         }
     }
 

@@ -64,6 +64,6 @@ pub(super) fn state(
         scheduler: launch.scheduler.as_ref().map(process),
         workers: launch.workers.iter().map(process).collect(),
         cause: None,
-        notes: Vec::new(),
+        notes: launch.notes.clone(),
     }
 }

@@ -58,6 +58,9 @@ pub struct Launch {
     /// the others, and when all are done the cluster has finished.
     #[serde(default)]
     pub run_to_completion: bool,
+    /// What could not be had, for display.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// One process to run.
@@ -82,6 +85,10 @@ pub struct ProcessSpec {
     pub memory_limit_bytes: Option<u64>,
     /// Its GPU, whose memory must be free again before a restart.
     pub gpu: Option<ProcessGpu>,
+    /// The socket of a server that forks processes like it, which is quicker than executing them;
+    /// it is executed when there is none.
+    #[serde(default)]
+    pub fork_server: Option<PathBuf>,
 }
 
 /// The GPU of a process, by identity and place.

@@ -49,11 +49,36 @@ pub enum Status {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         peers: Vec<PeerLanes>,
     },
+    /// Something that the user should know; the process goes on.
+    Note {
+        /// A sentence.
+        text: String,
+    },
+    /// The process ends after this with status 0, because somebody other than its supervisor
+    /// wished it: a client of the scheduler's, or the scheduler.
+    Leaving {
+        /// What is to follow.
+        then: AfterLeaving,
+        /// Who wished it, or why.
+        reason: String,
+    },
     /// The process cannot start; it ends after this.
     Failed {
         /// Why, with what to do when something can be done.
         reason: String,
     },
+}
+
+/// What follows a process's end that was wished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AfterLeaving {
+    /// It is not wanted any more.
+    Rest,
+    /// It is started again at once, which counts as no failure.
+    Return,
+    /// The whole cluster ends.
+    EndCluster,
 }
 
 /// The UCX lanes of one connection.

@@ -148,6 +148,7 @@ pub fn worker(name: &str, steps: &str) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        fork_server: None,
     }
 }
 
@@ -169,6 +170,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         scheduler: None,
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),
         run_to_completion: false,
+        notes: Vec::new(),
     }
 }
 

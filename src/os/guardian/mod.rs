@@ -25,6 +25,7 @@
 mod channel;
 mod client;
 mod descendants;
+mod fork;
 mod process;
 
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub struct Start {
     pub log_keep: u32,
     /// Its control group, which exists.
     pub cgroup: Option<PathBuf>,
+    /// The socket of a server to ask for a fork, rather than executing a shim.
+    pub fork_server: Option<PathBuf>,
 }
 
 /// What the supervisor asks for.

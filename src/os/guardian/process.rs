@@ -26,7 +26,7 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use super::channel::Channel;
 use super::descendants::{Family, carries};
-use super::{Key, Report, Request, Start};
+use super::{Key, Report, Request, Start, fork};
 use crate::os::containment::Cgroup;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
@@ -228,6 +228,12 @@ impl Guard {
         let (output, input) = io::pipe()?;
         // Should the start fail, `input` is dropped, and the thread ends.
         self.write_log(start, output)?;
+        if let Some(socket) = &start.fork_server {
+            match fork::ask(socket, [instructions.as_fd(), status.as_fd(), input.as_fd()]) {
+                Ok(pid) => return Ok(pid),
+                Err(error) => fork::excuse(status, &error),
+            }
+        }
         spawn_helper(
             &[shim::SUBCOMMAND.to_owned(), getpid().to_string()],
             &[

@@ -9,6 +9,7 @@ use super::Moment;
 use crate::os::guardian::Key;
 use crate::plan::{RestartWhen, Supervision};
 use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState};
+use crate::wire::status::AfterLeaving;
 
 /// Why a process that was told to end was told so, which says what follows its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub(super) struct Seat {
     pub(super) then: Then,
     /// Its own word on why it cannot start, or ours on why it was ended.
     pub(super) blame: Option<String>,
+    /// Its own word on what is to follow its end, when somebody else wished that.
+    pub(super) leaving: Option<AfterLeaving>,
     /// When it may be started again.
     pub(super) not_before: Moment,
     /// Whether its GPU must still become free before it is started again.
@@ -79,6 +82,7 @@ impl Seat {
             give_up_at: None,
             then: Then::Judge,
             blame: None,
+            leaving: None,
             not_before: Moment::ZERO,
             gpu_pending: false,
             recent: VecDeque::new(),
@@ -106,6 +110,7 @@ impl Seat {
         self.give_up_at = None;
         self.then = Then::Judge;
         self.blame = None;
+        self.leaving = None;
         self.cause = None;
         self.shown.state = ProcessPhase::Starting;
         self.shown.step = None;

@@ -7,7 +7,7 @@ use super::{Event, GpuFinding};
 use crate::os::process::Exit;
 use crate::plan::{RestartWhen, SchedulerDeath};
 use crate::supervise::{ClusterPhase, Escalation, Outcome, ProcessPhase};
-use crate::wire::status::Status;
+use crate::wire::status::{AfterLeaving, Status};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -124,6 +124,35 @@ fn a_scheduler_may_end_the_cluster_instead() {
     world.die(0, Exit::status(0));
     world.die(1, Exit::status(0));
     assert!(matches!(world.outcome, Some(Outcome::Failed(_))));
+}
+
+fn leaves(world: &mut World, seat: usize, then: AfterLeaving) {
+    let key = world.key(seat);
+    world.tell(Event::Said { key, status: Status::Leaving { then, reason: "asked".to_owned() } });
+    world.die(seat, Exit::status(0));
+}
+
+#[test]
+fn who_leaves_to_return_is_back_at_once_however_often() {
+    let mut world = up(launch(true, 1, false));
+    for _ in 0..10 {
+        leaves(&mut world, 1, AfterLeaving::Return);
+        assert_eq!(world.living.len(), 2, "without any delay");
+        world.ready(1);
+    }
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+}
+
+#[test]
+fn who_is_retired_rests_and_a_scheduler_can_end_its_cluster() {
+    let mut always = launch(true, 2, false);
+    always.supervision.restart = RestartWhen::Always;
+    let mut world = up(always);
+    leaves(&mut world, 2, AfterLeaving::Rest);
+    assert_eq!(world.worker(1).state, ProcessPhase::Stopped);
+    leaves(&mut world, 0, AfterLeaving::EndCluster);
+    world.die(1, Exit::status(0));
+    assert!(matches!(world.outcome, Some(Outcome::Stopped { degraded: None })));
 }
 
 #[test]

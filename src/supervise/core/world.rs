@@ -29,6 +29,7 @@ pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: gpu.then_some(ProcessGpu { index: 0, uuid: None, pci: None }),
+        fork_server: None,
     }
 }
 
@@ -55,6 +56,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
         run_to_completion: false,
+        notes: Vec::new(),
     }
 }
 

@@ -1,0 +1,120 @@
+//! Why the Dask engine cannot be used.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::packages::{Missing, install_line};
+
+/// Why the Dask engine cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DaskError {
+    /// No Python was found.
+    #[error("there is no Python to run Dask with: looked for {}", looked_for.join(", "))]
+    NoPython {
+        /// Where it could have been.
+        looked_for: Vec<String>,
+    },
+    /// The Python that was asked for is not there.
+    #[error("{} is no Python that can be run", path.display())]
+    NotThere {
+        /// As it was asked for.
+        path: PathBuf,
+    },
+    /// It could not be run.
+    #[error("cannot run {}", path.display())]
+    Run {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It runs, but does not do what a Python does.
+    #[error("{} does not answer as a Python does: {output}", path.display())]
+    Mute {
+        /// The program.
+        path: PathBuf,
+        /// Its last words.
+        output: String,
+    },
+    /// It is too old.
+    #[error("{} is Python {version}, and Dask needs at least {least}", path.display())]
+    OldPython {
+        /// The program.
+        path: PathBuf,
+        /// Its version.
+        version: String,
+        /// The oldest that will do.
+        least: &'static str,
+    },
+    /// Packages are missing, or too old.
+    #[error("{} lacks {}", path.display(), list(missing))]
+    Missing {
+        /// The Python.
+        path: PathBuf,
+        /// The packages.
+        missing: Vec<Missing>,
+        /// CUDA's major version, where the packages that are there tell.
+        cuda_major: Option<u32>,
+    },
+    /// Packages for different CUDA versions do not go together.
+    #[error("{} has packages for different CUDA versions: {}", path.display(), packages.join(", "))]
+    CudaMismatch {
+        /// The Python.
+        path: PathBuf,
+        /// The packages.
+        packages: Vec<String>,
+    },
+    /// `dask` and `distributed` are released together, and these were not.
+    #[error("{} has dask {dask} and distributed {distributed}, which do not go together", path.display())]
+    VersionMismatch {
+        /// The Python.
+        path: PathBuf,
+        /// Version of `dask`.
+        dask: String,
+        /// Version of `distributed`.
+        distributed: String,
+    },
+    /// The plan's options are not the Dask engine's.
+    #[error("the plan's Dask options cannot be read")]
+    Options(#[source] serde_json::Error),
+    /// Our package could not be written into the run directory.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn list(missing: &[Missing]) -> String {
+    let texts: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    texts.join(", and ")
+}
+
+impl DaskError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoPython { .. } | Self::NotThere { .. } => Some(
+                "activate an environment with Dask, or name its Python: --python PATH".to_owned(),
+            ),
+            Self::OldPython { .. } | Self::Mute { .. } | Self::Run { .. } => {
+                Some("name another Python: --python PATH".to_owned())
+            }
+            Self::Missing { path, missing, cuda_major } => {
+                Some(install_line(path, missing, *cuda_major))
+            }
+            Self::CudaMismatch { .. } => {
+                Some("keep the packages of one CUDA version, and uninstall the others".to_owned())
+            }
+            Self::VersionMismatch { path, distributed, .. } => {
+                let path = path.display();
+                Some(format!("{path} -m pip install dask=={distributed}"))
+            }
+            Self::Options(_) | Self::Write { .. } => None,
+        }
+    }
+}

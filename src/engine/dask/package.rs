@@ -1,0 +1,48 @@
+//! Our Python package, carried inside this program and written out for the processes.
+//!
+//! *Invariant:* what is written is what this version of the program was built with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::DaskError;
+
+/// The package's name, and that of its directory.
+const NAME: &str = "cuda_cluster_dask";
+
+macro_rules! files {
+    ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
+}
+
+const FILES: [(&str, &str); 12] = files![
+    "__init__.py",
+    "__main__.py",
+    "birth.py",
+    "failure.py",
+    "fork_server.py",
+    "gpu.py",
+    "imports.py",
+    "ports.py",
+    "process.py",
+    "scheduler.py",
+    "status.py",
+    "worker.py",
+];
+
+/// Writes the package into a directory; returns what Python is to run.
+///
+/// # Errors
+/// If the system refuses.
+pub(super) fn write(directory: &Path) -> Result<PathBuf, DaskError> {
+    let package = directory.join(NAME);
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| DaskError::Write { path, source }
+    };
+    fs::create_dir_all(&package).map_err(failed(&package))?;
+    for (name, text) in FILES {
+        let path = package.join(name);
+        fs::write(&path, text).map_err(failed(&path))?;
+    }
+    Ok(package)
+}

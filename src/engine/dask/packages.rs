@@ -1,0 +1,246 @@
+//! Which Python packages a plan needs, and which of them are missing.
+//!
+//! Pure: judges an [`Inspection`].
+//!
+//! *Invariant:* a package is needed only for something that the plan does, and says what.
+
+use std::fmt;
+use std::path::Path;
+
+use super::{DaskError, Inspection};
+use crate::plan::{DaskOptions, Plan};
+
+/// Oldest Python that today's Dask runs on.
+const OLDEST_PYTHON: &str = "3.10";
+
+/// Oldest `distributed` that our processes were run with.
+const OLDEST_DISTRIBUTED: &str = "2025.1";
+
+/// CUDA's major version for the line to type when nothing that is installed tells.
+const USUAL_CUDA: u32 = 13;
+
+/// A package that a plan needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Its name without the CUDA suffix.
+    pub package: &'static str,
+    /// Whether its name on PyPI has a suffix like `-cu13`.
+    pub by_cuda: bool,
+    /// Oldest version that will do.
+    pub least: Option<&'static str>,
+    /// What it is needed for.
+    pub purpose: &'static str,
+}
+
+/// A need that is not met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The need.
+    pub need: Need,
+    /// The version that is there, when it is too old.
+    pub present: Option<String>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Need { package, least, purpose, .. } = &self.need;
+        match (&self.present, least) {
+            (Some(present), Some(least)) => {
+                write!(f, "{package} {least} or newer for {purpose} (it has {present})")
+            }
+            _ => write!(f, "{package} for {purpose}"),
+        }
+    }
+}
+
+/// What a plan needs.
+pub fn needs(plan: &Plan, options: &DaskOptions) -> Vec<Need> {
+    let plain = |package, purpose| Need { package, by_cuda: false, least: None, purpose };
+    let cuda = |package, purpose| Need { by_cuda: true, ..plain(package, purpose) };
+    let mut needs = vec![
+        plain("dask", "the Dask engine"),
+        Need { least: Some(OLDEST_DISTRIBUTED), ..plain("distributed", "the Dask engine") },
+    ];
+    if options.dask.protocol.as_deref().is_some_and(|protocol| protocol.starts_with("ucx")) {
+        needs.push(cuda("distributed-ucxx", "the protocol ucxx"));
+    }
+    if !plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
+        needs.push(plain("dask-cuda", "RMM memory pools"));
+        needs.push(cuda("rmm", "RMM memory pools"));
+    }
+    if options.dask.enable_cudf_spill == Some(true) && !plan.machine.simulated {
+        needs.push(plain("dask-cuda", "cuDF spilling"));
+        needs.push(cuda("cudf", "cuDF spilling"));
+    }
+    let mut once: Vec<Need> = Vec::new();
+    for need in needs {
+        if !once.iter().any(|other| other.package == need.package) {
+            once.push(need);
+        }
+    }
+    once
+}
+
+/// Holds a Python's packages against what is needed.
+///
+/// # Errors
+/// If something is missing, too old, or does not go together.
+pub(super) fn check(path: &Path, found: &Inspection, needs: &[Need]) -> Result<(), DaskError> {
+    if older(&found.version, OLDEST_PYTHON) {
+        let version = found.version.clone();
+        return Err(DaskError::OldPython { path: path.into(), version, least: OLDEST_PYTHON });
+    }
+    let missing: Vec<Missing> = needs.iter().filter_map(|need| unmet(found, need)).collect();
+    let suffixed = with_cuda(found);
+    if !missing.is_empty() {
+        let cuda_major = suffixed.first().map(|(_, major)| *major);
+        return Err(DaskError::Missing { path: path.into(), missing, cuda_major });
+    }
+    let needed: Vec<&(&str, u32)> = suffixed
+        .iter()
+        .filter(|(name, _)| needs.iter().any(|need| name.starts_with(need.package)))
+        .collect();
+    if needed.windows(2).any(|pair| pair[0].1 != pair[1].1) {
+        let packages = needed.iter().map(|(name, _)| (*name).to_owned()).collect();
+        return Err(DaskError::CudaMismatch { path: path.into(), packages });
+    }
+    let version = |name| found.packages.get(name).cloned().unwrap_or_default();
+    let (dask, distributed) = (version("dask"), version("distributed"));
+    // A month's releases go together, `distributed`'s own requirement.
+    if numbers(&dask).iter().take(2).ne(numbers(&distributed).iter().take(2)) {
+        return Err(DaskError::VersionMismatch { path: path.into(), dask, distributed });
+    }
+    Ok(())
+}
+
+/// Whether a package is there, under its own name (conda) or with a CUDA suffix (PyPI).
+pub(super) fn version<'a>(found: &'a Inspection, package: &str) -> Option<&'a str> {
+    let suffixed = |name: &str| {
+        let rest = name.strip_prefix(package)?.strip_prefix("-cu")?;
+        rest.bytes().all(|byte| byte.is_ascii_digit()).then_some(())
+    };
+    let one = found.packages.iter().find(|(name, _)| *name == package || suffixed(name).is_some());
+    one.map(|(_, version)| version.as_str())
+}
+
+fn unmet(found: &Inspection, need: &Need) -> Option<Missing> {
+    let present = version(found, need.package).map(str::to_owned);
+    match (&present, need.least) {
+        (Some(present), Some(least)) if older(present, least) => {}
+        (Some(_), _) => return None,
+        (None, _) => {}
+    }
+    Some(Missing { need: need.clone(), present })
+}
+
+/// The packages whose names carry a CUDA version, with it.
+fn with_cuda(found: &Inspection) -> Vec<(&str, u32)> {
+    let major = |name: &str| name.rsplit_once("-cu")?.1.parse().ok();
+    let names = found.packages.keys().map(String::as_str);
+    names.filter_map(|name| Some((name, major(name)?))).collect()
+}
+
+/// Compares the numbers of two versions; what is not a number counts as 0.
+fn older(version: &str, least: &str) -> bool {
+    numbers(version) < numbers(least)
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+}
+
+/// The line to type that installs what is missing.
+pub(super) fn install_line(python: &Path, missing: &[Missing], cuda_major: Option<u32>) -> String {
+    let major = cuda_major.unwrap_or(USUAL_CUDA);
+    let names: Vec<String> = missing
+        .iter()
+        .map(|Missing { need, .. }| {
+            let suffix = if need.by_cuda { format!("-cu{major}") } else { String::new() };
+            let least = need.least.map(|least| format!(">={least}")).unwrap_or_default();
+            let name = format!("{}{suffix}{least}", need.package);
+            if least.is_empty() { name } else { format!("'{name}'") }
+        })
+        .collect();
+    format!("{} -m pip install {}", python.display(), names.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(packages: &[(&str, &str)]) -> Inspection {
+        Inspection {
+            version: "3.12.1".to_owned(),
+            prefix: "/v".into(),
+            packages: packages.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect(),
+        }
+    }
+
+    fn ucx_needs() -> Vec<Need> {
+        let options = DaskOptions {
+            dask: crate::spec::DaskSpec { protocol: Some("ucxx".to_owned()), ..Default::default() },
+            ..Default::default()
+        };
+        let plan = crate::plan::Plan { engine_options: serde_json::json!(options), ..plan() };
+        needs(&plan, &options)
+    }
+
+    fn plan() -> Plan {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "name": "x", "engine": "dask",
+            "machine": { "name": null, "source": null, "simulated": true },
+            "scheduler": null, "workers": [], "client_env": {},
+            "requirements": { "nvlink": false, "infiniband": false, "strict": false },
+            "supervision": crate::plan::Supervision::default(), "origins": {}, "notes": [],
+        }))
+        .expect("a plan")
+    }
+
+    #[test]
+    fn the_hint_is_a_line_that_installs_what_is_missing() {
+        let found = with(&[("dask", "2026.7.1"), ("rmm-cu12", "26.10.0")]);
+        let error = check(Path::new("/v/bin/python"), &found, &ucx_needs()).expect_err("missing");
+        insta::assert_snapshot!(format!("{error}\n{}", error.hint().expect("a hint")), @r"
+        /v/bin/python lacks distributed for the Dask engine, and distributed-ucxx for the protocol ucxx
+        /v/bin/python -m pip install 'distributed>=2025.1' distributed-ucxx-cu12
+        ");
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused() {
+        let path = Path::new("/p");
+        let needs = ucx_needs();
+        let both = |dask, distributed, ucxx: &'static str| {
+            with(&[("dask", dask), ("distributed", distributed), (ucxx, "0.52.0")])
+        };
+        let good = both("2026.7.1", "2026.7.1", "distributed-ucxx-cu13");
+        assert!(check(path, &good, &needs).is_ok());
+        let by_conda = both("2026.7.1", "2026.7.1", "distributed-ucxx");
+        assert!(check(path, &by_conda, &needs).is_ok());
+
+        let unequal = both("2026.7.1", "2026.3.0", "distributed-ucxx-cu13");
+        let error = check(path, &unequal, &needs).expect_err("unequal");
+        assert!(matches!(error, DaskError::VersionMismatch { .. }), "{error}");
+
+        let old = both("2024.9.0", "2024.9.0", "distributed-ucxx-cu13");
+        let error = check(path, &old, &needs).expect_err("old");
+        assert!(error.to_string().contains("(it has 2024.9.0)"), "{error}");
+
+        let mut ancient = good.clone();
+        ancient.version = "3.9.2".to_owned();
+        let error = check(path, &ancient, &needs).expect_err("ancient");
+        assert!(matches!(error, DaskError::OldPython { .. }), "{error}");
+
+        let mut mixed = good;
+        mixed.packages.insert("distributed-ucxx-cu12".to_owned(), "0.52.0".to_owned());
+        let error = check(path, &mixed, &needs).expect_err("mixed");
+        assert!(matches!(error, DaskError::CudaMismatch { .. }), "{error}");
+    }
+
+    #[test]
+    fn another_package_with_the_same_beginning_is_not_it() {
+        let found = with(&[("rmm-cutlass", "1"), ("rmmx", "1")]);
+        assert_eq!(version(&found, "rmm"), None);
+        assert_eq!(version(&with(&[("rmm-cu13", "26.10")]), "rmm"), Some("26.10"));
+    }
+}

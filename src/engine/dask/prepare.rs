@@ -1,0 +1,83 @@
+//! Makes a plan of the Dask engine launchable: Python, package, arguments.
+//!
+//! Starts nothing but the Python that it asks for its packages.
+//!
+//! *Invariant:* what a plan asks for and this Python or machine cannot do is an error or a note.
+
+use super::settings::{self, Means};
+use super::{DaskError, find, inspect, package, packages};
+use crate::os::run_directory::Paths;
+use crate::plan::{DaskOptions, Plan};
+use crate::topology::Note;
+
+/// Program and arguments of one process.
+pub type Arguments = Vec<String>;
+
+/// What is needed to launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// The scheduler's program and arguments; `None` when one is joined.
+    pub scheduler: Option<Arguments>,
+    /// The workers', in rank order.
+    pub workers: Vec<Arguments>,
+    /// Where to ask for a fork of a worker, rather than executing it.
+    pub fork_socket: Option<std::path::PathBuf>,
+    /// What could not be had.
+    pub notes: Vec<Note>,
+}
+
+/// Prepares a plan in a run directory.
+///
+/// # Errors
+/// If there is no Python with what the plan needs, or the run directory cannot be written.
+pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> {
+    let options: DaskOptions =
+        serde_json::from_value(plan.engine_options.clone()).map_err(DaskError::Options)?;
+    let python = find(options.dask.python.as_deref(), |name| std::env::var_os(name))?;
+    let inspection = inspect(&python.path).await?;
+    packages::check(&python.path, &inspection, &packages::needs(plan, &options))?;
+
+    let joins = options.dask.join.is_some();
+    let means = Means {
+        dask_cuda: packages::version(&inspection, "dask-cuda").is_some(),
+        // The fork server lives beside the scheduler.
+        fork: !joins && options.dask.start_method.as_deref() != Some("spawn"),
+    };
+    let program = package::write(paths.root())?;
+    let arguments = |role: &str, settings: serde_json::Value| {
+        let program = program.display().to_string();
+        vec![python.path.display().to_string(), program, role.to_owned(), settings.to_string()]
+    };
+    let worker = |worker| {
+        let settings = settings::worker(plan, &options, worker, means, paths);
+        arguments("worker", serde_json::json!(settings))
+    };
+    let scheduler = settings::scheduler(plan, &options, means, paths);
+    Ok(Prepared {
+        scheduler: (!joins).then(|| arguments("scheduler", serde_json::json!(scheduler))),
+        workers: plan.workers.iter().map(worker).collect(),
+        fork_socket: means.fork.then(|| settings::fork_socket(paths)),
+        notes: notes(plan, &options, means),
+    })
+}
+
+fn notes(plan: &Plan, options: &DaskOptions, means: Means) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
+    if limited && !means.dask_cuda {
+        let text = "device memory is not spilled: this Python has no dask-cuda";
+        notes.push(Note::new("device.memory_limit", text));
+    }
+    if plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
+        notes.push(Note::new("rmm", "left out: there is no GPU here to have a pool on"));
+    }
+    if plan.machine.simulated && options.dask.enable_cudf_spill == Some(true) {
+        notes.push(Note::new("dask.enable_cudf_spill", "left out: there is no GPU here"));
+    }
+    if options.dask.protocol.as_deref().is_some_and(|protocol| protocol.starts_with("ucx")) {
+        let text =
+            "UCX listens on every address of this machine, unencrypted, whatever the host is";
+        notes.push(Note::new("dask.protocol", text));
+    }
+    notes
+}

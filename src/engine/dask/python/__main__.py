@@ -1,0 +1,13 @@
+"""`python cuda_cluster_dask ROLE SETTINGS`: one process of a Dask cluster."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Python put this directory first, where its modules would stand in the way of others of the
+    # same name. The package is found from the directory above, and then nothing else is.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    from cuda_cluster_dask import process
+
+    del sys.path[0]
+    process.main(*sys.argv[1:])

@@ -1,0 +1,137 @@
+"""The fork server: imports once, then forks a process for whoever asks.
+
+A child of the scheduler's process, forked before that has a second thread, CUDA or UCX. The
+guardian asks over a Unix socket and hands over what it would have given the shim: the
+instructions, the status pipe, and the output. The new process is forked twice, so that its parent
+is the guardian, which adopts, watches and reaps it like every process that it executed.
+
+*Invariant:* a process is forked only from one thread that never touched a GPU.
+"""
+
+import gc
+import json
+import os
+import random
+import socket
+import sys
+
+from cuda_cluster_dask import birth, imports, process
+
+BACKLOG = 1024
+LONGEST_REQUEST = 64 << 10
+
+
+def start(fork):
+    """Forks the server off this process; without one, with the reason in the log, if that would
+    not be safe."""
+    path = fork["socket"]
+    if os.path.exists(path):
+        os.unlink(path)
+    imports.load(fork["imports"])
+    reason = unsafe()
+    if reason is not None:
+        print(f"workers are executed, not forked: {reason}", file=sys.stderr)
+        return
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    gc.collect()
+    # Objects that live on are not written to by collections, and stay shared.
+    gc.freeze()
+    parent = os.getpid()
+    if os.fork() == 0:
+        birth.die_with(parent)
+        birth.name("dask fork server")
+        serve(listener)
+    listener.close()
+
+
+def unsafe():
+    """Why this process must not be forked, or None."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"what was imported started {threads - 1} threads"
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue  # The one that read the directory.
+        if target.startswith("/dev/nvidia"):
+            return f"what was imported opened {target}"
+    return None
+
+
+def serve(listener):
+    """Forks for every request, for ever; ends with the scheduler's process."""
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                text, descriptors, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 3)
+                answer = {"pid": fork(listener, connection, json.loads(text)["guardian"], descriptors)}
+            except (OSError, ValueError) as error:
+                answer = {"refused": str(error)}
+            try:
+                connection.send(json.dumps(answer).encode())
+            except OSError:
+                continue  # Who asked is gone, and with it what was forked.
+
+
+def fork(listener, connection, guardian, descriptors):
+    """Forks a grandchild with the guardian as parent; returns its process id."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        _fork_again(writer, (reader, listener.fileno(), connection.fileno()), guardian, descriptors)
+    os.close(writer)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.waitpid(between, 0)
+    with os.fdopen(reader) as pipe:
+        return int(pipe.read() or refuse("the system forks no further"))
+
+
+def refuse(reason):
+    """Raises why there is no new process."""
+    raise OSError(reason)
+
+
+def _fork_again(writer, unneeded, guardian, descriptors):
+    """The process in between: it only forks, tells the number, and ends."""
+    try:
+        child = os.fork()
+        if child == 0:
+            for descriptor in (writer, *unneeded):
+                os.close(descriptor)
+            live(guardian, *descriptors)
+        # It leads its own group before anybody learns its number.
+        os.setpgid(child, child)
+        os.write(writer, str(child).encode())
+    finally:
+        os._exit(0)
+
+
+def live(guardian, instructions, status, output):
+    """The life of a forked process, which ends here."""
+    birth.die_with(guardian)
+    with os.fdopen(instructions) as file:
+        orders = json.load(file)
+    pipe = birth.become(orders, guardian, status, output)
+    role, settings = orders["argv"][-2:]
+    settings = json.loads(settings)
+    birth.name(f"dask {role} {settings['name']}")
+    refresh()
+    process.leave(process.run(role, settings, pipe))
+
+
+def refresh():
+    """Renews what was worked out at import for another process."""
+    import dask
+    import dask.system
+
+    if "numpy" in sys.modules:
+        # Else all workers would draw the same numbers; `random` renews itself.
+        sys.modules["numpy"].random.seed()
+    random.seed()
+    dask.config.refresh()
+    dask.system.CPU_COUNT = dask.system.cpu_count()

@@ -1,0 +1,75 @@
+"""What a worker with a GPU has beyond Dask's own: its context, spilling, memory pools.
+
+The pieces are dask-cuda's; sizes arrive in bytes of the worker's own GPU. CPU affinity is not
+among them: it was in force before Python started.
+"""
+
+import ctypes
+
+import dask
+
+from cuda_cluster_dask.failure import StartFailure
+
+
+def create_context(protocol):
+    """Makes the context of the first visible GPU before threads and UCX exist."""
+    if protocol.startswith("ucx"):
+        # distributed-ucxx makes it itself, at the right moment, and warns of one made before.
+        dask.config.set({"distributed-ucxx.create-cuda-context": True})
+        return
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise StartFailure(f"no CUDA context: {error}") from error
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver, "cuInit", 0)
+    _check(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _check(driver, "cuCtxSetCurrent", context)
+
+
+def _check(driver, function, *arguments):
+    code = getattr(driver, function)(*arguments)
+    if code != 0:
+        text = ctypes.c_char_p(b"an error that the driver does not know")
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise StartFailure(f"no CUDA context: {function}: {text.value.decode()} (code {code})")
+
+
+def storage(settings):
+    """Where results are kept: Dask's own for None, or device, host and disk in turn."""
+    limit = settings["device_memory_limit"]
+    if limit is None:
+        return None
+    from dask_cuda.device_host_file import DeviceHostFile
+
+    return DeviceHostFile, {
+        "device_memory_limit": limit,
+        "memory_limit": settings["memory_limit"],
+    }
+
+
+def plugins(settings):
+    """Worker plugins for RMM and cuDF."""
+    chosen = []
+    rmm, cudf = settings["rmm"], settings["cudf_spill"]
+    if rmm is not None:
+        from dask_cuda.plugins import RMMSetup
+
+        chosen.append(
+            RMMSetup(
+                initial_pool_size=rmm["pool_bytes"],
+                maximum_pool_size=rmm["maximum_pool_bytes"],
+                managed_memory=rmm["managed"],
+                async_alloc=rmm["asynchronous"],
+                release_threshold=rmm["release_threshold_bytes"],
+                log_directory=rmm["log_directory"],
+                track_allocations=rmm["track_allocations"],
+                external_lib_list=rmm["set_allocator_for"] or None,
+            )
+        )
+    if cudf is not None:
+        from dask_cuda.plugins import CUDFSetup
+
+        chosen.append(CUDFSetup(spill=True, spill_stats=cudf))
+    return tuple(chosen)

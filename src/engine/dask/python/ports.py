@@ -1,0 +1,85 @@
+"""Which port is free to listen on, and who holds one that is not."""
+
+import os
+import socket
+
+from distributed.utils import get_ip_interface
+
+from cuda_cluster_dask.failure import StartFailure
+
+LISTENING = "0A"  # TCP_LISTEN, in the fourth column of /proc/net/tcp, proc(5).
+
+
+def free(settings, ports, required):
+    """The first free port of the range `ports`; 0, which is any, if none is and none is required.
+
+    Raises StartFailure naming who holds the ports.
+    """
+    if settings["protocol"].startswith("ucx"):
+        # Its listener is on every address, whatever the host is (distributed#6901), and takes a
+        # port that closed connections still hold only if it is told to.
+        host, reuse = None, os.environ.get("UCX_TCP_CM_REUSEADDR", "n")[:1] in ("y", "1")
+    else:
+        host, reuse = settings["host"], True
+        if host is None and settings["interface"] is not None:
+            host = get_ip_interface(settings["interface"])
+    return _first_free(host, reuse, ports, required)
+
+
+def _first_free(host, reuse, ports, required):
+    low, high = ports
+    busy = []
+    for port in range(low, high + 1):
+        if port == 0 or _is_free(host, port, reuse):
+            return port
+        busy.append(port)
+    if not required:
+        return 0
+    holders = ", ".join(f"port {port} is held by {holder(port)}" for port in busy[:4])
+    more = f", and {len(busy) - 4} more" if len(busy) > 4 else ""
+    raise StartFailure(f"no free port to listen on: {holders}{more}")
+
+
+def _is_free(host, port, reuse):
+    family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+        try:
+            probe.bind((host or "", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def holder(port):
+    """`python3 (pid 123)`, or what little can be said of somebody else's process."""
+    inodes = _listeners(port)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if target.removeprefix("socket:[").removesuffix("]") in inodes:
+                    return f"{_name(pid)} (pid {pid})"
+        except OSError:
+            continue  # Ended meanwhile, or another user's.
+    return "a process that is not visible here" if inodes else "connections closed a moment ago"
+
+
+def _listeners(port):
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as lines:
+                rows = [line.split() for line in lines][1:]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port:
+                inodes.add(row[9])
+    return inodes
+
+
+def _name(pid):
+    with open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()

@@ -1,0 +1,88 @@
+"""The life of one process: settings, role, end.
+
+*Invariant:* the exit status is 0 exactly when the end was wished; unless the supervisor itself
+wished it, the status pipe says what is to follow.
+"""
+
+import asyncio
+import atexit
+import json
+import os
+import signal
+import sys
+import traceback
+
+from cuda_cluster_dask import imports
+from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_dask.status import Status
+
+
+def main(role, settings):
+    """Runs a role and ends the process."""
+    leave(run(role, json.loads(settings), Status.from_environment()))
+
+
+def run(role, settings, status):
+    """Runs a role; returns the exit status."""
+    try:
+        status.step("importing distributed")
+        return _run(role, settings, status)
+    except StartFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        status.failed(str(failure))
+    except BaseException as error:
+        traceback.print_exc()
+        if not status.is_ready:
+            status.failed(describe(error))
+    return 1
+
+
+def _run(role, settings, status):
+    import dask
+    from distributed.compatibility import asyncio_run
+    from distributed.config import get_loop_factory
+
+    values = settings["config"].items()
+    dask.config.set({key: dask.config.interpret_value(value) for key, value in values})
+    if role == "scheduler":
+        from cuda_cluster_dask import scheduler as module
+
+        if settings["fork"] is not None:
+            from cuda_cluster_dask import fork_server
+
+            fork_server.start(settings["fork"])
+    else:
+        status.step("importing " + ", ".join(settings["pre_import"] or ["the worker"]))
+        imports.load(settings["pre_import"])
+        from cuda_cluster_dask import worker as module
+    return asyncio_run(module.serve(settings, status), loop_factory=get_loop_factory())
+
+
+async def stop_asked():
+    """Returns when this process is asked to end (SIGTERM, SIGINT)."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+
+
+def security(tls, role):
+    """Dask's security settings, or None without TLS."""
+    if tls is None:
+        return None
+    from distributed.security import Security
+
+    return Security(
+        require_encryption=True,
+        tls_ca_file=tls["ca_file"],
+        **{f"tls_{role}_cert": tls["cert"], f"tls_{role}_key": tls["key"]},
+    )
+
+
+def leave(code):
+    """Ends at once: neither a thread that computes nor a forked parent's clean-up is waited for."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,54 @@
+"""What a process tells its supervisor: JSON lines on the status pipe (`wire::status` in Rust)."""
+
+import json
+import os
+
+VARIABLE = "CUDA_CLUSTER_STATUS_FD"
+
+
+class Status:
+    """The status pipe. Without one (a process started by hand) nobody is told.
+
+    *Invariant:* no program that a task starts inherits the pipe.
+    """
+
+    def __init__(self, descriptor):
+        self._descriptor = descriptor
+        self.is_ready = False
+
+    @classmethod
+    def from_environment(cls):
+        text = os.environ.pop(VARIABLE, None)
+        if text is None:
+            return cls(None)
+        os.set_inheritable(int(text), False)
+        return cls(int(text))
+
+    def bound(self, cpus, mems, notes):
+        self._tell(status="bound", cpus=cpus, mems=mems, notes=notes)
+
+    def step(self, step):
+        self._tell(status="step", step=step)
+
+    def ready(self, address):
+        self.is_ready = True
+        self._tell(status="ready", address=address)
+
+    def note(self, text):
+        self._tell(status="note", text=text)
+
+    def leaving(self, then, reason):
+        """`then` is `rest`, `return` or `end_cluster`; the exit status is to be 0."""
+        self._tell(status="leaving", then=then, reason=reason)
+
+    def failed(self, reason):
+        self._tell(status="failed", reason=reason)
+
+    def _tell(self, **message):
+        if self._descriptor is None:
+            return
+        try:
+            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+        except OSError:
+            # A supervisor that is gone takes this process with it; there is nobody to tell.
+            self._descriptor = None

@@ -1,0 +1,109 @@
+"""A worker, without a nanny: restarts, memory limits and time-outs are the supervisor's."""
+
+import asyncio
+import gc
+
+from distributed import Worker
+from distributed.comm import get_address_host_port
+from distributed.core import Status as Phase
+from distributed.utils import import_term
+
+from cuda_cluster_dask import gpu, ports, process
+
+# Why `distributed` closes a worker that is not wanted any more.
+UNWANTED = ("scheduler-close", "scheduler-close-worker", "worker-close")
+LIFETIME = "worker-lifetime-reached"
+
+
+async def serve(settings, status):
+    """Runs a worker until it is asked to end, or closes itself; returns the exit status."""
+    asked = asyncio.create_task(process.stop_asked())
+    thresholds = gc.get_threshold()  # distributed#1653
+    gc.set_threshold(*(3 * threshold for threshold in thresholds))
+    if settings["cuda_context"]:
+        status.step("creating a CUDA context")
+        gpu.create_context(settings["protocol"])
+    status.step("loading the worker")
+    kind = remember_why_it_closes(import_term(settings["worker_class"]))
+    worker = kind(
+        settings["scheduler"],
+        scheduler_file=settings["scheduler_file"],
+        name=settings["name"],
+        nthreads=settings["threads"],
+        protocol=settings["protocol"],
+        security=process.security(settings["tls"], "worker"),
+        memory_limit=settings["memory_limit"] or 0,
+        data=gpu.storage(settings),
+        plugins=gpu.plugins(settings),
+        resources=settings["resources"],
+        local_directory=settings["local_directory"],
+        dashboard=settings["dashboard"],
+        dashboard_address=settings["dashboard_address"],
+        http_prefix=settings["dashboard_prefix"],
+        preload=settings["preload"],
+        death_timeout=settings["death_timeout"],
+        lifetime=settings["lifetime"],
+        **place(settings),
+    )
+    status.step("registering with the scheduler")
+    async with worker:
+        status.ready(worker.address)
+        ended = asyncio.create_task(worker.finished())
+        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            await worker.close(executor_wait=False, reason="asked to end")
+            return 0
+    then = worker.then()
+    if then is None:
+        return 1
+    status.leaving(then, worker.reason)
+    return 0
+
+
+def place(settings):
+    """Where the worker listens, and how it is reached."""
+    listen, contact = settings["listen_address"], settings["contact_address"]
+    port = settings["port"]
+    if listen is None:
+        return {
+            "host": settings["host"],
+            "interface": settings["interface"],
+            "port": port and ports.free(settings, (port, port), required=True),
+        }
+    host, port = get_address_host_port(listen, strict=True)
+    host = f"[{host}]" if ":" in host else host
+    return {"host": host, "port": port, "contact_address": contact or listen}
+
+
+def remember_why_it_closes(kind):
+    """A subclass of a worker's class that can tell afterwards what is to follow its end."""
+
+    class Supervised(kind):
+        reason = None
+        was_retired = False
+
+        async def close_gracefully(self, restart=None, reason="worker-close-gracefully"):
+            self.reason = self.reason or reason
+            return await super().close_gracefully(restart=restart, reason=reason)
+
+        async def close(self, *args, reason="worker-close", **kwargs):
+            # The first call tells why; later ones find it closing.
+            self.was_retired |= self.status == Phase.closing_gracefully
+            self.reason = self.reason or reason
+            return await super().close(*args, reason=reason, **kwargs)
+
+        def then(self):
+            """What is to follow: `rest` if it is not wanted any more, `return` if it is, None if
+            nobody wished its end."""
+            if self.reason == LIFETIME:
+                return "return"
+            if self.was_retired or self.reason in UNWANTED:
+                return "rest"
+            # `Client.restart` and the scheduler's time-out for silent workers remove a worker and
+            # expect whoever deployed it to start it again.
+            return "return" if self.reason == "scheduler-remove-worker" else None
+
+    Supervised.__name__ = kind.__name__
+    Supervised.__qualname__ = kind.__qualname__
+    Supervised.__module__ = kind.__module__
+    return Supervised

@@ -1,0 +1,376 @@
+//! From a plan to what each Python process is told, as one JSON argument.
+//!
+//! Pure. Defaults that are the Dask engine's own are decided here; everything that depends on the
+//! machine stands in the plan already.
+//!
+//! *Invariant:* the field names are those that the Python package reads.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::os::run_directory::Paths;
+use crate::plan::{DaskOptions, Plan, RmmPlan, WorkerPlan};
+use crate::spec::PortRange;
+
+/// Where scheduler and workers listen when nothing else was asked for: a scheduler that anybody
+/// can reach runs anybody's code.
+const LOOPBACK: &str = "127.0.0.1";
+
+/// The port that Dask's users expect.
+const USUAL_PORT: u16 = 8786;
+
+/// The class that `distributed` itself uses.
+const USUAL_CLASS: &str = "distributed.Worker";
+
+/// Dask's own switch for creating a CUDA context, honoured for every protocol.
+const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
+
+/// What scheduler and workers share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Common {
+    /// `tcp`, `tls`, `ucx` or `ucxx`.
+    pub protocol: String,
+    /// Address to listen on and to be reached at; `None` for the one that faces the scheduler.
+    pub host: Option<String>,
+    /// Or the interface whose address that is.
+    pub interface: Option<String>,
+    /// Certificates, for `tls`.
+    pub tls: Option<Tls>,
+    /// Prefix of the dashboards' URLs.
+    pub dashboard_prefix: String,
+    /// Whether there are dashboards; `/health` and `/metrics` are there in any case.
+    pub dashboard: bool,
+    /// Dask configuration, key to value.
+    pub config: BTreeMap<String, String>,
+    /// Modules to import before anything else.
+    pub pre_import: Vec<String>,
+}
+
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Tls {
+    ca_file: String,
+    cert: String,
+    key: String,
+}
+
+/// What the scheduler is told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SchedulerSettings {
+    #[serde(flatten)]
+    common: Common,
+    /// Ports to try in order, inclusive.
+    ports: (u16, u16),
+    /// Whether it must be one of them; otherwise any free one will do.
+    ports_required: bool,
+    dashboard_address: String,
+    /// Where its address is written; the first is the run directory's.
+    scheduler_files: Vec<PathBuf>,
+    /// Its fork server; `None` for none.
+    fork: Option<Fork>,
+}
+
+/// What a fork server is told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Fork {
+    /// Where it listens.
+    socket: PathBuf,
+    /// What the workers will import, so that none of them has to.
+    imports: Vec<String>,
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkerSettings {
+    #[serde(flatten)]
+    common: Common,
+    /// The scheduler to join, by address.
+    scheduler: Option<String>,
+    /// Or by the file with its address.
+    scheduler_file: Option<PathBuf>,
+    name: String,
+    threads: u32,
+    port: Option<u16>,
+    listen_address: Option<String>,
+    contact_address: Option<String>,
+    memory_limit: Option<u64>,
+    /// `None` leaves storage to `distributed`; otherwise it is dask-cuda's.
+    device_memory_limit: Option<u64>,
+    local_directory: Option<String>,
+    dashboard_address: String,
+    resources: Option<BTreeMap<String, f64>>,
+    preload: Vec<String>,
+    /// In seconds.
+    death_timeout: Option<f64>,
+    /// In seconds.
+    lifetime: Option<f64>,
+    worker_class: String,
+    rmm: Option<RmmPlan>,
+    /// Level of cuDF's spilling statistics; `None` without cuDF spilling.
+    cudf_spill: Option<u32>,
+    cuda_context: bool,
+}
+
+/// What does not stand in the plan, because it depends on the Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Means {
+    /// Whether dask-cuda is there.
+    pub(super) dask_cuda: bool,
+    /// Whether processes are forked.
+    pub(super) fork: bool,
+}
+
+fn common(options: &DaskOptions) -> Common {
+    let (dask, scheduler, tls) = (&options.dask, &options.scheduler, &options.tls);
+    let joins = dask.join.is_some();
+    let usual = || (!joins && scheduler.interface.is_none()).then(|| LOOPBACK.to_owned());
+    let files = (&tls.ca_file, &tls.cert, &tls.key);
+    Common {
+        protocol: dask.protocol.clone().unwrap_or_else(|| "tcp".to_owned()),
+        host: scheduler.host.clone().or_else(usual),
+        interface: scheduler.interface.clone(),
+        tls: match files {
+            (Some(ca_file), Some(cert), Some(key)) => {
+                Some(Tls { ca_file: ca_file.clone(), cert: cert.clone(), key: key.clone() })
+            }
+            _ => None,
+        },
+        dashboard_prefix: dask.dashboard_prefix.clone().unwrap_or_else(|| "/".to_owned()),
+        dashboard: scheduler.dashboard.unwrap_or(true),
+        config: dask.config.clone().unwrap_or_default(),
+        pre_import: dask.pre_import.clone().unwrap_or_default(),
+    }
+}
+
+pub(super) fn scheduler(
+    plan: &Plan,
+    options: &DaskOptions,
+    means: Means,
+    paths: &Paths,
+) -> SchedulerSettings {
+    let common = common(options);
+    let asked = options.scheduler.port;
+    let ports = asked.unwrap_or(PortRange { low: USUAL_PORT, high: USUAL_PORT });
+    let mut files = vec![file(paths)];
+    files.extend(options.scheduler.file.as_ref().map(PathBuf::from));
+    let address = options.scheduler.dashboard_address.clone();
+    SchedulerSettings {
+        ports: (ports.low, ports.high),
+        ports_required: asked.is_some(),
+        dashboard_address: address.unwrap_or_else(|| dashboard_address(&common, 8787)),
+        scheduler_files: files,
+        fork: means.fork.then(|| Fork {
+            socket: fork_socket(paths),
+            imports: imports(plan, options, means, &common),
+        }),
+        common,
+    }
+}
+
+fn imports(plan: &Plan, options: &DaskOptions, means: Means, common: &Common) -> Vec<String> {
+    let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
+    let plugins = !plan.machine.simulated
+        && (options.dask.enable_cudf_spill == Some(true)
+            || plan.workers.iter().any(|worker| worker.rmm.is_some()));
+    let needed = [
+        (true, "cuda_cluster_dask.worker"),
+        (common.dashboard, "distributed.dashboard.worker"),
+        (common.protocol.starts_with("ucx"), "ucxx"),
+        (common.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
+        (means.dask_cuda && limited, "dask_cuda.device_host_file"),
+        (plugins, "dask_cuda.plugins"),
+    ];
+    let needed = needed.into_iter().filter(|(needed, _)| *needed);
+    needed.map(|(_, name)| name.to_owned()).chain(common.pre_import.clone()).collect()
+}
+
+pub(super) fn worker(
+    plan: &Plan,
+    options: &DaskOptions,
+    worker: &WorkerPlan,
+    means: Means,
+    paths: &Paths,
+) -> WorkerSettings {
+    let common = common(options);
+    let (dask, asked) = (&options.dask, &options.worker);
+    let real_gpu = worker.gpu.is_some() && !plan.machine.simulated;
+    let (scheduler, scheduler_file) = match &dask.join {
+        Some(address) if address.contains("://") => (Some(address.clone()), None),
+        Some(path) => (None, Some(PathBuf::from(path))),
+        None => (None, Some(file(paths))),
+    };
+    let port = |ports: PortRange| {
+        let offset = u16::try_from(worker.rank).ok()?;
+        (ports.low != 0).then(|| ports.low.saturating_add(offset))
+    };
+    let wants_context = common.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
+    WorkerSettings {
+        scheduler,
+        scheduler_file,
+        name: worker.name.clone(),
+        threads: worker.threads,
+        port: asked.ports.and_then(port),
+        listen_address: asked.listen_address.clone(),
+        contact_address: asked.contact_address.clone(),
+        memory_limit: worker.memory_limit_bytes,
+        device_memory_limit: worker.device_memory_limit_bytes.filter(|_| means.dask_cuda),
+        local_directory: asked.local_directory.clone(),
+        dashboard_address: dashboard_address(&common, 0),
+        resources: asked.resources.clone(),
+        preload: dask.preload.clone().unwrap_or_default(),
+        death_timeout: dask.death_timeout.map(|span| span.0.as_secs_f64()),
+        lifetime: dask.lifetime.map(|span| span.0.as_secs_f64()),
+        worker_class: dask.worker_class.clone().unwrap_or_else(|| USUAL_CLASS.to_owned()),
+        rmm: worker.rmm.clone().filter(|_| real_gpu),
+        cudf_spill: (dask.enable_cudf_spill == Some(true) && real_gpu)
+            .then(|| dask.cudf_spill_stats.unwrap_or(0)),
+        cuda_context: real_gpu && wants_context,
+        common,
+    }
+}
+
+/// The file with the scheduler's address, for workers and `Client(scheduler_file=…)`.
+pub(super) fn file(paths: &Paths) -> PathBuf {
+    paths.root().join("scheduler.json")
+}
+
+/// Where the fork server listens.
+pub(super) fn fork_socket(paths: &Paths) -> PathBuf {
+    paths.root().join("fork.sock")
+}
+
+/// Dashboards listen where everything else does.
+fn dashboard_address(common: &Common, port: u16) -> String {
+    format!("{}:{port}", common.host.as_deref().unwrap_or_default())
+}
+
+fn is_false(value: &str) -> bool {
+    matches!(value.to_lowercase().as_str(), "false" | "no" | "off" | "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ClusterName;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    const MEANS: Means = Means { dask_cuda: true, fork: true };
+
+    fn plan(spec: Value) -> (Plan, DaskOptions) {
+        let topology = crate::topology::Topology {
+            gpus: serde_json::from_value(json!([
+                { "index": 0, "uuid": null, "name": "T", "pci": null, "memory_bytes": 1000 },
+                { "index": 1, "uuid": null, "name": "T", "pci": null, "memory_bytes": 1000 },
+            ]))
+            .expect("GPUs"),
+            ..Default::default()
+        };
+        let mut spec = spec;
+        spec["engine"] = json!("dask");
+        let spec = serde_json::from_value(spec).expect("a spec");
+        let request = crate::spec::Request::of(spec).expect("no contradictions");
+        let plan = crate::plan::plan(&topology, &request, &Default::default()).expect("a plan");
+        let options = serde_json::from_value(plan.engine_options.clone()).expect("Dask's options");
+        (plan, options)
+    }
+
+    fn paths() -> Paths {
+        Paths::below(Path::new("/run"), &ClusterName::default())
+    }
+
+    fn workers(spec: Value) -> Vec<Value> {
+        let (plan, options) = plan(spec);
+        let told = |one| json!(worker(&plan, &options, one, MEANS, &paths()));
+        plan.workers.iter().map(told).collect()
+    }
+
+    /// What a worker or the scheduler reads and is not told would be a `KeyError` at its start.
+    #[test]
+    fn everything_that_the_python_package_reads_is_told() {
+        let (plan, options) = plan(json!({}));
+        let worker = json!(worker(&plan, &options, &plan.workers[0], MEANS, &paths()));
+        let scheduler = json!(scheduler(&plan, &options, MEANS, &paths()));
+        let reads = |text: &str| -> Vec<String> {
+            let parts = text.split("settings[\"").skip(1);
+            parts.filter_map(|part| part.split('"').next()).map(str::to_owned).collect()
+        };
+        let files = [
+            (include_str!("python/worker.py"), vec![&worker]),
+            (include_str!("python/gpu.py"), vec![&worker]),
+            (include_str!("python/scheduler.py"), vec![&scheduler]),
+            (include_str!("python/ports.py"), vec![&scheduler, &worker]),
+        ];
+        for (text, told) in files {
+            for key in reads(text) {
+                // `name` is read of a worker's settings by the process that becomes one.
+                let known = told.iter().all(|told| told.get(&key).is_some());
+                assert!(known || key == "name", "{key} is read and not told");
+            }
+        }
+        let mut unread: Vec<&String> = worker.as_object().expect("an object").keys().collect();
+        let all = files_read(&reads);
+        unread.retain(|key| !all.contains(key));
+        assert!(unread.is_empty(), "told and not read: {unread:?}");
+    }
+
+    fn files_read(reads: &dyn Fn(&str) -> Vec<String>) -> Vec<String> {
+        let texts = [
+            include_str!("python/worker.py"),
+            include_str!("python/gpu.py"),
+            include_str!("python/ports.py"),
+            include_str!("python/process.py"),
+        ];
+        texts.iter().flat_map(|text| reads(text)).collect()
+    }
+
+    #[test]
+    fn without_wishes_everything_listens_on_loopback_where_dasks_users_look() {
+        let (plan, options) = plan(json!({}));
+        let told = json!(scheduler(&plan, &options, MEANS, &paths()));
+        assert_eq!(told["protocol"], "tcp");
+        assert_eq!(told["host"], "127.0.0.1");
+        assert_eq!(told["ports"], json!([8786, 8786]));
+        assert_eq!(told["ports_required"], false);
+        assert_eq!(told["dashboard_address"], "127.0.0.1:8787");
+        assert_eq!(told["scheduler_files"], json!(["/run/default/scheduler.json"]));
+    }
+
+    #[test]
+    fn who_joins_a_scheduler_is_reached_at_the_address_that_faces_it() {
+        let [first, _] = &workers(json!({ "dask": { "join": "tcp://10.0.0.1:8786" } }))[..] else {
+            panic!("two workers")
+        };
+        assert_eq!(
+            (&first["scheduler"], &first["host"]),
+            (&json!("tcp://10.0.0.1:8786"), &Value::Null)
+        );
+        let by_file = &workers(json!({ "dask": { "join": "/shared/scheduler.json" } }))[0];
+        assert_eq!(by_file["scheduler_file"], "/shared/scheduler.json");
+    }
+
+    #[test]
+    fn each_worker_has_a_port_of_the_range() {
+        let told = workers(json!({ "worker": { "ports": "9000:9003" } }));
+        assert_eq!((&told[0]["port"], &told[1]["port"]), (&json!(9000), &json!(9001)));
+        let any = workers(json!({ "worker": { "ports": 0 } }));
+        assert_eq!(any[1]["port"], Value::Null);
+    }
+
+    #[test]
+    fn what_needs_a_gpu_is_left_out_where_gpus_are_simulated() {
+        let spec = json!({ "rmm": { "pool_size": 0.5 }, "dask": { "enable_cudf_spill": true } });
+        let real = &workers(spec.clone())[0];
+        assert_eq!(real["rmm"]["pool_bytes"], 500);
+        assert_eq!((&real["cuda_context"], &real["cudf_spill"]), (&json!(true), &json!(0)));
+        let mut simulated = spec;
+        simulated["simulate"] = json!(true);
+        let told = &workers(simulated)[0];
+        assert_eq!((&told["rmm"], &told["cudf_spill"]), (&Value::Null, &Value::Null));
+        assert_eq!(told["cuda_context"], false);
+        let switch = json!({ "dask": { "config": { CREATE_CONTEXT: "False" } } });
+        assert_eq!(workers(switch)[0]["cuda_context"], false);
+    }
+}

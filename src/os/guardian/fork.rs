@@ -1,0 +1,70 @@
+//! Asks a fork server for a process, instead of executing one.
+//!
+//! The server is a process of the cluster that has loaded what the new one needs. It forks twice,
+//! so that the guardian adopts the new process, which then follows the shim's instructions by
+//! itself.
+//!
+//! *Invariant:* a process id that is returned is that of a child of this process.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::sys::socket::sockopt::{ReceiveTimeout, SendTimeout};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, getpid};
+use serde::{Deserialize, Serialize};
+
+use super::channel::Channel;
+use crate::wire::status::{self, Status};
+
+/// Longest wait for an answer, in seconds; the guardian does nothing else meanwhile.
+const ANSWER_WITHIN: i64 = 5;
+
+/// What is asked; the instructions, the status pipe and the output come along as descriptors.
+#[derive(Debug, Serialize)]
+struct Question {
+    /// Whose child the process is to be.
+    guardian: i32,
+}
+
+/// What is answered.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Pid(i32),
+    Refused(String),
+}
+
+/// Has a process forked.
+pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
+    let end = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    let patience = TimeVal::seconds(ANSWER_WITHIN);
+    setsockopt(&end, ReceiveTimeout, &patience)?;
+    setsockopt(&end, SendTimeout, &patience)?;
+    connect(end.as_raw_fd(), &UnixAddr::new(path)?)?;
+    let channel = Channel::from_descriptor(end);
+    channel.send(&Question { guardian: getpid().as_raw() }, &descriptors)?;
+    let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the fork server is gone");
+    let (answer, _) = channel.receive::<Answer>()?.ok_or_else(gone)?;
+    let pid = match answer {
+        Answer::Pid(pid) => Pid::from_raw(pid),
+        Answer::Refused(reason) => return Err(io::Error::other(reason)),
+    };
+    // It fails for everything but a child of this process.
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?;
+    Ok(pid)
+}
+
+/// Tells on a process's status pipe why it is executed and not forked.
+pub(super) fn excuse(pipe: &OwnedFd, error: &io::Error) {
+    let text = format!("executed, not forked: {error}");
+    // Without the pipe nobody would hear of the process either.
+    let _ = pipe
+        .try_clone()
+        .map(File::from)
+        .and_then(|mut pipe| pipe.write_all(status::encode(&Status::Note { text }).as_bytes()));
+}
