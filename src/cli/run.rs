@@ -1,6 +1,7 @@
 //! `run`: one rank of a program per GPU, bound and supervised, until the first fails or all are
 //! done.
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -15,7 +16,7 @@ use crate::os::process;
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::session;
 use crate::spec::EngineKind;
-use crate::supervise::{ClusterState, Escalation, Outcome};
+use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
 
 /// How often the ranks' output is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -71,7 +72,9 @@ async fn attend(prepared: &Prepared, prefix: bool) -> Result<Exit, Failure> {
     let last = state.borrow().clone();
     let outcome = supervisor.wait().await;
     output.pass_on()?;
-    if let Ok(directory) = RunDirectory::acquire(&plan.name) {
+    if outcome.is_good()
+        && let Ok(directory) = RunDirectory::acquire(&plan.name)
+    {
         // Everything in it has been shown; what cannot be removed is cleaned by the next owner.
         let _ = directory.remove();
     }
@@ -79,23 +82,33 @@ async fn attend(prepared: &Prepared, prefix: bool) -> Result<Exit, Failure> {
         (_, Some(number)) => Ok(Exit::Signal(number)),
         (Outcome::Finished | Outcome::Stopped { .. }, None) => Ok(Exit::Done),
         (Outcome::Failed(cause) | Outcome::NotReady(cause), None) => {
-            output::status(&format!(
-                "run: {}; the other ranks were stopped",
-                root(&last, &cause.text)
-            ));
+            let root = root(&last, &cause.text);
+            output::status(&format!("run: {root}; the other ranks were stopped"));
+            if let Some(bundle) = bundle(&last) {
+                output::status(&format!("run: what is known of it is in {}", bundle.display()));
+            }
             Ok(cause.exit.map_or(Exit::Failed, program_exit))
         }
     }
 }
 
-/// The rank where it began, by name and GPU, and what happened to it.
+/// The rank where it began, and what happened to it.
 fn root(state: &ClusterState, text: &str) -> String {
-    let process = state.cause.as_ref().and_then(|cause| cause.process.as_deref());
-    let worker = state.workers.iter().position(|worker| Some(worker.name.as_str()) == process);
-    match worker {
+    match state.workers.iter().position(|worker| began_at(state, worker)) {
         Some(rank) => format!("rank {rank}: {text}"),
         None => text.to_owned(),
     }
+}
+
+/// The crash bundle of the rank where it began.
+fn bundle(state: &ClusterState) -> Option<PathBuf> {
+    let worker = state.workers.iter().find(|worker| began_at(state, worker))?;
+    worker.last_exit.as_ref()?.bundle.clone()
+}
+
+fn began_at(state: &ClusterState, worker: &ProcessState) -> bool {
+    let process = state.cause.as_ref().and_then(|cause| cause.process.as_ref());
+    process == Some(&worker.name)
 }
 
 /// A run ends as its first failed rank did.
@@ -117,7 +130,7 @@ struct Output {
 
 struct Rank {
     name: String,
-    log: std::path::PathBuf,
+    log: PathBuf,
     reader: Option<LogReader>,
 }
 

@@ -139,7 +139,7 @@ fn a_killed_worker_comes_back_and_reaches_its_peers() {
     assert_eq!(worker["peers"].as_array().map(Vec::len), Some(7), "{worker}");
     assert_eq!(worker["last_exit"]["signal"], 9, "{worker}");
     assert_eq!(sandbox.run(&["down", "back"]).code, 0);
-    sandbox.assert_nothing_is_left();
+    sandbox.assert_only_the_causes_are_left("back");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn the_first_failed_rank_stops_the_others_and_names_the_cause() {
     assert_eq!(said.code, 7, "{said}");
     assert!(said.stdout.contains("oh no"), "{said}");
     assert!(said.stderr.contains("rank 1: gpu2 ended with status 7"), "{said}");
-    sandbox.assert_nothing_is_left();
+    assert!(said.stderr.contains("/crashes/"), "{said}");
 }
 
 #[test]
@@ -46,7 +46,6 @@ fn a_rank_ended_by_a_signal_gives_the_run_its_number() {
     let said = run(&sandbox, &[], "if [ $RANK = 0 ]; then kill -SEGV $$; fi; exec sleep 100");
     assert_eq!(said.code, 128 + 11, "{said}");
     assert!(said.stderr.contains("SIGSEGV"), "{said}");
-    sandbox.assert_nothing_is_left();
 }
 
 #[test]
@@ -55,7 +54,6 @@ fn a_program_that_is_not_there_is_said_so() {
     let said = sandbox.run(&[&["run"], &MACHINE[..], &["--", "no-such-program"]].concat());
     assert_eq!(said.code, 127, "{said}");
     assert!(said.stderr.contains("cannot execute no-such-program"), "{said}");
-    sandbox.assert_nothing_is_left();
 }
 
 #[test]
