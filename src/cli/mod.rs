@@ -29,8 +29,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::engine::native;
-
 pub(crate) use failure::{Exit, Failure};
 
 /// Brings up one worker process per GPU on one machine.
@@ -67,20 +65,11 @@ enum Command {
     Scale(restart::Scale),
     /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
     Down(down::Arguments),
-    /// The supervisor of a detached cluster.
-    #[command(name = "__supervise", hide = true)]
-    Supervise,
-    /// What the native engine's scheduler process runs.
-    #[command(name = "__scheduler", hide = true)]
-    NativeScheduler,
-    /// What the native engine's worker processes run.
-    #[command(name = "__worker", hide = true)]
-    NativeWorker,
 }
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    if let Some(code) = crate::os::dispatch() {
+    if let Some(code) = crate::cluster::dispatch() {
         return code;
     }
     output::die_quietly_on_broken_pipe();
@@ -102,12 +91,6 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A process of the native engine that did not end in good order.
-fn engine_failure(error: native::Error) -> Failure {
-    let hint = error.hint();
-    Failure::new(Exit::Failed, error).maybe_hint(hint)
-}
-
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Topo(arguments) => topo::run(&arguments),
@@ -122,12 +105,5 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Restart(arguments) => restart::restart(&arguments),
         Command::Scale(arguments) => restart::scale(&arguments),
         Command::Down(arguments) => down::run(&arguments),
-        Command::Supervise => up::supervise(),
-        Command::NativeScheduler => {
-            native::scheduler::main().map(|()| Exit::Done).map_err(engine_failure)
-        }
-        Command::NativeWorker => {
-            native::worker::main().map(|()| Exit::Done).map_err(engine_failure)
-        }
     }
 }

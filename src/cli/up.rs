@@ -10,14 +10,10 @@ use super::flags::{self, Asked};
 use super::progress::Progress;
 use super::signals::Signals;
 use super::{output, plan, reach, source, workers};
-use crate::cluster::{self, Detached, Prepared, Report, UpError};
-use crate::ids::GpuUuid;
+use crate::cluster::{self, Detached, Lifetime, Prepared, Report, UpError};
 use crate::os::session;
-use crate::plan::Plan;
-use crate::probe;
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
-use crate::topology::Topology;
 
 /// Arguments of `up`.
 #[derive(Args, Debug)]
@@ -44,36 +40,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 
 /// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
 pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
-    let plan = flags::planned(request)?;
-    let prepared = if plan.machine.simulated {
-        Prepared::simulated(plan, &probe::here(&source::live()?.topology))
-    } else if request.spec.topology.is_none() || is_here(&plan, &source::live()?.topology) {
-        Prepared::here(plan)
-    } else {
-        return Err(elsewhere(request));
-    };
+    let machine = request.spec.topology.as_deref().map(source::load).transpose()?;
+    let prepared = cluster::prepare(request, machine.as_ref()).map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, error).maybe_hint(hint)
+    })?;
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
         output::note(note);
     }
     Ok(prepared)
-}
-
-/// Whether every GPU of a plan is in this machine, told by its identity.
-fn is_here(plan: &Plan, live: &Topology) -> bool {
-    let has = |uuid: &GpuUuid| {
-        live.gpus.iter().any(|gpu| {
-            gpu.uuid.as_ref() == Some(uuid) || gpu.mig.iter().any(|part| part.uuid == *uuid)
-        })
-    };
-    let mut gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref());
-    gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has))
-}
-
-fn elsewhere(request: &Request) -> Failure {
-    let src = request.spec.topology.as_deref().unwrap_or_default();
-    let error = anyhow::anyhow!("the GPUs of {src} are not in this machine");
-    Failure::new(Exit::Usage, error)
-        .hint("add --simulate to run its plan with simulated GPUs, or --dry-run to see it")
 }
 
 /// Starts a plan and stays until the cluster has ended.
@@ -160,7 +135,9 @@ fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
         let began = Instant::now();
         let mut signals = Signals::new()?;
         let mut supervisor =
-            Detached::spawn(prepared, &session::own_program()).await.map_err(refused)?;
+            Detached::spawn(prepared.clone(), Lifetime::Free, &session::own_program())
+                .await
+                .map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut last = None;
         loop {
@@ -240,66 +217,4 @@ fn failed(exit: Exit, cause: &Cause) -> Failure {
     let what = if exit == Exit::NotReady { "the cluster is not READY in time" } else { "" };
     let text = if what.is_empty() { cause.to_string() } else { format!("{what}: {cause}") };
     Failure::new(exit, anyhow::anyhow!(text))
-}
-
-/// `__supervise`: becomes the supervisor of the plan on standard input.
-pub(super) fn supervise() -> Result<Exit, Failure> {
-    session::become_session_leader();
-    let mut text = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut text)
-        .map_err(|error| Failure::new(Exit::Failed, error))?;
-    let prepared: Prepared =
-        serde_json::from_slice(&text).map_err(|error| Failure::new(Exit::Usage, error))?;
-    reach::runtime()?.block_on(async {
-        let mut signals = Signals::new()?;
-        let supervisor = match cluster::start(&prepared, &session::own_program()).await {
-            Ok(supervisor) => supervisor,
-            Err(error) => {
-                let hint = error.hint();
-                let message = format!("{:#}", anyhow::Error::new(error));
-                report(&Report::Refused { message, hint });
-                return Ok(Exit::Usage);
-            }
-        };
-        let mut state = supervisor.state();
-        loop {
-            tokio::select! {
-                ended = supervisor.ready() => {
-                    if ended.is_ok() {
-                        report(&Report::State(Box::new(state.borrow_and_update().clone())));
-                    }
-                    break;
-                }
-                Ok(()) = state.changed() => {
-                    report(&Report::State(Box::new(state.borrow_and_update().clone())));
-                }
-                number = signals.next() => supervisor.stop(signals.escalation(number)),
-            }
-        }
-        if supervisor.ready().await.is_ok() {
-            // Whoever started this process sees the end of the pipe, and goes.
-            session::let_go_of_output().map_err(|error| Failure::new(Exit::Failed, error))?;
-        }
-        while !state.borrow_and_update().state.is_end() {
-            tokio::select! {
-                changed = state.changed() => if changed.is_err() { break },
-                number = signals.next() => supervisor.stop(signals.escalation(number)),
-            }
-        }
-        let outcome = supervisor.wait().await;
-        let exit = match outcome {
-            Outcome::Stopped { .. } | Outcome::Finished => Exit::Done,
-            Outcome::NotReady(_) => Exit::NotReady,
-            Outcome::Failed(_) => Exit::Failed,
-        };
-        report(&Report::from(outcome));
-        Ok(exit)
-    })
-}
-
-/// A line for whoever started this process; nobody reads it after READY.
-fn report(report: &Report) {
-    if let Ok(line) = serde_json::to_string(report) {
-        let _ = output::print(&(line + "\n"));
-    }
 }

@@ -4,12 +4,52 @@
 //!
 //! *Invariant:* a cluster that was launched is READY, or nothing of it is left.
 
+pub mod blocking;
 mod control;
+pub mod detached;
+mod embedded;
 mod find;
 mod launch;
+mod prepare;
 mod start;
 
+use std::process::ExitCode;
+
+use crate::engine::native;
+
 pub use control::{Control, ControlError, Lines};
+pub use detached::{Detached, Lifetime, Report};
+pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use find::{FindError, Found, find, running};
 pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
-pub use start::{Detached, Prepared, Report, UpError, start};
+pub use prepare::{PrepareError, Prepared, prepare};
+pub use start::{UpError, start};
+
+/// Does the work of a hidden subcommand, when this process was started for one: the guardian, the
+/// shim, the supervisor, and the native engine's scheduler and workers.
+///
+/// A program that launches clusters as itself calls this first thing in `main`, before it starts a
+/// thread, and exits with the code.
+pub fn dispatch() -> Option<ExitCode> {
+    if let Some(code) = crate::os::dispatch() {
+        return Some(code);
+    }
+    let subcommand = std::env::args().nth(1)?;
+    if subcommand == detached::SUBCOMMAND {
+        return Some(detached::main());
+    }
+    let worked = match subcommand.as_str() {
+        "__scheduler" => native::scheduler::main(),
+        "__worker" => native::worker::main(),
+        _ => return None,
+    };
+    Some(match worked {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard error is the process's log.
+            let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+            tracing::error!("{:#}{hint}", anyhow::Error::new(error));
+            ExitCode::FAILURE
+        }
+    })
+}

@@ -1,18 +1,12 @@
-//! Starts a plan: in this process, or in a supervisor process of its own.
+//! Starts a plan in this process.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdout, Command};
-
+use super::Prepared;
 use super::launch::{LaunchError, Surroundings, launch};
 use crate::engine::command;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
-use crate::plan::{Here, Plan, adapt_to_here};
-use crate::supervise::{Cause, ClusterState, Options, Outcome, StartError, Supervisor};
-use crate::topology::Note;
+use crate::supervise::{Options, StartError, Supervisor};
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
 const SECRET_BYTES: usize = 32;
@@ -38,6 +32,9 @@ pub enum UpError {
     /// The plan has no text form.
     #[error("cannot write the plan as JSON")]
     Plan(#[source] serde_json::Error),
+    /// There is no event loop to be had.
+    #[error("cannot start an event loop")]
+    Runtime(#[source] std::io::Error),
     /// The supervisor process could not be started.
     #[error("cannot start a supervisor process from {}", program.display())]
     Spawn {
@@ -48,9 +45,9 @@ pub enum UpError {
         source: std::io::Error,
     },
     /// The supervisor process ended without a word.
-    #[error("the supervisor process ended before it could report ({status})")]
+    #[error("the supervisor process ended before the cluster was READY ({status})")]
     Silent {
-        /// Its exit.
+        /// How it ended.
         status: String,
     },
     /// The supervisor process refused.
@@ -73,33 +70,6 @@ impl UpError {
             UpError::Refused { hint, .. } => hint.clone(),
             _ => None,
         }
-    }
-}
-
-/// A plan, and the version of it that this machine can run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Prepared {
-    /// As decided, for the machine that it was decided for. What is shown.
-    pub plan: Plan,
-    /// What the processes get: the same, but for a simulated machine's plan.
-    pub launched: Plan,
-    /// How the two differ.
-    pub notes: Vec<Note>,
-    /// Whether the command engine's ranks are expected to end; their logs then stay for whoever
-    /// asked for that, who removes the run directory.
-    pub to_completion: bool,
-}
-
-impl Prepared {
-    /// A plan for this machine.
-    pub fn here(plan: Plan) -> Self {
-        Self { launched: plan.clone(), plan, notes: Vec::new(), to_completion: false }
-    }
-
-    /// A plan for another machine, cut down to what this one has.
-    pub fn simulated(plan: Plan, here: &Here) -> Self {
-        let (launched, notes) = adapt_to_here(&plan, here);
-        Self { plan, launched, notes, to_completion: false }
     }
 }
 
@@ -135,95 +105,4 @@ fn secret() -> Result<String, UpError> {
     let mut bytes = [0u8; SECRET_BYTES];
     getrandom::fill(&mut bytes).map_err(UpError::Secret)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// What a detached supervisor tells whoever started it, a JSON line each, until READY or the end.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Report {
-    /// The state changed.
-    State(Box<ClusterState>),
-    /// It could not begin.
-    Refused {
-        /// The error with its causes.
-        message: String,
-        /// What to do.
-        hint: Option<String>,
-    },
-    /// It ended instead of becoming READY.
-    Ended {
-        /// Whether time ran out.
-        late: bool,
-        /// Why.
-        cause: Option<Cause>,
-    },
-}
-
-/// A supervisor process that is on its way to READY.
-#[derive(Debug)]
-pub struct Detached {
-    child: Child,
-    reports: BufReader<ChildStdout>,
-}
-
-impl Detached {
-    /// Starts `program __supervise` in a session of its own, and hands it the prepared plan.
-    ///
-    /// # Errors
-    /// If the process cannot be started.
-    pub async fn spawn(prepared: &Prepared, program: &Path) -> Result<Self, UpError> {
-        let text = serde_json::to_vec(prepared).map_err(UpError::Plan)?;
-        let failed = |source| UpError::Spawn { program: program.to_owned(), source };
-        let mut child = Command::new(program)
-            .arg("__supervise")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(&text).await.map_err(failed)?;
-        }
-        let reports =
-            child.stdout.take().ok_or_else(|| failed(std::io::ErrorKind::Other.into()))?;
-        Ok(Self { child, reports: BufReader::new(reports) })
-    }
-
-    /// Process id of the supervisor, while it lives.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.id()
-    }
-
-    /// The next report; `None` when there will be none: it is READY, or it has ended.
-    ///
-    /// # Errors
-    /// If it could not begin, or died.
-    pub async fn next(&mut self) -> Result<Option<Report>, UpError> {
-        let mut line = String::new();
-        let read = self.reports.read_line(&mut line).await;
-        match read {
-            Ok(length) if length > 0 => match serde_json::from_str(&line) {
-                Ok(Report::Refused { message, hint }) => Err(UpError::Refused { message, hint }),
-                Ok(report) => Ok(Some(report)),
-                Err(error) => Err(UpError::Silent { status: error.to_string() }),
-            },
-            _ => match self.child.try_wait() {
-                Ok(Some(status)) if !status.success() => {
-                    Err(UpError::Silent { status: status.to_string() })
-                }
-                _ => Ok(None),
-            },
-        }
-    }
-}
-
-impl From<Outcome> for Report {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::NotReady(cause) => Report::Ended { late: true, cause: Some(cause) },
-            Outcome::Failed(cause) => Report::Ended { late: false, cause: Some(cause) },
-            Outcome::Stopped { degraded } => Report::Ended { late: false, cause: degraded },
-            Outcome::Finished => Report::Ended { late: false, cause: None },
-        }
-    }
 }

@@ -1,5 +1,6 @@
 //! A cluster from the outside: the real binary, real processes, a run directory for each test.
 
+mod embedded;
 mod run;
 mod sandbox;
 

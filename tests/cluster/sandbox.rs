@@ -39,20 +39,6 @@ impl Sandbox {
         Self { runtime }
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
-        command
-            .args(arguments)
-            .env("XDG_RUNTIME_DIR", self.runtime.path())
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .env_remove("LOCAL_RANK")
-            .env_remove("SLURM_LOCALID")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
     /// Runs a command to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Said {
         self.spawn(arguments).wait()
@@ -60,7 +46,22 @@ impl Sandbox {
 
     /// Starts a command.
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Running {
-        Running { child: self.command(arguments).spawn().expect("the binary starts") }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.args(arguments);
+        self.spawn_program(command)
+    }
+
+    /// Starts any program in this place.
+    pub(crate) fn spawn_program(&self, mut command: Command) -> Running {
+        command
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .env_remove("LOCAL_RANK")
+            .env_remove("SLURM_LOCALID")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Running { child: command.spawn().expect("the program starts") }
     }
 
     /// `ps -o json` of a cluster that runs.

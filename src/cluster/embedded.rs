@@ -1,0 +1,260 @@
+//! A cluster inside a program: built, launched, watched, told, and taken down.
+
+use std::path::{Path, PathBuf};
+
+use super::detached::Lifetime;
+use super::{Control, ControlError, Detached, Lines, PrepareError, Prepared, Report, UpError};
+use crate::ids::ClusterName;
+use crate::os::run_directory::Paths;
+use crate::os::session;
+use crate::plan::Plan;
+use crate::spec::{ClusterSpec, Request, SpecError};
+use crate::supervise::{Cause, ClusterState, Record};
+use crate::topology::Topology;
+
+/// Why there is no cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchFailure {
+    /// The spec is wrong.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// There is no plan that this machine can run.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// It could not begin.
+    #[error(transparent)]
+    Up(#[from] UpError),
+    /// It did not become READY; everything is torn down.
+    #[error("the cluster did not become READY{}: {cause}", if *late { " in time" } else { "" })]
+    NotReady {
+        /// Whether time ran out.
+        late: bool,
+        /// Why.
+        cause: Cause,
+    },
+}
+
+impl LaunchFailure {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            LaunchFailure::Spec(error) => error.hint(),
+            LaunchFailure::Prepare(error) => error.hint(),
+            LaunchFailure::Up(error) => error.hint(),
+            LaunchFailure::NotReady { .. } => None,
+        }
+    }
+}
+
+/// What a cluster shall be.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), cuda_cluster::cluster::LaunchFailure> {
+/// use cuda_cluster::cluster::Cluster;
+///
+/// let cluster = Cluster::builder().enable_nvlink().launch().await?;
+/// for worker in &cluster.plan().workers {
+///     println!("{} on CPUs {:?}", worker.name, worker.binding.cpus);
+/// }
+/// cluster.stop().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    spec: ClusterSpec,
+    machine: Option<Topology>,
+    program: Option<PathBuf>,
+}
+
+impl Builder {
+    /// Everything as a spec says; later calls override it.
+    pub fn spec(mut self, spec: ClusterSpec) -> Self {
+        self.spec = spec;
+        self
+    }
+
+    /// The cluster's name. Without one, it is `embedded-` and this process's id with a count.
+    pub fn name(mut self, name: ClusterName) -> Self {
+        self.spec.name = Some(name);
+        self
+    }
+
+    /// Another machine than this one; its GPUs are simulated.
+    pub fn simulate(mut self, machine: Topology) -> Self {
+        self.spec.simulate = Some(true);
+        self.machine = Some(machine);
+        self
+    }
+
+    /// As many workers, on the best-connected GPUs.
+    pub fn workers(mut self, workers: u32) -> Self {
+        self.spec.workers = Some(workers);
+        self
+    }
+
+    /// NVLink must be there, and be used.
+    pub fn enable_nvlink(mut self) -> Self {
+        self.spec.ucx.nvlink = Some(true);
+        self
+    }
+
+    /// InfiniBand or RoCE must be there, and be used.
+    pub fn enable_infiniband(mut self) -> Self {
+        self.spec.ucx.infiniband = Some(true);
+        self
+    }
+
+    /// The program that supervisor, scheduler and workers run: a `cuda-cluster` binary, or one
+    /// whose `main` begins with [`dispatch`](super::dispatch). Default: this program.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
+    /// Brings the cluster up under a supervisor process that ends it when this process does.
+    ///
+    /// # Errors
+    /// If the spec is wrong, nothing can be planned, or not everything became READY; then nothing
+    /// of it is left.
+    pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
+        self.spec.name.get_or_insert_with(own_name);
+        let program = self.program.take().unwrap_or_else(session::own_program);
+        let request = Request::of(self.spec)?;
+        let prepared = super::prepare(&request, self.machine.as_ref())?;
+        bring_up(prepared, &program).await
+    }
+
+    /// As [`Builder::launch`], for a program without an event loop.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn launch_blocking(self) -> Result<super::blocking::Cluster, LaunchFailure> {
+        super::blocking::launch(self)
+    }
+}
+
+/// A name that no other cluster of this user has: several may live in one process.
+fn own_name() -> ClusterName {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Digits and dashes only, far below a name's length.
+    format!("embedded-{}-{count}", std::process::id()).parse().unwrap_or_default()
+}
+
+async fn bring_up(prepared: Prepared, program: &Path) -> Result<Cluster, LaunchFailure> {
+    let plan = prepared.plan.clone();
+    let mut supervisor = Detached::spawn(prepared, Lifetime::Owned, program).await?;
+    loop {
+        match supervisor.next().await? {
+            Some(Report::Ended { late, cause }) => {
+                supervisor.end().await;
+                let stopped = || Cause {
+                    process: None,
+                    text: "it was stopped while it started".to_owned(),
+                    exit: None,
+                    log_tail: Vec::new(),
+                };
+                return Err(LaunchFailure::NotReady { late, cause: cause.unwrap_or_else(stopped) });
+            }
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let control = Control::new(Paths::of(&plan.name).control());
+    Ok(Cluster { supervisor, control, plan })
+}
+
+/// A running cluster, owned by this program.
+///
+/// Dropping it, or the end of this process, however it comes, takes the cluster down.
+#[derive(Debug)]
+pub struct Cluster {
+    supervisor: Detached,
+    control: Control,
+    plan: Plan,
+}
+
+impl Cluster {
+    /// A cluster with every default: one native worker for each GPU of this machine.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &ClusterName {
+        &self.plan.name
+    }
+
+    /// What was decided, with reasons.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Its files: logs, events, sockets.
+    pub fn paths(&self) -> Paths {
+        Paths::of(&self.plan.name)
+    }
+
+    /// What is.
+    ///
+    /// # Errors
+    /// If the supervisor cannot be asked.
+    pub async fn state(&self) -> Result<ClusterState, ControlError> {
+        self.control.read("/v1/state").await
+    }
+
+    /// What happens from now on.
+    ///
+    /// # Errors
+    /// If the supervisor cannot be asked.
+    pub async fn events(&self) -> Result<Events, ControlError> {
+        Ok(Events { lines: self.control.stream("/v1/events").await? })
+    }
+
+    /// Starts a worker again, or, with the scheduler's name, the whole cluster.
+    ///
+    /// # Errors
+    /// If no process has that name, or the supervisor cannot be asked.
+    pub async fn restart(&self, process: &str) -> Result<(), ControlError> {
+        self.control.order(&format!("/v1/restart/{process}")).await
+    }
+
+    /// Has this many workers run: the first ones of the plan.
+    ///
+    /// # Errors
+    /// If the plan has fewer, or the supervisor cannot be asked.
+    pub async fn scale(&self, workers: usize) -> Result<(), ControlError> {
+        self.control.order(&format!("/v1/scale?workers={workers}")).await
+    }
+
+    /// Takes it down, and returns when nothing of it is left.
+    pub async fn stop(self) {
+        self.supervisor.end().await;
+    }
+}
+
+/// The events of a running cluster, as they come.
+#[derive(Debug)]
+pub struct Events {
+    lines: Lines,
+}
+
+impl Events {
+    /// The next one; `None` when the cluster has ended.
+    ///
+    /// # Errors
+    /// If the connection breaks, or the supervisor speaks another version's language.
+    pub async fn next(&mut self) -> Result<Option<Record>, ControlError> {
+        while let Some(line) = self.lines.next().await? {
+            // Server-sent events: comments keep the connection alive, blank lines end an event.
+            if let Some(record) = line.strip_prefix("data:") {
+                return serde_json::from_str(record.trim()).map(Some).map_err(|source| {
+                    ControlError::Answer { path: "/v1/events".to_owned(), source }
+                });
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,97 @@
+//! Looks and decides: from a request to a plan that this machine can run.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::GpuUuid;
+use crate::plan::{Here, Plan, PlanError, adapt_to_here, plan};
+use crate::probe::{self, ProbeError};
+use crate::spec::Request;
+use crate::topology::{Note, Topology};
+
+/// A plan, and the version of it that this machine can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// As decided, for the machine that it was decided for. What is shown.
+    pub plan: Plan,
+    /// What the processes get: the same, but for a simulated machine's plan.
+    pub launched: Plan,
+    /// How the two differ.
+    pub notes: Vec<Note>,
+    /// Whether the command engine's ranks are expected to end; their logs then stay for whoever
+    /// asked for that, who removes the run directory.
+    pub to_completion: bool,
+}
+
+impl Prepared {
+    /// A plan for this machine.
+    pub fn here(plan: Plan) -> Self {
+        Self { launched: plan.clone(), plan, notes: Vec::new(), to_completion: false }
+    }
+
+    /// A plan for another machine, cut down to what this one has.
+    pub fn simulated(plan: Plan, here: &Here) -> Self {
+        let (launched, notes) = adapt_to_here(&plan, here);
+        Self { plan, launched, notes, to_completion: false }
+    }
+}
+
+/// Why there is nothing to launch.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// This machine cannot be looked at.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    /// The request and the machine do not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The plan is for GPUs that are not here.
+    #[error("the GPUs of {machine} are not in this machine")]
+    Elsewhere {
+        /// The plan's machine.
+        machine: String,
+    },
+}
+
+impl PrepareError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            PrepareError::Probe(error) => error.hint(),
+            PrepareError::Plan(error) => error.hint(),
+            PrepareError::Elsewhere { .. } => Some(
+                "add --simulate to run its plan with simulated GPUs, or --dry-run to see it"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+/// Plans a request for `machine`, or for this machine, and makes sure that it can run here.
+///
+/// # Errors
+/// If this machine cannot be looked at, there is no plan, or its GPUs are elsewhere and not to be
+/// simulated.
+pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
+    let live = probe::Options::from_environment().and_then(|options| probe::probe(&options));
+    let live = live?.topology;
+    let decided = plan(machine.unwrap_or(&live), request, &probe::caller())?;
+    if decided.machine.simulated {
+        Ok(Prepared::simulated(decided, &probe::here(&live)))
+    } else if machine.is_none() || is_here(&decided, &live) {
+        Ok(Prepared::here(decided))
+    } else {
+        let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
+        Err(PrepareError::Elsewhere { machine })
+    }
+}
+
+/// Whether every GPU of a plan is in this machine, told by its identity.
+fn is_here(plan: &Plan, live: &Topology) -> bool {
+    let has = |uuid: &GpuUuid| {
+        live.gpus.iter().any(|gpu| {
+            gpu.uuid.as_ref() == Some(uuid) || gpu.mig.iter().any(|part| part.uuid == *uuid)
+        })
+    };
+    let mut gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref());
+    gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has))
+}
