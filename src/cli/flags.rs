@@ -90,18 +90,17 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     device_memory_limit: Option<Limit>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "RMM")]
     rmm: RmmFlags,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "UCX")]
     ucx: UcxFlags,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Processes")]
     processes: ProcessFlags,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Dask engine")]
     dask: DaskFlags,
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "RMM")]
 struct RmmFlags {
     /// First size of the pool
     #[arg(long, value_name = "SIZE")]
@@ -136,7 +135,6 @@ struct RmmFlags {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "UCX")]
 struct UcxFlags {
     /// NVLink must be there and used
     #[arg(long, overrides_with = "disable_nvlink")]
@@ -183,7 +181,6 @@ struct UcxFlags {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Processes")]
 struct ProcessFlags {
     /// Address that the scheduler listens on
     #[arg(long, value_name = "ADDRESS")]
@@ -227,7 +224,6 @@ struct ProcessFlags {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Dask engine")]
 struct DaskFlags {
     /// tcp, tls, ucx, ucxx
     #[arg(long, value_name = "PROTOCOL")]

@@ -78,8 +78,11 @@ fn summary(plan: &Plan) -> String {
     text.push_str(&workers_table(plan));
     section(&mut text, "Environment of every process", &shared_lines(plan));
     section(&mut text, "Environment of each worker", &own_lines(plan));
-    let scheduler = plan.scheduler.as_ref().map(scheduler_line);
-    section(&mut text, "Scheduler", &scheduler.into_iter().collect::<Vec<_>>());
+    section(
+        &mut text,
+        "Scheduler",
+        &plan.scheduler.iter().flat_map(scheduler_lines).collect::<Vec<_>>(),
+    );
     section(&mut text, "Set by", &origin_lines(plan));
     section(&mut text, "Notes", &note_lines(plan));
     text
@@ -180,7 +183,7 @@ fn own_lines(plan: &Plan) -> Vec<String> {
     plan.workers.iter().filter_map(line).collect()
 }
 
-fn scheduler_line(scheduler: &SchedulerPlan) -> String {
+fn scheduler_lines(scheduler: &SchedulerPlan) -> Vec<String> {
     let cpus =
         scheduler.binding.cpus.as_ref().map_or("any CPU".to_owned(), |c| format!("CPUs {c}"));
     let host = scheduler.host.as_deref().unwrap_or("the engine's usual address");
@@ -190,7 +193,10 @@ fn scheduler_line(scheduler: &SchedulerPlan) -> String {
         Some((low, high)) if low == high => format!("port {low}"),
         Some((low, high)) => format!("the first free port of {low} to {high}"),
     };
-    format!("{cpus}; {host}; {ports}")
+    let mut lines = vec![format!("{cpus}; {host}; {ports}")];
+    let others = scheduler.why.iter().filter(|why| why.choice != "cpus");
+    lines.extend(others.map(|why| format!("{} {}", why.choice, why.chosen)));
+    lines
 }
 
 fn origin_lines(plan: &Plan) -> Vec<String> {
@@ -199,14 +205,23 @@ fn origin_lines(plan: &Plan) -> Vec<String> {
         by_origin.entry(origin.to_string()).or_default().push(key);
     }
     let widest = by_origin.keys().map(String::len).max().unwrap_or(0);
-    by_origin
-        .iter()
-        .map(|(origin, keys)| format!("{origin:widest$}  {}", keys.join(", ")))
-        .collect()
+    let lines = by_origin.iter().flat_map(|(origin, keys)| {
+        let words = wrapped(&keys.join(", "), PAGE - widest - 4);
+        let head = |at: usize| if at == 0 { origin.as_str() } else { "" };
+        let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
+        words.iter().enumerate().map(line).collect::<Vec<_>>()
+    });
+    lines.collect()
 }
 
 fn note_lines(plan: &Plan) -> Vec<String> {
-    plan.notes.iter().map(ToString::to_string).collect()
+    let lines = plan.notes.iter().flat_map(|note| {
+        let hang = |(at, words): (usize, String)| {
+            if at == 0 { words } else { format!("    {words}") }
+        };
+        wrapped(&note.to_string(), PAGE - 6).into_iter().enumerate().map(hang)
+    });
+    lines.collect()
 }
 
 /// Why each worker, or one, is as it is; what all share is said once.

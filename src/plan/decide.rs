@@ -216,13 +216,23 @@ impl<'a> Context<'a> {
         env.extend(workers::visible_to_all(self));
         let (cpus, reason) = shares.scheduler.clone();
         let chosen = cpus.as_ref().map_or_else(|| "untouched".to_owned(), ToString::to_string);
-        let why = Why { choice: "cpus".to_owned(), chosen, reason, rejected: Vec::new() };
+        let mut why = vec![Why { choice: "cpus".to_owned(), chosen, reason, rejected: Vec::new() }];
+        if self.engine == EngineKind::Dask && ucx::is_used(self.spec, self.engine) {
+            // distributed's UCX listener ignores the interface it is given (distributed#6901).
+            why.push(Why {
+                choice: "listens on".to_owned(),
+                chosen: "every address of this machine, unencrypted".to_owned(),
+                reason: "Dask over UCX cannot do otherwise: keep the network closed to strangers"
+                    .to_owned(),
+                rejected: Vec::new(),
+            });
+        }
         Some(SchedulerPlan {
             binding: Binding { cpus, mems: None, memory_policy: MemoryPolicy::None },
             host: scheduler.host.clone().or_else(|| scheduler.interface.clone()),
             ports: scheduler.port.map(|ports| (ports.low, ports.high)),
             env,
-            why: vec![why],
+            why,
         })
     }
 }
@@ -247,8 +257,8 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
     }
 }
 
-/// The host memory limit that is in force without one in the spec.
-pub(super) fn usual_memory_limit(engine: EngineKind) -> Limit {
+/// The memory limits, of host and device, that are in force without any in the spec.
+pub(super) fn usual_limit(engine: EngineKind) -> Limit {
     // A launcher must not end a program of the user's own for a limit that nobody asked for.
     if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
 }

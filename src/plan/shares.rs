@@ -75,10 +75,10 @@ fn split(
         let count = cpus::cores(context.topology, &mine).len();
         let word = if count == 1 { "core" } else { "cores" };
         let (share, reason) = &mut workers[*at];
-        *reason = format!("{count} whole {word} of the {rivals} workers' {reason}");
-        if rivals == 1 {
-            *reason = format!("{count} whole {word}, shared with nobody");
-        }
+        *reason = match rivals {
+            1 => format!("{count} whole {word}, shared with nobody: {reason}"),
+            _ => format!("{count} whole {word}, its share among {rivals} workers: {reason}"),
+        };
         *share = Some(mine);
     }
     Ok(Shares { workers, scheduler })

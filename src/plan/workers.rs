@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::decide::{Context, usual_memory_limit};
+use super::decide::{Context, usual_limit};
 use super::gpus::{Chosen, Selected, VISIBLE};
 use super::network::Lanes;
 use super::shares::Shares;
@@ -289,7 +289,7 @@ impl Worker<'_> {
             sharers,
             context.slots.len(),
             context.caller.memory_limit_bytes,
-            limit.unwrap_or_else(|| usual_memory_limit(context.engine)),
+            limit.unwrap_or_else(|| usual_limit(context.engine)),
         );
         self.because("memory_limit", bytes_shown(bytes), reason);
         bytes
@@ -299,7 +299,8 @@ impl Worker<'_> {
         let chosen = self.slot.chosen?;
         let spec = self.context.spec;
         let differing = self.slot.differences.iter().rev().find_map(|d| d.device_memory_limit);
-        let limit = differing.or(spec.device.memory_limit).unwrap_or_default();
+        let limit = differing.or(spec.device.memory_limit);
+        let limit = limit.unwrap_or_else(|| usual_limit(self.context.engine));
         let workers = spec.workers_per_gpu.unwrap_or(1);
         let (bytes, reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
         self.because("device_memory_limit", bytes_shown(bytes), reason);
@@ -431,6 +432,7 @@ impl Worker<'_> {
                 (names.join(","), "every GPU in order: the program selects its own by LOCAL_RANK")
             }
             VisibleDevices::Own => (own, "its own GPU alone, as asked for: no CUDA IPC to peers"),
+            VisibleDevices::Rotated if names.len() == 1 => (own, "its own GPU, the only one"),
             VisibleDevices::Rotated => {
                 let first = names.iter().position(|name| *name == own).unwrap_or(0);
                 names.rotate_left(first);

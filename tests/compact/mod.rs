@@ -10,25 +10,25 @@ use cuda_cluster::topology::Topology;
 use cuda_cluster::units::HumanBytes;
 
 /// A machine of `topologies/`.
-pub fn machine(name: &str) -> Topology {
+pub(crate) fn machine(name: &str) -> Topology {
     let text = cuda_cluster::topology::builtin(name).unwrap_or_else(|| panic!("no machine {name}"));
     cuda_cluster::topology::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// A file of `configs/`.
-pub fn config(name: &str) -> ClusterSpec {
+pub(crate) fn config(name: &str) -> ClusterSpec {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name);
     let text = std::fs::read_to_string(&path).expect("the file is there");
     spec::parse(&text, name).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A spec written in a test.
-pub fn spec(text: &str) -> ClusterSpec {
+pub(crate) fn spec(text: &str) -> ClusterSpec {
     spec::parse(&format!("version: 1\n{text}"), "test").unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A caller with nothing in its environment and one interface to the outside.
-pub fn caller() -> CallerEnvironment {
+pub(crate) fn caller() -> CallerEnvironment {
     let interface = |name: &str, address: [u8; 4], main| Interface {
         name: name.to_owned(),
         addresses: vec![address.into()],
@@ -44,24 +44,24 @@ pub fn caller() -> CallerEnvironment {
 }
 
 /// A caller with one variable more.
-pub fn caller_with(name: &str, value: &str) -> CallerEnvironment {
+pub(crate) fn caller_with(name: &str, value: &str) -> CallerEnvironment {
     let variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
     CallerEnvironment { variables, ..caller() }
 }
 
 /// Plans a spec that is right by itself.
-pub fn planned(topology: &Topology, spec: &ClusterSpec) -> Result<Plan, PlanError> {
+pub(crate) fn planned(topology: &Topology, spec: &ClusterSpec) -> Result<Plan, PlanError> {
     let request = Request::of(spec.clone()).unwrap_or_else(|error| panic!("{error}"));
     plan(topology, &request, &caller())
 }
 
 /// The plan of a spec for a machine in few lines, or the error.
-pub fn compact(topology: &Topology, spec: &ClusterSpec) -> String {
+pub(crate) fn compact(topology: &Topology, spec: &ClusterSpec) -> String {
     compact_of(planned(topology, spec))
 }
 
 /// A plan in few lines, or the error with its hint.
-pub fn compact_of(planned: Result<Plan, PlanError>) -> String {
+pub(crate) fn compact_of(planned: Result<Plan, PlanError>) -> String {
     match planned {
         Ok(plan) => lines(&plan),
         Err(error) => {
