@@ -147,6 +147,8 @@ nics:
      {port: 1, state: ACTIVE, link_layer: Ethernet, rate_gbps: 200, netdev: bond0}]}
   - {name: rocep6s0, pci: "0000:06:00.0", parent: "0000:00:05.0", kind: bond_slave, ports: [
      {port: 1, state: ARMED, link_layer: Ethernet, rate_gbps: 25, netdev: ens6}]}
+  - {name: rocep7s0, pci: "0000:07:00.0", parent: "0000:00:05.0", kind: bond_slave, ports: [
+     {port: 1, state: ACTIVE, link_layer: Ethernet, rate_gbps: 25, netdev: ens7}]}
   - {name: rxe0, pci: null, kind: software, ports: [
      {port: 1, state: ACTIVE, link_layer: Ethernet, rate_gbps: 2.5, netdev: null}]}
 numa:

@@ -112,14 +112,12 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
         .map(|id| {
             let members = processors.cpus.iter().filter(|(_, nodes)| nodes.contains(id.0));
             let members: CpuSet = members.map(|(cpu, _)| *cpu).collect();
-            let package = package(&members);
             // hwloc counts a memory-only node as around the CPUs that are near it.
             let cpus = match kernel(id) {
-                Some(node) if node.cpus.is_empty() || processors.cpus.is_empty() => {
-                    node.cpus.clone()
-                }
-                _ => members,
+                Some(node) if node.cpus.is_empty() || members.is_empty() => node.cpus.clone(),
+                _ => members.clone(),
             };
+            let package = package(&members.union(&cpus));
             let memory_bytes = kernel(id).and_then(|node| node.memory_bytes);
             NumaNode { id, package, cpus: Some(cpus), memory_bytes, gpu_memory: false }
         })
@@ -220,7 +218,11 @@ fn placed_nic(
 ) -> Nic {
     let Some(place) = nic.pci.and_then(|address| host.pci.place(address)) else { return nic };
     notes.extend(slow_link(&nic.name, &place, Idle::KeepsSpeed));
-    Nic { numa: near.of_device(&place), pcie: place.link, parent: bridges.add(place.above), ..nic }
+    let numa = near.of_device(&place);
+    if numa.is_none() {
+        notes.push(Note::new(&nic.name, "sysfs does not tell its NUMA node"));
+    }
+    Nic { numa, pcie: place.link, parent: bridges.add(place.above), ..nic }
 }
 
 /// What a device does with its PCIe link while it has nothing to do.

@@ -225,7 +225,7 @@ pub enum NicKind {
 }
 
 impl NicKind {
-    fn is_physical(&self) -> bool {
+    pub(crate) fn is_physical(&self) -> bool {
         *self == NicKind::Physical
     }
 }

@@ -180,7 +180,11 @@ impl Tree<'_> {
         self.entry("net", netdev, &net)?;
         match nic.kind {
             NicKind::Bond => fs::create_dir_all(net.join("bonding"))?,
-            NicKind::BondSlave => fs::create_dir_all(net.join("master/bonding"))?,
+            NicKind::BondSlave => {
+                let bond = self.root.join("devices/virtual/net/bond9");
+                fs::create_dir_all(bond.join("bonding"))?;
+                symlink(bond, net.join("master"))?;
+            }
             _ => {}
         }
         // InfiniBand ports have no network device in their GID table.

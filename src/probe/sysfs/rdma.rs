@@ -5,7 +5,7 @@
 //! *Invariant:* every entry of `/sys/class/infiniband` is in the answer.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::pci::PciTree;
 use super::{Root, first_line, names, value};
@@ -21,12 +21,21 @@ pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Ni
         found.into_iter().map(|name| nic(root, &class, name, tree, notes)).collect();
 
     let places: BTreeSet<PciAddress> = nics.iter().filter_map(|nic| nic.pci).collect();
-    for nic in &mut nics {
+    let bonds: Vec<Option<String>> = nics.iter().map(|nic| bond_above(root, nic)).collect();
+    for (nic, bond) in nics.iter_mut().zip(&bonds).filter(|(nic, _)| nic.kind.is_physical()) {
         let physical = nic.pci.and_then(|place| tree.physical(place));
-        // A container may own a virtual function whose physical function it cannot see.
-        if physical.is_some_and(|place| places.contains(&place)) {
-            nic.kind = NicKind::VirtualFunction;
-        }
+        let members = bonds.iter().filter(|other| *other == bond).count();
+        nic.kind = if physical.is_some_and(|place| places.contains(&place)) {
+            // A container may own a virtual function whose physical function it cannot see.
+            NicKind::VirtualFunction
+        } else if bond.is_some() && members > 1 {
+            NicKind::BondSlave
+        } else if bond.is_some() || is_bond(root, nic) {
+            // One RDMA device over all members, even if a member's name stands in its GID table.
+            NicKind::Bond
+        } else {
+            NicKind::Physical
+        };
     }
     nics
 }
@@ -42,7 +51,7 @@ fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<
         .map(|number| port(root, &device, &name, number, &netdevs, notes))
         .collect();
     ports.sort_by_key(|port| port.port);
-    let kind = if is_software(root, &device) { NicKind::Software } else { bond_role(root, &ports) };
+    let kind = if is_software(root, &device) { NicKind::Software } else { NicKind::Physical };
     Nic { name, pci, ports, kind, ..Nic::default() }
 }
 
@@ -128,21 +137,25 @@ fn netdev(root: &Root, port: &Path, number: u32, netdevs: &[String]) -> Option<S
     })
 }
 
-/// Whether the ports' network devices are bonds or belong to one.
-fn bond_role(root: &Root, ports: &[Port]) -> NicKind {
-    let any = |below: &str| {
-        ports
-            .iter()
-            .filter_map(|port| port.netdev.as_ref())
-            .any(|netdev| root.join(&format!("class/net/{netdev}/{below}")).is_dir())
+/// What `class/net` shows of a NIC's network devices.
+fn interfaces(root: &Root, nic: &Nic) -> impl Iterator<Item = PathBuf> {
+    let names = nic.ports.iter().filter_map(|port| port.netdev.as_ref());
+    names.map(|netdev| root.join(&format!("class/net/{netdev}")))
+}
+
+/// Whether a NIC's network device is a bond.
+fn is_bond(root: &Root, nic: &Nic) -> bool {
+    interfaces(root, nic).any(|interface| interface.join("bonding").is_dir())
+}
+
+/// The bond that a NIC's network device belongs to.
+fn bond_above(root: &Root, nic: &Nic) -> Option<String> {
+    let master = |interface: PathBuf| {
+        let master = interface.join("master");
+        let bond = std::fs::read_link(&master).ok().filter(|_| master.join("bonding").is_dir())?;
+        Some(bond.file_name()?.to_str()?.to_owned())
     };
-    if any("bonding") {
-        NicKind::Bond
-    } else if any("master/bonding") {
-        NicKind::BondSlave
-    } else {
-        NicKind::Physical
-    }
+    interfaces(root, nic).find_map(master)
 }
 
 /// A name cut into texts and numbers, so that 10 comes after 9.
