@@ -91,7 +91,9 @@ fn a_bad_document_is_refused_with_line_column_and_key() {
         ("hello", "no topology is recognised in this text"),
         ("", "no topology is recognised in this text"),
     ];
-    for (text, words) in cases {
+    let deep = format!("version: 1\ngpus: {}", "[".repeat(100_000));
+    let deep = (deep.as_str(), "line 2, column 71: not well-formed YAML: brackets are nested");
+    for (text, words) in cases.into_iter().chain([deep]) {
         let said = refusal(text);
         assert!(said.contains(words), "{text}\nsays {said}\nnot  {words}");
     }

@@ -112,8 +112,34 @@ struct Head {
     version: serde_json::Value,
 }
 
+/// Deepest nesting of brackets. Ours is four; the YAML parser's time grows with length times depth.
+const DEPTH_LIMIT: i64 = 64;
+
+/// Refuses nesting that would keep the parser busy, before it sees it.
+///
+/// Brackets in texts count too: they are few, and come in pairs.
+fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
+    let mut depth = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        depth += match byte {
+            b'[' | b'{' => 1,
+            b']' | b'}' => -1,
+            _ => 0,
+        };
+        if depth > DEPTH_LIMIT {
+            let before = &text[..at];
+            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+            let position = Position { line: before.matches('\n').count() + 1, column };
+            let problem = "brackets are nested too deeply".to_owned();
+            return Err(DocumentError::Syntax { format, position, problem });
+        }
+    }
+    Ok(())
+}
+
 /// Reads a topology.
 pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError> {
+    check_depth(text, format)?;
     let outline: Outline = deserialize(text, format)?;
     let found = match outline.version {
         None => "a missing version".to_owned(),

@@ -19,6 +19,9 @@ use crate::topology::{
     Topology, VERSION,
 };
 
+/// More NVLinks than any GPU has.
+const NVLINK_LIMIT: usize = 64;
+
 /// Most PCI bridges of one machine; large ones have a few hundred.
 const BRIDGE_LIMIT: usize = 2048;
 
@@ -94,6 +97,9 @@ impl Reader {
             "Package" | "Socket" => {
                 here.package = parsed(node, "os_index", number)?;
                 self.packages.extend(here.package.zip(cpus.clone()));
+                if self.packages.len() > NUMA_LIMIT {
+                    return Err(wrong(node, "there are more packages than a machine has"));
+                }
             }
             "NUMANode" => self.numa_node(node, cpus.clone(), outside)?,
             "Core" => self.topology.cores.extend(cpus.clone().filter(|cpus| !cpus.is_empty())),
@@ -389,7 +395,10 @@ impl Reader {
                     continue;
                 }
                 let peer = ends[column].unwrap_or(NvLinkPeer::Unknown);
-                for _ in 0..(mb_per_s / each).min(64) {
+                for _ in 0..mb_per_s / each {
+                    if found.gpu.nvlinks.len() >= NVLINK_LIMIT {
+                        return Err(wrong(matrix, "a GPU has more NVLinks than there can be"));
+                    }
                     let link = u32::try_from(found.gpu.nvlinks.len()).unwrap_or(u32::MAX);
                     let gb_per_s = Some(each as f64 / 1e3);
                     let link = NvLink { link, active: true, version: None, peer, gb_per_s };

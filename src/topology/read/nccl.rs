@@ -19,8 +19,8 @@ use crate::topology::{
     NvLink, NvLinkPeer, PcieLink, Port, Topology, VERSION,
 };
 
-/// More NVLinks between two GPUs than any GPU has.
-const NVLINK_LIMIT: u32 = 64;
+/// More NVLinks than any GPU has.
+const NVLINK_LIMIT: usize = 64;
 
 /// Reads the `<system>` element.
 pub(super) fn read(system: Node<'_, '_>) -> Result<Topology, XmlError> {
@@ -226,9 +226,10 @@ impl Reader {
     fn nvlinks(&mut self, gpu: Node<'_, '_>) -> Result<Vec<NvLink>, XmlError> {
         let mut links = Vec::new();
         for node in gpu.children().filter(|child| child.has_tag_name("nvlink")) {
-            let count = parsed(node, "count", |text| match text.parse::<u32>() {
-                Ok(count) if count <= NVLINK_LIMIT => Ok(count),
-                _ => Err(format!("is no number up to {NVLINK_LIMIT}")),
+            let count = parsed(node, "count", |text| match text.parse::<usize>() {
+                Ok(count) if count <= NVLINK_LIMIT - links.len() => Ok(count),
+                Ok(_) => Err(format!("a GPU has at most {NVLINK_LIMIT} NVLinks")),
+                Err(_) => Err("is no number".to_owned()),
             })?;
             let target = place(required(node, "target")?);
             let class = node.attribute("tclass").unwrap_or_default();
@@ -246,7 +247,7 @@ impl Reader {
                     known
                 });
             }
-            for _ in 0..count.unwrap_or(1) {
+            for _ in 0..count.unwrap_or(usize::from(links.len() < NVLINK_LIMIT)) {
                 let link = u32::try_from(links.len()).unwrap_or(u32::MAX);
                 links.push(NvLink { link, active: true, version: None, peer, gb_per_s: None });
             }
@@ -314,7 +315,8 @@ impl Reader {
             text.parse::<u32>().map_err(|_| "is no port number".to_owned())
         })?;
         let speed = parsed(net, "speed", |text| match text.parse::<f64>() {
-            Ok(speed) if speed.is_finite() && speed >= 0.0 => Ok(speed),
+            // Some NICs are said to have a speed of -1, which is none.
+            Ok(speed) if speed.is_finite() => Ok(speed),
             _ => Err("is no speed in Mbit/s".to_owned()),
         })?;
         let Some(port) = port.filter(|port| (1..=255).contains(port)) else { return Ok(()) };
