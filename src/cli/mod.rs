@@ -5,7 +5,9 @@
 //! *Invariant:* standard output carries what was asked for and nothing else; everything that is
 //! about the asking goes to standard error. Exit codes are those of [`Exit`].
 
+mod doctor;
 mod down;
+mod env;
 mod events;
 mod exec;
 mod failure;
@@ -59,10 +61,14 @@ enum Command {
     Logs(logs::Arguments),
     /// Shows what happened to a cluster.
     Events(events::Arguments),
+    /// Prints what a client of a running cluster needs in its environment.
+    Env(env::Arguments),
     /// Starts a process of a running cluster again.
     Restart(restart::Restart),
     /// Changes how many workers of a running cluster run.
     Scale(restart::Scale),
+    /// Checks what this machine has and lacks for clusters.
+    Doctor(doctor::Arguments),
     /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
     Down(down::Arguments),
 }
@@ -102,8 +108,10 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
+        Command::Env(arguments) => env::run(&arguments),
         Command::Restart(arguments) => restart::restart(&arguments),
         Command::Scale(arguments) => restart::scale(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Down(arguments) => down::run(&arguments),
     }
 }

@@ -350,11 +350,21 @@ fn environment(plan: &Plan, only: Option<&str>) -> Result<String, Failure> {
     let mut text = String::new();
     for (at, (name, variables)) in processes.iter().enumerate() {
         let _ = writeln!(text, "{}# {name}", if at == 0 { "" } else { "\n" });
-        for (variable, value) in *variables {
-            let _ = writeln!(text, "export {variable}={}", quoted(value));
-        }
+        text.push_str(&assignments(variables.iter()));
     }
     Ok(text)
+}
+
+/// Variables as a POSIX shell's assignments, a line each.
+pub(super) fn assignments(
+    variables: impl Iterator<Item = (impl std::fmt::Display, impl AsRef<str>)>,
+) -> String {
+    let line = |(name, value): (_, _)| assignment(&name, &value);
+    variables.map(line).collect()
+}
+
+fn assignment(name: &impl std::fmt::Display, value: &impl AsRef<str>) -> String {
+    format!("export {name}={}\n", quoted(value.as_ref()))
 }
 
 /// A value as a POSIX shell reads it back.

@@ -7,8 +7,10 @@
 pub mod blocking;
 mod control;
 pub mod detached;
+pub mod doctor;
 mod embedded;
 mod find;
+mod gpus;
 mod launch;
 mod prepare;
 mod start;

@@ -1,11 +1,14 @@
 //! Starts a plan in this process.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Prepared;
+use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use crate::engine::command;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
+use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Options, StartError, Supervisor};
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
@@ -96,8 +99,13 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;
-    let options =
-        Options { helper: program.to_owned(), keep: *to_completion, ..Options::default() };
+    let options = Options {
+        helper: program.to_owned(),
+        keep: *to_completion,
+        // Simulated GPUs are in no driver's list.
+        gpus: (!plan.machine.simulated).then(|| Arc::new(NvmlWatch::new()) as Arc<dyn GpuWatch>),
+        ..Options::default()
+    };
     Ok(Supervisor::start(launch, directory, options).await?)
 }
 

@@ -13,6 +13,7 @@ mod locality;
 mod nvlink;
 mod nvml;
 mod nvml_library;
+mod occupancy;
 mod sysfs;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::units::{Span, UnitError};
 pub use caller::caller;
 pub use here::here;
 pub use nvml_library::{DriverFault, Libraries};
+pub use occupancy::{Holder, OccupancyError, holders};
 
 /// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
 pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";

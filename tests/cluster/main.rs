@@ -50,6 +50,13 @@ fn a_detached_cluster_is_seen_by_ps_and_logs_and_taken_down() {
         }
     }
 
+    let env = sandbox.run(&["env", "demo"]);
+    assert!(env.stdout.lines().all(|line| line.starts_with("export ")), "{env}");
+    assert!(env.stdout.contains("CUDA_CLUSTER_RUN_DIR="), "{env}");
+
+    let events = sandbox.run(&["events", "demo"]);
+    assert!(events.stdout.contains("gpu7: READY"), "{events}");
+
     let logs = sandbox.run(&["logs", "demo", "gpu3"]);
     assert_eq!(logs.code, 0, "{logs}");
     assert!(!logs.stdout.is_empty(), "{logs}");
@@ -171,6 +178,44 @@ fn without_a_gpu_and_without_simulate_it_says_what_to_try() {
     let elsewhere = sandbox.run(&["up", "--topology", "dgx-h100"]);
     assert_eq!(elsewhere.code, 2, "{elsewhere}");
     assert!(elsewhere.stderr.contains("--simulate"), "{elsewhere}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn the_doctor_checks_this_machine_and_says_what_to_do() {
+    let sandbox = Sandbox::new();
+    let json = sandbox.run(&["doctor", "-o", "json"]);
+    let told: serde_json::Value = serde_json::from_str(&json.stdout).expect("JSON");
+    let findings = told["findings"].as_array().expect("findings");
+    for check in ["nvidia driver", "ucx", "containment", "shared memory", "python (dask engine)"] {
+        assert!(findings.iter().any(|finding| finding["check"] == check), "{check}: {json}");
+    }
+    // The tests need UCX, so it is here; a library that is none is a failure with a hint.
+    assert_eq!(json.code, 0, "{json}");
+}
+
+#[test]
+fn a_worker_restarts_and_the_cluster_scales_when_asked() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "wish", "--detach", "--n-workers", "3"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let name = sandbox.state("wish")["workers"][1]["name"].as_str().expect("a name").to_owned();
+    let before = sandbox.state("wish")["workers"][1]["pid"].clone();
+    assert_eq!(sandbox.run(&["restart", "wish", &name]).code, 0);
+    eventually("restarted", Duration::from_secs(20), || {
+        let state = sandbox.state("wish");
+        state["workers"][1]["pid"] != before && state["state"] == "ready"
+    });
+    let unknown = sandbox.run(&["restart", "gpu77"]);
+    assert_eq!(unknown.code, 2, "{unknown}");
+    assert!(unknown.stderr.contains(&name), "{unknown}");
+    assert_eq!(sandbox.run(&["scale", "2"]).code, 0);
+    eventually("two workers", Duration::from_secs(20), || {
+        let state = sandbox.state("wish");
+        let workers = state["workers"].as_array().expect("workers").iter();
+        workers.filter(|worker| worker["state"] == "ready").count() == 2
+    });
+    assert_eq!(sandbox.run(&["down", "wish"]).code, 0);
     sandbox.assert_nothing_is_left();
 }
 

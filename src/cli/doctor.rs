@@ -1,0 +1,53 @@
+//! `doctor`: what this machine has and lacks for clusters, and what to do about it.
+
+use anstyle::{AnsiColor, Style};
+use clap::{Args, ValueEnum};
+
+use super::failure::{Exit, Failure};
+use super::{output, reach};
+use crate::cluster::doctor::{self, Verdict};
+
+/// Arguments of `doctor`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Form {
+    /// A line a check.
+    #[default]
+    Table,
+    /// JSON, stable.
+    Json,
+}
+
+/// Checks this machine. Fails when no cluster can come up here.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let findings = reach::runtime()?.block_on(doctor::doctor());
+    match arguments.output {
+        Form::Json => {
+            output::print_json(&serde_json::json!({ "version": 1, "findings": findings }))?;
+        }
+        Form::Table => {
+            let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+            for finding in &findings {
+                let (word, colour) = match finding.verdict {
+                    Verdict::Ok => ("ok", AnsiColor::Green),
+                    Verdict::Warning => ("warning", AnsiColor::Yellow),
+                    Verdict::Failed => ("FAILED", AnsiColor::Red),
+                };
+                let style = Style::new().fg_color(Some(colour.into()));
+                let (check, text) = (&finding.check, &finding.text);
+                output::print(&format!("{style}{word:7}{style:#}  {check:width$}  {text}\n"))?;
+                if let Some(hint) = &finding.hint {
+                    output::print(&format!("{:7}  {:width$}  hint: {hint}\n", "", ""))?;
+                }
+            }
+        }
+    }
+    let failed = findings.iter().any(|finding| finding.verdict == Verdict::Failed);
+    Ok(if failed { Exit::Failed } else { Exit::Done })
+}

@@ -1,0 +1,230 @@
+//! What this machine has and lacks for clusters, checked one by one.
+//!
+//! Changes nothing on the machine, but for a control group that is made and removed at once.
+
+use std::path::Path;
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::dask;
+use crate::os::containment::Cgroup;
+use crate::os::run_directory;
+use crate::probe::{self, ProbeError};
+use crate::topology::{PortState, Topology};
+use crate::ucx::Library;
+use crate::units::HumanBytes;
+
+/// One thing that was checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What: `nvidia driver`, `ucx`, `containment`, …
+    pub check: String,
+    /// How it stands.
+    pub verdict: Verdict,
+    /// In a sentence without a full stop.
+    pub text: String,
+    /// What to do.
+    pub hint: Option<String>,
+}
+
+/// How a thing stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Something works less well, or not at all, that not everybody needs.
+    Warning,
+    /// No cluster of the native engine can come up.
+    Failed,
+}
+
+impl Finding {
+    fn new(check: &str, verdict: Verdict, text: impl Into<String>) -> Self {
+        Self { check: check.to_owned(), verdict, text: text.into(), hint: None }
+    }
+
+    fn ok(check: &str, text: impl Into<String>) -> Self {
+        Self::new(check, Verdict::Ok, text)
+    }
+
+    fn warning(check: &str, text: impl Into<String>) -> Self {
+        Self::new(check, Verdict::Warning, text)
+    }
+
+    fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+/// Checks everything.
+pub async fn doctor() -> Vec<Finding> {
+    let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
+    let mut findings = match &probed {
+        Ok(probed) => machine(&probed.topology),
+        Err(error) => vec![broken(error)],
+    };
+    findings.extend([ucx(), containment(), run_directories(), shared_memory(), locked_memory()]);
+    findings.extend(ptrace());
+    findings.push(python().await);
+    findings
+}
+
+fn broken(error: &ProbeError) -> Finding {
+    let finding = Finding::warning("nvidia driver", error.to_string());
+    Finding { hint: error.hint(), ..finding }
+}
+
+fn machine(topology: &Topology) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let simulate = "without a GPU: cuda-cluster up --topology dgx-h100 --simulate";
+    findings.push(match (&topology.driver, topology.gpus.len()) {
+        (Some(driver), 0) => {
+            Finding::warning("nvidia driver", format!("{driver}, which shows no GPU"))
+                .hint("in a container, give it the GPUs (--gpus all)")
+        }
+        (Some(driver), gpus) => Finding::ok("nvidia driver", format!("{driver}, {gpus} GPUs")),
+        (None, _) => Finding::warning("nvidia driver", "there is none").hint(simulate),
+    });
+    let ports = || topology.nics.iter().flat_map(|nic| &nic.ports);
+    let active = ports().filter(|port| port.state == Some(PortState::Active)).count();
+    let all = ports().count();
+    findings.push(match (topology.nics.len(), active) {
+        (0, _) => Finding::ok("rdma", "no InfiniBand or RoCE adapter"),
+        (nics, 0) => Finding::warning("rdma", format!("{nics} adapters, no active port"))
+            .hint("see ibstat; a down port needs a cable, a subnet manager, or its driver"),
+        (nics, _) => {
+            Finding::ok("rdma", format!("{nics} adapters, {active} of {all} ports active"))
+        }
+    });
+    let here = topology.cpus().map(|cpus| cpus.len()).unwrap_or_default();
+    let allowed = topology.allowed.as_ref().map_or(here, |allowed| allowed.cpus.len());
+    findings.push(match allowed < here {
+        true => Finding::warning("cpus", format!("{allowed} of {here} CPUs may be used"))
+            .hint("an affinity mask or a cgroup (Slurm, a container) takes the rest"),
+        false => Finding::ok("cpus", format!("{here} CPUs, all of which may be used")),
+    });
+    findings
+}
+
+fn ucx() -> Finding {
+    match Library::open(None) {
+        Ok(library) => {
+            let name = library.name().display();
+            Finding::ok("ucx", format!("{} from {name}", library.version()))
+        }
+        Err(error) => {
+            let hint = error.hint();
+            let text = format!("{:#}", anyhow::Error::new(error));
+            Finding { hint, ..Finding::new("ucx", Verdict::Failed, text) }
+        }
+    }
+}
+
+fn containment() -> Finding {
+    match Cgroup::create(&format!("doctor-{}", std::process::id())) {
+        Ok(group) => {
+            group.remove();
+            Finding::ok("containment", "a control group with cgroup.kill")
+        }
+        Err(error) => Finding::ok(
+            "containment",
+            format!("process groups and a subreaper (no control group: {error})"),
+        ),
+    }
+}
+
+fn run_directories() -> Finding {
+    let base = run_directory::base();
+    let names = run_directory::names();
+    let dead = names.iter().filter(|name| !run_directory::Paths::of(name).is_alive()).count();
+    let text = format!("{} ({} clusters, {dead} of them ended)", base.display(), names.len());
+    Finding::ok("run directories", text)
+}
+
+/// UCX's shared-memory transports use System V segments, or files here.
+fn shared_memory() -> Finding {
+    const LEAST: u64 = 64 << 20;
+    match statvfs("/dev/shm") {
+        Ok(system) => {
+            let bytes = system.blocks_available().saturating_mul(system.fragment_size());
+            let text = format!("{} free in /dev/shm", HumanBytes(bytes));
+            if bytes < LEAST {
+                Finding::warning("shared memory", text)
+                    .hint("in a container: --shm-size=1g, or --ipc=host")
+            } else {
+                Finding::ok("shared memory", text)
+            }
+        }
+        Err(errno) => Finding::warning("shared memory", format!("/dev/shm: {}", errno.desc())),
+    }
+}
+
+/// RDMA pins memory, which counts against this limit.
+fn locked_memory() -> Finding {
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((soft, _)) if soft == nix::libc::RLIM_INFINITY => {
+            Finding::ok("locked memory", "no limit")
+        }
+        Ok((soft, _)) => {
+            let finding = Finding::ok("locked memory", format!("limit {}", HumanBytes(soft)));
+            if probe_has_rdma() {
+                Finding { verdict: Verdict::Warning, ..finding }
+                    .hint("RDMA pins memory: ulimit -l unlimited (limits.conf, or LimitMEMLOCK=)")
+            } else {
+                finding
+            }
+        }
+        Err(errno) => Finding::warning("locked memory", errno.desc()),
+    }
+}
+
+fn probe_has_rdma() -> bool {
+    let entries = std::fs::read_dir("/sys/class/infiniband");
+    entries.is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// Bulk host transfers (UCX's `cma`) read another process's memory, which Yama may forbid.
+fn ptrace() -> Option<Finding> {
+    let path = Path::new("/proc/sys/kernel/yama/ptrace_scope");
+    let scope: u32 = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    let text = format!("kernel.yama.ptrace_scope is {scope}");
+    Some(match scope {
+        0 | 1 => Finding::ok("cross memory attach", text),
+        _ => Finding::warning("cross memory attach", text)
+            .hint("2 and 3 forbid it to ordinary users: host transfers are then copied twice"),
+    })
+}
+
+async fn python() -> Finding {
+    let found = match dask::find(None, |name| std::env::var_os(name)) {
+        Ok(found) => found,
+        Err(error) => {
+            let finding = Finding::warning("python (dask engine)", error.to_string());
+            return Finding { hint: error.hint(), ..finding };
+        }
+    };
+    let place = format!("{} ({})", found.path.display(), found.reason);
+    match dask::inspect(&found.path).await {
+        Ok(inspection) => {
+            let version = |name: &str| inspection.packages.get(name).cloned();
+            match version("distributed") {
+                Some(distributed) => Finding::ok(
+                    "python (dask engine)",
+                    format!("{} with distributed {distributed}, {place}", inspection.version),
+                ),
+                None => Finding::warning(
+                    "python (dask engine)",
+                    format!("{} has no distributed, {place}", inspection.version),
+                )
+                .hint("for --engine dask: pip install dask distributed"),
+            }
+        }
+        Err(error) => {
+            let finding = Finding::warning("python (dask engine)", format!("{error}, {place}"));
+            Finding { hint: error.hint(), ..finding }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The supervisor's eyes on GPUs: NVML, as `probe` opens it.
+
+use std::fmt;
+
+use crate::probe::{self, OccupancyError, Options};
+use crate::supervise::ProcessGpu;
+use crate::supervise::gpu::{GpuHolder, GpuWatch};
+
+/// Asks NVML, each time anew.
+pub(super) struct NvmlWatch {
+    options: Options,
+}
+
+impl NvmlWatch {
+    /// With the driver that the environment names, or the usual one.
+    pub(super) fn new() -> Self {
+        // A wrong limit was refused when the machine was looked at.
+        Self { options: Options::from_environment().unwrap_or_default() }
+    }
+
+    fn ask(&self, gpu: &ProcessGpu) -> Result<Vec<probe::Holder>, OccupancyError> {
+        match &gpu.uuid {
+            Some(uuid) => probe::holders(&self.options, uuid),
+            None => Err(OccupancyError::NoDriver),
+        }
+    }
+}
+
+impl fmt::Debug for NvmlWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvmlWatch").finish_non_exhaustive()
+    }
+}
+
+impl GpuWatch for NvmlWatch {
+    fn holders(&self, gpu: &ProcessGpu) -> Result<Vec<GpuHolder>, String> {
+        let holders = self.ask(gpu).map_err(|error| error.to_string())?;
+        let named = |holder: probe::Holder| GpuHolder {
+            pid: holder.pid,
+            name: std::fs::read_to_string(format!("/proc/{}/comm", holder.pid))
+                .ok()
+                .map(|name| name.trim().to_owned()),
+            bytes: holder.bytes,
+        };
+        Ok(holders.into_iter().map(named).collect())
+    }
+
+    fn lost(&self, gpu: &ProcessGpu) -> Option<String> {
+        match self.ask(gpu) {
+            Err(error @ OccupancyError::Lost { .. }) => Some(error.to_string()),
+            _ => None,
+        }
+    }
+}
