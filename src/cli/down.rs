@@ -9,6 +9,7 @@ use super::{output, reach};
 use crate::cluster::{self, Found};
 use crate::ids::ClusterName;
 use crate::supervise::Escalation;
+use crate::units::Span;
 
 /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
 #[derive(Args, Debug)]
@@ -21,9 +22,9 @@ pub(super) struct Arguments {
     /// Kill at once, without grace.
     #[arg(long)]
     kill: bool,
-    /// Longest wait for the end, on top of the cluster's own grace, in seconds.
-    #[arg(long, default_value_t = 30)]
-    within: u64,
+    /// Longest wait for the end
+    #[arg(long, value_name = "SPAN", default_value = "30s")]
+    timeout: Span,
 }
 
 /// Ends clusters.
@@ -55,9 +56,9 @@ impl Arguments {
     /// The lock of the run directory is free when no process of the cluster is left.
     fn wait(&self, cluster: &Found, began: Instant) -> Result<(), Failure> {
         while cluster.paths.is_alive() {
-            if began.elapsed() > Duration::from_secs(self.within) {
+            if began.elapsed() > self.timeout.0 {
                 let error =
-                    anyhow::anyhow!("{} is still ending after {} s", cluster.name, self.within);
+                    anyhow::anyhow!("{} is still ending after {}", cluster.name, self.timeout);
                 let hint = format!("cuda-cluster down --kill {}", cluster.name);
                 return Err(Failure::new(Exit::NotReady, error).hint(hint));
             }

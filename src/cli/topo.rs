@@ -60,6 +60,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match arguments.output {
         Form::Json => output::print_json(&topology)?,
         Form::Yaml => output::print(&topology.to_yaml())?,
+        // A matrix of no devices says nothing; the rest of the machine does.
+        Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
+            output::print(&topology.to_tree())?;
+        }
         Form::Matrix => output::print(&coloured(&topology.to_matrix()))?,
         Form::Tree => output::print(&topology.to_tree())?,
         Form::Nccl => {

@@ -1,5 +1,6 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -10,8 +11,9 @@ use super::flags::{self, Asked};
 use super::progress::Progress;
 use super::signals::Signals;
 use super::{output, plan, reach, source, workers};
-use crate::cluster::{self, Detached, Lifetime, Prepared, Report, UpError};
+use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
 use crate::os::session;
+use crate::plan::{Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 
@@ -23,6 +25,9 @@ pub(super) struct Arguments {
     /// Return when the cluster is READY, and leave it running
     #[arg(long)]
     detach: bool,
+    /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "topology", "simulate"])]
+    plan: Option<PathBuf>,
     /// Show the plan that would run, and start nothing
     #[arg(long)]
     dry_run: bool,
@@ -30,18 +35,29 @@ pub(super) struct Arguments {
 
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let request = arguments.asked.request()?;
-    if arguments.dry_run {
-        return plan::show(&flags::planned(&request)?);
-    }
-    let prepared = prepare(&request)?;
+    let prepared = match &arguments.plan {
+        Some(path) if arguments.dry_run => return plan::show(&read_plan(path)?),
+        Some(path) => noted(cluster::prepare_plan(read_plan(path)?))?,
+        None => {
+            let request = arguments.asked.request()?;
+            if arguments.dry_run {
+                return plan::show(&flags::planned(&request)?);
+            }
+            prepare(&request)?
+        }
+    };
     if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
 }
 
 /// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
 pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
     let machine = request.spec.topology.as_deref().map(source::load).transpose()?;
-    let prepared = cluster::prepare(request, machine.as_ref()).map_err(|error| {
+    noted(cluster::prepare(request, machine.as_ref()))
+}
+
+/// Says what is worth knowing of a prepared plan, or why there is none.
+fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> {
+    let prepared = prepared.map_err(|error| {
         let hint = error.hint();
         Failure::new(Exit::Usage, error).maybe_hint(hint)
     })?;
@@ -51,14 +67,34 @@ pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
     Ok(prepared)
 }
 
+/// A plan from a file. JSON is YAML too.
+fn read_plan(path: &Path) -> Result<Plan, Failure> {
+    let shown = path.display();
+    let text = match path.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin().lock()),
+        _ => std::fs::read_to_string(path),
+    };
+    let wrong = |error: anyhow::Error, what| {
+        Failure::new(Exit::Usage, error.context(format!("cannot {what} plan {shown}")))
+    };
+    let text = text.map_err(|error| wrong(error.into(), "read"))?;
+    let plan: Plan = serde_yaml::from_str(&text).map_err(|error| wrong(error.into(), "use"))?;
+    if plan.version == crate::plan::VERSION {
+        return Ok(plan);
+    }
+    let error = anyhow::anyhow!("version {} is not {}", plan.version, crate::plan::VERSION);
+    Err(wrong(error, "use").hint("plan again with this version"))
+}
+
 /// Starts a plan and stays until the cluster has ended.
 fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
     let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
         let mut signals = Signals::new()?;
-        let supervisor =
-            cluster::start(prepared, &session::own_program()).await.map_err(refused)?;
+        let supervisor = cluster::start(prepared, &session::own_program())
+            .await
+            .map_err(|error| told_apart(refused(error), plan))?;
         let mut progress = Progress::new(plan);
         let mut state = supervisor.state();
         loop {
@@ -152,7 +188,8 @@ fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
                     continue;
                 }
             };
-            match report.inspect_err(|_| progress.finish()).map_err(refused)? {
+            let report = report.inspect_err(|_| progress.finish()).map_err(refused);
+            match report.map_err(|failure| told_apart(failure, plan))? {
                 Some(Report::State(state)) => {
                     progress.show(&state);
                     last = Some(state);
@@ -202,6 +239,19 @@ fn announce(state: &ClusterState, began: Instant) {
         state.engine,
         state.run_directory.display(),
     ));
+}
+
+/// Says how the running cluster of a name differs from the one that was asked for now.
+fn told_apart(failure: Failure, plan: &Plan) -> Failure {
+    let Ok(found) = cluster::find(Some(&plan.name)) else { return failure };
+    let Ok(running) = std::fs::read(found.paths.plan()) else { return failure };
+    let Ok(running) = serde_json::from_slice::<Plan>(&running) else { return failure };
+    let lines = difference(&running, plan);
+    match lines.is_empty() {
+        true => output::status("the running cluster has this very plan"),
+        false => lines.iter().for_each(|line| output::status(&format!("change: {line}"))),
+    }
+    failure
 }
 
 pub(super) fn refused(error: UpError) -> Failure {

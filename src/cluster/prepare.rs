@@ -72,12 +72,29 @@ impl PrepareError {
 /// If this machine cannot be looked at, there is no plan, or its GPUs are elsewhere and not to be
 /// simulated.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
-    let live = probe::Options::from_environment().and_then(|options| probe::probe(&options));
-    let live = live?.topology;
+    let live = look()?;
     let decided = plan(machine.unwrap_or(&live), request, &probe::caller())?;
+    fit(decided, &live, machine.is_none())
+}
+
+/// Makes sure that a plan made earlier can run here.
+///
+/// # Errors
+/// If this machine cannot be looked at, or the plan's GPUs are elsewhere and not to be simulated.
+pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
+    let live = look()?;
+    fit(decided, &live, false)
+}
+
+fn look() -> Result<Topology, ProbeError> {
+    let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
+    probed.map(|probed| probed.topology)
+}
+
+fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareError> {
     if decided.machine.simulated {
-        Ok(Prepared::simulated(decided, &probe::here(&live)))
-    } else if machine.is_none() || is_here(&decided, &live) {
+        Ok(Prepared::simulated(decided, &probe::here(live)))
+    } else if own || is_here(&decided, live) {
         Ok(Prepared::here(decided))
     } else {
         let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());

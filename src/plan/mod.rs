@@ -20,6 +20,7 @@ mod assign;
 mod caller;
 mod cpus;
 mod decide;
+mod difference;
 mod error;
 mod gpus;
 mod memory;
@@ -35,6 +36,7 @@ pub use crate::spec::{EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDe
 pub use adapt::{Here, adapt_to_here};
 pub use caller::{CallerEnvironment, Interface};
 pub use decide::plan;
+pub use difference::difference;
 pub use error::PlanError;
 pub use options::DaskOptions;
 

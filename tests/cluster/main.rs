@@ -159,6 +159,10 @@ fn a_name_that_is_taken_is_refused_and_the_running_cluster_is_left_alone() {
     assert_eq!(second.code, 2, "{second}");
     assert!(second.stderr.contains("already running"), "{second}");
     assert!(second.stderr.contains("hint:"), "{second}");
+    assert!(second.stderr.contains("has this very plan"), "{second}");
+    let other = sandbox.run(&[&up[..], &["--threads-per-worker", "3"]].concat());
+    assert_eq!(other.code, 2, "{other}");
+    assert!(other.stderr.contains("threads 1 → 3"), "{other}");
     assert_eq!(sandbox.state("one")["state"], "ready");
     assert_eq!(sandbox.run(&["down", "one"]).code, 0);
     sandbox.assert_nothing_is_left();
@@ -178,6 +182,26 @@ fn without_a_gpu_and_without_simulate_it_says_what_to_try() {
     let elsewhere = sandbox.run(&["up", "--topology", "dgx-h100"]);
     assert_eq!(elsewhere.code, 2, "{elsewhere}");
     assert!(elsewhere.stderr.contains("--simulate"), "{elsewhere}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_printed_plan_runs_as_it_stands() {
+    let sandbox = Sandbox::new();
+    let asked = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "2", "--name", "filed"];
+    let plan = sandbox.run(&[&["plan"], &asked[..], &["-o", "yaml"]].concat());
+    assert_eq!(plan.code, 0, "{plan}");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), &plan.stdout).expect("written");
+    let path = file.path().to_str().expect("a path");
+    let up = sandbox.run(&["up", "--plan", path, "--detach"]);
+    assert_eq!(up.code, 0, "{up}");
+    assert_eq!(sandbox.state("filed")["workers"].as_array().map(Vec::len), Some(2));
+    assert_eq!(sandbox.run(&["down", "filed"]).code, 0);
+    std::fs::write(file.path(), "version: 99").expect("written");
+    let wrong = sandbox.run(&["up", "--plan", path]);
+    assert_eq!(wrong.code, 2, "{wrong}");
+    assert!(wrong.stderr.contains(path), "{wrong}");
     sandbox.assert_nothing_is_left();
 }
 
