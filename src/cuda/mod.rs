@@ -121,6 +121,11 @@ impl DeviceBuffer {
         Some(self.memory.bytes())
     }
 
+    /// The bytes, where the host can write them.
+    pub fn host_mut(&mut self) -> Option<&mut [u8]> {
+        Some(self.memory.bytes_mut())
+    }
+
     /// Its address, for UCX to read.
     pub fn pointer(&self) -> *const c_void {
         self.memory.bytes().as_ptr().cast()

@@ -4,11 +4,15 @@
 //!
 //! *Invariant:* a buffer's address and length stay the same while it is moved about.
 
+use std::alloc::Layout;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::status::Status;
-use crate::cuda::DeviceBuffer;
+use crate::cuda::{self, DeviceBuffer};
+
+/// The smallest page of any machine that UCX runs on, in bytes.
+const PAGE: usize = 4096;
 
 /// Bytes in host or device memory.
 #[derive(Debug)]
@@ -20,6 +24,23 @@ pub enum Buffer {
 }
 
 impl Buffer {
+    /// New host memory, all zero; its pages come from the kernel as they are touched. `None` if
+    /// there is none.
+    pub fn zeroed(bytes: usize) -> Option<Self> {
+        if bytes == 0 {
+            return Some(Buffer::Host(Vec::new()));
+        }
+        let layout = Layout::array::<u8>(bytes).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        if memory.is_null() {
+            return None;
+        }
+        // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
+        // bytes are initialised.
+        Some(Buffer::Host(unsafe { Vec::from_raw_parts(memory, bytes, bytes) }))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -38,6 +59,34 @@ impl Buffer {
         match self {
             Buffer::Host(bytes) => Some(bytes),
             Buffer::Device(buffer) => buffer.host(),
+        }
+    }
+
+    /// Writes to every page of memory that the host can reach, so that all of it is there before
+    /// something is timed.
+    pub fn touch(&mut self) {
+        let bytes = match self {
+            Buffer::Host(bytes) => Some(&mut bytes[..]),
+            Buffer::Device(buffer) => buffer.host_mut(),
+        };
+        for byte in bytes.into_iter().flat_map(|bytes| bytes.iter_mut().step_by(PAGE)) {
+            *byte = 1;
+        }
+    }
+
+    /// Copies from `offset` to the host until `bytes` is full.
+    ///
+    /// # Errors
+    /// If that reaches beyond the buffer, or its device refuses.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), cuda::Error> {
+        match self {
+            Buffer::Host(source) => {
+                let range = offset..offset.saturating_add(bytes.len());
+                let error = cuda::Error::Range { offset, bytes: bytes.len(), length: source.len() };
+                bytes.copy_from_slice(source.get(range).ok_or(error)?);
+                Ok(())
+            }
+            Buffer::Device(source) => source.read(offset, bytes),
         }
     }
 

@@ -18,6 +18,7 @@ mod abi;
 mod context;
 mod endpoint;
 pub mod environment;
+mod hash;
 mod lanes;
 mod library;
 mod memory;
@@ -30,6 +31,7 @@ use std::path::PathBuf;
 
 pub use context::{Setting, UcpContext};
 pub use endpoint::UcpEndpoint;
+pub use hash::{NumberHasher, NumberMap};
 pub use lanes::parse as parse_lanes;
 pub use library::{LIBRARY_VARIABLE, Library, Version};
 pub use memory::{Buffer, Payload};

@@ -5,11 +5,11 @@
 //! *Invariant:* an [`Operation`] is owned by UCX (as a raw pointer in the request's user data) from
 //! its submission until its callback runs, and by nobody else.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::rc::Rc;
 
 use super::abi::{RawStatus, Submitted};
+use super::hash::NumberMap;
 use super::memory::Payload;
 use super::status::Status;
 use super::worker::Records;
@@ -59,7 +59,7 @@ pub struct Completion {
 pub(super) struct InFlight {
     next: u64,
     /// The request is not yet known while the submitting call runs.
-    requests: HashMap<u64, Option<*mut c_void>>,
+    requests: NumberMap<u64, Option<*mut c_void>>,
 }
 
 impl InFlight {

@@ -10,6 +10,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::peer::MemoryKind;
 use super::secret::{LENGTH, Proof, Secret};
 use super::status::PeerLanes;
 
@@ -125,6 +126,17 @@ pub struct Member {
     pub incarnation: u64,
 }
 
+impl Member {
+    /// The process, whatever its name: incarnations are random, so no two are the same.
+    pub fn key(&self) -> PeerKey {
+        PeerKey(self.incarnation)
+    }
+}
+
+/// Names a worker process in tables that are looked at for every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerKey(pub u64);
+
 /// From a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToScheduler {
@@ -149,6 +161,86 @@ pub enum ToScheduler {
     },
     /// The worker ends in good order.
     Leaving,
+    /// A measurement has ended.
+    Measured {
+        /// Which one.
+        id: u64,
+        /// What was measured, or why nothing was.
+        result: Result<Samples, String>,
+    },
+    /// A client, which is no worker, asks for measurements; the answers come as [`ToClient`].
+    Measure(Measurement),
+    /// A client asks for the workers' names and the lanes that they reported.
+    List,
+}
+
+/// From the scheduler to a client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToClient {
+    /// A measurement has ended.
+    Measured {
+        /// The sender.
+        from: String,
+        /// The receiver.
+        to: String,
+        /// What was measured, or why nothing was.
+        result: Result<Samples, String>,
+    },
+    /// The registered workers.
+    Workers {
+        /// Each with its lanes to the others.
+        workers: Vec<WorkerLanes>,
+    },
+}
+
+/// A worker and its lanes to its peers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerLanes {
+    /// Its name.
+    pub name: String,
+    /// The lanes to each peer, in UCX's words; empty until it is connected.
+    pub peers: Vec<PeerLanes>,
+}
+
+/// What shall be measured between two workers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The sender's name.
+    pub from: String,
+    /// The receiver's name.
+    pub to: String,
+    /// Where the bytes lie on both sides.
+    pub memory: MemoryKind,
+    /// What is measured.
+    pub what: Quantity,
+    /// Bytes of each message.
+    pub size: u64,
+    /// Messages of a round.
+    pub messages: u32,
+    /// Rounds that count.
+    pub rounds: u32,
+    /// Rounds before them that do not.
+    pub warmup: u32,
+    /// CPUs for the sending and the receiving thread while the measurement lasts.
+    pub cpus: Option<(u32, u32)>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Quantity {
+    /// Bytes per time of a stream of messages one way.
+    Bandwidth,
+    /// Half the time of a message there and one back.
+    Latency,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Time of each round, in nanoseconds.
+    pub rounds_ns: Vec<u64>,
+    /// Lanes of the sender's connection, in UCX's words.
+    pub lanes: Vec<String>,
 }
 
 /// To a worker.
@@ -172,6 +264,13 @@ pub enum ToWorker {
         member: Member,
         /// Whether it left in good order.
         left: bool,
+    },
+    /// Measure the way to a peer.
+    Measure {
+        /// For the answer.
+        id: u64,
+        /// What.
+        measurement: Measurement,
     },
 }
 

@@ -29,10 +29,45 @@ pub enum Kind {
     Probe = 3,
     /// The probe arrived whole.
     Met = 4,
+    /// Asks for an object; the data is its name, the argument 1 if a checksum is wanted.
+    Get = 5,
+    /// An object; the argument is its CRC-32C with bit 32 set, or 0.
+    Object = 6,
+    /// There is no object of that name.
+    Missing = 7,
+    /// Begins a measurement; the data is a [`Measure`].
+    Measure = 8,
+    /// The other side is prepared; the argument is 1, or 0 if it cannot be.
+    Prepared = 9,
+    /// One message of a measured stream.
+    Stream = 10,
+    /// A round of a measured stream has arrived.
+    RoundDone = 11,
+    /// Comes back as [`Kind::Pong`] with data of the same length.
+    Ping = 12,
+    /// The answer to a [`Kind::Ping`].
+    Pong = 13,
+    /// Ends a measurement.
+    MeasureEnd = 14,
 }
 
 impl Kind {
-    const ALL: [Kind; 4] = [Kind::Hello, Kind::Welcome, Kind::Probe, Kind::Met];
+    const ALL: [Kind; 14] = [
+        Kind::Hello,
+        Kind::Welcome,
+        Kind::Probe,
+        Kind::Met,
+        Kind::Get,
+        Kind::Object,
+        Kind::Missing,
+        Kind::Measure,
+        Kind::Prepared,
+        Kind::Stream,
+        Kind::RoundDone,
+        Kind::Ping,
+        Kind::Pong,
+        Kind::MeasureEnd,
+    ];
 }
 
 /// The header of a message between workers.
@@ -66,11 +101,70 @@ impl Header {
         if bytes[0] != VERSION || bytes[2..8] != [0; 6] {
             return None;
         }
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[1])?;
+        let kind = *Kind::ALL.get(usize::from(bytes[1].checked_sub(1)?))?;
         let token = Token(bytes[8..24].try_into().ok()?);
         let id = u64::from_le_bytes(bytes[24..32].try_into().ok()?);
         let argument = u64::from_le_bytes(bytes[32..40].try_into().ok()?);
         Some(Self { kind, token, id, argument })
+    }
+}
+
+/// Longest name of an object, in bytes.
+pub const NAME_LIMIT: usize = 4096;
+
+/// The argument of a [`Kind::Object`] for a checksum that was or was not asked for.
+pub fn checksum_argument(checksum: Option<u32>) -> u64 {
+    checksum.map_or(0, |checksum| 1 << 32 | u64::from(checksum))
+}
+
+/// The checksum in the argument of a [`Kind::Object`].
+pub fn checksum_of(argument: u64) -> Option<u32> {
+    // Below bit 32 the argument is the checksum and nothing else.
+    (argument >> 32 == 1).then(|| u32::try_from(argument & 0xffff_ffff).ok()).flatten()
+}
+
+/// What the receiving side of a measurement prepares for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measure {
+    /// Bytes of each message.
+    pub size: u64,
+    /// Messages of a round.
+    pub messages: u32,
+    /// Where the messages are received.
+    pub memory: MemoryKind,
+    /// The CPU for the receiving thread while the measurement lasts.
+    pub cpu: Option<u32>,
+}
+
+impl Measure {
+    /// The data of the message.
+    pub fn encode(&self) -> Vec<u8> {
+        // Numbers: postcard cannot refuse them.
+        postcard::to_stdvec(self).unwrap_or_default()
+    }
+
+    /// Reads the data of a message.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        postcard::from_bytes(bytes).ok()
+    }
+}
+
+/// Which memory bytes lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// Host memory.
+    Host,
+    /// The GPU's memory, or a simulated one's.
+    Device,
+}
+
+impl std::fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            MemoryKind::Host => "host",
+            MemoryKind::Device => "device",
+        })
     }
 }
 
@@ -138,6 +232,21 @@ mod tests {
         #[test]
         fn no_bytes_make_a_hello_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let _ = Hello::decode(&bytes);
+            let _ = Measure::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_kind_is_its_place_in_the_list() {
+        for (place, kind) in (1u8..).zip(Kind::ALL) {
+            assert_eq!(kind as u8, place);
+        }
+    }
+
+    #[test]
+    fn a_checksum_survives_its_argument() {
+        for checksum in [None, Some(0), Some(1), Some(u32::MAX)] {
+            assert_eq!(checksum_of(checksum_argument(checksum)), checksum);
         }
     }
 

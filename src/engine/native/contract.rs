@@ -39,10 +39,20 @@ impl Contract {
         let path = directory.join("plan.json");
         let plan =
             serde_json::from_str(&read(&path)?).map_err(|source| Error::Plan { path, source })?;
-        let path = directory.join("secret");
-        let secret = read(&path)?.parse().map_err(|source| Error::Secret { path, source })?;
-        Ok(Self { name, plan, secret, socket: directory.join("scheduler.sock") })
+        let secret = read_secret(&directory)?;
+        Ok(Self { name, plan, secret, socket: socket(&directory) })
     }
+}
+
+/// The secret of the cluster with this run directory.
+pub(super) fn read_secret(run_directory: &Path) -> Result<Secret, Error> {
+    let path = run_directory.join("secret");
+    read(&path)?.parse().map_err(|source| Error::Secret { path, source })
+}
+
+/// Where the scheduler of the cluster with this run directory listens.
+pub(super) fn socket(run_directory: &Path) -> PathBuf {
+    run_directory.join("scheduler.sock")
 }
 
 fn read(path: &Path) -> Result<String, Error> {

@@ -6,8 +6,10 @@
 //! *Invariant:* a worker says READY only when bytes have passed, both checked and proven to come
 //! from the cluster, to every peer that it is expected to reach.
 
+pub mod client;
 mod connection;
 mod contract;
+pub mod plane;
 pub mod scheduler;
 #[allow(dead_code, reason = "the scheduler's service takes it up next")]
 mod tasks;

@@ -6,6 +6,7 @@
 //! cluster's secret.
 
 mod core;
+mod relay;
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -15,16 +16,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 
 use self::core::{Action, ConnectionId, Core, Event};
+use self::relay::Relay;
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
 use super::{ConversationError, Error, connection};
-use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+use crate::wire::native::{
+    FRAME_LIMIT, Measurement, Member, ToClient, ToScheduler, ToWorker, WorkerLanes, encode,
+};
 use crate::wire::secret::Secret;
+use crate::wire::status::PeerLanes;
 
 /// Time to prove knowledge of the secret.
 const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -68,8 +75,9 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let (events, mut incoming) = mpsc::channel(256);
     let mut service = Service {
         core: Core::new(names),
+        relay: Relay::default(),
         outboxes: BTreeMap::new(),
-        names: BTreeMap::new(),
+        workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),
         greetings: Arc::new(Semaphore::new(GREETINGS)),
         events,
@@ -108,10 +116,19 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
+/// Frames on their way to one connection.
+type Outbox = mpsc::UnboundedSender<Vec<u8>>;
+
+/// What is known of a worker for people.
+struct Worker {
+    member: Member,
+    peers: Vec<PeerLanes>,
+}
+
 /// What connections tell the scheduler's loop.
 enum Incoming {
     /// It has proven itself.
-    Proven(ConnectionId, mpsc::UnboundedSender<ToWorker>),
+    Proven(ConnectionId, Outbox),
     /// It says something.
     Says(ConnectionId, ToScheduler),
     /// It ended.
@@ -120,8 +137,9 @@ enum Incoming {
 
 struct Service {
     core: Core,
-    outboxes: BTreeMap<ConnectionId, mpsc::UnboundedSender<ToWorker>>,
-    names: BTreeMap<ConnectionId, Member>,
+    relay: Relay,
+    outboxes: BTreeMap<ConnectionId, Outbox>,
+    workers: BTreeMap<ConnectionId, Worker>,
     secret: Arc<Secret>,
     greetings: Arc<Semaphore>,
     events: mpsc::Sender<Incoming>,
@@ -159,8 +177,11 @@ impl Service {
             },
             Incoming::Ended(connection) => {
                 self.outboxes.remove(&connection);
-                if let Some(member) = self.names.remove(&connection) {
+                if let Some(Worker { member, .. }) = self.workers.remove(&connection) {
                     tracing::info!(worker = member.name, "worker is gone");
+                }
+                for (to, message) in self.relay.gone(connection) {
+                    self.send(to, &message);
                 }
                 Event::Gone { connection }
             }
@@ -173,17 +194,42 @@ impl Service {
     fn understand(&mut self, connection: ConnectionId, said: ToScheduler) -> Option<Event> {
         match said {
             ToScheduler::Register { member, address } => {
-                if self.names.insert(connection, member.clone()).is_some() {
+                let worker = Worker { member: member.clone(), peers: Vec::new() };
+                if self.workers.insert(connection, worker).is_some() {
                     tracing::warn!(worker = member.name, "a connection registers twice");
                     return None;
                 }
                 tracing::info!(worker = member.name, "worker registers");
                 Some(Event::Registered { connection, member, address })
             }
-            ToScheduler::Connected { .. } => Some(Event::Connected { connection }),
+            ToScheduler::Connected { peers } => {
+                if let Some(worker) = self.workers.get_mut(&connection) {
+                    worker.peers = peers;
+                }
+                Some(Event::Connected { connection })
+            }
+            ToScheduler::Measured { id, result } => {
+                if let Some((client, message)) = self.relay.measured(connection, id, result) {
+                    self.send(client, &message);
+                }
+                None
+            }
+            ToScheduler::Measure(measurement) => {
+                self.measure(connection, measurement);
+                None
+            }
+            ToScheduler::List => {
+                let lanes = |worker: &Worker| WorkerLanes {
+                    name: worker.member.name.clone(),
+                    peers: worker.peers.clone(),
+                };
+                let workers = self.workers.values().map(lanes).collect();
+                self.send(connection, &ToClient::Workers { workers });
+                None
+            }
             ToScheduler::Leaving => Some(Event::Leaving { connection }),
             ToScheduler::PeerFailed { member, cause } => {
-                let from = self.names.get(&connection).map_or("?", |from| &from.name);
+                let from = self.workers.get(&connection).map_or("?", |from| &from.member.name);
                 tracing::warn!(from, to = member.name, cause, "a connection between workers broke");
                 None
             }
@@ -193,16 +239,37 @@ impl Service {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { to, message } => {
-                if let Some(outbox) = self.outboxes.get(&to) {
-                    // A connection that has just ended is about to say so.
-                    let _ = outbox.send(message);
-                }
+                self.send(to, &message);
             }
             Action::Close { connection } => {
                 self.outboxes.remove(&connection);
-                self.names.remove(&connection);
+                self.workers.remove(&connection);
             }
             Action::Complete => tracing::info!("all workers are connected"),
+        }
+    }
+}
+
+impl Service {
+    fn measure(&mut self, client: ConnectionId, measurement: Measurement) {
+        let Measurement { from, to, .. } = &measurement;
+        let worker = self.workers.iter().find(|(_, worker)| worker.member.name == *from);
+        let Some((&worker, _)) = worker else {
+            let result = Err(format!("there is no worker {from}"));
+            let message = ToClient::Measured { from: from.clone(), to: to.clone(), result };
+            return self.send(client, &message);
+        };
+        let id = self.relay.begin(client, worker, from.clone(), to.clone());
+        self.send(worker, &ToWorker::Measure { id, measurement });
+    }
+
+    fn send(&self, to: ConnectionId, message: &impl Serialize) {
+        match encode(message) {
+            Ok(frame) => {
+                // A connection that has just ended is about to say so.
+                let _ = self.outboxes.get(&to).map(|outbox| outbox.send(frame));
+            }
+            Err(error) => tracing::error!("a message is not sent: {error}"),
         }
     }
 }
@@ -210,12 +277,12 @@ impl Service {
 /// Carries messages both ways until either side ends.
 async fn converse(id: ConnectionId, stream: UnixStream, events: mpsc::Sender<Incoming>) {
     let (reader, writer) = stream.into_split();
-    let (outbox, messages) = mpsc::unbounded_channel();
+    let (outbox, frames) = mpsc::unbounded_channel();
     // The loop only ends with the process, so its channel does not close before.
     let _ = events.send(Incoming::Proven(id, outbox)).await;
     let ended = tokio::select! {
         ended = listen_to(id, reader, &events) => ended,
-        ended = speak(writer, messages) => ended,
+        ended = speak(writer, frames) => ended,
     };
     match ended {
         Err(ConversationError::Broken(_)) | Ok(()) => {}
@@ -239,10 +306,10 @@ async fn listen_to(
 
 async fn speak(
     mut writer: OwnedWriteHalf,
-    mut messages: mpsc::UnboundedReceiver<ToWorker>,
+    mut frames: mpsc::UnboundedReceiver<Vec<u8>>,
 ) -> Result<(), ConversationError> {
-    while let Some(message) = messages.recv().await {
-        connection::send(&mut writer, &message).await?;
+    while let Some(frame) = frames.recv().await {
+        writer.write_all(&frame).await?;
     }
     Ok(())
 }

@@ -5,10 +5,6 @@
 //! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
 //! loop.
 
-mod core;
-mod here;
-mod plane;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,8 +13,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use self::plane::{Opening, Plane, Report};
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
+use super::plane::{self, Opening, Plane, Report};
 use super::{ConversationError, Error, connection, random};
 use crate::cuda::Device;
 use crate::plan::WorkerPlan;
@@ -62,11 +58,13 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
 
     let me = Member { name: contract.name.clone(), incarnation: u64::from_le_bytes(random()?) };
     let worker = contract.plan.workers.iter().find(|worker| worker.name == me.name);
-    let _device = open_device(worker, contract.plan.machine.simulated);
+    let device = open_device(worker, contract.plan.machine.simulated);
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
-        settings: here::settings(contract.plan.machine.simulated),
+        settings: plane::settings(contract.plan.machine.simulated),
+        device,
+        bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
     let mut scheduler = Scheduler::connect(&contract).await?;
@@ -91,6 +89,9 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 Some(Report::PeerFailed { member, cause }) => {
                     tracing::warn!(peer = member.name, cause, "a connection broke");
                     scheduler.say(&ToScheduler::PeerFailed { member, cause }).await?;
+                }
+                Some(Report::Measured { id, result }) => {
+                    scheduler.say(&ToScheduler::Measured { id, result }).await?;
                 }
                 None => break Err(Error::PlaneGone),
             },

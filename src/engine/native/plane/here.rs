@@ -16,7 +16,7 @@ const HOST_TRANSPORTS: [&str; 12] =
 ///
 /// Without a word about network devices only the loopback is used: nothing shall listen beyond
 /// this machine unless it was asked for.
-pub(super) fn settings(simulated: bool) -> Vec<Setting> {
+pub fn settings(simulated: bool) -> Vec<Setting> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let mut settings = Vec::new();
     match variable("UCX_NET_DEVICES") {

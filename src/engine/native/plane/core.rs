@@ -9,8 +9,9 @@
 //! *Invariant:* a message is believed only under the token of a `Hello` that was proven; READY is
 //! said once, and only when the way to every expected peer is proven.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use crate::ucx::NumberMap;
 use crate::wire::native::Member;
 use crate::wire::peer::{Kind, token};
 use crate::wire::secret::{Secret, Token};
@@ -70,7 +71,7 @@ pub(super) struct Core {
     secret: Secret,
     peers: BTreeMap<String, Peer>,
     /// Proven senders, by the token of their messages to this worker.
-    sessions: HashMap<Token, Member>,
+    sessions: NumberMap<Token, Member>,
     expected: Option<Vec<String>>,
     ready: bool,
 }
@@ -81,7 +82,7 @@ impl Core {
             me,
             secret,
             peers: BTreeMap::new(),
-            sessions: HashMap::new(),
+            sessions: NumberMap::default(),
             expected: None,
             ready: false,
         }

@@ -1,0 +1,84 @@
+//! A client of a running native cluster: asks its scheduler from outside the cluster.
+//!
+//! Does not move objects itself; it has no data plane.
+//!
+//! *Invariant:* the run directory alone says where the scheduler is and what the secret is.
+
+use std::path::Path;
+
+use tokio::net::UnixStream;
+
+use super::contract::{read_secret, socket};
+use super::{Error, connection};
+use crate::wire::native::{FRAME_LIMIT, Measurement, Samples, ToClient, ToScheduler, WorkerLanes};
+
+/// A connection to a cluster's scheduler.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+}
+
+/// What came of one measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// The sender.
+    pub from: String,
+    /// The receiver.
+    pub to: String,
+    /// What was measured, or why nothing was.
+    pub result: Result<Samples, String>,
+}
+
+impl Client {
+    /// Connects to the scheduler of the cluster with this run directory.
+    ///
+    /// # Errors
+    /// If there is none, or the secret is not its own.
+    pub async fn connect(run_directory: &Path) -> Result<Self, Error> {
+        let secret = read_secret(run_directory)?;
+        let path = socket(run_directory);
+        let mut stream = UnixStream::connect(&path).await.map_err(|source| Error::Socket {
+            action: "connect to",
+            path,
+            source,
+        })?;
+        connection::greet(&mut stream, &secret).await?;
+        Ok(Self { stream })
+    }
+
+    /// The workers, and the lanes of their connections.
+    ///
+    /// # Errors
+    /// If the scheduler goes away.
+    pub async fn workers(&mut self) -> Result<Vec<WorkerLanes>, Error> {
+        connection::send(&mut self.stream, &ToScheduler::List).await?;
+        loop {
+            if let ToClient::Workers { workers } =
+                connection::receive(&mut self.stream, FRAME_LIMIT).await?
+            {
+                return Ok(workers);
+            }
+        }
+    }
+
+    /// Has all of these measured at the same time. The results come in the order in which they
+    /// end.
+    ///
+    /// # Errors
+    /// If the scheduler goes away. A measurement that fails says so in its own result.
+    pub async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
+        for measurement in all {
+            let message = ToScheduler::Measure(measurement.clone());
+            connection::send(&mut self.stream, &message).await?;
+        }
+        let mut results = Vec::with_capacity(all.len());
+        while results.len() < all.len() {
+            if let ToClient::Measured { from, to, result } =
+                connection::receive(&mut self.stream, FRAME_LIMIT).await?
+            {
+                results.push(Measured { from, to, result });
+            }
+        }
+        Ok(results)
+    }
+}

@@ -1,0 +1,318 @@
+//! Measuring the way between two workers, over the same messages that objects take.
+//!
+//! The sender streams rounds of messages with a window in flight, or plays ping-pong; the receiver
+//! counts. Both threads poll while a measurement lasts, so that what is measured is the way and not
+//! the waking.
+//!
+//! *Invariant:* a measurement ends with one result, whatever becomes of the peer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cuda::Device;
+use crate::ucx::{Arrival, Buffer, NumberMap, OperationId, Payload};
+use crate::wire::native::{Measurement, Member, PeerKey, Quantity, Samples};
+use crate::wire::peer::{Kind, Measure, MemoryKind};
+
+/// Messages of a stream that are on their way at one time.
+const WINDOW: u32 = 32;
+
+/// Longest message that is measured, in bytes.
+const SIZE_LIMIT: u64 = 8 << 30;
+
+/// Most messages and rounds of one measurement.
+const COUNT_LIMIT: u32 = 10_000_000;
+
+/// A message that the owner of the thread is asked to send.
+pub(super) struct Out {
+    pub(super) to: PeerKey,
+    pub(super) kind: Kind,
+    pub(super) id: u64,
+    pub(super) argument: u64,
+    pub(super) payload: Payload,
+}
+
+/// A measurement's end.
+pub(super) struct Ended {
+    pub(super) id: u64,
+    pub(super) peer: Option<PeerKey>,
+    pub(super) result: Result<Vec<Duration>, String>,
+}
+
+/// The sending side of a measurement.
+struct Sending {
+    to: PeerKey,
+    measurement: Measurement,
+    buffer: Arc<Buffer>,
+    /// Messages of this round that are still to be sent.
+    left: u32,
+    in_flight: u32,
+    rounds: Vec<Duration>,
+    round_began: Instant,
+}
+
+/// The receiving side of a measurement.
+struct Receiving {
+    measure: Measure,
+    /// Memory that no receive uses: one for each of the two receives that overlap.
+    free: Vec<Buffer>,
+    waiting: VecDeque<Arrival>,
+    received: u32,
+}
+
+/// The measurements that this worker takes part in.
+#[derive(Default)]
+pub(super) struct Measurements {
+    sending: NumberMap<u64, Sending>,
+    receiving: NumberMap<(PeerKey, u64), Receiving>,
+    /// Stream messages in flight, and whose.
+    sends: NumberMap<OperationId, u64>,
+    receives: NumberMap<OperationId, (PeerKey, u64)>,
+    device: Option<Device>,
+}
+
+impl Measurements {
+    pub(super) fn new(device: Option<Device>) -> Self {
+        Self { device, ..Self::default() }
+    }
+
+    /// Whether the thread shall poll.
+    pub(super) fn active(&self) -> bool {
+        !self.sending.is_empty() || !self.receiving.is_empty()
+    }
+
+    /// Begins a measurement: what to ask the peer, or why not.
+    pub(super) fn begin(
+        &mut self,
+        id: u64,
+        to: PeerKey,
+        measurement: Measurement,
+    ) -> Result<Out, String> {
+        let counts = [measurement.messages, measurement.rounds];
+        if measurement.size > SIZE_LIMIT || counts.iter().any(|n| !(1..=COUNT_LIMIT).contains(n)) {
+            return Err("the measurement is beyond its limits".to_owned());
+        }
+        let buffer = self.memory(measurement.memory, measurement.size)?;
+        let ask = Measure {
+            size: measurement.size,
+            messages: measurement.messages,
+            memory: measurement.memory,
+            cpu: measurement.cpus.map(|(_, receiver)| receiver),
+        };
+        let out =
+            Out { to, kind: Kind::Measure, id, argument: 0, payload: Payload::from(ask.encode()) };
+        let sending = Sending {
+            to,
+            buffer: Arc::new(buffer),
+            left: 0,
+            in_flight: 0,
+            rounds: Vec::new(),
+            round_began: Instant::now(),
+            measurement,
+        };
+        self.sending.insert(id, sending);
+        Ok(out)
+    }
+
+    /// Prepares for a peer's measurement; the answer to it.
+    pub(super) fn prepare(&mut self, from: PeerKey, id: u64, measure: Measure) -> Out {
+        let memory = if measure.size > SIZE_LIMIT {
+            Err(String::new())
+        } else {
+            (0..2).map(|_| self.memory(measure.memory, measure.size)).collect()
+        };
+        let prepared = memory.is_ok();
+        if let Ok(free) = memory {
+            let receiving = Receiving { measure, free, waiting: VecDeque::new(), received: 0 };
+            self.receiving.insert((from, id), receiving);
+        }
+        Out {
+            to: from,
+            kind: Kind::Prepared,
+            id,
+            argument: u64::from(prepared),
+            payload: Payload::Empty,
+        }
+    }
+
+    fn memory(&self, kind: MemoryKind, size: u64) -> Result<Buffer, String> {
+        let bytes = usize::try_from(size).map_err(|error| error.to_string())?;
+        match (kind, &self.device) {
+            (MemoryKind::Host, _) => {
+                let mut buffer = Buffer::zeroed(bytes).ok_or_else(|| "out of memory".to_owned())?;
+                buffer.touch();
+                Ok(buffer)
+            }
+            (MemoryKind::Device, Some(device)) => {
+                let buffer = device.allocate(bytes).map_err(|error| error.to_string())?;
+                let mut buffer = Buffer::Device(buffer);
+                buffer.touch();
+                Ok(buffer)
+            }
+            (MemoryKind::Device, None) => Err("this worker has no device memory".to_owned()),
+        }
+    }
+
+    /// Takes an answer of the receiving side; what to send, or the end.
+    pub(super) fn answered(
+        &mut self,
+        id: u64,
+        by: PeerKey,
+        kind: Kind,
+        argument: u64,
+        out: &mut Vec<Out>,
+    ) -> Option<Ended> {
+        let sending = self.sending.get_mut(&id).filter(|sending| sending.to == by)?;
+        if kind == Kind::Prepared {
+            if argument == 0 {
+                let reason = format!("{} has no room for it", sending.measurement.to);
+                return self.end(id, Err(reason));
+            }
+        } else {
+            sending.rounds.push(sending.round_began.elapsed());
+        }
+        let Measurement { warmup, rounds, what, messages, .. } = sending.measurement;
+        let all = u64::from(warmup) + u64::from(rounds);
+        if sending.rounds.len() as u64 == all {
+            out.push(sending.message(id, Kind::MeasureEnd, Payload::Empty));
+            let counted = sending.rounds.split_off(warmup as usize);
+            return self.end(id, Ok(counted));
+        }
+        sending.round_began = Instant::now();
+        match what {
+            Quantity::Latency => {
+                let payload = sending.payload();
+                out.push(sending.message(id, Kind::Ping, payload));
+            }
+            Quantity::Bandwidth => {
+                sending.left = messages;
+                sending.fill_window(id, out);
+            }
+        }
+        None
+    }
+
+    /// Remembers a stream message that was sent.
+    pub(super) fn sent(&mut self, operation: OperationId, id: u64) {
+        self.sends.insert(operation, id);
+    }
+
+    /// Takes a completion; `false` if it is of no measurement.
+    pub(super) fn completed(
+        &mut self,
+        operation: OperationId,
+        buffer: Option<Buffer>,
+        out: &mut Vec<Out>,
+        receives: &mut Vec<(PeerKey, u64)>,
+    ) -> bool {
+        if let Some(id) = self.sends.remove(&operation) {
+            if let Some(sending) = self.sending.get_mut(&id) {
+                sending.in_flight -= 1;
+                sending.fill_window(id, out);
+            }
+            return true;
+        }
+        let Some(key) = self.receives.remove(&operation) else { return false };
+        if let Some(receiving) = self.receiving.get_mut(&key) {
+            receiving.free.extend(buffer);
+            receiving.received += 1;
+            if receiving.received == receiving.measure.messages {
+                receiving.received = 0;
+                out.push(Out {
+                    to: key.0,
+                    kind: Kind::RoundDone,
+                    id: key.1,
+                    argument: 0,
+                    payload: Payload::Empty,
+                });
+            }
+            receives.push(key);
+        }
+        true
+    }
+
+    /// Takes a stream message.
+    pub(super) fn stream(&mut self, from: PeerKey, id: u64, arrival: Arrival) {
+        let key = (from, id);
+        let Some(receiving) = self.receiving.get_mut(&key) else { return };
+        if arrival.len() as u64 > receiving.measure.size {
+            return;
+        }
+        receiving.waiting.push_back(arrival);
+        self.receive(key);
+    }
+
+    /// Starts receives while there is memory for them.
+    pub(super) fn receive(&mut self, key: (PeerKey, u64)) {
+        let Some(receiving) = self.receiving.get_mut(&key) else { return };
+        while !receiving.waiting.is_empty() {
+            let Some(buffer) = receiving.free.pop() else { return };
+            let Some(arrival) = receiving.waiting.pop_front() else { return };
+            // The size was checked, so it fits.
+            if let Ok(operation) = arrival.receive(buffer) {
+                self.receives.insert(operation, key);
+            }
+        }
+    }
+
+    /// Takes a ping; the answer has as many bytes.
+    pub(super) fn ping(&mut self, from: PeerKey, id: u64, arrival: Arrival) -> Option<Out> {
+        self.receiving.get(&(from, id))?;
+        let bytes = arrival.bytes()?.to_vec();
+        drop(arrival);
+        Some(Out { to: from, kind: Kind::Pong, id, argument: 0, payload: Payload::from(bytes) })
+    }
+
+    /// The sender is done.
+    pub(super) fn finish(&mut self, from: PeerKey, id: u64) {
+        self.receiving.remove(&(from, id));
+    }
+
+    /// Ends every measurement with a peer that is gone.
+    pub(super) fn lost(&mut self, peer: &Member, cause: &str) -> Vec<Ended> {
+        let key = peer.key();
+        self.receiving.retain(|(from, _), _| *from != key);
+        let of_peer = |(id, sending): (&u64, &Sending)| (sending.to == key).then_some(*id);
+        let ids: Vec<u64> = self.sending.iter().filter_map(of_peer).collect();
+        ids.into_iter()
+            .filter_map(|id| self.end(id, Err(format!("{} was lost: {cause}", peer.name))))
+            .collect()
+    }
+
+    fn end(&mut self, id: u64, result: Result<Vec<Duration>, String>) -> Option<Ended> {
+        let sending = self.sending.remove(&id)?;
+        Some(Ended { id, peer: Some(sending.to), result })
+    }
+}
+
+impl Sending {
+    fn message(&self, id: u64, kind: Kind, payload: Payload) -> Out {
+        Out { to: self.to, kind, id, argument: 0, payload }
+    }
+
+    fn payload(&self) -> Payload {
+        if self.buffer.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Shared(Arc::clone(&self.buffer))
+        }
+    }
+
+    fn fill_window(&mut self, id: u64, out: &mut Vec<Out>) {
+        while self.left > 0 && self.in_flight < WINDOW {
+            self.left -= 1;
+            self.in_flight += 1;
+            out.push(self.message(id, Kind::Stream, self.payload()));
+        }
+    }
+}
+
+/// What a measurement reports.
+pub(super) fn samples(
+    result: Result<Vec<Duration>, String>,
+    lanes: Vec<String>,
+) -> Result<Samples, String> {
+    let nanoseconds = |round: Duration| u64::try_from(round.as_nanos()).unwrap_or(u64::MAX);
+    result.map(|rounds| Samples { rounds_ns: rounds.into_iter().map(nanoseconds).collect(), lanes })
+}

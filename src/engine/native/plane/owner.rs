@@ -1,0 +1,619 @@
+//! The thread that owns this process's UCX worker.
+//!
+//! Does not decide who the peers are, which transfers run, or what is measured; it carries out what
+//! [`super::core`], [`super::transfer`] and [`super::measure`] decide.
+//!
+//! *Invariant:* when nothing is to be done, the thread sleeps.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use tokio::sync::{mpsc as async_mpsc, oneshot};
+
+use super::core::{Action, Core, Event};
+use super::measure::{self, Ended, Measurements, Out};
+use super::transfer::{self, Offered, Transfers};
+use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
+use crate::ucx::{
+    self, Arrival, Buffer, Completion, EndpointFailure, EndpointId, Library, NumberMap,
+    OperationId, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
+};
+use crate::wire::native::{Measurement, Member, PeerKey, ToWorker};
+use crate::wire::peer::{Header, Hello, Kind, Measure, NAME_LIMIT, checksum_argument, checksum_of};
+use crate::wire::secret::{Secret, Token};
+use crate::wire::status::PeerLanes;
+
+/// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
+const PROBE_BYTES: usize = 64 << 10;
+
+/// Rounds without anything to do before the thread sleeps, at least and at most. Arming costs
+/// system calls, so some looks are cheaper when the next message is already on its way; how many
+/// depends on whether they were worth it lately.
+const IDLE_ROUNDS: std::ops::Range<u32> = 16..2048;
+
+/// Time before a broken connection to a living peer is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// What the sealed addresses are sealed for.
+const ADDRESS_PURPOSE: &str = "worker address";
+
+/// Objects above this length have their checksum computed on a thread of its own.
+const INLINE_CHECKSUM: usize = 256 << 10;
+
+/// The identifier of echoes among pings; measurements have others.
+const ECHO: u64 = 1 << 63;
+
+/// The way to a peer.
+struct Link {
+    member: Member,
+    endpoint: UcpEndpoint,
+    /// Of this worker's messages on it.
+    token: Token,
+}
+
+/// The thread's state.
+pub(super) struct Owner {
+    core: Core,
+    transfers: Transfers,
+    measurements: Measurements,
+    address_key: [u8; 32],
+    links: NumberMap<PeerKey, Link>,
+    /// Addresses of the peers that are present.
+    addresses: HashMap<Member, WorkerAddress>,
+    peers_of_endpoints: HashMap<EndpointId, PeerKey>,
+    /// Probes being received, with the sender and the expected checksum.
+    probes: NumberMap<OperationId, (Member, u64)>,
+    echoes: NumberMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
+    next_echo: u64,
+    retries: Vec<(Instant, Member)>,
+    reports: async_mpsc::UnboundedSender<Report>,
+    line: Weak<Line>,
+    /// Where the thread ran before a measurement pinned it.
+    unpinned: Option<CpuSet>,
+    /// Messages from processes that are no peers.
+    strangers: u64,
+    /// Last, so that the endpoints are closed before.
+    worker: UcpWorker,
+}
+
+impl Owner {
+    /// Opens UCX on this thread.
+    pub(super) fn open(
+        me: Member,
+        secret: Secret,
+        opening: Opening,
+        reports: async_mpsc::UnboundedSender<Report>,
+        line: Weak<Line>,
+    ) -> Result<Self, ucx::Error> {
+        let library = Library::open(opening.library.as_deref())?;
+        let context = UcpContext::new(&library, &opening.settings)?;
+        let worker = UcpWorker::new(&context)?;
+        let address_key = secret.key(ADDRESS_PURPOSE);
+        let address = worker.address()?.seal(&address_key);
+        let library = format!("{} ({})", library.version(), library.name().display());
+        // Nobody listens any more only when the process ends.
+        let _ = reports.send(Report::Open { address, library });
+        let limit =
+            if opening.bytes_in_flight == 0 { BYTES_IN_FLIGHT } else { opening.bytes_in_flight };
+        let measurements = Measurements::new(opening.device.clone());
+        Ok(Self {
+            core: Core::new(me, secret),
+            transfers: Transfers::new(limit, opening.device),
+            measurements,
+            address_key,
+            links: NumberMap::default(),
+            addresses: HashMap::new(),
+            peers_of_endpoints: HashMap::new(),
+            probes: NumberMap::default(),
+            echoes: NumberMap::default(),
+            next_echo: ECHO,
+            retries: Vec::new(),
+            reports,
+            line,
+            unpinned: None,
+            strangers: 0,
+            worker,
+        })
+    }
+
+    /// Works until it is told to stop.
+    pub(super) fn run(
+        mut self,
+        sleeper: &Sleeper,
+        inbox: &mpsc::Receiver<Command>,
+    ) -> Result<(), ucx::Error> {
+        let (mut idle_rounds, mut patience) = (0, IDLE_ROUNDS.start);
+        let mut next = None;
+        loop {
+            let mut busy = false;
+            while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
+                busy = true;
+                if matches!(command, Command::Stop) {
+                    return Ok(());
+                }
+                self.command(command);
+            }
+            busy |= self.worker.progress();
+            busy |= self.digest();
+            if busy {
+                if idle_rounds > 0 {
+                    // Waiting was worth it.
+                    patience = (patience * 2).min(IDLE_ROUNDS.end);
+                }
+                idle_rounds = 0;
+            } else if idle_rounds < patience || self.measurements.active() {
+                idle_rounds = idle_rounds.saturating_add(1);
+                std::hint::spin_loop();
+            } else {
+                patience = (patience / 2).max(IDLE_ROUNDS.start);
+                sleeper.sleep(&self.worker, self.time_to_retry(), || {
+                    next = inbox.try_recv().ok();
+                    next.is_some()
+                })?;
+                idle_rounds = 0;
+                self.retry();
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Heard(message) => self.heard(message),
+            Command::Put { name, buffer } => {
+                let offered = Offered { buffer, checksum: None, waiting: Vec::new() };
+                self.transfers.offered.insert(name, offered);
+            }
+            Command::Remove { name } => drop(self.transfers.offered.remove(&name)),
+            Command::Get(request) => self.get(request),
+            Command::Cancel { id } => self.transfers.cancel(id),
+            Command::Summed { name, buffer, checksum } => self.summed(&name, &buffer, checksum),
+            Command::Echo { peer, reply } => self.echo(peer, reply),
+            Command::Measure { id, measurement } => self.measure(id, measurement),
+            Command::Stop => {}
+        }
+    }
+
+    /// Deals with everything that UCX's callbacks recorded.
+    fn digest(&mut self) -> bool {
+        let mut any = false;
+        while let Some(arrival) = self.worker.next_arrival() {
+            any = true;
+            self.arrived(arrival);
+        }
+        while let Some(completion) = self.worker.next_completion() {
+            any = true;
+            self.completed(completion);
+        }
+        while let Some(failure) = self.worker.next_failure() {
+            any = true;
+            self.failed(failure);
+        }
+        any
+    }
+
+    fn heard(&mut self, message: ToWorker) {
+        match message {
+            ToWorker::Expect { names } => self.handle(Event::Expect(names)),
+            ToWorker::Peer { member, address } => {
+                match WorkerAddress::open(&address, &self.address_key) {
+                    Ok(address) => {
+                        self.addresses.insert(member.clone(), address);
+                        self.handle(Event::Appeared(member));
+                    }
+                    Err(error) => tracing::error!(peer = member.name, "{error}"),
+                }
+            }
+            ToWorker::Lost { member, left } => {
+                tracing::info!(peer = member.name, left, "peer is gone");
+                self.addresses.remove(&member);
+                let cause = if left { "it left the cluster" } else { "its process ended" };
+                self.drop_work_with(&member, cause);
+                self.handle(Event::Lost(member));
+            }
+            ToWorker::Measure { id, measurement } => self.measure(id, measurement),
+        }
+    }
+
+    fn arrived(&mut self, arrival: Arrival) {
+        let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
+        if header.kind == Kind::Hello {
+            if let Some(Hello { from }) = arrival.bytes().and_then(Hello::decode) {
+                self.handle(Event::Hello { from, token: header.token });
+            }
+            if self.core.sender(header.token).is_none() {
+                self.stranger();
+            }
+            return;
+        }
+        let Some(sender) = self.core.sender(header.token) else { return self.stranger() };
+        if matches!(header.kind, Kind::Welcome | Kind::Met | Kind::Probe) {
+            let sender = sender.clone();
+            return self.proof(sender, header, arrival);
+        }
+        let sender = sender.key();
+        self.message(sender, header, arrival);
+    }
+
+    /// A message by which a connection is proven.
+    fn proof(&mut self, sender: Member, header: Header, arrival: Arrival) {
+        let Header { kind, argument, .. } = header;
+        if kind != Kind::Probe {
+            return self.handle(Event::Answered { by: sender, kind });
+        }
+        match arrival.receive(Buffer::Host(vec![0; PROBE_BYTES])) {
+            Ok(operation) => drop(self.probes.insert(operation, (sender, argument))),
+            Err(error) => tracing::warn!(peer = sender.name, "{error}"),
+        }
+    }
+
+    /// A message of a proven peer.
+    fn message(&mut self, sender: PeerKey, header: Header, arrival: Arrival) {
+        let Header { kind, id, argument, .. } = header;
+        match kind {
+            Kind::Hello | Kind::Welcome | Kind::Met | Kind::Probe => {}
+            Kind::Get => self.serve(sender, id, argument == 1, &arrival),
+            Kind::Object => self.transfers.object(id, sender, arrival, checksum_of(argument)),
+            Kind::Missing => self.transfers.missing(id, sender),
+            Kind::Measure => {
+                if let Some(measure) = arrival.bytes().and_then(Measure::decode) {
+                    self.pin(measure.cpu);
+                    let out = self.measurements.prepare(sender, id, measure);
+                    self.send_out([out]);
+                }
+            }
+            Kind::Prepared | Kind::RoundDone => self.measured(id, sender, kind, argument),
+            Kind::Pong => match self.echoes.remove(&id) {
+                // The caller may have stopped waiting.
+                Some((_, reply)) => drop(reply.send(Ok(()))),
+                None => self.measured(id, sender, kind, argument),
+            },
+            Kind::Stream => self.measurements.stream(sender, id, arrival),
+            Kind::Ping if id & ECHO != 0 => {
+                self.say(sender, Kind::Pong, id, 0, Payload::Empty);
+            }
+            Kind::Ping => {
+                let out = self.measurements.ping(sender, id, arrival);
+                self.send_out(out);
+            }
+            Kind::MeasureEnd => {
+                self.measurements.finish(sender, id);
+                self.unpin_when_idle();
+            }
+        }
+    }
+
+    fn completed(&mut self, Completion { id, result, payload }: Completion) {
+        if let Some((by, checksum)) = self.probes.remove(&id) {
+            return self.probed(by, checksum, result, &payload);
+        }
+        let (mut out, mut receives) = (Vec::new(), Vec::new());
+        let buffer = payload.into_owned();
+        if self.transfers.is_receiving(id) {
+            self.transfers.completed(id, result, buffer);
+        } else if self.measurements.completed(id, buffer, &mut out, &mut receives) {
+            for key in receives {
+                self.measurements.receive(key);
+            }
+            self.send_out(out);
+        } else if let Err(status) = result {
+            tracing::debug!(%status, "a message was not sent");
+        }
+    }
+
+    fn probed(
+        &mut self,
+        by: Member,
+        checksum: u64,
+        result: Result<(), ucx::Status>,
+        payload: &Payload,
+    ) {
+        let bytes = payload.buffer().and_then(Buffer::host).unwrap_or_default();
+        match result {
+            Ok(()) if u64::from(crc32c::crc32c(bytes)) == checksum => {
+                self.handle(Event::Probed { by });
+            }
+            Ok(()) => tracing::error!(peer = by.name, "a probe arrived with the wrong checksum"),
+            Err(status) => tracing::warn!(peer = by.name, %status, "a probe did not arrive"),
+        }
+    }
+
+    fn failed(&mut self, EndpointFailure { endpoint, status }: EndpointFailure) {
+        let key = self.peers_of_endpoints.get(&endpoint);
+        let Some(link) = key.and_then(|key| self.links.get(key)) else { return };
+        let member = link.member.clone();
+        let cause = status.to_string();
+        self.drop_work_with(&member, &cause);
+        let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });
+        self.handle(Event::Broken(member));
+    }
+
+    /// Answers everything that waits for a peer that is gone.
+    fn drop_work_with(&mut self, peer: &Member, cause: &str) {
+        self.transfers.lost(peer, cause);
+        for ended in self.measurements.lost(peer, cause) {
+            self.report(ended);
+        }
+        self.unpin_when_idle();
+        for (_, (_, reply)) in self.echoes.extract_if(|_, (other, _)| *other == peer.key()) {
+            let error =
+                TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };
+            let _ = reply.send(Err(error));
+        }
+    }
+
+    fn stranger(&mut self) {
+        self.strangers += 1;
+        // Each power of two: a flood must not fill the log.
+        if self.strangers.is_power_of_two() {
+            tracing::warn!(messages = self.strangers, "messages from strangers are thrown away");
+        }
+    }
+
+    // Transfers.
+
+    fn get(&mut self, request: transfer::Request) {
+        let answer = |request: transfer::Request, error| drop(request.reply.send(Err(error)));
+        let Some(peer) = self.peer(&request.peer) else {
+            let peer = request.peer.clone();
+            return answer(request, TransferError::NoPeer { peer });
+        };
+        let bytes = request.name.len();
+        if bytes > NAME_LIMIT {
+            return answer(request, TransferError::Name { bytes });
+        }
+        let name = Payload::from(request.name.clone().into_bytes());
+        self.say(peer, Kind::Get, request.id, u64::from(request.checked), name);
+        self.transfers.requested(request, peer);
+    }
+
+    fn serve(&mut self, to: PeerKey, id: u64, checked: bool, request: &Arrival) {
+        let name = request.bytes().filter(|bytes| bytes.len() <= NAME_LIMIT);
+        let name = name.and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let Some((name, offered)) =
+            name.and_then(|name| Some((name, self.transfers.offered.get_mut(name)?)))
+        else {
+            self.say(to, Kind::Missing, id, 0, Payload::Empty);
+            return;
+        };
+        let (buffer, checksum) = (Arc::clone(&offered.buffer), offered.checksum);
+        if !checked || checksum.is_some() {
+            return self.send_object(to, id, buffer, checksum);
+        }
+        if buffer.len() <= INLINE_CHECKSUM {
+            let checksum = transfer::checksum_of(&buffer, buffer.len());
+            offered.checksum = checksum;
+            return self.send_object(to, id, buffer, checksum);
+        }
+        offered.waiting.push((to, id));
+        if offered.waiting.len() == 1 {
+            let (line, name) = (self.line.clone(), name.to_owned());
+            std::thread::spawn(move || {
+                let checksum = transfer::checksum_of(&buffer, buffer.len());
+                // Without a reader of device memory the receiver has nothing to verify.
+                if let (Some(checksum), Some(line)) = (checksum, line.upgrade()) {
+                    line.tell(Command::Summed { name, buffer, checksum });
+                }
+            });
+        }
+    }
+
+    fn summed(&mut self, name: &str, buffer: &Arc<Buffer>, checksum: u32) {
+        let Some(offered) = self.transfers.offered.get_mut(name) else { return };
+        if !Arc::ptr_eq(&offered.buffer, buffer) {
+            return;
+        }
+        offered.checksum = Some(checksum);
+        for (to, id) in std::mem::take(&mut offered.waiting) {
+            self.send_object(to, id, Arc::clone(buffer), Some(checksum));
+        }
+    }
+
+    fn send_object(&self, to: PeerKey, id: u64, buffer: Arc<Buffer>, checksum: Option<u32>) {
+        let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
+        self.say(to, Kind::Object, id, checksum_argument(checksum), payload);
+    }
+
+    fn echo(&mut self, peer: String, reply: oneshot::Sender<Result<(), TransferError>>) {
+        let Some(member) = self.peer(&peer) else {
+            let _ = reply.send(Err(TransferError::NoPeer { peer }));
+            return;
+        };
+        self.next_echo += 1;
+        self.say(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
+        self.echoes.insert(self.next_echo, (member, reply));
+    }
+
+    /// The peer of a name, if it is connected.
+    fn peer(&self, name: &str) -> Option<PeerKey> {
+        self.links.iter().find(|(_, link)| link.member.name == name).map(|(key, _)| *key)
+    }
+
+    // Measurements.
+
+    fn measure(&mut self, id: u64, measurement: Measurement) {
+        let begun = match self.peer(&measurement.to) {
+            Some(peer) => {
+                self.pin(measurement.cpus.map(|(sender, _)| sender));
+                self.measurements.begin(id, peer, measurement)
+            }
+            None => Err(format!("there is no connection to {}", measurement.to)),
+        };
+        match begun {
+            Ok(out) => self.send_out([out]),
+            Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
+        }
+    }
+
+    fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
+        let mut out = Vec::new();
+        let ended = self.measurements.answered(id, by, kind, argument, &mut out);
+        self.send_out(out);
+        if let Some(ended) = ended {
+            self.report(ended);
+            self.unpin_when_idle();
+        }
+    }
+
+    fn report(&self, Ended { id, peer, result }: Ended) {
+        let link = peer.and_then(|peer| self.links.get(&peer));
+        let lanes = link.and_then(|link| link.endpoint.lanes().ok()).unwrap_or_default();
+        let result = measure::samples(result, lanes);
+        let _ = self.reports.send(Report::Measured { id, result });
+    }
+
+    fn send_out(&mut self, out: impl IntoIterator<Item = Out>) {
+        for Out { to, kind, id, argument, payload } in out {
+            let operation = self.say(to, kind, id, argument, payload);
+            if let (Kind::Stream, Some(operation)) = (kind, operation) {
+                self.measurements.sent(operation, id);
+            }
+        }
+    }
+
+    /// Keeps this thread on one CPU until the last measurement ends.
+    fn pin(&mut self, cpu: Option<u32>) {
+        let Some(cpu) = cpu.and_then(|cpu| usize::try_from(cpu).ok()) else { return };
+        let this = Pid::from_raw(0);
+        if self.unpinned.is_none() {
+            self.unpinned = sched_getaffinity(this).ok();
+        }
+        let mut only = CpuSet::new();
+        let pinned = only.set(cpu).and_then(|()| sched_setaffinity(this, &only));
+        if let Err(error) = pinned {
+            tracing::warn!(cpu, %error, "cannot pin the UCX thread for a measurement");
+        }
+    }
+
+    fn unpin_when_idle(&mut self) {
+        if self.measurements.active() {
+            return;
+        }
+        if let Some(before) = self.unpinned.take() {
+            // The set was in force before, so only a CPU that went away makes this fail.
+            let _ = sched_setaffinity(Pid::from_raw(0), &before);
+        }
+    }
+
+    // Connections.
+
+    fn time_to_retry(&self) -> Option<Duration> {
+        let next = self.retries.iter().map(|(at, _)| *at).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn retry(&mut self) {
+        let now = Instant::now();
+        for (_, member) in self.retries.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
+            self.handle(Event::Retry(member));
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        for action in self.core.handle(event) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Connect(member) => self.connect(member),
+            Action::Disconnect(member) => {
+                if let Some(link) = self.links.remove(&member.key()) {
+                    self.peers_of_endpoints.remove(&link.endpoint.id());
+                }
+            }
+            Action::Say { to, kind } => self.greet(&to, kind),
+            Action::RetryLater(member) => {
+                self.retries.push((Instant::now() + RETRY_AFTER, member));
+            }
+            Action::Ready => {
+                let lanes = self.lanes();
+                let _ = self.reports.send(Report::Ready(lanes));
+            }
+        }
+    }
+
+    fn connect(&mut self, member: Member) {
+        let Some(address) = self.addresses.get(&member) else { return };
+        match self.worker.connect(address) {
+            Ok(endpoint) => {
+                let (key, token) = (member.key(), self.core.token_to(&member));
+                self.peers_of_endpoints.insert(endpoint.id(), key);
+                self.links.insert(key, Link { member, endpoint, token });
+            }
+            Err(error) => {
+                let cause = error.to_string();
+                let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });
+                self.handle(Event::Broken(member));
+            }
+        }
+    }
+
+    /// Sends one of the messages by which a connection is proven.
+    fn greet(&self, to: &Member, kind: Kind) {
+        let (argument, payload) = match kind {
+            Kind::Hello => {
+                let hello = Hello { from: self.core.me().clone() };
+                (0, Payload::from(hello.encode()))
+            }
+            Kind::Probe => {
+                let bytes = probe(to.incarnation);
+                (u64::from(crc32c::crc32c(&bytes)), Payload::from(bytes))
+            }
+            _ => (0, Payload::Empty),
+        };
+        self.say(to.key(), kind, 0, argument, payload);
+    }
+
+    fn say(
+        &self,
+        to: PeerKey,
+        kind: Kind,
+        id: u64,
+        argument: u64,
+        payload: Payload,
+    ) -> Option<OperationId> {
+        let Link { member, endpoint, token } = self.links.get(&to)?;
+        let header = Header { kind, token: *token, id, argument }.encode();
+        let protocol = match kind {
+            Kind::Probe => Protocol::Rendezvous,
+            Kind::Object | Kind::Stream => Protocol::Auto,
+            // Read where they arrive.
+            _ => Protocol::Eager,
+        };
+        match endpoint.send(&header, payload, protocol) {
+            Ok(operation) => Some(operation),
+            Err(error) => {
+                tracing::error!(peer = member.name, "{error}");
+                None
+            }
+        }
+    }
+
+    fn lanes(&self) -> Vec<PeerLanes> {
+        let lanes = |link: &Link| PeerLanes {
+            peer: link.member.name.clone(),
+            lanes: link.endpoint.lanes().unwrap_or_default(),
+        };
+        let mut peers: Vec<PeerLanes> = self.links.values().map(lanes).collect();
+        peers.sort_by(|a, b| a.peer.cmp(&b.peer));
+        peers
+    }
+}
+
+/// Bytes that no page of zeros or of another probe looks like.
+fn probe(seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(PROBE_BYTES);
+    while bytes.len() < PROBE_BYTES {
+        // Marsaglia's xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,280 @@
+//! Objects by name: what this worker offers, and what it is fetching.
+//!
+//! Does not call UCX itself; the thread's owner does with what is decided here, and tells what came
+//! of it.
+//!
+//! The receiver sets the pace. An object is announced by its rendezvous message before its bytes
+//! move; while too many bytes are on their way here, the announcement waits.
+//!
+//! *Invariant:* every request is answered once, unless its caller has given it up; `receiving`
+//! holds the bytes of exactly the receives that UCX has not completed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{Fetched, Target, TransferError};
+use crate::cuda::Device;
+use crate::ucx::{Arrival, Buffer, NumberMap, OperationId, Status};
+use crate::wire::native::{Member, PeerKey};
+
+/// Bytes that are read at a time for a checksum.
+const CHECKSUM_CHUNK: usize = 1 << 20;
+
+/// Asks for an object.
+pub(super) struct Request {
+    pub(super) id: u64,
+    pub(super) peer: String,
+    pub(super) name: String,
+    pub(super) target: Target,
+    pub(super) checked: bool,
+    pub(super) reply: oneshot::Sender<Result<Arrived, TransferError>>,
+}
+
+/// An object that is here, its checksum not yet verified.
+pub(super) struct Arrived {
+    buffer: Buffer,
+    length: usize,
+    checksum: Option<u32>,
+}
+
+impl Arrived {
+    /// Checks what arrived against the sender's checksum, if there is one.
+    pub(super) fn verify(self) -> Result<Fetched, ()> {
+        let Arrived { buffer, length, checksum } = self;
+        match checksum {
+            Some(expected) if checksum_of(&buffer, length) != Some(expected) => Err(()),
+            _ => Ok(Fetched { buffer, length }),
+        }
+    }
+}
+
+/// The CRC-32C of a buffer's beginning; `None` if its device cannot be read.
+pub(super) fn checksum_of(buffer: &Buffer, length: usize) -> Option<u32> {
+    if let Some(bytes) = buffer.host() {
+        return bytes.get(..length).map(crc32c::crc32c);
+    }
+    let mut chunk = vec![0; CHECKSUM_CHUNK.min(length)];
+    let (mut checksum, mut offset) = (0, 0);
+    while offset < length {
+        let bytes = chunk.len().min(length - offset);
+        buffer.read(offset, &mut chunk[..bytes]).ok()?;
+        checksum = crc32c::crc32c_append(checksum, &chunk[..bytes]);
+        offset += bytes;
+    }
+    Some(checksum)
+}
+
+/// An object that this worker offers.
+pub(super) struct Offered {
+    pub(super) buffer: Arc<Buffer>,
+    pub(super) checksum: Option<u32>,
+    /// Requests that wait for the checksum, with their peers.
+    pub(super) waiting: Vec<(PeerKey, u64)>,
+}
+
+/// A request whose object has not come.
+struct Fetch {
+    peer: PeerKey,
+    peer_name: String,
+    name: String,
+    target: Target,
+    checked: bool,
+    reply: oneshot::Sender<Result<Arrived, TransferError>>,
+}
+
+/// A receive that UCX holds.
+struct Receiving {
+    peer: PeerKey,
+    peer_name: String,
+    length: usize,
+    checksum: Option<u32>,
+    /// `None` once its caller has given it up.
+    reply: Option<(u64, oneshot::Sender<Result<Arrived, TransferError>>)>,
+}
+
+/// An announced object that waits for others to arrive.
+struct Announced {
+    id: u64,
+    peer: PeerKey,
+    arrival: Arrival,
+    checksum: Option<u32>,
+}
+
+/// The transfers of one worker.
+pub(super) struct Transfers {
+    pub(super) offered: HashMap<String, Offered>,
+    fetches: NumberMap<u64, Fetch>,
+    announced: VecDeque<Announced>,
+    receiving: NumberMap<OperationId, Receiving>,
+    bytes: u64,
+    limit: u64,
+    device: Option<Device>,
+}
+
+impl Transfers {
+    pub(super) fn new(limit: u64, device: Option<Device>) -> Self {
+        Self {
+            offered: HashMap::new(),
+            fetches: NumberMap::default(),
+            announced: VecDeque::new(),
+            receiving: NumberMap::default(),
+            bytes: 0,
+            limit,
+            device,
+        }
+    }
+
+    /// Remembers a request that has been sent to a peer.
+    pub(super) fn requested(&mut self, request: Request, peer: PeerKey) {
+        let Request { id, peer: peer_name, name, target, checked, reply } = request;
+        self.fetches.insert(id, Fetch { peer, peer_name, name, target, checked, reply });
+    }
+
+    /// Forgets a request that its caller has given up. What is being received goes on into memory
+    /// that nobody waits for.
+    pub(super) fn cancel(&mut self, id: u64) {
+        self.fetches.remove(&id);
+        self.announced.retain(|announced| announced.id != id);
+        for receiving in self.receiving.values_mut() {
+            if receiving.reply.as_ref().is_some_and(|(number, _)| *number == id) {
+                receiving.reply = None;
+            }
+        }
+    }
+
+    /// Takes an object that a peer sends. Dropping the arrival of one that nobody waits for tells
+    /// the sender that it is done.
+    pub(super) fn object(
+        &mut self,
+        id: u64,
+        peer: PeerKey,
+        arrival: Arrival,
+        checksum: Option<u32>,
+    ) {
+        // A reply to a request that was given up is dropped, and with it what is at the sender.
+        if self.fetches.get(&id).is_some_and(|fetch| fetch.peer == peer) {
+            let at_hand = arrival.bytes().is_some();
+            let announced = Announced { id, peer, arrival, checksum };
+            if at_hand {
+                // Small, and in UCX's own memory, which it needs back.
+                self.start(announced);
+            } else {
+                self.announced.push_back(announced);
+                self.receive();
+            }
+        }
+    }
+
+    /// Takes a peer's word that it has no such object.
+    pub(super) fn missing(&mut self, id: u64, peer: PeerKey) {
+        if self.fetches.get(&id).is_some_and(|fetch| fetch.peer == peer) {
+            if let Some(fetch) = self.fetches.remove(&id) {
+                let error = TransferError::Missing { peer: fetch.peer_name, name: fetch.name };
+                let _ = fetch.reply.send(Err(error));
+            }
+        }
+    }
+
+    /// Starts what the limit allows, in the order of announcement.
+    fn receive(&mut self) {
+        while let Some(next) = self.announced.front() {
+            let bytes = next.arrival.len() as u64;
+            if self.bytes > 0 && self.bytes.saturating_add(bytes) > self.limit {
+                return;
+            }
+            if let Some(next) = self.announced.pop_front() {
+                self.start(next);
+            }
+        }
+    }
+
+    fn start(&mut self, announced: Announced) {
+        let Announced { id, peer, arrival, checksum } = announced;
+        let Some(fetch) = self.fetches.remove(&id) else { return };
+        let length = arrival.len();
+        let started = match self.room(fetch.target, length) {
+            Ok(buffer) => arrival
+                .receive(buffer)
+                .map_err(|_| TransferError::Memory { bytes: length, source: None }),
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(operation) => {
+                self.bytes += length as u64;
+                let checksum = checksum.filter(|_| fetch.checked);
+                let reply = Some((id, fetch.reply));
+                self.receiving.insert(
+                    operation,
+                    Receiving { peer, peer_name: fetch.peer_name, length, checksum, reply },
+                );
+            }
+            // A caller that has gone needs no answer.
+            Err(error) => drop(fetch.reply.send(Err(error))),
+        }
+    }
+
+    fn room(&self, target: Target, bytes: usize) -> Result<Buffer, TransferError> {
+        match target {
+            Target::Into(buffer) if buffer.len() >= bytes => Ok(buffer),
+            Target::Into(_) => Err(TransferError::Memory { bytes, source: None }),
+            Target::Host => {
+                Buffer::zeroed(bytes).ok_or(TransferError::Memory { bytes, source: None })
+            }
+            Target::Device => match &self.device {
+                Some(device) => device
+                    .allocate(bytes)
+                    .map(Buffer::Device)
+                    .map_err(|error| TransferError::Memory { bytes, source: Some(error) }),
+                None => Err(TransferError::Memory { bytes, source: None }),
+            },
+        }
+    }
+
+    /// Whether an operation receives an object.
+    pub(super) fn is_receiving(&self, operation: OperationId) -> bool {
+        self.receiving.contains_key(&operation)
+    }
+
+    /// Takes the completion of a receive.
+    pub(super) fn completed(
+        &mut self,
+        operation: OperationId,
+        result: Result<(), Status>,
+        buffer: Option<Buffer>,
+    ) {
+        let Some(receiving) = self.receiving.remove(&operation) else { return };
+        let Receiving { peer_name, length, checksum, reply, .. } = receiving;
+        self.bytes -= length as u64;
+        if let Some((_, reply)) = reply {
+            let answer = match (result, buffer) {
+                (Ok(()), Some(buffer)) => Ok(Arrived { buffer, length, checksum }),
+                (Ok(()), None) => Err(TransferError::Ended),
+                (Err(status), _) => Err(TransferError::Failed { peer: peer_name, status }),
+            };
+            let _ = reply.send(answer);
+        }
+        self.receive();
+    }
+
+    /// Fails everything that was to come from a peer. Receives that UCX holds are answered now;
+    /// their memory is kept until UCX gives it back.
+    pub(super) fn lost(&mut self, peer: &Member, cause: &str) {
+        let key = peer.key();
+        let error = || TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };
+        for (_, fetch) in self.fetches.extract_if(|_, fetch| fetch.peer == key) {
+            let _ = fetch.reply.send(Err(error()));
+        }
+        self.announced.retain(|announced| announced.peer != key);
+        for receiving in self.receiving.values_mut().filter(|one| one.peer == key) {
+            if let Some((_, reply)) = receiving.reply.take() {
+                let _ = reply.send(Err(error()));
+            }
+        }
+        for offered in self.offered.values_mut() {
+            offered.waiting.retain(|(waiting, _)| *waiting != key);
+        }
+        self.receive();
+    }
+}

@@ -1,0 +1,92 @@
+//! Measurements on their way between clients and workers.
+//!
+//! Pure. Does not know what is measured.
+//!
+//! *Invariant:* a client hears of each of its measurements once, also when the worker goes away.
+
+use std::collections::BTreeMap;
+
+use super::core::ConnectionId;
+use crate::wire::native::{Samples, ToClient};
+
+struct Pending {
+    client: ConnectionId,
+    worker: ConnectionId,
+    from: String,
+    to: String,
+}
+
+/// The measurements that have no result yet.
+#[derive(Default)]
+pub(super) struct Relay {
+    next: u64,
+    pending: BTreeMap<u64, Pending>,
+}
+
+impl Relay {
+    /// Remembers a measurement; its number for the worker.
+    pub(super) fn begin(
+        &mut self,
+        client: ConnectionId,
+        worker: ConnectionId,
+        from: String,
+        to: String,
+    ) -> u64 {
+        self.next += 1;
+        self.pending.insert(self.next, Pending { client, worker, from, to });
+        self.next
+    }
+
+    /// Takes a worker's result; what to tell whom.
+    pub(super) fn measured(
+        &mut self,
+        worker: ConnectionId,
+        id: u64,
+        result: Result<Samples, String>,
+    ) -> Option<(ConnectionId, ToClient)> {
+        if self.pending.get(&id)?.worker != worker {
+            return None;
+        }
+        let Pending { client, from, to, .. } = self.pending.remove(&id)?;
+        Some((client, ToClient::Measured { from, to, result }))
+    }
+
+    /// Forgets a connection; what to tell whom, if it was a worker's.
+    pub(super) fn gone(&mut self, connection: ConnectionId) -> Vec<(ConnectionId, ToClient)> {
+        self.pending.retain(|_, pending| pending.client != connection);
+        self.pending
+            .extract_if(.., |_, pending| pending.worker == connection)
+            .map(|(_, Pending { client, from, to, .. })| {
+                let result = Err(format!("{from} was lost"));
+                (client, ToClient::Measured { from, to, result })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_hears_of_a_measurement_once() {
+        let mut relay = Relay::default();
+        let id = relay.begin(1, 2, "gpu0".to_owned(), "gpu1".to_owned());
+        let samples = Samples { rounds_ns: vec![5], lanes: vec![] };
+        assert_eq!(relay.measured(3, id, Ok(samples.clone())), None, "another worker's word");
+        let told = relay.measured(2, id, Ok(samples.clone()));
+        assert!(matches!(told, Some((1, ToClient::Measured { result: Ok(_), .. }))));
+        assert_eq!(relay.measured(2, id, Ok(samples)), None);
+        assert_eq!(relay.gone(2), []);
+    }
+
+    #[test]
+    fn a_lost_worker_ends_its_measurements() {
+        let mut relay = Relay::default();
+        relay.begin(1, 2, "gpu0".to_owned(), "gpu1".to_owned());
+        relay.begin(9, 2, "gpu0".to_owned(), "gpu2".to_owned());
+        assert_eq!(relay.gone(9), []);
+        let told = relay.gone(2);
+        assert!(matches!(&told[..], [(1, ToClient::Measured { result: Err(_), .. })]), "{told:?}");
+    }
+}
