@@ -14,6 +14,20 @@ use crate::cuda::{self, DeviceBuffer};
 /// The smallest page of any machine that UCX runs on, in bytes.
 const PAGE: usize = 4096;
 
+/// Memory of this size or more is worth huge pages: a fault each 2 MiB instead of each 4 KiB, for
+/// the owner and for every process that copies from it.
+const HUGE: usize = 4 << 20;
+
+/// Asks for huge pages; without them everything works, only slower.
+fn advise_huge_pages(memory: *mut u8, bytes: usize) {
+    let offset = memory.align_offset(PAGE);
+    if let Some(length) = bytes.checked_sub(offset) {
+        // SAFETY: the range lies within one allocation and begins at a page; advice on huge pages
+        // changes no byte.
+        let _ = unsafe { libc::madvise(memory.add(offset).cast(), length, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// Bytes in host or device memory.
 #[derive(Debug)]
 pub enum Buffer {
@@ -35,6 +49,9 @@ impl Buffer {
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         if memory.is_null() {
             return None;
+        }
+        if bytes >= HUGE {
+            advise_huge_pages(memory, bytes);
         }
         // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
         // bytes are initialised.

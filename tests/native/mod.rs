@@ -177,6 +177,15 @@ impl Cluster {
         Pid::from_raw(i32::try_from(self.process(name).child.id()).expect("a pid"))
     }
 
+    /// Memory of a process that is in RAM.
+    pub(crate) fn resident_bytes(&mut self, name: &str) -> u64 {
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid(name)));
+        let pages = statm.expect("the process is there");
+        let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        // The second field counts pages; those of x86-64 and most of aarch64 are of 4 KiB.
+        pages.expect("a number") * 4096
+    }
+
     pub(crate) fn wait_ready(&mut self, name: &str) -> Status {
         self.process(name).wait_ready()
     }

@@ -18,6 +18,9 @@ use crate::wire::peer::{Kind, Measure, MemoryKind};
 /// Messages of a stream that are on their way at one time.
 const WINDOW: u32 = 32;
 
+/// Messages above this length gain nothing from receives that overlap, in bytes.
+const LARGE: u64 = 16 << 20;
+
 /// Longest message that is measured, in bytes.
 const SIZE_LIMIT: u64 = 8 << 30;
 
@@ -55,7 +58,7 @@ struct Sending {
 /// The receiving side of a measurement.
 struct Receiving {
     measure: Measure,
-    /// Memory that no receive uses: one for each of the two receives that overlap.
+    /// Memory that no receive uses, one for each receive that may overlap with others.
     free: Vec<Buffer>,
     waiting: VecDeque<Arrival>,
     received: u32,
@@ -69,31 +72,22 @@ pub(super) struct Measurements {
     /// Stream messages in flight, and whose.
     sends: NumberMap<OperationId, u64>,
     receives: NumberMap<OperationId, (PeerKey, u64)>,
-    device: Option<Device>,
 }
 
 impl Measurements {
-    pub(super) fn new(device: Option<Device>) -> Self {
-        Self { device, ..Self::default() }
-    }
-
     /// Whether the thread shall poll.
     pub(super) fn active(&self) -> bool {
         !self.sending.is_empty() || !self.receiving.is_empty()
     }
 
-    /// Begins a measurement: what to ask the peer, or why not.
+    /// Begins a measurement with this memory: what to ask the peer.
     pub(super) fn begin(
         &mut self,
         id: u64,
         to: PeerKey,
         measurement: Measurement,
-    ) -> Result<Out, String> {
-        let counts = [measurement.messages, measurement.rounds];
-        if measurement.size > SIZE_LIMIT || counts.iter().any(|n| !(1..=COUNT_LIMIT).contains(n)) {
-            return Err("the measurement is beyond its limits".to_owned());
-        }
-        let buffer = self.memory(measurement.memory, measurement.size)?;
+        buffer: Buffer,
+    ) -> Out {
         let ask = Measure {
             size: measurement.size,
             messages: measurement.messages,
@@ -112,18 +106,19 @@ impl Measurements {
             measurement,
         };
         self.sending.insert(id, sending);
-        Ok(out)
+        out
     }
 
-    /// Prepares for a peer's measurement; the answer to it.
-    pub(super) fn prepare(&mut self, from: PeerKey, id: u64, measure: Measure) -> Out {
-        let memory = if measure.size > SIZE_LIMIT {
-            Err(String::new())
-        } else {
-            (0..2).map(|_| self.memory(measure.memory, measure.size)).collect()
-        };
-        let prepared = memory.is_ok();
-        if let Ok(free) = memory {
+    /// Is prepared for a peer's measurement, if there is memory for it; the answer to it.
+    pub(super) fn prepare(
+        &mut self,
+        from: PeerKey,
+        id: u64,
+        measure: Measure,
+        memory: Option<Vec<Buffer>>,
+    ) -> Out {
+        let prepared = memory.is_some();
+        if let Some(free) = memory {
             let receiving = Receiving { measure, free, waiting: VecDeque::new(), received: 0 };
             self.receiving.insert((from, id), receiving);
         }
@@ -133,24 +128,6 @@ impl Measurements {
             id,
             argument: u64::from(prepared),
             payload: Payload::Empty,
-        }
-    }
-
-    fn memory(&self, kind: MemoryKind, size: u64) -> Result<Buffer, String> {
-        let bytes = usize::try_from(size).map_err(|error| error.to_string())?;
-        match (kind, &self.device) {
-            (MemoryKind::Host, _) => {
-                let mut buffer = Buffer::zeroed(bytes).ok_or_else(|| "out of memory".to_owned())?;
-                buffer.touch();
-                Ok(buffer)
-            }
-            (MemoryKind::Device, Some(device)) => {
-                let buffer = device.allocate(bytes).map_err(|error| error.to_string())?;
-                let mut buffer = Buffer::Device(buffer);
-                buffer.touch();
-                Ok(buffer)
-            }
-            (MemoryKind::Device, None) => Err("this worker has no device memory".to_owned()),
         }
     }
 
@@ -284,6 +261,38 @@ impl Measurements {
         let sending = self.sending.remove(&id)?;
         Some(Ended { id, peer: Some(sending.to), result })
     }
+}
+
+/// Memory for the sending side of a measurement. Takes long for much memory.
+pub(super) fn memory_to_send(
+    measurement: &Measurement,
+    device: Option<&Device>,
+) -> Result<Buffer, String> {
+    let counts = [measurement.messages, measurement.rounds];
+    if counts.iter().any(|count| !(1..=COUNT_LIMIT).contains(count)) {
+        return Err("the measurement is beyond its limits".to_owned());
+    }
+    memory(measurement.memory, measurement.size, device)
+}
+
+/// Memory for the receiving side of a measurement. Takes long for much memory.
+pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Vec<Buffer>> {
+    let overlapping = if measure.size > LARGE { 1 } else { 2 };
+    (0..overlapping).map(|_| memory(measure.memory, measure.size, device).ok()).collect()
+}
+
+fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer, String> {
+    let bytes = usize::try_from(size).ok().filter(|_| size <= SIZE_LIMIT);
+    let bytes = bytes.ok_or_else(|| "the messages are too long to measure".to_owned())?;
+    let mut buffer = match (kind, device) {
+        (MemoryKind::Host, _) => Buffer::zeroed(bytes).ok_or_else(|| "out of memory".to_owned())?,
+        (MemoryKind::Device, Some(device)) => {
+            Buffer::Device(device.allocate(bytes).map_err(|error| error.to_string())?)
+        }
+        (MemoryKind::Device, None) => return Err("this worker has no device memory".to_owned()),
+    };
+    buffer.touch();
+    Ok(buffer)
 }
 
 impl Sending {

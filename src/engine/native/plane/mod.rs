@@ -28,7 +28,8 @@ pub use self::here::settings;
 use self::owner::Owner;
 use crate::cuda::{self, Device};
 use crate::ucx::{self, Buffer, Setting, Sleeper, Waker};
-use crate::wire::native::{Measurement, Member, Samples, ToWorker};
+use crate::wire::native::{Measurement, Member, PeerKey, Samples, ToWorker};
+use crate::wire::peer::Measure;
 use crate::wire::secret::Secret;
 use crate::wire::status::PeerLanes;
 
@@ -162,13 +163,43 @@ pub enum Report {
 /// What the thread is told.
 enum Command {
     Heard(ToWorker),
-    Put { name: String, buffer: Arc<Buffer> },
-    Remove { name: String },
+    Put {
+        name: String,
+        buffer: Arc<Buffer>,
+    },
+    Remove {
+        name: String,
+    },
     Get(transfer::Request),
-    Cancel { id: u64 },
-    Summed { name: String, buffer: Arc<Buffer>, checksum: u32 },
-    Echo { peer: String, reply: oneshot::Sender<Result<(), TransferError>> },
-    Measure { id: u64, measurement: Measurement },
+    Cancel {
+        id: u64,
+    },
+    Summed {
+        name: String,
+        buffer: Arc<Buffer>,
+        checksum: Option<u32>,
+    },
+    Echo {
+        peer: String,
+        reply: oneshot::Sender<Result<(), TransferError>>,
+    },
+    Measure {
+        id: u64,
+        measurement: Measurement,
+    },
+    /// Memory for a measurement of this worker.
+    RoomToSend {
+        id: u64,
+        measurement: Measurement,
+        room: Result<Buffer, String>,
+    },
+    /// Memory for a peer's measurement.
+    RoomToReceive {
+        id: u64,
+        from: PeerKey,
+        measure: Measure,
+        room: Option<Vec<Buffer>>,
+    },
     Stop,
 }
 

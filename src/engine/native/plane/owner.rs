@@ -17,6 +17,7 @@ use super::core::{Action, Core, Event};
 use super::measure::{self, Ended, Measurements, Out};
 use super::transfer::{self, Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
+use crate::cuda::Device;
 use crate::ucx::{
     self, Arrival, Buffer, Completion, EndpointFailure, EndpointId, Library, NumberMap,
     OperationId, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
@@ -59,6 +60,7 @@ pub(super) struct Owner {
     core: Core,
     transfers: Transfers,
     measurements: Measurements,
+    device: Option<Device>,
     address_key: [u8; 32],
     links: NumberMap<PeerKey, Link>,
     /// Addresses of the peers that are present.
@@ -98,10 +100,11 @@ impl Owner {
         let _ = reports.send(Report::Open { address, library });
         let limit =
             if opening.bytes_in_flight == 0 { BYTES_IN_FLIGHT } else { opening.bytes_in_flight };
-        let measurements = Measurements::new(opening.device.clone());
+        let measurements = Measurements::default();
         Ok(Self {
             core: Core::new(me, secret),
-            transfers: Transfers::new(limit, opening.device),
+            transfers: Transfers::new(limit, opening.device.clone()),
+            device: opening.device,
             measurements,
             address_key,
             links: NumberMap::default(),
@@ -146,7 +149,12 @@ impl Owner {
                 idle_rounds = 0;
             } else if idle_rounds < patience || self.measurements.active() {
                 idle_rounds = idle_rounds.saturating_add(1);
-                std::hint::spin_loop();
+                if idle_rounds > IDLE_ROUNDS.end {
+                    // A measurement that waits this long must not hold others up.
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
             } else {
                 patience = (patience / 2).max(IDLE_ROUNDS.start);
                 sleeper.sleep(&self.worker, self.time_to_retry(), || {
@@ -172,6 +180,14 @@ impl Owner {
             Command::Summed { name, buffer, checksum } => self.summed(&name, &buffer, checksum),
             Command::Echo { peer, reply } => self.echo(peer, reply),
             Command::Measure { id, measurement } => self.measure(id, measurement),
+            Command::RoomToSend { id, measurement, room } => {
+                self.begin_measurement(id, measurement, room);
+            }
+            Command::RoomToReceive { id, from, measure, room } => {
+                self.pin(measure.cpu);
+                let out = self.measurements.prepare(from, id, measure, room);
+                self.send_out([out]);
+            }
             Command::Stop => {}
         }
     }
@@ -259,9 +275,11 @@ impl Owner {
             Kind::Missing => self.transfers.missing(id, sender),
             Kind::Measure => {
                 if let Some(measure) = arrival.bytes().and_then(Measure::decode) {
-                    self.pin(measure.cpu);
-                    let out = self.measurements.prepare(sender, id, measure);
-                    self.send_out([out]);
+                    let device = self.device.clone();
+                    self.aside(move || {
+                        let room = measure::memory_to_receive(&measure, device.as_ref());
+                        Command::RoomToReceive { id, from: sender, measure, room }
+                    });
                 }
             }
             Kind::Prepared | Kind::RoundDone => self.measured(id, sender, kind, argument),
@@ -389,25 +407,22 @@ impl Owner {
         }
         offered.waiting.push((to, id));
         if offered.waiting.len() == 1 {
-            let (line, name) = (self.line.clone(), name.to_owned());
-            std::thread::spawn(move || {
+            let name = name.to_owned();
+            self.aside(move || {
                 let checksum = transfer::checksum_of(&buffer, buffer.len());
-                // Without a reader of device memory the receiver has nothing to verify.
-                if let (Some(checksum), Some(line)) = (checksum, line.upgrade()) {
-                    line.tell(Command::Summed { name, buffer, checksum });
-                }
+                Command::Summed { name, buffer, checksum }
             });
         }
     }
 
-    fn summed(&mut self, name: &str, buffer: &Arc<Buffer>, checksum: u32) {
+    fn summed(&mut self, name: &str, buffer: &Arc<Buffer>, checksum: Option<u32>) {
         let Some(offered) = self.transfers.offered.get_mut(name) else { return };
         if !Arc::ptr_eq(&offered.buffer, buffer) {
             return;
         }
-        offered.checksum = Some(checksum);
+        offered.checksum = checksum;
         for (to, id) in std::mem::take(&mut offered.waiting) {
-            self.send_object(to, id, Arc::clone(buffer), Some(checksum));
+            self.send_object(to, id, Arc::clone(buffer), checksum);
         }
     }
 
@@ -434,17 +449,40 @@ impl Owner {
     // Measurements.
 
     fn measure(&mut self, id: u64, measurement: Measurement) {
-        let begun = match self.peer(&measurement.to) {
-            Some(peer) => {
+        let device = self.device.clone();
+        self.aside(move || {
+            let room = measure::memory_to_send(&measurement, device.as_ref());
+            Command::RoomToSend { id, measurement, room }
+        });
+    }
+
+    fn begin_measurement(
+        &mut self,
+        id: u64,
+        measurement: Measurement,
+        room: Result<Buffer, String>,
+    ) {
+        let peer = self.peer(&measurement.to);
+        let no_peer = || format!("there is no connection to {}", measurement.to);
+        match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
+            Ok((peer, buffer)) => {
                 self.pin(measurement.cpus.map(|(sender, _)| sender));
-                self.measurements.begin(id, peer, measurement)
+                let out = self.measurements.begin(id, peer, measurement, buffer);
+                self.send_out([out]);
             }
-            None => Err(format!("there is no connection to {}", measurement.to)),
-        };
-        match begun {
-            Ok(out) => self.send_out([out]),
             Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
         }
+    }
+
+    /// Does what takes long on a thread of its own, which tells this one.
+    fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
+        let line = self.line.clone();
+        std::thread::spawn(move || {
+            let command = work();
+            if let Some(line) = line.upgrade() {
+                line.tell(command);
+            }
+        });
     }
 
     fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
