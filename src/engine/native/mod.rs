@@ -9,6 +9,7 @@
 pub mod client;
 mod connection;
 mod contract;
+pub mod links;
 pub mod plane;
 pub mod scheduler;
 #[allow(dead_code, reason = "the scheduler's service takes it up next")]

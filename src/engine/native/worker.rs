@@ -62,7 +62,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
-        settings: plane::settings(contract.plan.machine.simulated),
+        settings: plane::settings(),
         device,
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
