@@ -6,6 +6,7 @@
 //! about the asking goes to standard error. Exit codes are those of [`Exit`].
 
 mod doctor;
+mod bench;
 mod down;
 mod env;
 mod events;
@@ -25,6 +26,7 @@ mod source;
 mod spec;
 mod topo;
 mod up;
+mod verify;
 mod workers;
 
 use std::process::ExitCode;
@@ -71,6 +73,10 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
     Down(down::Arguments),
+    /// Checks that the workers of a running cluster use the links that they should.
+    Verify(verify::Arguments),
+    /// Measures what a running cluster can do.
+    Bench(bench::Arguments),
 }
 
 /// Runs the command line of this process and returns its exit code.
@@ -113,5 +119,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Scale(arguments) => restart::scale(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Down(arguments) => down::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
     }
 }
