@@ -143,11 +143,7 @@ pub(super) struct Outcome {
 
 impl Target {
     /// Measures every way that was asked for, at each size.
-    pub(super) fn measure(
-        &self,
-        sizes: &[u64],
-        together: Together,
-    ) -> Result<Outcome, Failure> {
+    pub(super) fn measure(&self, sizes: &[u64], together: Together) -> Result<Outcome, Failure> {
         let cluster = reach::find(self.name.as_ref())?;
         let plan = self.plan(&cluster)?;
         let ways = self.ways(&plan)?;
@@ -165,7 +161,9 @@ impl Target {
                     for group in groups(&ways, together) {
                         let streams: Vec<Measurement> = group
                             .iter()
-                            .map(|(from, to)| self.pinned(links::stream(from, to, memory, size, self.rounds)))
+                            .map(|(from, to)| {
+                                self.pinned(links::stream(from, to, memory, size, self.rounds))
+                            })
                             .collect();
                         let results = client.measure(&streams).await?;
                         pairs.extend(rows(&plan, &streams, &results, &latencies));
@@ -181,11 +179,13 @@ impl Target {
     fn plan(&self, cluster: &Found) -> Result<Plan, Failure> {
         let path = cluster.paths.plan();
         let text = std::fs::read_to_string(&path).map_err(|error| {
-            let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
+            let error =
+                anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
             Failure::new(Exit::Failed, error)
         })?;
         let plan: Plan = serde_json::from_str(&text).map_err(|error| {
-            let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
+            let error =
+                anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
             Failure::new(Exit::Failed, error)
         })?;
         if plan.engine == EngineKind::Native {
@@ -249,7 +249,10 @@ fn groups(ways: &[(String, String)], together: Together) -> Vec<Vec<(String, Str
             };
             let both = |(from, to): &(String, String)| {
                 let back = (to.clone(), from.clone());
-                [(from.clone(), to.clone()), back].into_iter().filter(|w| ways.contains(w)).collect()
+                [(from.clone(), to.clone()), back]
+                    .into_iter()
+                    .filter(|w| ways.contains(w))
+                    .collect()
             };
             ways.iter().filter(first).map(both).collect()
         }
@@ -284,8 +287,7 @@ impl Outcome {
                 pairs: &self.pairs,
             }),
             Form::Table => {
-                let headings =
-                    ["from", "to", "memory", "size", "GB/s", "µs", "lanes", "verdict"];
+                let headings = ["from", "to", "memory", "size", "GB/s", "µs", "lanes", "verdict"];
                 output::print(&output::table(&headings, self.pairs.iter().map(cells)))?;
                 if simulated {
                     output::note(&"the GPUs are simulated: these are figures of host memory");

@@ -5,13 +5,17 @@
 //! *Invariant:* a device buffer is freed on the device that it was allocated on, once.
 #![allow(unsafe_code)]
 
+mod driver;
 mod simulated;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
+pub use driver::DriverDevice;
 pub use simulated::SimulatedDevice;
+
+use crate::ids::PciAddress;
 
 /// Why a device did not do something.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +29,22 @@ pub enum Error {
         asked_bytes: usize,
         /// Bytes free.
         free_bytes: u64,
+    },
+    /// The driver's library, or a function of it, is not there.
+    #[error("cannot find {name}")]
+    Driver {
+        /// The file or the function.
+        name: &'static str,
+        /// The loader's words.
+        source: libloading::Error,
+    },
+    /// The driver refused a call.
+    #[error("{call} failed: {reason}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The driver's words.
+        reason: String,
     },
     /// A copy beyond a buffer's end.
     #[error("{bytes} bytes at {offset} do not lie in a buffer of {length} bytes")]
@@ -52,12 +72,33 @@ pub struct MemoryInfo {
 pub enum Device {
     /// Host memory with a GPU's capacity.
     Simulated(Arc<SimulatedDevice>),
+    /// A GPU, by the CUDA driver.
+    Driver(Arc<DriverDevice>),
 }
 
 impl Device {
     /// A simulated device of this capacity.
     pub fn simulated(name: impl Into<String>, capacity_bytes: u64) -> Self {
         Device::Simulated(Arc::new(SimulatedDevice::new(name.into(), capacity_bytes)))
+    }
+
+    /// The GPU at a place, by the CUDA driver.
+    ///
+    /// # Errors
+    /// If there is no driver or no such GPU.
+    pub fn open(place: PciAddress) -> Result<Self, Error> {
+        DriverDevice::open(place).map(|device| Device::Driver(Arc::new(device)))
+    }
+
+    /// Makes its context current on this thread; nothing for a simulated device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn make_current(&self) -> Result<(), Error> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.make_current(),
+        }
     }
 
     /// Whether it is host memory in truth.
@@ -69,6 +110,7 @@ impl Device {
     pub fn name(&self) -> &str {
         match self {
             Device::Simulated(device) => device.name(),
+            Device::Driver(device) => device.name(),
         }
     }
 
@@ -79,6 +121,7 @@ impl Device {
     pub fn memory(&self) -> Result<MemoryInfo, Error> {
         match self {
             Device::Simulated(device) => Ok(device.memory()),
+            Device::Driver(device) => device.memory(),
         }
     }
 
@@ -87,23 +130,33 @@ impl Device {
     /// # Errors
     /// If there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, Error> {
-        match self {
+        let memory = match self {
             Device::Simulated(device) => {
-                SimulatedDevice::allocate(device, bytes).map(|memory| DeviceBuffer { memory })
+                Memory::Simulated(SimulatedDevice::allocate(device, bytes)?)
             }
-        }
+            Device::Driver(device) => Memory::Driver(DriverDevice::allocate(device, bytes)?),
+        };
+        Ok(DeviceBuffer { memory })
     }
+}
+
+enum Memory {
+    Simulated(simulated::SimulatedMemory),
+    Driver(driver::DriverMemory),
 }
 
 /// Memory of a device.
 pub struct DeviceBuffer {
-    memory: simulated::SimulatedMemory,
+    memory: Memory,
 }
 
 impl DeviceBuffer {
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.memory.bytes().len()
+        match &self.memory {
+            Memory::Simulated(memory) => memory.bytes().len(),
+            Memory::Driver(memory) => memory.len(),
+        }
     }
 
     /// Whether there is not a byte.
@@ -113,51 +166,72 @@ impl DeviceBuffer {
 
     /// Whether it is host memory in truth.
     pub fn is_simulated(&self) -> bool {
-        true
+        matches!(self.memory, Memory::Simulated(_))
     }
 
     /// The bytes, where the host can read them.
     pub fn host(&self) -> Option<&[u8]> {
-        Some(self.memory.bytes())
+        match &self.memory {
+            Memory::Simulated(memory) => Some(memory.bytes()),
+            Memory::Driver(_) => None,
+        }
     }
 
     /// The bytes, where the host can write them.
     pub fn host_mut(&mut self) -> Option<&mut [u8]> {
-        Some(self.memory.bytes_mut())
+        match &mut self.memory {
+            Memory::Simulated(memory) => Some(memory.bytes_mut()),
+            Memory::Driver(_) => None,
+        }
     }
 
     /// Its address, for UCX to read.
     pub fn pointer(&self) -> *const c_void {
-        self.memory.bytes().as_ptr().cast()
+        match &self.memory {
+            Memory::Simulated(memory) => memory.bytes().as_ptr().cast(),
+            Memory::Driver(memory) => memory.pointer(),
+        }
     }
 
     /// Its address, for UCX to write.
     pub fn pointer_mut(&mut self) -> *mut c_void {
-        self.memory.bytes_mut().as_mut_ptr().cast()
+        match &mut self.memory {
+            Memory::Simulated(memory) => memory.bytes_mut().as_mut_ptr().cast(),
+            Memory::Driver(memory) => memory.pointer(),
+        }
     }
 
     /// Copies `bytes` from the host to `offset`.
     ///
     /// # Errors
-    /// If they do not lie within the buffer.
+    /// If they do not lie within the buffer, or the driver refuses.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        let length = self.len();
-        let error = Error::Range { offset, bytes: bytes.len(), length };
-        let end = offset.checked_add(bytes.len()).filter(|end| *end <= length).ok_or(error)?;
-        self.memory.bytes_mut()[offset..end].copy_from_slice(bytes);
+        let end = self.end(offset, bytes.len())?;
+        match &mut self.memory {
+            Memory::Simulated(memory) => memory.bytes_mut()[offset..end].copy_from_slice(bytes),
+            Memory::Driver(memory) => memory.write(offset, bytes)?,
+        }
         Ok(())
     }
 
     /// Copies from `offset` to the host until `bytes` is full.
     ///
     /// # Errors
-    /// If that reaches beyond the buffer.
+    /// If that reaches beyond the buffer, or the driver refuses.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
-        let length = self.len();
-        let error = Error::Range { offset, bytes: bytes.len(), length };
-        let end = offset.checked_add(bytes.len()).filter(|end| *end <= length).ok_or(error)?;
-        bytes.copy_from_slice(&self.memory.bytes()[offset..end]);
+        let end = self.end(offset, bytes.len())?;
+        match &self.memory {
+            Memory::Simulated(memory) => bytes.copy_from_slice(&memory.bytes()[offset..end]),
+            Memory::Driver(memory) => memory.read(offset, bytes)?,
+        }
         Ok(())
+    }
+
+    /// Where a copy ends, if it lies within the buffer.
+    fn end(&self, offset: usize, bytes: usize) -> Result<usize, Error> {
+        let length = self.len();
+        let end = offset.checked_add(bytes).filter(|end| *end <= length);
+        end.ok_or(Error::Range { offset, bytes, length })
     }
 }
 

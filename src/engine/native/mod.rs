@@ -18,9 +18,9 @@ pub mod worker;
 
 use std::path::PathBuf;
 
-use crate::ucx;
 use crate::wire::native::FrameError;
 use crate::wire::secret::SecretError;
+use crate::{cuda, ucx};
 
 /// Why a process of the native engine ends.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,9 @@ pub enum Error {
     /// UCX refused something.
     #[error("UCX does not work here")]
     Ucx(#[from] ucx::Error),
+    /// The worker's GPU cannot be used.
+    #[error("the GPU cannot be used")]
+    Device(#[from] cuda::Error),
     /// The thread that owns UCX ended by itself.
     #[error("the thread that owns UCX ended")]
     PlaneGone,

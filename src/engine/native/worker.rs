@@ -58,7 +58,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
 
     let me = Member { name: contract.name.clone(), incarnation: u64::from_le_bytes(random()?) };
     let worker = contract.plan.workers.iter().find(|worker| worker.name == me.name);
-    let device = open_device(worker, contract.plan.machine.simulated);
+    let device = open_device(worker, contract.plan.machine.simulated)?;
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
@@ -121,15 +121,18 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
 }
 
 /// The worker's device memory, where its plan gives it a GPU.
-fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Option<Device> {
-    let worker = worker?;
-    let gpu = worker.gpu.as_ref()?;
-    if !simulated {
-        return None;
+fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Result<Option<Device>, Error> {
+    let Some(gpu) = worker.and_then(|worker| worker.gpu.as_ref()) else { return Ok(None) };
+    if simulated {
+        let limit = worker.and_then(|worker| worker.device_memory_limit_bytes);
+        let Some(capacity) = limit.or(gpu.memory_bytes) else { return Ok(None) };
+        tracing::info!(gpu = gpu.index.0, capacity, "device memory is simulated in host memory");
+        return Ok(Some(Device::simulated(format!("simulated GPU {}", gpu.index), capacity)));
     }
-    let capacity = worker.device_memory_limit_bytes.or(gpu.memory_bytes)?;
-    tracing::info!(gpu = gpu.index.0, capacity, "device memory is simulated in host memory");
-    Some(Device::simulated(format!("simulated GPU {}", gpu.index), capacity))
+    let Some(place) = gpu.pci else { return Ok(None) };
+    let device = Device::open(place)?;
+    tracing::info!(gpu = gpu.index.0, name = device.name(), "device is open");
+    Ok(Some(device))
 }
 
 /// The connection to the scheduler.

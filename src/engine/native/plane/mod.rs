@@ -222,7 +222,7 @@ impl Line {
 pub struct Plane {
     line: Arc<Line>,
     next: Arc<AtomicU64>,
-    thread: Arc<Mutex<Option<JoinHandle<Result<(), ucx::Error>>>>>,
+    thread: Arc<Mutex<Option<JoinHandle<Result<(), super::Error>>>>>,
 }
 
 impl Plane {
@@ -321,7 +321,7 @@ impl Plane {
         let thread = self.thread.lock().map_err(|_| super::Error::PlaneGone)?.take();
         match thread.map(JoinHandle::join) {
             None => Ok(()),
-            Some(Ok(result)) => Ok(result?),
+            Some(Ok(result)) => result,
             Some(Err(_)) => Err(super::Error::PlaneGone),
         }
     }

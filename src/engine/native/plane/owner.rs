@@ -89,7 +89,9 @@ impl Owner {
         opening: Opening,
         reports: async_mpsc::UnboundedSender<Report>,
         line: Weak<Line>,
-    ) -> Result<Self, ucx::Error> {
+    ) -> Result<Self, super::super::Error> {
+        // UCX looks for a current context when it is initialised.
+        opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
         let library = Library::open(opening.library.as_deref())?;
         let context = UcpContext::new(&library, &opening.settings)?;
         let worker = UcpWorker::new(&context)?;
@@ -127,7 +129,7 @@ impl Owner {
         mut self,
         sleeper: &Sleeper,
         inbox: &mpsc::Receiver<Command>,
-    ) -> Result<(), ucx::Error> {
+    ) -> Result<(), super::super::Error> {
         let (mut idle_rounds, mut patience) = (0, IDLE_ROUNDS.start);
         let mut next = None;
         loop {

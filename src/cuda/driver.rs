@@ -1,0 +1,252 @@
+//! The CUDA driver (libcuda), opened at run time.
+//!
+//! Does not know NVML's numbers; a device is found by its PCI address.
+//!
+//! *Invariant:* the device's primary context is current on the thread for each call, and is held as
+//! long as any of its buffers.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::{Error, MemoryInfo};
+use crate::ids::PciAddress;
+
+/// The name that every driver installs.
+const SONAME: &str = "libcuda.so.1";
+
+/// `CUDA_SUCCESS`.
+const SUCCESS: c_int = 0;
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: c_int = 2;
+
+/// `CUdeviceptr`: an address on the device.
+type Address = u64;
+
+/// Declares the table of functions and how each is looked up.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*);)*) => {
+        struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+
+        impl Functions {
+            /// # Safety
+            /// `library` must be a libcuda and must never be closed.
+            unsafe fn find(
+                library: &libloading::Library,
+            ) -> Result<Self, (&'static str, libloading::Error)> {
+                Ok(Self {
+                    $($name: {
+                        let name = stringify!($name);
+                        // SAFETY: the caller's promise about the library.
+                        *unsafe { library.get(name) }.map_err(|error| (name, error))?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit(c_uint);
+    cuGetErrorString(c_int, *mut *const c_char);
+    cuDeviceGetByPCIBusId(*mut c_int, *const c_char);
+    cuDeviceGetName(*mut c_char, c_int, c_int);
+    cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int);
+    cuDevicePrimaryCtxRelease_v2(c_int);
+    cuCtxSetCurrent(*mut c_void);
+    cuMemGetInfo_v2(*mut usize, *mut usize);
+    cuMemAlloc_v2(*mut Address, usize);
+    cuMemFree_v2(Address);
+    cuMemcpyHtoD_v2(Address, *const c_void, usize);
+    cuMemcpyDtoH_v2(*mut c_void, Address, usize);
+}
+
+/// A GPU, by the driver.
+pub struct DriverDevice {
+    functions: Functions,
+    /// Never closed: the driver leaves threads behind.
+    _library: ManuallyDrop<libloading::Library>,
+    device: c_int,
+    context: *mut c_void,
+    name: String,
+}
+
+// SAFETY: the driver's functions may be called from any thread; the context is a handle that is
+// made current on each thread that uses it.
+unsafe impl Send for DriverDevice {}
+// SAFETY: as above; no field changes after construction.
+unsafe impl Sync for DriverDevice {}
+
+impl DriverDevice {
+    /// Opens the GPU at a place, and holds its primary context.
+    pub(super) fn open(place: PciAddress) -> Result<Self, Error> {
+        // SAFETY: libcuda's initialisers have no preconditions.
+        let library = unsafe { libloading::Library::new(SONAME) }
+            .map_err(|source| Error::Driver { name: SONAME, source })?;
+        let library = ManuallyDrop::new(library);
+        // SAFETY: these functions have had these signatures since CUDA 3.2 (7.0 for the primary
+        // context), and the library is never closed.
+        let functions = unsafe { Functions::find(&library) }
+            .map_err(|(function, source)| Error::Driver { name: function, source })?;
+        let mut opened = Self {
+            functions,
+            _library: library,
+            device: 0,
+            context: null_mut(),
+            name: String::new(),
+        };
+        // SAFETY: no flags are defined.
+        opened.check("cuInit", unsafe { (opened.functions.cuInit)(0) })?;
+        // `CString::new` refuses NUL bytes, which no PCI address has.
+        let text = CString::new(place.to_string()).unwrap_or_default();
+        let mut device = 0;
+        // SAFETY: a place for the result and a C string.
+        let result =
+            unsafe { (opened.functions.cuDeviceGetByPCIBusId)(&raw mut device, text.as_ptr()) };
+        opened.check("cuDeviceGetByPCIBusId", result)?;
+        let mut name = [0; 128];
+        // SAFETY: the buffer has the length that is said, and stays a C string.
+        let result = unsafe { (opened.functions.cuDeviceGetName)(name.as_mut_ptr(), 127, device) };
+        opened.check("cuDeviceGetName", result)?;
+        // SAFETY: the driver wrote a C string into the buffer.
+        opened.name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let mut context = null_mut();
+        // SAFETY: a place for the result and a device of the driver.
+        let result =
+            unsafe { (opened.functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        opened.check("cuDevicePrimaryCtxRetain", result)?;
+        opened.device = device;
+        opened.context = context;
+        Ok(opened)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes the context current on this thread, as UCX wants it before it is initialised.
+    pub(super) fn make_current(&self) -> Result<(), Error> {
+        // SAFETY: the context is retained as long as `self`.
+        let result = unsafe { (self.functions.cuCtxSetCurrent)(self.context) };
+        self.check("cuCtxSetCurrent", result)
+    }
+
+    pub(super) fn memory(&self) -> Result<MemoryInfo, Error> {
+        self.make_current()?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: two places for the results; the context is current.
+        let result = unsafe { (self.functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", result)?;
+        Ok(MemoryInfo { total_bytes: total as u64, free_bytes: free as u64 })
+    }
+
+    pub(super) fn allocate(device: &Arc<Self>, bytes: usize) -> Result<DriverMemory, Error> {
+        device.make_current()?;
+        let mut address = 0;
+        if bytes > 0 {
+            // SAFETY: a place for the result; the context is current.
+            let result = unsafe { (device.functions.cuMemAlloc_v2)(&raw mut address, bytes) };
+            if result == OUT_OF_MEMORY {
+                return Err(Error::OutOfMemory {
+                    device: device.name.clone(),
+                    asked_bytes: bytes,
+                    free_bytes: device.memory()?.free_bytes,
+                });
+            }
+            device.check("cuMemAlloc", result)?;
+        }
+        Ok(DriverMemory { device: Arc::clone(device), address, bytes })
+    }
+
+    fn check(&self, call: &'static str, result: c_int) -> Result<(), Error> {
+        if result == SUCCESS {
+            return Ok(());
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: a place for a pointer to the driver's own constant text.
+        let known = unsafe { (self.functions.cuGetErrorString)(result, &raw mut text) };
+        let reason = if known == SUCCESS && !text.is_null() {
+            // SAFETY: the driver's texts are C strings that live as long as it.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            format!("CUDA error {result}")
+        };
+        Err(Error::Call { call, reason })
+    }
+}
+
+impl Drop for DriverDevice {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: retained once in `open`; every buffer holds the device, so none is left. At
+            // the process's end the driver may be gone already and says so, which changes nothing.
+            let _ = unsafe { (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        }
+    }
+}
+
+impl fmt::Debug for DriverDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriverDevice").field("name", &self.name).finish()
+    }
+}
+
+/// Memory of a GPU.
+pub(super) struct DriverMemory {
+    device: Arc<DriverDevice>,
+    address: Address,
+    bytes: usize,
+}
+
+impl DriverMemory {
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address on the device, in the form in which UCX takes it.
+    pub(super) fn pointer(&self) -> *mut c_void {
+        // Addresses of the device and of the host share one space of 64 bits.
+        std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
+    }
+
+    /// Copies `bytes` to `offset`; the caller has checked that they fit.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.device.make_current()?;
+        // SAFETY: the range lies within this allocation, and the source is readable.
+        let result = unsafe {
+            (self.device.functions.cuMemcpyHtoD_v2)(
+                self.address + offset as u64,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+            )
+        };
+        self.device.check("cuMemcpyHtoD", result)
+    }
+
+    /// Copies from `offset`; the caller has checked the range.
+    pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        self.device.make_current()?;
+        // SAFETY: the range lies within this allocation, and the target is writable.
+        let result = unsafe {
+            (self.device.functions.cuMemcpyDtoH_v2)(
+                bytes.as_mut_ptr().cast(),
+                self.address + offset as u64,
+                bytes.len(),
+            )
+        };
+        self.device.check("cuMemcpyDtoH", result)
+    }
+}
+
+impl Drop for DriverMemory {
+    fn drop(&mut self) {
+        if self.address != 0 && self.device.make_current().is_ok() {
+            // SAFETY: allocated once, on this device, and not used after this. A failure means that
+            // the context is lost, and the memory with it.
+            let _ = unsafe { (self.device.functions.cuMemFree_v2)(self.address) };
+        }
+    }
+}
