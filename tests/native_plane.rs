@@ -327,7 +327,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 const SIZES: [usize; 5] = [10, 5_000, 100_000, 1 << 20, 5 << 20];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 6, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     /// Futures are dropped at every point of a transfer while others run; those that are awaited
     /// get exactly their bytes, and no memory is written to after it was given back.
