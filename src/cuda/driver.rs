@@ -29,6 +29,7 @@ type Address = u64;
 /// Declares the table of functions and how each is looked up.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
+        #[allow(non_snake_case, reason = "the driver's own names")]
         struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
         impl Functions {

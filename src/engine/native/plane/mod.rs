@@ -217,12 +217,15 @@ impl Line {
     }
 }
 
+type Thread = JoinHandle<Result<(), super::Error>>;
+
 /// The handle of the data plane. The thread ends with [`Plane::stop`], or when it fails.
 #[derive(Clone)]
 pub struct Plane {
     line: Arc<Line>,
     next: Arc<AtomicU64>,
-    thread: Arc<Mutex<Option<JoinHandle<Result<(), super::Error>>>>>,
+    /// Taken by the first [`Plane::stop`].
+    thread: Arc<Mutex<Option<Thread>>>,
 }
 
 impl Plane {

@@ -5,25 +5,27 @@
 //!
 //! *Invariant:* when nothing is to be done, the thread sleeps.
 
+mod measuring;
+mod objects;
+
 use std::collections::HashMap;
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::sched::CpuSet;
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::core::{Action, Core, Event};
-use super::measure::{self, Ended, Measurements, Out};
-use super::transfer::{self, Offered, Transfers};
+use super::measure::{self, Measurements};
+use super::transfer::{Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{
     self, Arrival, Buffer, Completion, EndpointFailure, EndpointId, Library, NumberMap,
     OperationId, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
 };
-use crate::wire::native::{Measurement, Member, PeerKey, ToWorker};
-use crate::wire::peer::{Header, Hello, Kind, Measure, NAME_LIMIT, checksum_argument, checksum_of};
+use crate::wire::native::{Member, PeerKey, ToWorker};
+use crate::wire::peer::{Header, Hello, Kind, Measure, checksum_of};
 use crate::wire::secret::{Secret, Token};
 use crate::wire::status::PeerLanes;
 
@@ -40,9 +42,6 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// What the sealed addresses are sealed for.
 const ADDRESS_PURPOSE: &str = "worker address";
-
-/// Objects above this length have their checksum computed on a thread of its own.
-const INLINE_CHECKSUM: usize = 256 << 10;
 
 /// The identifier of echoes among pings; measurements have others.
 const ECHO: u64 = 1 << 63;
@@ -89,7 +88,7 @@ impl Owner {
         opening: Opening,
         reports: async_mpsc::UnboundedSender<Report>,
         line: Weak<Line>,
-    ) -> Result<Self, super::super::Error> {
+    ) -> Result<Self, crate::engine::native::Error> {
         // UCX looks for a current context when it is initialised.
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
         let library = Library::open(opening.library.as_deref())?;
@@ -129,7 +128,7 @@ impl Owner {
         mut self,
         sleeper: &Sleeper,
         inbox: &mpsc::Receiver<Command>,
-    ) -> Result<(), super::super::Error> {
+    ) -> Result<(), crate::engine::native::Error> {
         let (mut idle_rounds, mut patience) = (0, IDLE_ROUNDS.start);
         let mut next = None;
         loop {
@@ -371,173 +370,6 @@ impl Owner {
             tracing::warn!(messages = self.strangers, "messages from strangers are thrown away");
         }
     }
-
-    // Transfers.
-
-    fn get(&mut self, request: transfer::Request) {
-        let answer = |request: transfer::Request, error| drop(request.reply.send(Err(error)));
-        let Some(peer) = self.peer(&request.peer) else {
-            let peer = request.peer.clone();
-            return answer(request, TransferError::NoPeer { peer });
-        };
-        let bytes = request.name.len();
-        if bytes > NAME_LIMIT {
-            return answer(request, TransferError::Name { bytes });
-        }
-        let name = Payload::from(request.name.clone().into_bytes());
-        self.say(peer, Kind::Get, request.id, u64::from(request.checked), name);
-        self.transfers.requested(request, peer);
-    }
-
-    fn serve(&mut self, to: PeerKey, id: u64, checked: bool, request: &Arrival) {
-        let name = request.bytes().filter(|bytes| bytes.len() <= NAME_LIMIT);
-        let name = name.and_then(|bytes| std::str::from_utf8(bytes).ok());
-        let Some((name, offered)) =
-            name.and_then(|name| Some((name, self.transfers.offered.get_mut(name)?)))
-        else {
-            self.say(to, Kind::Missing, id, 0, Payload::Empty);
-            return;
-        };
-        let (buffer, checksum) = (Arc::clone(&offered.buffer), offered.checksum);
-        if !checked || checksum.is_some() {
-            return self.send_object(to, id, buffer, checksum);
-        }
-        if buffer.len() <= INLINE_CHECKSUM {
-            let checksum = transfer::checksum_of(&buffer, buffer.len());
-            offered.checksum = checksum;
-            return self.send_object(to, id, buffer, checksum);
-        }
-        offered.waiting.push((to, id));
-        if offered.waiting.len() == 1 {
-            let name = name.to_owned();
-            self.aside(move || {
-                let checksum = transfer::checksum_of(&buffer, buffer.len());
-                Command::Summed { name, buffer, checksum }
-            });
-        }
-    }
-
-    fn summed(&mut self, name: &str, buffer: &Arc<Buffer>, checksum: Option<u32>) {
-        let Some(offered) = self.transfers.offered.get_mut(name) else { return };
-        if !Arc::ptr_eq(&offered.buffer, buffer) {
-            return;
-        }
-        offered.checksum = checksum;
-        for (to, id) in std::mem::take(&mut offered.waiting) {
-            self.send_object(to, id, Arc::clone(buffer), checksum);
-        }
-    }
-
-    fn send_object(&self, to: PeerKey, id: u64, buffer: Arc<Buffer>, checksum: Option<u32>) {
-        let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
-        self.say(to, Kind::Object, id, checksum_argument(checksum), payload);
-    }
-
-    fn echo(&mut self, peer: String, reply: oneshot::Sender<Result<(), TransferError>>) {
-        let Some(member) = self.peer(&peer) else {
-            let _ = reply.send(Err(TransferError::NoPeer { peer }));
-            return;
-        };
-        self.next_echo += 1;
-        self.say(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
-        self.echoes.insert(self.next_echo, (member, reply));
-    }
-
-    /// The peer of a name, if it is connected.
-    fn peer(&self, name: &str) -> Option<PeerKey> {
-        self.links.iter().find(|(_, link)| link.member.name == name).map(|(key, _)| *key)
-    }
-
-    // Measurements.
-
-    fn measure(&mut self, id: u64, measurement: Measurement) {
-        let device = self.device.clone();
-        self.aside(move || {
-            let room = measure::memory_to_send(&measurement, device.as_ref());
-            Command::RoomToSend { id, measurement, room }
-        });
-    }
-
-    fn begin_measurement(
-        &mut self,
-        id: u64,
-        measurement: Measurement,
-        room: Result<Buffer, String>,
-    ) {
-        let peer = self.peer(&measurement.to);
-        let no_peer = || format!("there is no connection to {}", measurement.to);
-        match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
-            Ok((peer, buffer)) => {
-                self.pin(measurement.cpus.map(|(sender, _)| sender));
-                let out = self.measurements.begin(id, peer, measurement, buffer);
-                self.send_out([out]);
-            }
-            Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
-        }
-    }
-
-    /// Does what takes long on a thread of its own, which tells this one.
-    fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
-        let line = self.line.clone();
-        std::thread::spawn(move || {
-            let command = work();
-            if let Some(line) = line.upgrade() {
-                line.tell(command);
-            }
-        });
-    }
-
-    fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
-        let mut out = Vec::new();
-        let ended = self.measurements.answered(id, by, kind, argument, &mut out);
-        self.send_out(out);
-        if let Some(ended) = ended {
-            self.report(ended);
-            self.unpin_when_idle();
-        }
-    }
-
-    fn report(&self, Ended { id, peer, result }: Ended) {
-        let link = peer.and_then(|peer| self.links.get(&peer));
-        let lanes = link.and_then(|link| link.endpoint.lanes().ok()).unwrap_or_default();
-        let result = measure::samples(result, lanes);
-        let _ = self.reports.send(Report::Measured { id, result });
-    }
-
-    fn send_out(&mut self, out: impl IntoIterator<Item = Out>) {
-        for Out { to, kind, id, argument, payload } in out {
-            let operation = self.say(to, kind, id, argument, payload);
-            if let (Kind::Stream, Some(operation)) = (kind, operation) {
-                self.measurements.sent(operation, id);
-            }
-        }
-    }
-
-    /// Keeps this thread on one CPU until the last measurement ends.
-    fn pin(&mut self, cpu: Option<u32>) {
-        let Some(cpu) = cpu.and_then(|cpu| usize::try_from(cpu).ok()) else { return };
-        let this = Pid::from_raw(0);
-        if self.unpinned.is_none() {
-            self.unpinned = sched_getaffinity(this).ok();
-        }
-        let mut only = CpuSet::new();
-        let pinned = only.set(cpu).and_then(|()| sched_setaffinity(this, &only));
-        if let Err(error) = pinned {
-            tracing::warn!(cpu, %error, "cannot pin the UCX thread for a measurement");
-        }
-    }
-
-    fn unpin_when_idle(&mut self) {
-        if self.measurements.active() {
-            return;
-        }
-        if let Some(before) = self.unpinned.take() {
-            // The set was in force before, so only a CPU that went away makes this fail.
-            let _ = sched_setaffinity(Pid::from_raw(0), &before);
-        }
-    }
-
-    // Connections.
 
     fn time_to_retry(&self) -> Option<Duration> {
         let next = self.retries.iter().map(|(at, _)| *at).min()?;

@@ -169,11 +169,12 @@ impl Transfers {
 
     /// Takes a peer's word that it has no such object.
     pub(super) fn missing(&mut self, id: u64, peer: PeerKey) {
-        if self.fetches.get(&id).is_some_and(|fetch| fetch.peer == peer) {
-            if let Some(fetch) = self.fetches.remove(&id) {
-                let error = TransferError::Missing { peer: fetch.peer_name, name: fetch.name };
-                let _ = fetch.reply.send(Err(error));
-            }
+        if self.fetches.get(&id).is_none_or(|fetch| fetch.peer != peer) {
+            return;
+        }
+        if let Some(fetch) = self.fetches.remove(&id) {
+            let error = TransferError::Missing { peer: fetch.peer_name, name: fetch.name };
+            let _ = fetch.reply.send(Err(error));
         }
     }
 

@@ -54,13 +54,15 @@ impl Relay {
     /// Forgets a connection; what to tell whom, if it was a worker's.
     pub(super) fn gone(&mut self, connection: ConnectionId) -> Vec<(ConnectionId, ToClient)> {
         self.pending.retain(|_, pending| pending.client != connection);
-        self.pending
-            .extract_if(.., |_, pending| pending.worker == connection)
-            .map(|(_, Pending { client, from, to, .. })| {
-                let result = Err(format!("{from} was lost"));
-                (client, ToClient::Measured { from, to, result })
-            })
-            .collect()
+        let (lost, kept) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|(_, pending)| pending.worker == connection);
+        self.pending = kept;
+        let told = |Pending { client, from, to, .. }| {
+            let result = Err(format!("{from} was lost"));
+            (client, ToClient::Measured { from, to, result })
+        };
+        BTreeMap::into_values(lost).map(told).collect()
     }
 }
 

@@ -1,0 +1,104 @@
+//! Measurements: carrying out what [`Measurements`](super::Measurements) decides.
+//!
+//! Does not count messages or time.
+//!
+//! *Invariant:* the thread is pinned only while a measurement lasts.
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use super::Owner;
+use crate::engine::native::plane::measure::{self, Ended, Out};
+use crate::engine::native::plane::{Command, Report};
+use crate::ucx::Buffer;
+use crate::wire::native::{Measurement, PeerKey};
+use crate::wire::peer::Kind;
+
+impl Owner {
+    pub(super) fn measure(&mut self, id: u64, measurement: Measurement) {
+        let device = self.device.clone();
+        self.aside(move || {
+            let room = measure::memory_to_send(&measurement, device.as_ref());
+            Command::RoomToSend { id, measurement, room }
+        });
+    }
+
+    pub(super) fn begin_measurement(
+        &mut self,
+        id: u64,
+        measurement: Measurement,
+        room: Result<Buffer, String>,
+    ) {
+        let peer = self.peer(&measurement.to);
+        let no_peer = || format!("there is no connection to {}", measurement.to);
+        match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
+            Ok((peer, buffer)) => {
+                self.pin(measurement.cpus.map(|(sender, _)| sender));
+                let out = self.measurements.begin(id, peer, measurement, buffer);
+                self.send_out([out]);
+            }
+            Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
+        }
+    }
+
+    /// Does what takes long on a thread of its own, which tells this one.
+    pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
+        let line = self.line.clone();
+        std::thread::spawn(move || {
+            let command = work();
+            if let Some(line) = line.upgrade() {
+                line.tell(command);
+            }
+        });
+    }
+
+    pub(super) fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
+        let mut out = Vec::new();
+        let ended = self.measurements.answered(id, by, kind, argument, &mut out);
+        self.send_out(out);
+        if let Some(ended) = ended {
+            self.report(ended);
+            self.unpin_when_idle();
+        }
+    }
+
+    pub(super) fn report(&self, Ended { id, peer, result }: Ended) {
+        let link = peer.and_then(|peer| self.links.get(&peer));
+        let lanes = link.and_then(|link| link.endpoint.lanes().ok()).unwrap_or_default();
+        let result = measure::samples(result, lanes);
+        let _ = self.reports.send(Report::Measured { id, result });
+    }
+
+    pub(super) fn send_out(&mut self, out: impl IntoIterator<Item = Out>) {
+        for Out { to, kind, id, argument, payload } in out {
+            let operation = self.say(to, kind, id, argument, payload);
+            if let (Kind::Stream, Some(operation)) = (kind, operation) {
+                self.measurements.sent(operation, id);
+            }
+        }
+    }
+
+    /// Keeps this thread on one CPU until the last measurement ends.
+    pub(super) fn pin(&mut self, cpu: Option<u32>) {
+        let Some(cpu) = cpu.and_then(|cpu| usize::try_from(cpu).ok()) else { return };
+        let this = Pid::from_raw(0);
+        if self.unpinned.is_none() {
+            self.unpinned = sched_getaffinity(this).ok();
+        }
+        let mut only = CpuSet::new();
+        let pinned = only.set(cpu).and_then(|()| sched_setaffinity(this, &only));
+        if let Err(error) = pinned {
+            tracing::warn!(cpu, %error, "cannot pin the UCX thread for a measurement");
+        }
+    }
+
+    pub(super) fn unpin_when_idle(&mut self) {
+        if self.measurements.active() {
+            return;
+        }
+        if let Some(before) = self.unpinned.take() {
+            // The set was in force before, so only a CPU that went away makes this fail.
+            let _ = sched_setaffinity(Pid::from_raw(0), &before);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Objects by name: carrying out what [`Transfers`](super::Transfers) decides.
+//!
+//! Does not hold requests or receives.
+//!
+//! *Invariant:* every request of a proven peer is answered, with the object or that it is missing.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::Owner;
+use crate::engine::native::plane::transfer::{self, Request};
+use crate::engine::native::plane::{Command, TransferError};
+use crate::ucx::{Arrival, Buffer, Payload};
+use crate::wire::native::PeerKey;
+use crate::wire::peer::{Kind, NAME_LIMIT, checksum_argument};
+
+/// Objects above this length have their checksum computed on a thread of its own.
+const INLINE_CHECKSUM: usize = 256 << 10;
+
+impl Owner {
+    pub(super) fn get(&mut self, request: Request) {
+        let answer = |request: Request, error| drop(request.reply.send(Err(error)));
+        let Some(peer) = self.peer(&request.peer) else {
+            let peer = request.peer.clone();
+            return answer(request, TransferError::NoPeer { peer });
+        };
+        let bytes = request.name.len();
+        if bytes > NAME_LIMIT {
+            return answer(request, TransferError::Name { bytes });
+        }
+        let name = Payload::from(request.name.clone().into_bytes());
+        self.say(peer, Kind::Get, request.id, u64::from(request.checked), name);
+        self.transfers.requested(request, peer);
+    }
+
+    pub(super) fn serve(&mut self, to: PeerKey, id: u64, checked: bool, request: &Arrival) {
+        let name = request.bytes().filter(|bytes| bytes.len() <= NAME_LIMIT);
+        let name = name.and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let Some((name, offered)) =
+            name.and_then(|name| Some((name, self.transfers.offered.get_mut(name)?)))
+        else {
+            self.say(to, Kind::Missing, id, 0, Payload::Empty);
+            return;
+        };
+        let (buffer, checksum) = (Arc::clone(&offered.buffer), offered.checksum);
+        if !checked || checksum.is_some() {
+            return self.send_object(to, id, buffer, checksum);
+        }
+        if buffer.len() <= INLINE_CHECKSUM {
+            let checksum = transfer::checksum_of(&buffer, buffer.len());
+            offered.checksum = checksum;
+            return self.send_object(to, id, buffer, checksum);
+        }
+        offered.waiting.push((to, id));
+        if offered.waiting.len() == 1 {
+            let name = name.to_owned();
+            self.aside(move || {
+                let checksum = transfer::checksum_of(&buffer, buffer.len());
+                Command::Summed { name, buffer, checksum }
+            });
+        }
+    }
+
+    pub(super) fn summed(&mut self, name: &str, buffer: &Arc<Buffer>, checksum: Option<u32>) {
+        let Some(offered) = self.transfers.offered.get_mut(name) else { return };
+        if !Arc::ptr_eq(&offered.buffer, buffer) {
+            return;
+        }
+        offered.checksum = checksum;
+        for (to, id) in std::mem::take(&mut offered.waiting) {
+            self.send_object(to, id, Arc::clone(buffer), checksum);
+        }
+    }
+
+    pub(super) fn send_object(
+        &self,
+        to: PeerKey,
+        id: u64,
+        buffer: Arc<Buffer>,
+        checksum: Option<u32>,
+    ) {
+        let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
+        self.say(to, Kind::Object, id, checksum_argument(checksum), payload);
+    }
+
+    pub(super) fn echo(&mut self, peer: String, reply: oneshot::Sender<Result<(), TransferError>>) {
+        let Some(member) = self.peer(&peer) else {
+            let _ = reply.send(Err(TransferError::NoPeer { peer }));
+            return;
+        };
+        self.next_echo += 1;
+        self.say(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
+        self.echoes.insert(self.next_echo, (member, reply));
+    }
+
+    /// The peer of a name, if it is connected.
+    pub(super) fn peer(&self, name: &str) -> Option<PeerKey> {
+        self.links.iter().find(|(_, link)| link.member.name == name).map(|(key, _)| *key)
+    }
+}
