@@ -8,9 +8,9 @@ use serde::Serialize;
 use super::failure::{Exit, Failure};
 use super::{output, reach};
 use crate::cluster::Found;
+use crate::engine::native;
 use crate::engine::native::client::{Client, Measured};
 use crate::engine::native::links::{self, Pair, Verdict};
-use crate::engine::native::{self};
 use crate::ids::ClusterName;
 use crate::plan::{EngineKind, Plan};
 use crate::units::Size;
@@ -172,7 +172,7 @@ impl Target {
             }
             Ok::<(), native::Error>(())
         };
-        reach::runtime()?.block_on(run).map_err(super::engine_failure)?;
+        reach::runtime()?.block_on(run).map_err(unmeasured)?;
         Ok(Outcome { cluster, plan, pairs })
     }
 
@@ -236,6 +236,11 @@ impl Target {
         }
         Ok(latencies)
     }
+}
+
+fn unmeasured(error: native::Error) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 
 /// The ways that are measured at the same time, group by group.

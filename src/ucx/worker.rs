@@ -53,6 +53,8 @@ pub(super) struct Records {
     /// Endpoints that UCX still holds.
     pub(super) open_endpoints: Cell<usize>,
     misshapen: Cell<u64>,
+    /// Whether UCX has ended an operation that was on its way with an error.
+    pub(super) broken_off: Cell<bool>,
 }
 
 impl Records {
@@ -115,6 +117,7 @@ impl UcpWorker {
             endpoints: Cell::new(0),
             open_endpoints: Cell::new(0),
             misshapen: Cell::new(0),
+            broken_off: Cell::new(false),
         });
         // From here on the worker is destroyed on every path out.
         let mut inner = WorkerInner { raw, records, event: -1 };
@@ -271,8 +274,13 @@ impl Drop for WorkerInner {
             let Some(raw) = raw else { break };
             self.release(&raw.data);
         }
-        // SAFETY: nothing refers to the worker any more. Operations that UCX did not complete stay
-        // allocated for ever, since UCX might still write to their memory.
+        if self.records.broken_off.get() || self.records.in_flight.borrow().len() > 0 {
+            // A copy between processes may still be queued below an operation that was broken off,
+            // and UCX 1.13 ends the whole process when it finds that. The worker is left as it is.
+            std::mem::forget(Rc::clone(&self.records));
+            return;
+        }
+        // SAFETY: nothing refers to the worker any more.
         unsafe { (self.records.functions().ucp_worker_destroy)(self.raw) };
     }
 }

@@ -40,6 +40,9 @@ const IDLE_ROUNDS: std::ops::Range<u32> = 16..2048;
 /// Time before a broken connection to a living peer is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
+/// Longest time that operations in flight have to end in before everything is closed.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
+
 /// What the sealed addresses are sealed for.
 const ADDRESS_PURPOSE: &str = "worker address";
 
@@ -136,6 +139,7 @@ impl Owner {
             while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
                 busy = true;
                 if matches!(command, Command::Stop) {
+                    self.drain();
                     return Ok(());
                 }
                 self.command(command);
@@ -165,6 +169,15 @@ impl Owner {
                 idle_rounds = 0;
                 self.retry();
             }
+        }
+    }
+
+    /// Lets what is on its way arrive, for a while.
+    fn drain(&mut self) {
+        let began = Instant::now();
+        while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
+            self.worker.progress();
+            self.digest();
         }
     }
 
