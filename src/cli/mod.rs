@@ -5,8 +5,8 @@
 //! *Invariant:* standard output carries what was asked for and nothing else; everything that is
 //! about the asking goes to standard error. Exit codes are those of [`Exit`].
 
-mod doctor;
 mod bench;
+mod doctor;
 mod down;
 mod env;
 mod events;
