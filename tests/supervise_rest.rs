@@ -31,7 +31,7 @@ async fn fifty_clusters_of_eight_leave_nothing() {
         supervisor.stop(Escalation::Kill);
         assert!(supervisor.wait().await.is_good());
         assert_eq!(marked(&state.run_directory), [0; 0]);
-        assert!(cgroup.is_ok_and(|path| !Path::new(path.trim()).exists()));
+        assert!(!cgroup.is_ok_and(|path| Path::new(path.trim()).exists()));
         assert_eq!(entries(&bench.folder.path().display().to_string()), [""; 0]);
         if turn == 0 {
             before = descriptors();

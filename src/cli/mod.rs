@@ -21,6 +21,7 @@ mod ps;
 mod reach;
 mod restart;
 mod run;
+mod service_manager;
 mod signals;
 mod source;
 mod spec;

@@ -10,7 +10,7 @@ use super::failure::{Exit, Failure};
 use super::flags::{self, Asked};
 use super::progress::Progress;
 use super::signals::Signals;
-use super::{output, plan, reach, source, workers};
+use super::{output, plan, reach, service_manager, source, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
 use crate::os::session;
 use crate::plan::{Plan, difference};
@@ -120,6 +120,7 @@ fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
             output::print(&workers::table(&now, plan, false))?;
             announce(&now, began);
             output::status("Ctrl-C takes it down.");
+            service_manager::stand_by(supervisor.state());
         }
         attend(supervisor, state, signals).await
     })

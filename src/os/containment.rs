@@ -46,7 +46,9 @@ impl Cgroup {
     /// If there is no version 2 hierarchy, it may not be written, or the kernel has no
     /// `cgroup.kill` (before 5.14).
     pub fn create(label: &str) -> io::Result<Self> {
-        let path = own_path()?.join(format!("{PREFIX}{label}"));
+        let home = own_path()?;
+        remove_empty(&home);
+        let path = home.join(format!("{PREFIX}{label}"));
         fs::create_dir(&path)?;
         let group = Self { path };
         if group.path.join("cgroup.kill").exists() {
@@ -126,6 +128,23 @@ impl Cgroup {
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// An empty group this old is not one that somebody is about to enter.
+const OLD: Duration = Duration::from_secs(60);
+
+/// Removes groups of ours in which nothing lives any more: a supervisor and its guardian that were
+/// both killed, and a run directory that was removed before anybody cleaned it, leave such.
+fn remove_empty(home: &Path) {
+    for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        let group = Cgroup::at(entry.path());
+        let made = entry.metadata().and_then(|metadata| metadata.modified());
+        let old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > OLD));
+        if ours && old && !group.is_populated() {
+            group.remove();
         }
     }
 }

@@ -76,6 +76,8 @@ pub(super) struct Actor {
     pub(super) bundles: JoinSet<()>,
     /// When to look at the processes' memory, if any has a limit.
     pub(super) look_at: Option<Instant>,
+    /// Whether nobody is to wait for the guardian.
+    abandoned: bool,
     /// When to see whether the run directory is still whole.
     pub(super) heal_at: Option<Instant>,
     pub(super) control: JoinHandle<()>,
@@ -135,6 +137,7 @@ impl Actor {
             bundles: JoinSet::new(),
             look_at: None,
             heal_at: None,
+            abandoned: false,
             control,
             keep: options.keep,
         };
@@ -225,10 +228,13 @@ impl Actor {
     }
 
     /// Turns a wish into an event, or refuses it.
-    fn weigh(&self, wish: Wish) -> Option<Event> {
+    fn weigh(&mut self, wish: Wish) -> Option<Event> {
         let ending = matches!(self.state.borrow().state, ClusterPhase::Stopping);
         let (event, answer) = match wish {
-            Wish::Stop(how) => return Some(Event::Stop(how)),
+            Wish::Stop(how) => {
+                self.abandoned |= how == Escalation::Abandon;
+                return Some(Event::Stop(how));
+            }
             Wish::Restart { process, answer } => {
                 let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
                 let event = self.core.seat_named(&process).map(Event::Restart);
@@ -354,7 +360,12 @@ impl Drop for Actor {
     /// Ends every process, then the run directory: all of it after a good end, the secret and the
     /// socket after a bad one.
     fn drop(&mut self) {
-        self.guardian.end();
+        if self.abandoned {
+            // The directory stays while the guardian writes to it; the next to come cleans it.
+            self.keep |= !self.guardian.let_go(LAST_WORDS);
+        } else {
+            self.guardian.end();
+        }
         self.control.abort();
         for ear in self.ears.values() {
             ear.abort();

@@ -198,14 +198,30 @@ impl Guardian {
     /// Lets the guardian end everything, and waits for it: milliseconds, unless something cannot
     /// be killed. Afterwards it does nothing.
     pub fn end(&self) {
-        if self.ended.swap(true, Ordering::SeqCst) {
+        if self.let_go(LAST_WAIT) {
             return;
         }
-        self.channel.get_ref().close();
-        if !self.process.wait(LAST_WAIT) {
-            self.process.signal(Signal::SIGKILL);
-            self.process.wait(LAST_WAIT);
+        self.process.signal(Signal::SIGKILL);
+        self.process.wait(LAST_WAIT);
+        self.bury();
+    }
+
+    /// Lets the guardian end everything, and waits at most this long; it goes on without us. Says
+    /// whether it has ended, or was let go before.
+    pub fn let_go(&self, patience: Duration) -> bool {
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return true;
         }
+        self.channel.get_ref().close();
+        let ended = self.process.wait(patience);
+        if ended {
+            self.bury();
+        }
+        ended
+    }
+
+    /// Reaps the guardian, and does what it did not.
+    fn bury(&self) {
         let ended = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
         if !matches!(ended, Ok(WaitStatus::Exited(_, 0))) {
             self.stand_in();

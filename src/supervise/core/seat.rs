@@ -153,7 +153,8 @@ impl Seat {
             let failed = || Verdict::Fail { reason: "it is not to be restarted".to_owned() };
             return if succeeded { Verdict::Rest } else { failed() };
         }
-        if self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0) {
+        let healthy = self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0);
+        if healthy {
             self.forgive();
         }
         while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
@@ -164,8 +165,9 @@ impl Seat {
             let reason = format!("it was restarted {times} within {}", policy.window);
             return Verdict::Fail { reason };
         }
-        let delay = delay(self.strikes, policy, jitter);
-        self.strikes += 1;
+        // What was healthy is started again at once; what dies again soon waits.
+        let delay = if healthy { Duration::ZERO } else { delay(self.strikes, policy, jitter) };
+        self.strikes += u32::from(!healthy);
         self.recent.push_back(now + delay);
         Verdict::Restart { delay }
     }
