@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, PipeReader, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -82,7 +82,8 @@ pub struct Guardian {
     process: PidFd,
     cgroup: Option<Cgroup>,
     mark: String,
-    ended: AtomicBool,
+    /// Whether it was told to end everything; locked while somebody waits for that.
+    released: Mutex<bool>,
 }
 
 impl Guardian {
@@ -112,7 +113,7 @@ impl Guardian {
         // SAFETY: a channel holds one open descriptor for all its life, and never another.
         let channel = unsafe { AsyncFd::register(here) }.map_err(|error| failed(error.into()))?;
         let mut guardian =
-            Self { channel, pid, process, cgroup, mark, ended: AtomicBool::new(false) };
+            Self { channel, pid, process, cgroup, mark, released: Mutex::new(false) };
         let first = tokio::time::timeout(FIRST_WAIT, guardian.report()).await;
         if !matches!(first, Ok(Some(Report::Watching))) {
             return Err(GuardianError::Mute { helper: helper.to_owned() });
@@ -196,20 +197,25 @@ impl Guardian {
     }
 
     /// Lets the guardian end everything, and waits for it: milliseconds, unless something cannot
-    /// be killed. Afterwards it does nothing.
+    /// be killed. Whoever calls it meanwhile waits too; afterwards it does nothing.
     pub fn end(&self) {
-        if self.let_go(LAST_WAIT) {
+        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *released, true) {
             return;
         }
-        self.process.signal(Signal::SIGKILL);
-        self.process.wait(LAST_WAIT);
+        self.channel.get_ref().close();
+        if !self.process.wait(LAST_WAIT) {
+            self.process.signal(Signal::SIGKILL);
+            self.process.wait(LAST_WAIT);
+        }
         self.bury();
     }
 
     /// Lets the guardian end everything, and waits at most this long; it goes on without us. Says
     /// whether it has ended, or was let go before.
     pub fn let_go(&self, patience: Duration) -> bool {
-        if self.ended.swap(true, Ordering::SeqCst) {
+        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *released, true) {
             return true;
         }
         self.channel.get_ref().close();
