@@ -70,6 +70,16 @@ if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" 
     say "Rust $have is older than $needed: rustup update"
     exit 2
 fi
+if [ "${1:-}" = --tests ]; then
+    # The Dask engine's tests; what is installed stands in a copy of the list.
+    list=tests/python/requirements.txt
+    if ! cmp -s "$list" .venv/installed.txt; then
+        say "installing Dask and its friends into .venv"
+        python3 -m venv .venv
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$list"
+        cp "$list" .venv/installed.txt
+    fi
+fi
 say "fetching crates"
 cargo fetch --locked --quiet
 say "done"

@@ -85,7 +85,7 @@ impl Sandbox {
     }
 
     /// Processes that have this sandbox in their environment, zombies not counted.
-    fn pids(&self) -> Vec<u64> {
+    pub(crate) fn pids(&self) -> Vec<u64> {
         let mark = self.runtime.path().display().to_string();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").expect("proc").flatten() {

@@ -68,6 +68,10 @@ pub struct SchedulerSettings {
     dashboard_address: String,
     /// Where its address is written; the first is the run directory's.
     scheduler_files: Vec<PathBuf>,
+    /// Where the variables that clients need are written.
+    client_file: PathBuf,
+    /// Those variables, but for the scheduler's address.
+    client_env: BTreeMap<String, String>,
     /// Its fork server; `None` for none.
     fork: Option<Fork>,
 }
@@ -161,12 +165,28 @@ pub(super) fn scheduler(
         ports_required: asked.is_some(),
         dashboard_address: address.unwrap_or_else(|| dashboard_address(&common, 8787)),
         scheduler_files: files,
+        client_file: paths.root().join("client.env"),
+        client_env: client_env(plan, &common),
         fork: means.fork.then(|| Fork {
             socket: fork_socket(paths),
             imports: imports(plan, options, means, &common),
         }),
         common,
     }
+}
+
+/// What a client needs to speak as the cluster does: UCX's variables, and TLS's files by the
+/// names of Dask's configuration.
+fn client_env(plan: &Plan, common: &Common) -> BTreeMap<String, String> {
+    let mut env = plan.client_env.clone();
+    if let Some(Tls { ca_file, cert, key }) = &common.tls {
+        let files = [("CA_FILE", ca_file), ("CLIENT__CERT", cert), ("CLIENT__KEY", key)];
+        env.extend(
+            files
+                .map(|(name, file)| (format!("DASK_DISTRIBUTED__COMM__TLS__{name}"), file.clone())),
+        );
+    }
+    env
 }
 
 fn imports(plan: &Plan, options: &DaskOptions, means: Means, common: &Common) -> Vec<String> {

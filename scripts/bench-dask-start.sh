@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Time from the command until eight workers are known to the scheduler, memory of the process tree,
+# and time until a killed worker is back. cuda-cluster in turn with dask-cuda's LocalCUDACluster and
+# `dask cuda worker` where GPUs are seen, else with distributed's LocalCluster. Medians are printed.
+#
+#   scripts/bench-dask-start.sh [ROUNDS [PROTOCOL]]      5, and tcp or ucxx
+#
+# On a made-up machine, which both see:
+#   env $(cargo run -q --example fake-machine -- dgx-a100 /tmp/a100) scripts/bench-dask-start.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -x .venv/bin/python ] || scripts/setup.sh --tests
+cargo build --release --locked --quiet
+exec .venv/bin/python scripts/bench_dask_start.py target/release/cuda-cluster "${1:-5}" "${2:-tcp}"

@@ -1,0 +1,73 @@
+//! What goes wrong says what it is, within seconds, and leaves nothing.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+
+use super::{MACHINE, packages, try_up};
+use crate::sandbox::{Said, Sandbox};
+
+fn up_with(sandbox: &Sandbox, flags: &[&str]) -> Said {
+    let fixed = ["dask", "--name", "no", "--detach"];
+    sandbox.run(&[&["up"][..], &MACHINE, &fixed, flags].concat())
+}
+
+#[test]
+fn a_python_that_is_not_there_or_is_none_is_named() {
+    let sandbox = Sandbox::new();
+    let said = up_with(&sandbox, &["--python", "/nowhere/python"]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.stderr.contains("/nowhere/python is no Python that can be run"), "{said}");
+    let said = up_with(&sandbox, &["--python", "/bin/false"]);
+    assert!(said.stderr.contains("/bin/false does not answer as a Python does"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn missing_packages_come_with_the_line_that_installs_them() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let bare = folder.path().join("python");
+    let script = "#!/bin/sh\necho '{\"version\":\"3.12.0\",\"prefix\":\"/\",\"packages\":{}}'\n";
+    std::fs::write(&bare, script).expect("written");
+    std::fs::set_permissions(&bare, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    let bare = bare.display().to_string();
+    let said = up_with(&sandbox, &["--python", &bare, "--protocol", "ucxx"]);
+    assert_eq!(said.code, 2, "{said}");
+    let line = "python -m pip install dask 'distributed>=2025.1' distributed-ucxx-cu13";
+    assert!(said.stderr.contains(line), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_busy_port_is_an_error_that_names_its_holder() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let held = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = held.local_addr().expect("its address").port().to_string();
+    for protocol in ["tcp", "ucxx"] {
+        let flags = ["--scheduler-port", &port, "--protocol", protocol];
+        let said = try_up(&sandbox, "busy", &flags);
+        assert_eq!(said.code, 1, "{said}");
+        let holder = format!("port {port} is held by");
+        assert!(said.stderr.contains(&holder), "{said}");
+        assert!(said.stderr.contains(&format!("(pid {})", std::process::id())), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_imported_or_preloaded_is_named() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    for (flags, words) in [
+        (["--pre-import", "no_such_module"], "cannot import no_such_module"),
+        (["--worker-class", "distributed.NoSuchWorker"], "NoSuchWorker"),
+    ] {
+        let said = try_up(&sandbox, "import", &flags);
+        assert_eq!(said.code, 1, "{said}");
+        assert!(said.stderr.contains(words), "{said}");
+    }
+}

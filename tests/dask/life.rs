@@ -1,0 +1,92 @@
+//! Restarts, retirement, shutdown, and the death of the supervisor, as the users of a nanny know
+//! them.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{down, packages, run_directory, try_up, up, worker};
+use crate::python::Story;
+use crate::sandbox::{Sandbox, eventually};
+
+#[test]
+fn a_clients_restart_brings_all_workers_back_and_a_retired_one_stays_away() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "again", &["--n-workers", "3"]);
+    let names: Vec<String> =
+        workers_of(&sandbox, "again").iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(names.len(), 3);
+    let found = cluster.tell("restart");
+    assert_eq!(found["workers"].as_array().map(Vec::len), Some(2), "{found}");
+    let state = sandbox.state("again");
+    assert_eq!(state["state"], "ready", "a retired worker is no failure: {state}");
+    assert_eq!(worker(&state, "gpu2")["state"], "stopped");
+    assert_eq!(worker(&state, "gpu0")["restarts"], 1);
+    down(&sandbox, "again");
+}
+
+fn workers_of(sandbox: &Sandbox, name: &str) -> Vec<String> {
+    let state = sandbox.state(name);
+    let workers = state["workers"].as_array().expect("workers");
+    workers.iter().map(|worker| worker["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn a_clients_shutdown_ends_the_cluster() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    up(&sandbox, "over", &["--n-workers", "2"]).tell("shutdown");
+    eventually("the cluster is gone", Duration::from_secs(20), || {
+        sandbox.try_state("over").is_none()
+    });
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_worker_that_never_lets_go_of_the_lock_dies_with_the_supervisor() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "stuck", &["--n-workers", "2"]);
+    cluster.tell("hang");
+    let state = sandbox.state("stuck");
+    sandbox.kill(state["supervisor_pid"].as_u64().expect("a pid"));
+    eventually("no process", Duration::from_secs(5), || sandbox.pids().is_empty());
+}
+
+#[test]
+fn executed_workers_do_what_forked_ones_do() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "spawn", &["--n-workers", "2", "--start-method", "spawn"]);
+    let found = cluster.tell("look");
+    assert_eq!(found["workers"].as_object().map(serde_json::Map::len), Some(2), "{found}");
+    down(&sandbox, "spawn");
+}
+
+#[test]
+fn two_clusters_of_workers_form_one_dask_cluster() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let first = up(&sandbox, "first", &["--gpus", "0-1"]);
+    let file = run_directory(&sandbox, "first").join("scheduler.json").display().to_string();
+    let said = try_up(&sandbox, "second", &["--gpus", "2-3", "--join", &file]);
+    assert_eq!(said.code, 0, "{said}");
+    assert!(sandbox.state("second")["scheduler"].is_null());
+    let found = first.tell("spread");
+    assert_eq!(found["workers"], json!(["gpu0", "gpu1", "gpu2", "gpu3"]));
+    assert_eq!(sandbox.run(&["down", "second"]).code, 0);
+    let found = Story::of(&sandbox, "first").tell("spread");
+    assert_eq!(found["workers"], json!(["gpu0", "gpu1"]));
+    down(&sandbox, "first");
+}

@@ -1,0 +1,53 @@
+//! The Dask engine with real Dask: what its users do, and what must come of it.
+//!
+//! Needs the packages of `tests/python/requirements.txt` in `.venv`; without them the tests are
+//! skipped with a printed reason, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
+
+mod errors;
+mod life;
+mod options;
+mod python;
+// These stories need less of a sandbox than those of the native engine.
+#[allow(dead_code)]
+#[path = "../cluster/sandbox.rs"]
+mod sandbox;
+mod work;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use python::{Story, packages};
+use sandbox::{Said, Sandbox};
+
+/// A machine with eight GPUs that is not here.
+const MACHINE: [&str; 4] = ["--topology", "dgx-a100", "--simulate", "--engine"];
+
+/// Brings a cluster of Dask workers up; the caller takes it down or has it killed.
+fn up<'a>(sandbox: &'a Sandbox, name: &str, flags: &[&str]) -> Story<'a> {
+    let said = try_up(sandbox, name, flags);
+    assert_eq!(said.code, 0, "{said}");
+    Story::of(sandbox, name)
+}
+
+fn try_up(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Said {
+    let python = python::path().display().to_string();
+    let fixed = ["dask", "--name", name, "--detach", "--python", &python];
+    sandbox.run(&[&["up"][..], &MACHINE, &fixed, flags].concat())
+}
+
+fn down(sandbox: &Sandbox, name: &str) {
+    let said = sandbox.run(&["down", name]);
+    assert_eq!(said.code, 0, "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+fn run_directory(sandbox: &Sandbox, name: &str) -> PathBuf {
+    sandbox.state(name)["run_directory"].as_str().expect("a path").into()
+}
+
+/// The workers of `ps -o json`, by name.
+fn worker<'a>(state: &'a Value, name: &str) -> &'a Value {
+    let workers = state["workers"].as_array().expect("workers");
+    workers.iter().find(|worker| worker["name"] == name).expect("the worker")
+}

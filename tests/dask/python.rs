@@ -1,0 +1,63 @@
+//! The Python of the tests, and the stories that it tells.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::run_directory;
+use super::sandbox::Sandbox;
+
+/// The tests' own Python.
+pub(crate) fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
+}
+
+/// Whether it has what the tests need. Says so, once, where it has not.
+#[allow(clippy::print_stderr)] // A skipped test says why.
+pub(crate) fn packages() -> bool {
+    static THERE: OnceLock<bool> = OnceLock::new();
+    *THERE.get_or_init(|| {
+        let needed = "import dask_cuda, distributed_ucxx, pandas, pyarrow, bokeh";
+        let there = Command::new(path()).args(["-c", needed]).output();
+        let there = there.is_ok_and(|output| output.status.success());
+        let required = std::env::var("CUDA_CLUSTER_REQUIRE").unwrap_or_default();
+        let line =
+            "python3 -m venv .venv && .venv/bin/pip install -r tests/python/requirements.txt";
+        let required = required.split(',').any(|what| what == "dask");
+        assert!(there || !required, "CUDA_CLUSTER_REQUIRE=dask, and its packages lack: {line}");
+        if !there {
+            eprintln!("skipped: .venv has no Dask; {line}");
+        }
+        there
+    })
+}
+
+/// What a user does with one cluster.
+pub(crate) struct Story<'a> {
+    sandbox: &'a Sandbox,
+    name: String,
+}
+
+impl<'a> Story<'a> {
+    /// With the cluster of this name.
+    pub(crate) fn of(sandbox: &'a Sandbox, name: &str) -> Self {
+        Self { sandbox, name: name.to_owned() }
+    }
+
+    /// Tells one of the stories of `tests/python/story.py` to its end; returns what it found.
+    pub(crate) fn tell(&self, story: &str) -> Value {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/story.py");
+        let run = run_directory(self.sandbox, &self.name);
+        let shell = format!(". {}/client.env && exec \"$@\"", run.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &shell, "sh"]).arg(path()).arg(script).arg(story);
+        let output = command.output().expect("a shell starts");
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{story}: {}\n{out}\n{err}", output.status);
+        let last = out.lines().last().expect("a story ends with what it found");
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {last}"))
+    }
+}

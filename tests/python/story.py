@@ -1,0 +1,239 @@
+"""What a user of a running Dask cluster does, and what must come of it: `story.py NAME`.
+
+Run by `tests/dask` against a cluster that cuda-cluster brought up, with the variables of its
+`client.env`. Each story prints one JSON object at its end, or ends with a traceback.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import Client, wait
+
+
+def workers(client):
+    """Worker name to what the scheduler knows about it."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    return {one["name"]: {**one, "address": address} for address, one in known.items()}
+
+
+def eventually(what, holds, within=30):
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {what}"
+        time.sleep(0.01)
+
+
+class Counter:
+    """An actor."""
+
+    def __init__(self):
+        self.count = 0
+
+    def add(self, number):
+        self.count += number
+        return self.count
+
+
+def work(client):
+    """Arrays, frames, futures and an actor give the numbers of NumPy and pandas."""
+    state = np.random.default_rng(7)
+    plain = state.random((1200, 1200))
+    x = da.from_array(plain, chunks=(300, 300))
+    np.testing.assert_allclose((x + x.T).sum().compute(), (plain + plain.T).sum())
+    tall = plain[:, :40]
+    _, s, _ = da.linalg.svd(da.from_array(tall, chunks=(300, 40)))
+    np.testing.assert_allclose(s.compute(), np.linalg.svd(tall, compute_uv=False))
+
+    left = pd.DataFrame({"key": state.integers(0, 500, 4000), "a": state.random(4000)})
+    right = pd.DataFrame({"key": np.arange(500), "b": state.random(500)})
+    merged = dd.from_pandas(left, npartitions=8).merge(
+        dd.from_pandas(right, npartitions=4), on="key"
+    )
+    expected = left.merge(right, on="key").sort_values(["key", "a"]).reset_index(drop=True)
+    found = merged.compute().sort_values(["key", "a"]).reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected, check_dtype=False)
+    shuffled = dd.from_pandas(left, npartitions=8).shuffle("key").compute()
+    assert shuffled["a"].sum().round(9) == left["a"].sum().round(9)
+
+    assert client.submit(sum, client.map(lambda n: n * n, range(100))).result() == 328350
+    counter = client.submit(Counter, actor=True).result()
+    for number in range(10):
+        counter.add(number).result()
+    assert counter.add(0).result() == 45
+    return {}
+
+
+def slow_block(block):
+    time.sleep(0.05)
+    return block
+
+
+def crash(client):
+    """A worker killed in the middle changes no result, and is back."""
+    before = workers(client)
+    plain = np.random.default_rng(7).random((1600, 1600))
+    x = da.from_array(plain, chunks=(200, 200)).map_blocks(slow_block)
+    future = client.compute((x + x.T).sum())
+    time.sleep(0.5)
+    victim = client.run(os.getpid, workers=[before["gpu1"]["address"]])
+    began = time.monotonic()
+    os.kill(*victim.values(), signal.SIGKILL)
+    np.testing.assert_allclose(future.result(timeout=60), (plain + plain.T).sum())
+
+    def is_back():
+        now = workers(client).get("gpu1")
+        return now is not None and now["address"] != before["gpu1"]["address"]
+
+    eventually("gpu1 is back", is_back)
+    return {"seconds": time.monotonic() - began}
+
+
+def recovery(client):
+    """How long a killed worker is away, as the scheduler sees it; several times."""
+    times = []
+    for _ in range(5):
+        before = workers(client)["gpu0"]["address"]
+        victim = client.run(os.getpid, workers=[before])
+        began = time.monotonic()
+        os.kill(*victim.values(), signal.SIGKILL)
+
+
+        def is_back():
+            return workers(client).get("gpu0", {}).get("address", before) != before
+
+        eventually("gpu0 is back", is_back)
+        times.append(time.monotonic() - began)
+        time.sleep(0.3)
+    return {"seconds": times}
+
+
+def restart(client):
+    """`Client.restart` brings every worker back; a retired one stays away."""
+    before = client.run(os.getpid)
+    future = client.submit(lambda: 1)
+    future.result()
+    client.restart(timeout=60)
+    after = client.run(os.getpid)
+    assert len(after) == len(before) and not set(after.values()) & set(before.values())
+    client.retire_workers(names=["gpu2"])
+    eventually("gpu2 is away", lambda: "gpu2" not in workers(client))
+    time.sleep(1.5)
+    assert "gpu2" not in workers(client), "a retired worker must not come back"
+    assert client.submit(lambda: 2).result() == 2
+    return {"workers": sorted(workers(client))}
+
+
+def shutdown(client):
+    """`Client.shutdown` ends the cluster."""
+    client.shutdown()
+    return {}
+
+
+def inside(dask_worker):
+    """What a worker finds itself to be."""
+    worker = dask_worker
+    threads = os.listdir("/proc/self/task")
+    return {
+        "name": worker.name,
+        "pid": os.getpid(),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(("UCX", "CUDA", "OMP"))},
+        "affinities": [sorted(os.sched_getaffinity(int(thread))) for thread in threads],
+        "threads": worker.state.nthreads,
+        "memory_limit": worker.memory_manager.memory_limit,
+        "data": type(worker.data).__name__,
+        "device_memory_limit": getattr(getattr(worker.data, "device_buffer", None), "n", None),
+        "resources": dict(worker.state.total_resources),
+        "local_directory": worker.local_directory,
+        "lifetime": worker.lifetime,
+        "death_timeout": worker.death_timeout,
+        "class": type(worker).__module__ + "." + type(worker).__name__,
+        "address": worker.address,
+        "dashboard_prefix": worker._http_prefix,
+        "imported": [name for name in ("colorsys", "turtle") if name in sys.modules],
+        "preloaded": os.environ.get("STORY_PRELOADED"),
+        "draw": float(np.random.rand()),
+        "parent": os.getppid(),
+    }
+
+
+def look(client):
+    """What each worker finds itself to be, and what the scheduler says."""
+    import dask
+
+    found = client.run(inside)
+    config = client.run(lambda: dask.config.get("distributed.worker.memory.target"))
+    lanes = client.run(lambda: "ucxx" in sys.modules)
+    services = {name: one["services"] for name, one in workers(client).items()}
+    return {
+        "workers": {one["name"]: one for one in found.values()},
+        "target": sorted(config.values()),
+        "ucxx": sorted(lanes.values()),
+        "services": services,
+        "scheduler": client.scheduler.address,
+    }
+
+
+def hold_the_lock(seconds):
+    """Sleeps in C and never lets go of the interpreter's lock."""
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(seconds * 1_000_000))
+
+
+def hang(client):
+    """Leaves a worker in C code that holds the interpreter's lock."""
+    client.submit(hold_the_lock, 60, workers=["gpu0"])
+    time.sleep(0.5)
+    return {"pids": []}
+
+
+def transfer(client):
+    """Moves an array of 256 MB from worker to worker, several times; says how fast."""
+    one, other = workers(client)["gpu0"]["address"], workers(client)["gpu1"]["address"]
+    speeds = []
+    for seed in range(6):
+        source = client.submit(np.full, 32_000_000, float(seed), workers=[one], key=f"s{seed}")
+        wait(source)
+        began = time.monotonic()
+        moved = client.submit(lambda a: float(a[-1]), source, workers=[other], key=f"m{seed}")
+        assert moved.result() == float(seed)
+        speeds.append(0.256 / (time.monotonic() - began))
+        del source, moved
+    return {"gb_per_s": speeds}
+
+
+def spread(client):
+    """Which workers there are, and on whose scheduler."""
+    assert client.submit(lambda: 1).result() == 1
+    return {"workers": sorted(workers(client))}
+
+
+def ports(client):
+    """Where everything listens."""
+    health = []
+    for one in workers(client).values():
+        host = one["host"]
+        # Below the prefix that the cluster was brought up with.
+        url = f"http://{host}:{one['services']['dashboard']}/front/health"
+        health.append(urllib.request.urlopen(url).read().decode())
+    return {
+        "health": health,
+        "workers": {name: one["address"] for name, one in workers(client).items()},
+        "scheduler": client.scheduler.address,
+    }
+
+
+def main(name, *arguments):
+    with Client(timeout=30) as client:
+        print(json.dumps(globals()[name](client, *arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
