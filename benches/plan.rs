@@ -2,6 +2,8 @@
 //!
 //! `cargo bench --bench plan` prints the median and the slowest of many plans for each spec.
 
+#![allow(clippy::print_stdout)]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -171,7 +171,7 @@ fn the_schema_and_the_check_of_specs() {
         command.arg("spec").args(arguments).output().expect("the program runs")
     };
     let schema: Value = serde_json::from_slice(&run(&["schema"]).stdout).expect("JSON");
-    assert_eq!(schema["properties"]["engine"]["description"].is_string(), true);
+    assert!(schema["properties"]["engine"]["description"].is_string());
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/");
     let right = format!("{folder}minimal.yaml");
     assert_eq!(run(&["check", &right]).status.code(), Some(0));
