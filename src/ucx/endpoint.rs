@@ -71,6 +71,7 @@ impl UcpWorker {
             return Err(error);
         }
         records.endpoints.set(id.0);
+        records.had_peers.set(true);
         records.open_endpoints.set(records.open_endpoints.get() + 1);
         Ok(UcpEndpoint { worker: Rc::clone(&self.inner), raw, id, link })
     }

@@ -137,10 +137,7 @@ impl Operation {
     fn finish(self, status: Status) {
         let Operation { records, id, payload, .. } = self;
         let result = if status.is_error() { Err(status) } else { Ok(()) };
-        let request = records.in_flight.borrow_mut().requests.remove(&id.0);
-        if status.is_error() && request.flatten().is_some() {
-            records.broken_off.set(true);
-        }
+        records.in_flight.borrow_mut().requests.remove(&id.0);
         records.completions.borrow_mut().push_back(Completion { id, result, payload });
     }
 }

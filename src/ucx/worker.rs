@@ -53,8 +53,8 @@ pub(super) struct Records {
     /// Endpoints that UCX still holds.
     pub(super) open_endpoints: Cell<usize>,
     misshapen: Cell<u64>,
-    /// Whether UCX has ended an operation that was on its way with an error.
-    pub(super) broken_off: Cell<bool>,
+    /// Whether it ever had a peer.
+    pub(super) had_peers: Cell<bool>,
 }
 
 impl Records {
@@ -117,7 +117,7 @@ impl UcpWorker {
             endpoints: Cell::new(0),
             open_endpoints: Cell::new(0),
             misshapen: Cell::new(0),
-            broken_off: Cell::new(false),
+            had_peers: Cell::new(false),
         });
         // From here on the worker is destroyed on every path out.
         let mut inner = WorkerInner { raw, records, event: -1 };
@@ -274,9 +274,13 @@ impl Drop for WorkerInner {
             let Some(raw) = raw else { break };
             self.release(&raw.data);
         }
-        if self.records.broken_off.get() || self.records.in_flight.borrow().len() > 0 {
-            // A copy between processes may still be queued below an operation that was broken off,
-            // and UCX 1.13 ends the whole process when it finds that. The worker is left as it is.
+        if self.records.had_peers.get() {
+            // A copy between processes may still be queued below an endpoint that was closed by
+            // force, and UCX 1.12 and 1.13 end the whole process when they find that in
+            // `ucp_worker_destroy` (`uct_cma_ep`, `ucs_arbiter_group_is_empty`). No call tells
+            // whether one is, so the worker is left to the end of the process, as every process of
+            // ours has one for its whole life. The kernel frees its shared memory then: the
+            // segments are marked for that when they are made.
             std::mem::forget(Rc::clone(&self.records));
             return;
         }
@@ -300,6 +304,7 @@ unsafe extern "C" fn arrived(
     use ucx1_sys::ucp_am_recv_attr_t as attribute;
     // SAFETY: the caller's promise; records are only used through shared references.
     let records = unsafe { &*arg.cast_const().cast::<Records>() };
+    records.had_peers.set(true);
     if header_length > HEADER_LIMIT {
         records.misshapen.set(records.misshapen.get() + 1);
         return Status::OK.0;
