@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::peer::MemoryKind;
 use super::secret::{LENGTH, Proof, Secret};
 use super::status::PeerLanes;
+use super::tasks::{News, Order, Report, Request};
 
 /// The version of this conversation.
 pub const VERSION: u32 = 1;
 
 /// Longest frame, in bytes.
-pub const FRAME_LIMIT: usize = 1 << 20;
+pub const FRAME_LIMIT: usize = 8 << 20;
 
 /// Longest frame before both sides have proven themselves, in bytes.
 pub const GREETING_LIMIT: usize = 256;
@@ -172,6 +173,10 @@ pub enum ToScheduler {
     Measure(Measurement),
     /// A client asks for the workers' names and the lanes that they reported.
     List,
+    /// What a worker has to say about its tasks.
+    Work(Vec<Report>),
+    /// What a client of the task scheduler wants. The first makes it one, and may be empty.
+    Ask(Vec<Request>),
 }
 
 /// From the scheduler to a client.
@@ -191,6 +196,8 @@ pub enum ToClient {
         /// Each with its lanes to the others.
         workers: Vec<WorkerLanes>,
     },
+    /// What became of tasks and objects.
+    News(Vec<News>),
 }
 
 /// A worker and its lanes to its peers.
@@ -272,6 +279,8 @@ pub enum ToWorker {
         /// What.
         measurement: Measurement,
     },
+    /// What the worker is to do.
+    Work(Vec<Order>),
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Longest wait for anything; a test that gets here has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One process of the cluster.
 pub(crate) struct Process {
@@ -73,17 +73,28 @@ impl Cluster {
         cluster
     }
 
+    /// Starts the processes of a plan.
+    pub(crate) fn start_plan(plan: &Plan) -> Self {
+        let mut cluster = Self::prepare_plan(plan);
+        cluster.spawn_all();
+        cluster
+    }
+
     /// Writes the run directory only.
     pub(crate) fn prepare(workers: usize) -> Self {
+        Self::prepare_plan(&plan(workers))
+    }
+
+    fn prepare_plan(plan: &Plan) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let cluster = Self {
             directory,
-            workers,
+            workers: plan.workers.len(),
             variables: BTreeMap::new(),
             processes: Vec::new(),
             started: Instant::now(),
         };
-        let plan = serde_json::to_string(&plan(workers)).expect("a plan is JSON");
+        let plan = serde_json::to_string(plan).expect("a plan is JSON");
         fs::write(cluster.directory.path().join("plan.json"), plan).expect("a file");
         cluster.write_secret(&"0123456789abcdef".repeat(4));
         cluster

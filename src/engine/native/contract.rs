@@ -23,6 +23,8 @@ pub(super) struct Contract {
     pub(super) plan: Plan,
     /// What all processes of the cluster know.
     pub(super) secret: Secret,
+    /// The cluster's run directory.
+    pub(super) directory: PathBuf,
     /// Where the scheduler listens.
     pub(super) socket: PathBuf,
 }
@@ -40,7 +42,7 @@ impl Contract {
         let plan =
             serde_json::from_str(&read(&path)?).map_err(|source| Error::Plan { path, source })?;
         let secret = read_secret(&directory)?;
-        Ok(Self { name, plan, secret, socket: socket(&directory) })
+        Ok(Self { name, plan, secret, socket: socket(&directory), directory })
     }
 }
 

@@ -6,13 +6,18 @@
 //! *Invariant:* a worker says READY only when bytes have passed, both checked and proven to come
 //! from the cluster, to every peer that it is expected to reach.
 
+pub(crate) mod built_in;
+mod bulk;
 pub mod client;
 mod connection;
 mod contract;
+mod fetch;
 pub mod links;
+pub mod objects;
 pub mod plane;
+pub mod registry;
+mod runner;
 pub mod scheduler;
-#[allow(dead_code, reason = "the scheduler's service takes it up next")]
 mod tasks;
 pub mod worker;
 

@@ -5,24 +5,37 @@
 //! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
 //! loop.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
+use super::fetch::{Fallback, SimulatedLink};
+use super::objects::{self, Store};
 use super::plane::{self, Opening, Plane, Report};
-use super::{ConversationError, Error, connection, random};
+use super::registry::Registry;
+use super::runner::{Happened, Runner, Workshop};
+use super::{ConversationError, Error, bulk, connection, random};
 use crate::cuda::Device;
 use crate::plan::WorkerPlan;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
 use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+use crate::wire::tasks::Report as TaskReport;
 
 /// Longest time between a scheduler's end and the signal to end with it.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
+
+/// Objects that are fetched at one time.
+const FETCHES: usize = 8;
+
+/// Most reports in one frame.
+const REPORTS: usize = 1024;
 
 /// Runs a worker until it is told to end.
 ///
@@ -30,10 +43,10 @@ const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// If it cannot start or go on; the supervisor has been told why.
-pub fn main() -> Result<(), Error> {
+pub fn main(registry: Registry) -> Result<(), Error> {
     log_to_standard_error();
     let mut status = StatusPipe::open()?;
-    let result = start(&mut status);
+    let result = start(registry, &mut status);
     if let Err(error) = &result {
         tracing::error!("{}", error.story());
         status.failed(error.story());
@@ -41,17 +54,17 @@ pub fn main() -> Result<(), Error> {
     result
 }
 
-fn start(status: &mut StatusPipe) -> Result<(), Error> {
+fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     environment::set_defaults(&environment::defaults())?;
     let contract = Contract::read()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the event loop", source })?;
-    runtime.block_on(run(contract, status))
+    runtime.block_on(run(contract, registry, status))
 }
 
-async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
+async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
@@ -63,11 +76,13 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
         settings: plane::settings(),
-        device,
+        device: device.clone(),
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
     let mut scheduler = Scheduler::connect(&contract).await?;
+    let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
+    let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
     let ended = loop {
         tokio::select! {
@@ -84,6 +99,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 Some(Report::Ready(peers)) => {
                     tracing::info!(peers = peers.len(), "ready");
                     scheduler.say(&ToScheduler::Connected { peers: peers.clone() }).await?;
+                    scheduler.say(&ToScheduler::Work(vec![offer.clone()])).await?;
                     status.ready(None, peers);
                 }
                 Some(Report::PeerFailed { member, cause }) => {
@@ -95,7 +111,14 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 }
                 None => break Err(Error::PlaneGone),
             },
+            Some(first) = happened.recv() => {
+                let reports = gather(first, &mut happened, &mut runner);
+                if !reports.is_empty() {
+                    scheduler.say(&ToScheduler::Work(reports)).await?;
+                }
+            }
             heard = scheduler.incoming.recv() => match heard {
+                Some(ToWorker::Work(orders)) => runner.obey(orders),
                 Some(message) => plane.heard(message),
                 None => break Err(Error::SchedulerGone),
             },
@@ -118,6 +141,79 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
         (_, Err(error)) | (Err(error), Ok(())) => Err(error),
         (Ok(()), Ok(())) => Ok(()),
     }
+}
+
+/// What has happened so far, for the scheduler.
+fn gather(
+    first: Happened,
+    more: &mut mpsc::UnboundedReceiver<Happened>,
+    runner: &mut Runner,
+) -> Vec<TaskReport> {
+    let mut reports = Vec::new();
+    let mut next = Some(first);
+    while let Some(happened) = next {
+        match happened {
+            Happened::Report(report) => reports.push(report),
+            Happened::Fetched(fetched) => reports.extend(runner.fetched(fetched)),
+        }
+        if reports.len() >= REPORTS {
+            break;
+        }
+        next = more.try_recv().ok();
+    }
+    reports
+}
+
+/// What a worker's tasks run with.
+struct Bench<'a> {
+    contract: &'a Contract,
+    planned: Option<&'a WorkerPlan>,
+    device: Option<Device>,
+    plane: Plane,
+}
+
+impl Bench<'_> {
+    fn open(
+        self,
+        registry: Registry,
+        me: Member,
+    ) -> Result<(Runner, mpsc::UnboundedReceiver<Happened>, TaskReport), Error> {
+        let options = &self.contract.plan.engine_options;
+        let directory = options.get("local_directory").and_then(|path| path.as_str());
+        let settings = objects::Settings {
+            host_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
+            disk_limit: options.get("disk_limit_bytes").and_then(serde_json::Value::as_u64),
+            directory: directory.map_or_else(std::env::temp_dir, PathBuf::from),
+        };
+        let store = Arc::new(Store::new(&settings, self.device, Some(self.plane.clone())));
+        let threads = self.planned.map_or(1, |planned| planned.threads);
+        let run_directory = self.contract.directory.clone();
+        let secret = self.contract.secret.clone();
+        let socket = bulk::socket(&run_directory, &me.name);
+        let links = simulated_links(options, &me.name);
+        let shop = Workshop {
+            me,
+            registry,
+            store: Arc::clone(&store),
+            plane: self.plane,
+            links,
+            bulk: Fallback { run_directory, secret: secret.clone() },
+            fetches: Semaphore::new(FETCHES),
+        };
+        let (runner, events, happened) = Runner::start(shop, threads)?;
+        bulk::serve(&socket, secret, store, events)?;
+        let resources = [("GPU".to_owned(), 1)].into();
+        Ok((runner, happened, TaskReport::Offer { threads, resources }))
+    }
+}
+
+/// Bytes per second at which objects come from peers, where the plan slows links down to those of
+/// a simulated machine.
+fn simulated_links(options: &serde_json::Value, me: &str) -> BTreeMap<String, SimulatedLink> {
+    let links = options.get("simulated_links").and_then(|links| links.get(me));
+    let links = links.and_then(|links| serde_json::from_value(links.clone()).ok());
+    let links: BTreeMap<String, f64> = links.unwrap_or_default();
+    links.into_iter().map(|(peer, bandwidth)| (peer, SimulatedLink::new(bandwidth))).collect()
 }
 
 /// The worker's device memory, where its plan gives it a GPU.

@@ -270,6 +270,11 @@ impl Plane {
         self.line.tell(Command::Put { name: name.into(), buffer });
     }
 
+    /// Offers an object that others keep, too.
+    pub fn put_shared(&self, name: impl Into<String>, buffer: Arc<Buffer>) {
+        self.line.tell(Command::Put { name: name.into(), buffer });
+    }
+
     /// Stops offering an object. Transfers that have begun go on.
     pub fn remove(&self, name: impl Into<String>) {
         self.line.tell(Command::Remove { name: name.into() });

@@ -226,6 +226,8 @@ impl Owner {
 
     fn heard(&mut self, message: ToWorker) {
         match message {
+            // The worker's runner hears these.
+            ToWorker::Work(_) => {}
             ToWorker::Expect { names } => self.handle(Event::Expect(names)),
             ToWorker::Peer { member, address } => {
                 match WorkerAddress::open(&address, &self.address_key) {

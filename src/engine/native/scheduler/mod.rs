@@ -7,6 +7,7 @@
 
 mod core;
 mod relay;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -25,6 +26,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use self::core::{Action, ConnectionId, Core, Event};
 use self::relay::Relay;
+use self::tasks::Desk;
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
 use super::{ConversationError, Error, connection};
 use crate::wire::native::{
@@ -35,6 +37,9 @@ use crate::wire::status::PeerLanes;
 
 /// Time to prove knowledge of the secret.
 const GREETING_TIME: Duration = Duration::from_secs(5);
+
+/// Messages of connections that are handled before the answers are sent.
+const EVENTS: usize = 256;
 
 /// Connections that may be proving themselves at one time.
 const GREETINGS: usize = 64;
@@ -72,10 +77,11 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     tracing::info!(socket = %contract.socket.display(), "scheduler listens");
 
     let names = contract.plan.workers.iter().map(|worker| worker.name.clone());
-    let (events, mut incoming) = mpsc::channel(256);
+    let (events, mut incoming) = mpsc::channel(EVENTS);
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
+        desk: Desk::new(tasks::settings(&contract.plan)),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),
@@ -93,7 +99,15 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },
-            Some(event) = incoming.recv() => service.handle(event),
+            Some(event) = incoming.recv() => {
+                service.handle(event);
+                // What has come meanwhile is answered in the same frames.
+                for _ in 0..EVENTS {
+                    let Ok(event) = incoming.try_recv() else { break };
+                    service.handle(event);
+                }
+                service.flush();
+            }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
@@ -138,6 +152,7 @@ enum Incoming {
 struct Service {
     core: Core,
     relay: Relay,
+    desk: Desk,
     outboxes: BTreeMap<ConnectionId, Outbox>,
     workers: BTreeMap<ConnectionId, Worker>,
     secret: Arc<Secret>,
@@ -177,6 +192,7 @@ impl Service {
             },
             Incoming::Ended(connection) => {
                 self.outboxes.remove(&connection);
+                self.desk.gone(connection);
                 if let Some(Worker { member, .. }) = self.workers.remove(&connection) {
                     tracing::info!(worker = member.name, "worker is gone");
                 }
@@ -227,6 +243,16 @@ impl Service {
                 self.send(connection, &ToClient::Workers { workers });
                 None
             }
+            ToScheduler::Work(reports) => {
+                if let Some(worker) = self.workers.get(&connection) {
+                    self.desk.reported(connection, &worker.member, reports);
+                }
+                None
+            }
+            ToScheduler::Ask(requests) => {
+                self.desk.asked(connection, requests);
+                None
+            }
             ToScheduler::Leaving => Some(Event::Leaving { connection }),
             ToScheduler::PeerFailed { member, cause } => {
                 let from = self.workers.get(&connection).map_or("?", |from| &from.member.name);
@@ -243,6 +269,7 @@ impl Service {
             }
             Action::Close { connection } => {
                 self.outboxes.remove(&connection);
+                self.desk.gone(connection);
                 self.workers.remove(&connection);
             }
             Action::Complete => tracing::info!("all workers are connected"),
@@ -261,6 +288,13 @@ impl Service {
         };
         let id = self.relay.begin(client, worker, from.clone(), to.clone());
         self.send(worker, &ToWorker::Measure { id, measurement });
+    }
+
+    fn flush(&mut self) {
+        for (to, frame) in self.desk.flush() {
+            // A connection that has just ended is about to say so.
+            let _ = self.outboxes.get(&to).map(|outbox| outbox.send(frame));
+        }
     }
 
     fn send(&self, to: ConnectionId, message: &impl Serialize) {

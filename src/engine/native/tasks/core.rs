@@ -7,7 +7,7 @@
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
-#[cfg(any(test, debug_assertions))]
+#[cfg(test)]
 mod check;
 mod explain;
 mod graph;

@@ -1,0 +1,145 @@
+//! The functions that the stock program's workers can run: those of the benchmarks.
+//!
+//! Does not know the graphs that they are used in; `cluster::workloads` builds those.
+//!
+//! *Invariant:* the same arguments and inputs give the same bytes on every worker.
+
+use super::registry::{Context, FunctionError, Input, Outputs, Registry};
+use crate::ucx::Buffer;
+
+/// All of them.
+pub(super) fn registry() -> Registry {
+    let mut registry = Registry::new();
+    registry
+        .add("noop", |_, _| Ok(()))
+        .add("sum", sum)
+        .add("matrix.chunk", matrix_chunk)
+        .add("matrix.add_transposed_sum", add_transposed_sum)
+        .add("table.make", table_make)
+        .add("table.split", table_split)
+        .add("table.join", table_join)
+        .add("sleep", |context, _| {
+            std::thread::sleep(std::time::Duration::from_micros(context.arguments()?));
+            Ok(())
+        });
+    registry
+}
+
+/// A well mixed number (SplitMix64's last steps).
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The element of the benchmark's matrix at a row and a column.
+pub(crate) fn matrix_element(seed: u64, row: u64, column: u64) -> u64 {
+    mix(seed ^ mix(row << 32 | column)) >> 40
+}
+
+/// The key and the value of a row of the benchmark's tables. Half of the keys of one table occur
+/// in the other.
+pub(crate) fn table_row(seed: u64, side: u8, row: u64, rows: u64) -> (u64, u64) {
+    let key = mix(row ^ seed) % rows.max(1) + u64::from(side) * (rows / 2);
+    (key, mix(row ^ seed ^ (u64::from(side) + 7)) >> 32)
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.chunks_exact(8).map(|word| {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(word);
+        u64::from_le_bytes(eight)
+    })
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The sum of values.
+fn sum(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
+    let mut total = 0u64;
+    for input in inputs {
+        total = total.wrapping_add(input.value::<u64>()?);
+    }
+    Outputs::value(&total)
+}
+
+/// Arguments: seed, first row, first column, size of the square chunk.
+fn matrix_chunk(context: &Context<'_>, _: &[Input]) -> Result<Outputs, FunctionError> {
+    let (seed, row, column, size): (u64, u64, u64, u64) = context.arguments()?;
+    let mut words = Vec::with_capacity(usize::try_from(size * size)?);
+    for r in row..row + size {
+        words.extend((column..column + size).map(|c| matrix_element(seed, r, c)));
+    }
+    Ok(context.place(&bytes(&words))?.into())
+}
+
+/// The sum over `a + transposed(b)`. Arguments: size of the square chunks.
+fn add_transposed_sum(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
+    let size: usize = context.arguments()?;
+    let [a, b] = inputs else { return Err("two chunks are needed".into()) };
+    let (a, b) = (a.bytes()?, b.bytes()?);
+    let (a, b): (Vec<u64>, Vec<u64>) = (words(&a).collect(), words(&b).collect());
+    let mut total = 0u64;
+    for row in 0..size {
+        for column in 0..size {
+            let pair = a[row * size + column].wrapping_add(b[column * size + row]);
+            total = total.wrapping_add(pair);
+        }
+    }
+    Outputs::value(&total)
+}
+
+/// A part of a table: pairs of key and value. Arguments: seed, side, first row, rows, all rows.
+fn table_make(context: &Context<'_>, _: &[Input]) -> Result<Outputs, FunctionError> {
+    let (seed, side, first, rows, all): (u64, u8, u64, u64, u64) = context.arguments()?;
+    let mut words = Vec::with_capacity(usize::try_from(rows * 2)?);
+    for row in first..first + rows {
+        let (key, value) = table_row(seed, side, row, all);
+        words.extend([key, value]);
+    }
+    Ok(context.place(&bytes(&words))?.into())
+}
+
+/// A table's rows by the hash of their keys, one output per part. Arguments: number of parts.
+fn table_split(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
+    let parts: usize = context.arguments()?;
+    let [table] = inputs else { return Err("one table is needed".into()) };
+    let table = table.bytes()?;
+    let mut split: Vec<Vec<u64>> = vec![Vec::new(); parts];
+    let mut table = words(&table);
+    while let (Some(key), Some(value)) = (table.next(), table.next()) {
+        let part = usize::try_from(mix(key) % parts.max(1) as u64)?;
+        split[part].extend([key, value]);
+    }
+    let placed = split.iter().map(|words| context.place(&bytes(words)));
+    Ok(placed.collect::<Result<Vec<Buffer>, FunctionError>>()?.into())
+}
+
+/// Joins the left inputs (the first half) with the right ones on their keys; gives the number of
+/// pairs and the sum over their values' products.
+fn table_join(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
+    let (left, right) = inputs.split_at(inputs.len() / 2);
+    let mut rows: std::collections::HashMap<u64, Vec<u64>> = Default::default();
+    for part in left {
+        let part = part.bytes()?;
+        let mut part = words(&part);
+        while let (Some(key), Some(value)) = (part.next(), part.next()) {
+            rows.entry(key).or_default().push(value);
+        }
+    }
+    let (mut pairs, mut total) = (0u64, 0u64);
+    for part in right {
+        let part = part.bytes()?;
+        let mut part = words(&part);
+        while let (Some(key), Some(value)) = (part.next(), part.next()) {
+            for other in rows.get(&key).into_iter().flatten() {
+                pairs += 1;
+                total = total.wrapping_add(other.wrapping_mul(value));
+            }
+        }
+    }
+    Outputs::value(&(pairs, total))
+}

@@ -1,0 +1,151 @@
+//! The worker's own socket: clients give and take objects here, peers take what lies in its file.
+//!
+//! Does not know who may have what; whoever knows the secret may have all.
+//!
+//! *Invariant:* nothing is answered before the other side has proven that it knows the secret.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::objects::{Store, StoreError};
+use super::runner::Happened;
+use super::{ConversationError, Error, connection};
+use crate::ucx::Buffer;
+use crate::wire::native::FRAME_LIMIT;
+use crate::wire::secret::Secret;
+use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, Report};
+
+/// Time to prove knowledge of the secret.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+
+/// Connections served at one time; others wait.
+const CONNECTIONS: usize = 64;
+
+/// Bytes that are copied from a device at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Where the worker of this name listens.
+pub(super) fn socket(run_directory: &Path, worker: &str) -> PathBuf {
+    run_directory.join(format!("{worker}.sock"))
+}
+
+/// Serves a store on its socket.
+pub(super) fn serve(
+    path: &Path,
+    secret: Secret,
+    store: Arc<Store>,
+    events: mpsc::UnboundedSender<Happened>,
+) -> Result<(), Error> {
+    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(socket)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
+    tokio::spawn(accept(listener, secret, store, events));
+    Ok(())
+}
+
+async fn accept(
+    listener: UnixListener,
+    secret: Secret,
+    store: Arc<Store>,
+    events: mpsc::UnboundedSender<Happened>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&places).acquire_owned().await {
+        let Ok((mut stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let (secret, store, events) = (secret.clone(), Arc::clone(&store), events.clone());
+        tokio::spawn(async move {
+            let greeting = connection::welcome(&mut stream, &secret);
+            match tokio::time::timeout(GREETING_TIME, greeting).await {
+                Ok(Ok(())) => {
+                    // A connection that breaks is the other side's end.
+                    let _ = converse(stream, store, events).await;
+                }
+                Ok(Err(error)) => tracing::warn!("a connection is refused: {error}"),
+                Err(_) => tracing::warn!("a connection did not prove itself in time"),
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn converse(
+    mut stream: UnixStream,
+    store: Arc<Store>,
+    events: mpsc::UnboundedSender<Happened>,
+) -> Result<(), ConversationError> {
+    loop {
+        match connection::receive(&mut stream, FRAME_LIMIT).await? {
+            Bulk::Counters => {
+                let reply = BulkReply::Counters(store.counters());
+                connection::send(&mut stream, &reply).await?;
+            }
+            Bulk::Get { object } => {
+                let opening = Arc::clone(&store);
+                let opened = tokio::task::spawn_blocking(move || opening.open(object)).await;
+                match opened {
+                    Ok(Ok(pinned)) => give(&mut stream, pinned.buffer()).await?,
+                    Ok(Err(error)) => refuse(&mut stream, &error).await?,
+                    Err(_) => return Ok(()),
+                }
+            }
+            Bulk::Put { object, bytes } if bytes <= OBJECT_LIMIT => {
+                let mut content = Vec::new();
+                (&mut stream).take(bytes).read_to_end(&mut content).await?;
+                if content.len() as u64 != bytes {
+                    return Ok(());
+                }
+                let keeping = Arc::clone(&store);
+                let keep = move || keeping.insert(object, Buffer::Host(content));
+                match tokio::task::spawn_blocking(keep).await {
+                    Ok(Ok(bytes)) => {
+                        let _ = events.send(Happened::Report(Report::Stored { object, bytes }));
+                        connection::send(&mut stream, &BulkReply::Stored).await?;
+                    }
+                    Ok(Err(error)) => refuse(&mut stream, &error).await?,
+                    Err(_) => return Ok(()),
+                }
+            }
+            Bulk::Put { bytes, .. } => {
+                let reason = format!("{bytes} bytes are more than {OBJECT_LIMIT}");
+                return connection::send(&mut stream, &BulkReply::Refused { reason }).await;
+            }
+        }
+    }
+}
+
+async fn give(stream: &mut UnixStream, buffer: &Buffer) -> Result<(), ConversationError> {
+    connection::send(stream, &BulkReply::Bytes(buffer.len() as u64)).await?;
+    if let Some(bytes) = buffer.host() {
+        return Ok(stream.write_all(bytes).await?);
+    }
+    let mut chunk = vec![0; CHUNK.min(buffer.len())];
+    let mut offset = 0;
+    while offset < buffer.len() {
+        let length = chunk.len().min(buffer.len() - offset);
+        // The length was promised, so a device that refuses now ends the connection.
+        let copied = buffer.read(offset, &mut chunk[..length]);
+        copied.map_err(|error| io::Error::other(error.to_string()))?;
+        stream.write_all(&chunk[..length]).await?;
+        offset += length;
+    }
+    Ok(())
+}
+
+async fn refuse(stream: &mut UnixStream, error: &StoreError) -> Result<(), ConversationError> {
+    connection::send(stream, &BulkReply::Refused { reason: error.to_string() }).await
+}

@@ -1,0 +1,163 @@
+//! Brings one object from a peer into this worker's store.
+//!
+//! Over UCX where the peer has it in memory; over the peer's socket where it lies in the peer's
+//! file. Does not choose the peer.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use super::objects::StoreError;
+use super::plane::{Target, TransferError};
+use super::runner::Workshop;
+use super::{ConversationError, Error, bulk, connection};
+use crate::ucx::Buffer;
+use crate::wire::native::{FRAME_LIMIT, Member};
+use crate::wire::secret::Secret;
+use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
+
+/// Tries before a peer is taken to be out of reach.
+const TRIES: u32 = 3;
+
+/// Time between two tries.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How peers are asked for what they have not in memory.
+pub(super) struct Fallback {
+    pub(super) run_directory: PathBuf,
+    pub(super) secret: Secret,
+}
+
+/// A fetch that has ended.
+pub(super) struct Fetched {
+    pub(super) object: ObjectId,
+    pub(super) source: Member,
+    /// Bytes and time.
+    pub(super) result: Result<(u64, Duration), FetchError>,
+}
+
+/// Why an object did not come.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error(transparent)]
+    Conversation(#[from] Error),
+    #[error("{reason}")]
+    Refused { reason: String },
+    #[error("a thread for waiting was lost")]
+    Thread,
+}
+
+impl FetchError {
+    /// The task's error, if what failed is this worker's room.
+    pub(super) fn no_room(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
+        let FetchError::Store(StoreError::NoRoom(error)) = self else { return None };
+        let (worker, message) = (worker.to_owned(), error.to_string());
+        Some(TaskError::NoRoom { task, worker, message })
+    }
+}
+
+/// Fetches, and keeps what came.
+pub(super) async fn fetch(
+    shop: &std::sync::Arc<Workshop>,
+    object: ObjectId,
+    source: Member,
+    bytes: u64,
+) -> Fetched {
+    let mut tries = 0;
+    let result = loop {
+        let error = match attempt(shop, object, &source, bytes).await {
+            Ok(took) => break Ok((bytes, took)),
+            Err(error) => error,
+        };
+        tries += 1;
+        let lost = matches!(error, FetchError::Store(_) | FetchError::Refused { .. });
+        if lost || tries == TRIES {
+            tracing::warn!(%object, from = source.name, %error, "an object was not fetched");
+            break Err(error);
+        }
+        tokio::time::sleep(PAUSE).await;
+    };
+    Fetched { object, source, result }
+}
+
+/// A link of a simulated machine: as slow as that machine's, one transfer after the other.
+pub(super) struct SimulatedLink {
+    bytes_per_second: f64,
+    busy: tokio::sync::Mutex<()>,
+}
+
+impl SimulatedLink {
+    pub(super) fn new(bytes_per_second: f64) -> Self {
+        Self { bytes_per_second: bytes_per_second.max(1.0), busy: tokio::sync::Mutex::default() }
+    }
+
+    /// Lasts as long as the transfer would, less what it took in truth.
+    async fn carry(&self, bytes: u64, took: Duration) -> Duration {
+        let _busy = self.busy.lock().await;
+        let whole = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+        tokio::time::sleep(whole.saturating_sub(took)).await;
+        whole.max(took)
+    }
+}
+
+async fn attempt(
+    shop: &std::sync::Arc<Workshop>,
+    object: ObjectId,
+    source: &Member,
+    bytes: u64,
+) -> Result<Duration, FetchError> {
+    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+    // What waits here waits at its sender.
+    let place = shop.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
+    let store = std::sync::Arc::clone(&shop.store);
+    // Making room may have to write files, which the event loop must not wait for.
+    let room = tokio::task::spawn_blocking(move || store.receive(length));
+    let room = room.await.map_err(|_| FetchError::Thread)??;
+    let name = object.to_string();
+    let start = Instant::now();
+    let buffer = match shop.plane.get(&source.name, name, Target::Into(room), false).await {
+        Ok(fetched) => fetched.buffer,
+        Err(TransferError::Missing { .. }) => from_socket(shop, object, source, length).await?,
+        Err(error) => return Err(error.into()),
+    };
+    let mut took = start.elapsed();
+    drop(place);
+    if let Some(link) = shop.links.get(&source.name) {
+        took = link.carry(bytes, took).await;
+    }
+    let store = std::sync::Arc::clone(&shop.store);
+    let kept = tokio::task::spawn_blocking(move || store.insert(object, buffer));
+    kept.await.map_err(|_| FetchError::Thread)??;
+    Ok(took)
+}
+
+async fn from_socket(
+    shop: &Workshop,
+    object: ObjectId,
+    source: &Member,
+    length: usize,
+) -> Result<Buffer, FetchError> {
+    let path = bulk::socket(&shop.bulk.run_directory, &source.name);
+    let connect = UnixStream::connect(&path).await;
+    let mut stream =
+        connect.map_err(|source| Error::Socket { action: "connect to", path, source })?;
+    connection::greet(&mut stream, &shop.bulk.secret).await?;
+    let talk = |error: ConversationError| FetchError::Conversation(error.into());
+    connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
+    match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {
+        BulkReply::Bytes(bytes) if bytes == length as u64 => {
+            let mut content = vec![0; length];
+            let read = stream.read_exact(&mut content).await;
+            read.map_err(|error| talk(error.into()))?;
+            Ok(Buffer::Host(content))
+        }
+        BulkReply::Refused { reason } => Err(FetchError::Refused { reason }),
+        _ => Err(FetchError::Refused { reason: "an answer to another question".to_owned() }),
+    }
+}

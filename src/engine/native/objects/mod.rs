@@ -1,0 +1,53 @@
+//! A worker's objects: in device memory, in host memory, and in a file.
+//!
+//! [`core::Ladder`] decides who goes down a level when there is no room; [`Store`] moves the bytes.
+//!
+//! Does not know tasks.
+//!
+//! *Invariant:* an object that is pinned stays in memory, and the bytes that come back from the
+//! file are the bytes that went there.
+
+mod core;
+mod spill;
+mod store;
+
+pub use self::core::{NoRoom, Place};
+pub(crate) use store::{Pinned, Settings, Store};
+
+use std::path::PathBuf;
+
+use crate::cuda;
+use crate::wire::tasks::ObjectId;
+
+/// Why an object cannot be kept or had.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no room, and nothing that could make room.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// The object is not here.
+    #[error("object {object} is not here")]
+    Unknown {
+        /// Its name.
+        object: ObjectId,
+    },
+    /// The file cannot be made, written or read.
+    #[error("cannot {action} the file for objects in {}", directory.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// Where it lies.
+        directory: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The file gave back other bytes than it got.
+    #[error("object {object} came back from its file with a wrong checksum")]
+    Checksum {
+        /// Its name.
+        object: ObjectId,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] cuda::Error),
+}

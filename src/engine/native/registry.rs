@@ -1,0 +1,208 @@
+//! The functions that a worker's program can run, by name.
+//!
+//! Does not run them; [`super::runner`] does.
+//!
+//! *Invariant:* a name means one function.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::objects::{Pinned, Store};
+use crate::cuda::Device;
+use crate::ucx::Buffer;
+use crate::wire::tasks::ObjectId;
+
+/// Why a function did not succeed; its text reaches the client.
+pub type FunctionError = Box<dyn std::error::Error + Send + Sync>;
+
+type Function =
+    Arc<dyn Fn(&Context<'_>, &[Input]) -> Result<Outputs, FunctionError> + Send + Sync + 'static>;
+
+/// The functions of a program.
+#[derive(Clone, Default)]
+pub struct Registry {
+    functions: BTreeMap<String, Function>,
+}
+
+impl Registry {
+    /// No functions.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the stock program's workers can run.
+    pub fn built_in() -> Self {
+        super::built_in::registry()
+    }
+
+    /// Adds a function, in place of an earlier one of that name.
+    pub fn add<R: Into<Outputs>>(
+        &mut self,
+        name: impl Into<String>,
+        function: impl Fn(&Context<'_>, &[Input]) -> Result<R, FunctionError> + Send + Sync + 'static,
+    ) -> &mut Self {
+        let function = move |context: &Context<'_>, inputs: &[Input]| {
+            function(context, inputs).map(Into::into)
+        };
+        self.functions.insert(name.into(), Arc::new(function));
+        self
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Function> {
+        self.functions.get(name)
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.functions.keys()).finish()
+    }
+}
+
+/// What a running function sees of its worker.
+pub struct Context<'a> {
+    pub(super) task: ObjectId,
+    pub(super) worker: &'a str,
+    pub(super) arguments: &'a [u8],
+    pub(super) store: &'a Store,
+}
+
+impl Context<'_> {
+    /// The task's name.
+    pub fn task(&self) -> ObjectId {
+        self.task
+    }
+
+    /// The worker's name.
+    pub fn worker(&self) -> &str {
+        self.worker
+    }
+
+    /// The arguments that the client gave.
+    ///
+    /// # Errors
+    /// If they are of another type.
+    pub fn arguments<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
+        Ok(postcard::from_bytes(self.arguments)?)
+    }
+
+    /// The worker's device, if it has one.
+    pub fn device(&self) -> Option<&Device> {
+        self.store.device()
+    }
+
+    /// Memory of the device, or of the host where there is no device, for this task to write and
+    /// return. Objects that are not in use make room.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, FunctionError> {
+        Ok(self.store.allocate(bytes)?)
+    }
+
+    /// A copy of `bytes` in memory as of [`Self::allocate`].
+    ///
+    /// # Errors
+    /// If there is no room, or the device refuses the copy.
+    pub fn place(&self, bytes: &[u8]) -> Result<Buffer, FunctionError> {
+        match self.allocate(bytes.len())? {
+            Buffer::Host(_) => Ok(Buffer::Host(bytes.to_vec())),
+            Buffer::Device(mut buffer) => {
+                buffer.write(0, bytes)?;
+                Ok(Buffer::Device(buffer))
+            }
+        }
+    }
+}
+
+/// An input of a task. It stays where it is while the task runs.
+pub struct Input(pub(super) InputKind);
+
+pub(super) enum InputKind {
+    Inline(Buffer),
+    Stored(Pinned),
+}
+
+impl Input {
+    /// The memory.
+    pub fn buffer(&self) -> &Buffer {
+        match &self.0 {
+            InputKind::Inline(buffer) => buffer,
+            InputKind::Stored(pinned) => pinned.buffer(),
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.buffer().len()
+    }
+
+    /// Whether there is not a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes for the host: where they are if it can read them, else a copy.
+    ///
+    /// # Errors
+    /// If the device refuses the copy.
+    pub fn bytes(&self) -> Result<std::borrow::Cow<'_, [u8]>, FunctionError> {
+        match self.buffer().host() {
+            Some(bytes) => Ok(bytes.into()),
+            None => {
+                let mut copy = vec![0; self.len()];
+                self.buffer().read(0, &mut copy)?;
+                Ok(copy.into())
+            }
+        }
+    }
+
+    /// The value, if that is what it is.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn value<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
+        Ok(postcard::from_bytes(&self.bytes()?)?)
+    }
+}
+
+/// What a function returns: its task's outputs, in order.
+#[derive(Debug, Default)]
+pub struct Outputs(pub(super) Vec<Buffer>);
+
+impl Outputs {
+    /// One output: a value.
+    ///
+    /// # Errors
+    /// If the value has no bytes.
+    pub fn value(value: &impl Serialize) -> Result<Self, FunctionError> {
+        Ok(postcard::to_stdvec(value)?.into())
+    }
+}
+
+impl From<()> for Outputs {
+    fn from((): ()) -> Self {
+        Vec::<u8>::new().into()
+    }
+}
+
+impl From<Vec<u8>> for Outputs {
+    fn from(bytes: Vec<u8>) -> Self {
+        Buffer::Host(bytes).into()
+    }
+}
+
+impl From<Buffer> for Outputs {
+    fn from(buffer: Buffer) -> Self {
+        Outputs(vec![buffer])
+    }
+}
+
+impl From<Vec<Buffer>> for Outputs {
+    fn from(buffers: Vec<Buffer>) -> Self {
+        Outputs(buffers)
+    }
+}

@@ -1,0 +1,358 @@
+//! Runs what the scheduler orders: fetches inputs, calls functions, keeps outputs.
+//!
+//! Does not decide what to run or where.
+//!
+//! A task waits in [`Runner`] until its inputs are here, then in the queue for one of the threads
+//! that call functions. What threads and fetches have to say goes to the event loop, which reports
+//! it to the scheduler in batches.
+//!
+//! *Invariant:* every order to run a task is answered once: done, failed, returned, or unreachable.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, mpsc};
+
+use super::Error;
+use super::fetch::{self, Fetched, SimulatedLink};
+use super::objects::{Store, StoreError};
+use super::plane::Plane;
+use super::registry::{Context, FunctionError, Input, InputKind, Registry};
+use crate::ucx::Buffer;
+use crate::wire::native::Member;
+use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
+
+/// A task whose inputs are here.
+struct Job {
+    task: ObjectId,
+    outputs: u32,
+    function: String,
+    arguments: Vec<u8>,
+    inputs: Vec<(ObjectId, Option<Vec<u8>>)>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<VecDeque<Job>>,
+    filled: Condvar,
+}
+
+/// What the event loop hears from threads and fetches.
+pub(super) enum Happened {
+    /// For the scheduler.
+    Report(Report),
+    /// A fetch has ended.
+    Fetched(Fetched),
+}
+
+/// What a worker runs with.
+pub(super) struct Workshop {
+    pub(super) me: Member,
+    pub(super) registry: Registry,
+    pub(super) store: Arc<Store>,
+    pub(super) plane: Plane,
+    /// Links that are slowed down, by peer.
+    pub(super) links: BTreeMap<String, SimulatedLink>,
+    pub(super) bulk: fetch::Fallback,
+    /// As many fetches as run at one time.
+    pub(super) fetches: Semaphore,
+}
+
+/// Tasks and fetches of one worker. Lives on the event loop.
+pub(super) struct Runner {
+    shop: Arc<Workshop>,
+    queue: Arc<Queue>,
+    events: mpsc::UnboundedSender<Happened>,
+    /// Tasks that wait for this many fetches.
+    waiting: HashMap<ObjectId, (Job, usize)>,
+    /// Objects on their way, from whom, and who waits for them.
+    fetching: HashMap<ObjectId, (Member, Vec<ObjectId>)>,
+}
+
+impl Runner {
+    /// Starts the threads that call functions.
+    pub(super) fn start(
+        shop: Workshop,
+        threads: u32,
+    ) -> Result<(Self, mpsc::UnboundedSender<Happened>, mpsc::UnboundedReceiver<Happened>), Error>
+    {
+        let (events, happened) = mpsc::unbounded_channel();
+        let (shop, queue) = (Arc::new(shop), Arc::new(Queue::default()));
+        for at in 0..threads.max(1) {
+            let (shop, queue, events) = (Arc::clone(&shop), Arc::clone(&queue), events.clone());
+            // They end with the process.
+            std::thread::Builder::new()
+                .name(format!("task{at}"))
+                .spawn(move || work(&shop, &queue, &events))
+                .map_err(|source| Error::System { action: "start a thread for tasks", source })?;
+        }
+        let sender = events.clone();
+        let runner =
+            Self { shop, queue, events, waiting: HashMap::new(), fetching: HashMap::new() };
+        Ok((runner, sender, happened))
+    }
+
+    /// Does what the scheduler says.
+    pub(super) fn obey(&mut self, orders: Vec<Order>) {
+        for order in orders {
+            match order {
+                Order::Run { task, outputs, function, arguments, inputs } => {
+                    self.take(task, outputs, function, arguments, inputs);
+                }
+                Order::Retract { task } => self.give_back(task),
+                Order::Fetch { object, source: Source::Peer { member, bytes } } => {
+                    if !self.shop.store.contains(object) {
+                        self.fetch(object, member, bytes, None);
+                    }
+                }
+                Order::Fetch { .. } => {}
+                Order::Free { object } => self.shop.store.remove(object),
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        task: ObjectId,
+        outputs: u32,
+        function: String,
+        arguments: Vec<u8>,
+        sources: Vec<(ObjectId, Source)>,
+    ) {
+        let mut inputs = Vec::with_capacity(sources.len());
+        let mut missing = 0;
+        for (object, source) in sources {
+            let bytes = match source {
+                Source::Inline(bytes) => Some(bytes),
+                Source::Here | Source::Peer { .. } if self.shop.store.contains(object) => None,
+                Source::Peer { member, bytes } => {
+                    self.fetch(object, member, bytes, Some(task));
+                    missing += 1;
+                    None
+                }
+                Source::Here => match self.fetching.get_mut(&object) {
+                    Some((_, waiters)) => {
+                        waiters.push(task);
+                        missing += 1;
+                        None
+                    }
+                    None => {
+                        let source = self.shop.me.clone();
+                        self.forget_waits(task);
+                        return self.report(Report::Unreachable { task, object, source });
+                    }
+                },
+            };
+            inputs.push((object, bytes));
+        }
+        let job = Job { task, outputs, function, arguments, inputs };
+        if missing == 0 {
+            self.enqueue(job);
+        } else {
+            self.waiting.insert(task, (job, missing));
+        }
+    }
+
+    fn enqueue(&self, job: Job) {
+        lock(&self.queue.jobs).push_back(job);
+        self.queue.filled.notify_one();
+    }
+
+    fn report(&self, report: Report) {
+        // The event loop is only gone when the process ends.
+        let _ = self.events.send(Happened::Report(report));
+    }
+
+    fn forget_waits(&mut self, task: ObjectId) {
+        for (_, waiters) in self.fetching.values_mut() {
+            waiters.retain(|waiter| *waiter != task);
+        }
+    }
+
+    fn give_back(&mut self, task: ObjectId) {
+        let waited = self.waiting.remove(&task).is_some();
+        if waited {
+            self.forget_waits(task);
+        }
+        let queued = !waited && {
+            let mut jobs = lock(&self.queue.jobs);
+            let at = jobs.iter().position(|job| job.task == task);
+            at.and_then(|at| jobs.remove(at)).is_some()
+        };
+        if waited || queued {
+            self.report(Report::Returned { task });
+        }
+    }
+
+    fn fetch(&mut self, object: ObjectId, source: Member, bytes: u64, waiter: Option<ObjectId>) {
+        if let Some((_, waiters)) = self.fetching.get_mut(&object) {
+            waiters.extend(waiter);
+            return;
+        }
+        self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
+        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        tokio::spawn(async move {
+            let fetched = fetch::fetch(&shop, object, source, bytes).await;
+            let _ = events.send(Happened::Fetched(fetched));
+        });
+    }
+
+    /// A fetch has ended: what waited for it goes on. Returns what the scheduler is to know.
+    pub(super) fn fetched(&mut self, fetched: Fetched) -> Vec<Report> {
+        let Fetched { object, source, result } = fetched;
+        let Some((_, waiters)) = self.fetching.remove(&object) else { return Vec::new() };
+        match result {
+            Ok((bytes, took)) => {
+                for task in waiters {
+                    let Some((_, missing)) = self.waiting.get_mut(&task) else { continue };
+                    *missing -= 1;
+                    if *missing == 0
+                        && let Some((job, _)) = self.waiting.remove(&task)
+                    {
+                        self.enqueue(job);
+                    }
+                }
+                vec![Report::Fetched { object, source, bytes, micros: micros(took) }]
+            }
+            Err(error) => {
+                let failed = waiters.into_iter().filter(|task| self.waiting.contains_key(task));
+                let failed: Vec<ObjectId> = failed.collect();
+                let mut reports = Vec::new();
+                for task in failed {
+                    if self.waiting.remove(&task).is_none() {
+                        continue;
+                    }
+                    self.forget_waits(task);
+                    reports.push(match error.no_room(task, &self.shop.me.name) {
+                        Some(error) => Report::Failed { task, error },
+                        None => Report::Unreachable { task, object, source: source.clone() },
+                    });
+                }
+                reports
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What each thread does.
+fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>) {
+    if let Some(Err(error)) = shop.store.device().map(|device| device.make_current()) {
+        tracing::error!(%error, "a thread for tasks cannot use the device");
+    }
+    loop {
+        let mut jobs = lock(&queue.jobs);
+        let job = loop {
+            match jobs.pop_front() {
+                Some(job) => break job,
+                None => jobs = queue.filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(jobs);
+        let report = run(shop, job);
+        if events.send(Happened::Report(report)).is_err() {
+            return;
+        }
+    }
+}
+
+fn run(shop: &Workshop, job: Job) -> Report {
+    let task = job.task;
+    let worker = || shop.me.name.clone();
+    let Some(function) = shop.registry.find(&job.function) else {
+        let error = TaskError::UnknownFunction { task, worker: worker(), function: job.function };
+        return Report::Failed { task, error };
+    };
+    let mut inputs = Vec::with_capacity(job.inputs.len());
+    for (object, inline) in job.inputs {
+        inputs.push(Input(match inline {
+            Some(bytes) => InputKind::Inline(Buffer::Host(bytes)),
+            None => match shop.store.open(object) {
+                Ok(pinned) => InputKind::Stored(pinned),
+                Err(StoreError::NoRoom(error)) => {
+                    let message = error.to_string();
+                    let error = TaskError::NoRoom { task, worker: worker(), message };
+                    return Report::Failed { task, error };
+                }
+                Err(error) => {
+                    tracing::warn!(%task, %object, %error, "an input is not to be had");
+                    return Report::Unreachable { task, object, source: shop.me.clone() };
+                }
+            },
+        }));
+    }
+    let context =
+        Context { task, worker: &shop.me.name, arguments: &job.arguments, store: &shop.store };
+    let start = Instant::now();
+    let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
+    let micros = micros(start.elapsed());
+    drop(inputs);
+    let result = match returned {
+        Err(panic) => {
+            let error = TaskError::Panicked { task, worker: worker(), message: words(&*panic) };
+            return Report::Failed { task, error };
+        }
+        Ok(result) => result,
+    };
+    let products = result.and_then(|outputs| {
+        if outputs.0.len() != job.outputs as usize {
+            let (got, promised) = (outputs.0.len(), job.outputs);
+            return Err(format!("it returned {got} outputs instead of {promised}").into());
+        }
+        let named = (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, task.plus(at), buffer));
+        named.collect::<Result<Vec<Product>, FunctionError>>()
+    });
+    match products {
+        Ok(products) => Report::Done { task, products, micros },
+        Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error) },
+    }
+}
+
+/// Small outputs go to the scheduler, others into the store.
+fn keep(shop: &Workshop, object: ObjectId, buffer: Buffer) -> Result<Product, FunctionError> {
+    if buffer.len() <= INLINE_LIMIT {
+        return Ok(Product::Inline(match buffer {
+            Buffer::Host(bytes) => bytes,
+            Buffer::Device(memory) => {
+                let mut bytes = vec![0; memory.len()];
+                memory.read(0, &mut bytes)?;
+                bytes
+            }
+        }));
+    }
+    Ok(Product::Stored(shop.store.insert(object, buffer)?))
+}
+
+fn task_error(
+    task: ObjectId,
+    worker: String,
+    error: &(dyn std::error::Error + Send + Sync + 'static),
+) -> TaskError {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message.push_str(": ");
+        message.push_str(&error.to_string());
+        cause = error.source();
+    }
+    match error.downcast_ref::<StoreError>() {
+        Some(StoreError::NoRoom(_)) => TaskError::NoRoom { task, worker, message },
+        _ => TaskError::Failed { task, worker, message },
+    }
+}
+
+/// What a panic said.
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without words".to_owned())
+}

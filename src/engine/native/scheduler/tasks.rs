@@ -1,0 +1,265 @@
+//! Carries the task scheduler's events and actions between its core and the connections.
+//!
+//! Does not decide; [`crate::engine::native::tasks::core`] does.
+//!
+//! Messages are gathered while events are handled and leave in few frames at [`Desk::flush`].
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::core::ConnectionId;
+use crate::engine::native::tasks::core::{Action, Core, Event, Input, Settings};
+use crate::plan::Plan;
+use crate::wire::native::{Member, ToClient, ToWorker, encode};
+use crate::wire::tasks::{
+    BATCH_BYTES, News, ObjectId, Order, Product, Report, Request, Source, TaskError,
+};
+
+/// Messages for one connection, and about how many bytes they are.
+enum Letters {
+    Worker(Vec<Order>, usize),
+    Client(Vec<News>, usize),
+}
+
+/// How the plan wants tasks to be scheduled.
+pub(super) fn settings(plan: &Plan) -> Settings {
+    let option = |key: &str| plan.engine_options.get(key).cloned();
+    let policy = option("placement").and_then(|value| serde_json::from_value(value).ok());
+    Settings { policy: policy.unwrap_or_default(), ..Settings::default() }
+}
+
+/// The scheduler of tasks and its correspondence.
+pub(super) struct Desk {
+    core: Core,
+    start: Instant,
+    workers: BTreeMap<ConnectionId, Member>,
+    /// Clients, by the number that they name their objects with.
+    clients: BTreeMap<ConnectionId, u32>,
+    next_client: u32,
+    letters: BTreeMap<ConnectionId, Letters>,
+    /// Finished frames.
+    frames: Vec<(ConnectionId, Vec<u8>)>,
+}
+
+impl Desk {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            core: Core::new(settings),
+            start: Instant::now(),
+            workers: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            next_client: 1,
+            letters: BTreeMap::new(),
+            frames: Vec::new(),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let now = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        for action in self.core.handle(event, now) {
+            self.act(action);
+        }
+    }
+
+    /// A worker has something to say.
+    pub(super) fn reported(&mut self, worker: ConnectionId, member: &Member, reports: Vec<Report>) {
+        for report in reports {
+            let event = match report {
+                Report::Offer { threads, resources } => {
+                    self.workers.insert(worker, member.clone());
+                    let name = member.name.clone();
+                    Event::WorkerJoined { worker, name, threads, resources }
+                }
+                Report::Done { task, products, micros } => {
+                    Event::Done { worker, task, products, micros }
+                }
+                Report::Failed { task, error } => {
+                    tracing::debug!(%task, %error, worker = member.name, "a task has failed");
+                    Event::Failed { worker, task, error }
+                }
+                Report::Returned { task } => Event::Returned { worker, task },
+                Report::Unreachable { task, object, source } => {
+                    let source = self.workers.iter().find(|(_, member)| **member == source);
+                    let source = source.map(|(id, _)| *id);
+                    Event::Unreachable { worker, task, object, source }
+                }
+                Report::Fetched { object, source, bytes, micros } => {
+                    Event::Fetched { worker, object, source: source.name, bytes, micros }
+                }
+                Report::Stored { object, bytes } => Event::Stored { worker, object, bytes },
+            };
+            self.tell(event);
+        }
+    }
+
+    /// A client has something to say. The first word makes it one.
+    pub(super) fn asked(&mut self, client: ConnectionId, requests: Vec<Request>) {
+        if !self.clients.contains_key(&client) {
+            self.clients.insert(client, self.next_client);
+            self.news(client, News::Hello { client: self.next_client }, 8);
+            self.next_client += 1;
+        }
+        let number = self.clients[&client];
+        for request in requests {
+            match request {
+                Request::Submit(task) if self.is_own(number, task.id) => {
+                    self.tell(Event::Submit { client, task });
+                }
+                Request::Put { object, product, on } if self.is_own(number, object) => {
+                    self.tell(Event::Put { client, object, product, on });
+                }
+                Request::Submit(task) => self.refuse_name(client, task.id),
+                Request::Put { object, .. } => self.refuse_name(client, object),
+                Request::Release { objects } => {
+                    for object in objects {
+                        self.tell(Event::Release { client, object });
+                    }
+                }
+                Request::Cancel { tasks } => {
+                    for task in tasks {
+                        self.tell(Event::Cancel { client, task });
+                    }
+                }
+                Request::Locate { object } => self.tell(Event::Locate { client, object }),
+                Request::Hold { object } => self.tell(Event::Hold { client, object }),
+                Request::Replicate { object, copies } => {
+                    self.tell(Event::Replicate { client, object, copies });
+                }
+                Request::Explain { task } => {
+                    let why = self.core.explain(task);
+                    let bytes = why.len();
+                    self.news(client, News::Because { task, why }, bytes);
+                }
+                Request::Overview => {
+                    let overview = self.core.overview();
+                    let bytes = 64 * (overview.workers.len() + overview.links.len());
+                    self.news(client, News::Overview(overview), bytes);
+                }
+            }
+        }
+    }
+
+    fn is_own(&self, number: u32, id: ObjectId) -> bool {
+        id.client() == u64::from(number)
+    }
+
+    fn refuse_name(&mut self, client: ConnectionId, object: ObjectId) {
+        let reason = "a client names its objects with its own number".to_owned();
+        let error = TaskError::Refused { task: object, reason };
+        self.news(client, News::Failed { object, error }, 128);
+    }
+
+    /// A connection has ended.
+    pub(super) fn gone(&mut self, connection: ConnectionId) {
+        self.letters.remove(&connection);
+        if self.workers.remove(&connection).is_some() {
+            self.tell(Event::WorkerLost { worker: connection });
+        }
+        if self.clients.remove(&connection).is_some() {
+            self.tell(Event::ClientGone { client: connection });
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Run { worker, task, outputs, function, arguments, inputs } => {
+                let inline = |input: &Input| match input {
+                    Input::Inline(bytes) => bytes.len(),
+                    _ => 24,
+                };
+                let bytes = 48 + arguments.len() + function.len();
+                let bytes = bytes + inputs.iter().map(|(_, i)| 12 + inline(i)).sum::<usize>();
+                let inputs = inputs.into_iter().map(|(id, i)| (id, self.source(i))).collect();
+                let order = Order::Run { task, outputs, function, arguments, inputs };
+                self.order(worker, order, bytes);
+            }
+            Action::Retract { worker, task } => self.order(worker, Order::Retract { task }, 16),
+            Action::Fetch { worker, object, source, bytes } => {
+                let source = self.source(Input::At { worker: source, bytes });
+                self.order(worker, Order::Fetch { object, source }, 48);
+            }
+            Action::Free { worker, object } => self.order(worker, Order::Free { object }, 16),
+            Action::Available { client, object, product } => {
+                let bytes = match &product {
+                    Product::Inline(bytes) => 16 + bytes.len(),
+                    Product::Stored(_) => 32,
+                };
+                self.news(client, News::Available { object, product }, bytes);
+            }
+            Action::Unavailable { client, object, error } => {
+                self.news(client, News::Failed { object, error }, 512);
+            }
+            Action::At { client, object, workers } => {
+                let name = |worker: &ConnectionId| Some(self.workers.get(worker)?.name.clone());
+                let workers: Vec<String> = workers.iter().filter_map(name).collect();
+                let bytes = 16 * (1 + workers.len());
+                self.news(client, News::At { object, workers }, bytes);
+            }
+            Action::PutAt { client, object, worker } => {
+                if let Some(member) = self.workers.get(&worker) {
+                    let worker = member.name.clone();
+                    self.news(client, News::PutAt { object, worker }, 48);
+                }
+            }
+        }
+    }
+
+    fn source(&self, input: Input) -> Source {
+        match input {
+            Input::Inline(bytes) => Source::Inline(bytes),
+            Input::Here => Source::Here,
+            Input::At { worker, bytes } => match self.workers.get(&worker) {
+                Some(member) => Source::Peer { member: member.clone(), bytes },
+                None => Source::Here,
+            },
+        }
+    }
+
+    fn order(&mut self, worker: ConnectionId, order: Order, bytes: usize) {
+        let empty = || Letters::Worker(Vec::new(), 0);
+        if let Letters::Worker(orders, sum) = self.letters.entry(worker).or_insert_with(empty) {
+            orders.push(order);
+            *sum += bytes;
+            if *sum >= BATCH_BYTES {
+                self.seal(worker);
+            }
+        }
+    }
+
+    fn news(&mut self, client: ConnectionId, news: News, bytes: usize) {
+        let empty = || Letters::Client(Vec::new(), 0);
+        if let Letters::Client(all, sum) = self.letters.entry(client).or_insert_with(empty) {
+            all.push(news);
+            *sum += bytes;
+            if *sum >= BATCH_BYTES {
+                self.seal(client);
+            }
+        }
+    }
+
+    fn seal(&mut self, connection: ConnectionId) {
+        match self.letters.remove(&connection) {
+            Some(Letters::Worker(orders, _)) => self.frame(connection, &ToWorker::Work(orders)),
+            Some(Letters::Client(news, _)) => self.frame(connection, &ToClient::News(news)),
+            None => {}
+        }
+    }
+
+    fn frame(&mut self, connection: ConnectionId, message: &impl Serialize) {
+        match encode(message) {
+            Ok(frame) => self.frames.push((connection, frame)),
+            // The limits on what clients send keep a batch below the limit of a frame.
+            Err(error) => tracing::error!("messages are not sent: {error}"),
+        }
+    }
+
+    /// The frames that are to be sent now.
+    pub(super) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
+        while let Some((&connection, _)) = self.letters.first_key_value() {
+            self.seal(connection);
+        }
+        std::mem::take(&mut self.frames)
+    }
+}
