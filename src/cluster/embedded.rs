@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::detached::Lifetime;
-use super::{Control, ControlError, Detached, Lines, PrepareError, Prepared, Report, UpError};
+use super::{
+    Client, ClientError, Control, ControlError, Detached, Lines, PrepareError, Prepared, Report,
+    UpError,
+};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::os::session;
@@ -195,6 +198,14 @@ impl Cluster {
     /// Its files: logs, events, sockets.
     pub fn paths(&self) -> Paths {
         Paths::of(&self.plan.name)
+    }
+
+    /// A client of its tasks.
+    ///
+    /// # Errors
+    /// If its scheduler cannot be reached, or it is of another engine.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(self.paths().root())
     }
 
     /// What is.

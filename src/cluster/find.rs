@@ -1,6 +1,6 @@
 //! Finds running clusters by their run directories.
 
-use super::Control;
+use super::{Client, ClientError, Control};
 use crate::ids::ClusterName;
 use crate::os::run_directory::{self, Paths};
 
@@ -56,6 +56,14 @@ pub struct Found {
 impl Found {
     fn new(name: ClusterName) -> Self {
         Self { paths: Paths::of(&name), name }
+    }
+
+    /// A client of its tasks.
+    ///
+    /// # Errors
+    /// If its scheduler cannot be reached, or it is of another engine.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(self.paths.root())
     }
 
     /// Its control API.

@@ -5,6 +5,7 @@
 //! *Invariant:* a cluster that was launched is READY, or nothing of it is left.
 
 pub mod blocking;
+mod client;
 mod control;
 pub mod detached;
 pub mod doctor;
@@ -14,11 +15,14 @@ mod gpus;
 mod launch;
 mod prepare;
 mod start;
+pub mod workloads;
 
 use std::process::ExitCode;
 
 use crate::engine::native;
 
+pub use crate::engine::native::registry::{Context, FunctionError, Input, Outputs, Registry};
+pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError, Lines};
 pub use detached::{Detached, Lifetime, Report};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
@@ -33,6 +37,11 @@ pub use start::{UpError, start};
 /// A program that launches clusters as itself calls this first thing in `main`, before it starts a
 /// thread, and exits with the code.
 pub fn dispatch() -> Option<ExitCode> {
+    dispatch_with(Registry::built_in)
+}
+
+/// As [`dispatch`], for a program whose workers run functions of its own.
+pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     if let Some(code) = crate::os::dispatch() {
         return Some(code);
     }
@@ -42,7 +51,7 @@ pub fn dispatch() -> Option<ExitCode> {
     }
     let worked = match subcommand.as_str() {
         "__scheduler" => native::scheduler::main(),
-        "__worker" => native::worker::main(),
+        "__worker" => native::worker::main(registry()),
         _ => return None,
     };
     Some(match worked {
