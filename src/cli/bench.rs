@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
-use super::{output, reach};
+use super::{output, reach, workloads};
 use crate::cluster::Found;
 use crate::engine::native;
 use crate::engine::native::client::{Client, Measured};
@@ -28,6 +28,12 @@ pub(super) struct Arguments {
 enum What {
     /// Bandwidth and latency between the workers of a running cluster
     Links(LinksArguments),
+    /// Overhead per task: tasks that do nothing
+    Tasks(workloads::TasksArguments),
+    /// `(x + x.T).sum()` on a matrix in chunks
+    Transpose(workloads::TransposeArguments),
+    /// Two tables joined by hash partition
+    Merge(workloads::MergeArguments),
 }
 
 /// Arguments of `bench links`.
@@ -109,7 +115,15 @@ struct Document<'a> {
 
 /// Measures what a cluster can do.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let What::Links(links) = &arguments.what;
+    match &arguments.what {
+        What::Links(links) => measure_links(links),
+        What::Tasks(tasks) => workloads::tasks(tasks),
+        What::Transpose(transpose) => workloads::transpose(transpose),
+        What::Merge(merge) => workloads::merge(merge),
+    }
+}
+
+fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
     // A share of nothing in particular: only absolute sizes make sense here.
     let sizes: Vec<u64> = links.size.iter().map(|size| size.of(0)).collect();
     let together = match (links.all_to_all, links.bidirectional) {

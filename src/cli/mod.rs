@@ -29,6 +29,7 @@ mod topo;
 mod up;
 mod verify;
 mod workers;
+mod workloads;
 
 use std::process::ExitCode;
 
