@@ -26,7 +26,10 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
         assert_eq!(worker.cpus, worker.asked.cpus);
         assert_eq!(worker.mems, worker.asked.mems);
         assert_eq!(worker.notes, [""; 0]);
-        let log = cuda_cluster::os::log_file::last_lines(&worker.log, 100);
+        // What it wrote before READY goes through the guardian, and may arrive after it.
+        let log = || cuda_cluster::os::log_file::last_lines(&worker.log, 100);
+        bench::eventually("eight lines in its log", || log().len() == 8).await;
+        let log = log();
         assert_eq!(log[0], format!("at birth {:#x}", 1u64 << cpu));
         assert_eq!(log[1..], vec![format!("thread {cpu}"); 7]);
         worker.observe();
