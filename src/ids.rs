@@ -113,6 +113,12 @@ impl GpuUuid {
         &self.0
     }
 
+    /// A made-up identity that tells nothing but a number.
+    pub(crate) fn numbered(mig: bool, number: usize) -> Self {
+        let kind = if mig { "MIG" } else { "GPU" };
+        Self(format!("{kind}-00000000-0000-0000-0000-{number:012}"))
+    }
+
     /// Whether this names a MIG instance rather than a whole GPU.
     pub fn is_mig(&self) -> bool {
         self.0.starts_with("MIG-")

@@ -23,6 +23,10 @@ pub(super) struct Arguments {
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 
+    /// Leave out what identifies the machine (UUIDs, host name), to send it to somebody
+    #[arg(long)]
+    anonymize: bool,
+
     /// Print how long NVML, hwloc and sysfs took, to standard error
     #[arg(long, conflicts_with = "topology")]
     timings: bool,
@@ -57,6 +61,7 @@ impl Form {
 /// Shows a machine.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let topology = read(arguments)?;
+    let topology = if arguments.anonymize { topology.anonymized() } else { topology };
     match arguments.output {
         Form::Json => output::print_json(&topology)?,
         Form::Yaml => output::print(&topology.to_yaml())?,

@@ -6,6 +6,7 @@
 //! *Invariant:* a [`Topology`] states only what its source said. What a source cannot tell is
 //! `None`, absent from [`Links`], or said in a [`Note`]; it is never invented.
 
+mod anonymous;
 mod catalogue;
 mod devices;
 mod link;
