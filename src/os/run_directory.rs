@@ -210,8 +210,7 @@ impl RunDirectory {
         if length > SOCKET_PATH_LIMIT {
             return Err(RunDirectoryError::TooLong { path: socket, length });
         }
-        make_private(base)?;
-        let lock = lock_fresh(name, &paths)?;
+        let lock = lock_fresh(base, name, &paths)?;
         let directory = Self { name: name.clone(), paths, lock };
         directory.clean()?;
         make_private(&directory.paths.logs())?;
@@ -262,7 +261,8 @@ impl RunDirectory {
         fs::rename(&draft, path).map_err(io("write"))
     }
 
-    /// Removes everything in it and itself, and releases the lock.
+    /// Removes everything in it and itself, and releases the lock. The directory of run
+    /// directories goes too, if this was the last.
     ///
     /// # Errors
     /// If the system refuses.
@@ -272,7 +272,11 @@ impl RunDirectory {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(RunDirectoryError::Io { action: "remove", path, source })
             }
-            _ => Ok(()),
+            _ => {
+                // Another cluster's directory in it keeps it.
+                let _ = path.parent().map(fs::remove_dir);
+                Ok(())
+            }
         }
     }
 
@@ -334,12 +338,25 @@ pub fn clean_stale(base: &Path) -> Vec<ClusterName> {
 }
 
 /// Makes and locks the directory. Another process may remove it between the two; then again.
-fn lock_fresh(name: &ClusterName, paths: &Paths) -> Result<Flock<OwnedFd>, RunDirectoryError> {
+fn lock_fresh(
+    base: &Path,
+    name: &ClusterName,
+    paths: &Paths,
+) -> Result<Flock<OwnedFd>, RunDirectoryError> {
     let root = paths.root();
     let io = |action| move |source| RunDirectoryError::Io { action, path: root.into(), source };
     let taken = || RunDirectoryError::Taken { name: name.clone(), path: root.into() };
     for _ in 0..16 {
-        make_private(root)?;
+        make_private(base)?;
+        match make_private(root) {
+            // The end of the last other cluster took the base along.
+            Err(RunDirectoryError::Io { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                continue;
+            }
+            made => made?,
+        }
         let directory = match open_directory(root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other.map_err(io("open"))?,
@@ -421,7 +438,7 @@ mod tests {
         let second = RunDirectory::acquire_below(base.path(), &name("a"));
         assert!(matches!(second, Err(RunDirectoryError::Taken { .. })), "{second:?}");
         first.remove().expect("removed");
-        assert!(!base.path().join("a").exists());
+        assert!(!base.path().exists(), "nothing is left after the last cluster");
         RunDirectory::acquire_below(base.path(), &name("a")).expect("free again");
     }
 
