@@ -7,6 +7,7 @@
 #
 # On a made-up machine, which both see:
 #   env $(cargo run -q --example fake-machine -- dgx-a100 /tmp/a100) scripts/bench-dask-start.sh
+# with LD_LIBRARY_PATH naming a directory where libnvidia-ml.so.1 is the library that it printed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -x .venv/bin/python ] || scripts/setup.sh --tests

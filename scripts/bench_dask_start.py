@@ -48,6 +48,9 @@ class Candidate:
             "UCX_TCP_CM_REUSEADDR": "y",
             "UCX_WARN_UNUSED_ENV_VARS": "n",
         }
+        if "CUDA_CLUSTER_FAKE_NVML" in os.environ:
+            # A made-up driver has no sensors, which distributed would read.
+            self.environment["DASK_DISTRIBUTED__DIAGNOSTICS__NVML"] = "False"
         self.processes = []
 
     def run(self, *command):
@@ -112,7 +115,7 @@ class Ours(Candidate):
         machine = [] if sees_gpus() else ["--topology", "dgx-a100", "--simulate"]
         # A made-up driver has no CUDA: dask-cuda logs that and goes on, ours is told not to try.
         spec = self.folder / "spec.yaml"
-        spec.write_text("dask: {config: {distributed-ucxx.create-cuda-context: 'false'}}")
+        spec.write_text("version: 1\ndask: {config: {distributed-ucxx.create-cuda-context: 'false'}}")
         self.run(
             self.binary, "up", "-f", str(spec), "--name", "b", "--start-method", self.method,
             "--n-workers", str(WORKERS), "--memory-limit", "1GiB", *machine, *flags,
@@ -224,7 +227,9 @@ def main(binary, rounds, protocol):
     for _ in range(int(rounds)):
         for make in makers:
             candidate = make()
-            results.setdefault(candidate.name, []).append(measure(candidate))
+            found = measure(candidate)
+            print("{:36}{:9.2f} s {:8.0f} MB {:8.2f} s".format(candidate.name, *found), flush=True)
+            results.setdefault(candidate.name, []).append(found)
     reference = min(
         statistics.median(r[0] for r in found)
         for name, found in results.items()
