@@ -72,7 +72,12 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
     let ended = keeper.word();
     assert!(ended.starts_with("ENDED Stopped"), "{ended}");
     gone(&keeper);
-    assert!(!lives(guardian));
+    // Killed by whoever gave it up; the kernel needs a moment to take it away.
+    let begin = Instant::now();
+    while lives(guardian) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "the guardian is left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

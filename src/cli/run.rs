@@ -69,8 +69,8 @@ async fn attend(prepared: &Prepared, prefix: bool) -> Result<Exit, Failure> {
             })?,
         }
     }
-    let last = state.borrow().clone();
     let outcome = supervisor.wait().await;
+    let last = state.borrow().clone();
     output.pass_on()?;
     if outcome.is_good()
         && let Ok(directory) = RunDirectory::acquire(&plan.name)
@@ -84,8 +84,9 @@ async fn attend(prepared: &Prepared, prefix: bool) -> Result<Exit, Failure> {
         (Outcome::Failed(cause) | Outcome::NotReady(cause), None) => {
             let root = root(&last, &cause.text);
             output::status(&format!("run: {root}; the other ranks were stopped"));
-            if let Some(bundle) = bundle(&last) {
-                output::status(&format!("run: what is known of it is in {}", bundle.display()));
+            let crashes = Paths::of(&plan.name).crashes();
+            if let Some(kept) = bundle(&last).or_else(|| crashes.is_dir().then_some(crashes)) {
+                output::status(&format!("run: what is known of it is in {}", kept.display()));
             }
             Ok(cause.exit.map_or(Exit::Failed, program_exit))
         }

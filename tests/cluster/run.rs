@@ -37,7 +37,7 @@ fn the_first_failed_rank_stops_the_others_and_names_the_cause() {
     assert_eq!(said.code, 7, "{said}");
     assert!(said.stdout.contains("oh no"), "{said}");
     assert!(said.stderr.contains("rank 1: gpu2 ended with status 7"), "{said}");
-    assert!(said.stderr.contains("/crashes/"), "{said}");
+    assert!(said.stderr.contains("/crashes"), "{said}");
 }
 
 #[test]

@@ -54,6 +54,11 @@ pub(super) enum FetchError {
 }
 
 impl FetchError {
+    /// Whether there was no room for it here.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, FetchError::Store(StoreError::NoRoom(error)) if error.asked_bytes <= error.limit_bytes)
+    }
+
     /// The task's error, if what failed is this worker's room.
     pub(super) fn no_room(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
         let FetchError::Store(StoreError::NoRoom(error)) = self else { return None };

@@ -24,7 +24,14 @@ use crate::ucx::Buffer;
 use crate::wire::native::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
 
+/// How long a task may wait for room that others hold, before there is said to be none.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+
+/// Time between two looks for room.
+const ROOM_AGAIN: Duration = Duration::from_millis(5);
+
 /// A task whose inputs are here.
+#[derive(Clone)]
 struct Job {
     task: ObjectId,
     outputs: u32,
@@ -194,7 +201,15 @@ impl Runner {
         self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
         let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
         tokio::spawn(async move {
-            let fetched = fetch::fetch(&shop, object, source, bytes).await;
+            let begin = Instant::now();
+            let fetched = loop {
+                let fetched = fetch::fetch(&shop, object, source.clone(), bytes).await;
+                let full = fetched.result.as_ref().is_err_and(|error| error.is_full());
+                if !full || begin.elapsed() > ROOM_WITHIN {
+                    break fetched;
+                }
+                tokio::time::sleep(ROOM_AGAIN).await;
+            };
             let _ = events.send(Happened::Fetched(fetched));
         });
     }
@@ -258,10 +273,24 @@ fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>
             }
         };
         drop(jobs);
-        let report = run(shop, job);
+        let report = when_there_is_room(shop, &job);
         if events.send(Happened::Report(report)).is_err() {
             return;
         }
+    }
+}
+
+/// Runs a task again while all that is in its way is what other tasks hold for a moment. Holding
+/// nothing meanwhile, two tasks cannot wait for each other.
+fn when_there_is_room(shop: &Workshop, job: &Job) -> Report {
+    let begin = Instant::now();
+    loop {
+        let report = run(shop, job.clone());
+        let full = matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. });
+        if !full || begin.elapsed() > ROOM_WITHIN {
+            return report;
+        }
+        std::thread::sleep(ROOM_AGAIN);
     }
 }
 
