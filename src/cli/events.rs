@@ -43,11 +43,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         last = Some(line);
     }
     while let Some(stream) = &mut stream {
-        let Some(line) = runtime.block_on(stream.next()).map_err(reach::lost)? else { break };
-        // Server-sent events: the record is the data; comments keep the connection alive.
-        let Some(line) = line.strip_prefix("data:").map(str::trim) else { continue };
-        if last.take().as_deref() != Some(line) {
-            show(line, arguments.json)?;
+        let next = runtime.block_on(stream.next_event()).map_err(reach::lost)?;
+        let Some(line) = next else { break };
+        if last.take().as_ref() != Some(&line) {
+            show(&line, arguments.json)?;
         }
     }
     Ok(Exit::Done)

@@ -147,6 +147,20 @@ pub struct Lines {
 }
 
 impl Lines {
+    /// The data of the next server-sent event; `None` at the end. Comments, which keep the
+    /// connection alive, and the blank lines between events are passed over.
+    ///
+    /// # Errors
+    /// If the connection breaks.
+    pub async fn next_event(&mut self) -> Result<Option<String>, ControlError> {
+        while let Some(line) = self.next().await? {
+            if let Some(data) = line.strip_prefix("data:") {
+                return Ok(Some(data.trim().to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
     /// The next line without its line feed; `None` at the end.
     ///
     /// # Errors

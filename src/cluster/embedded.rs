@@ -258,14 +258,9 @@ impl Events {
     /// # Errors
     /// If the connection breaks, or the supervisor speaks another version's language.
     pub async fn next(&mut self) -> Result<Option<Record>, ControlError> {
-        while let Some(line) = self.lines.next().await? {
-            // Server-sent events: comments keep the connection alive, blank lines end an event.
-            if let Some(record) = line.strip_prefix("data:") {
-                return serde_json::from_str(record.trim()).map(Some).map_err(|source| {
-                    ControlError::Answer { path: "/v1/events".to_owned(), source }
-                });
-            }
-        }
-        Ok(None)
+        let Some(record) = self.lines.next_event().await? else { return Ok(None) };
+        serde_json::from_str(&record)
+            .map(Some)
+            .map_err(|source| ControlError::Answer { path: "/v1/events".to_owned(), source })
     }
 }
