@@ -3,11 +3,11 @@
 //! Decides nothing.
 //!
 //! *Invariant:* events about one process reach `core` in the order in which they happened: its
-//! words before its end.
+//! start before its words, and those before its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Write;
+use std::io::{PipeReader, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -62,6 +62,8 @@ pub(super) struct Actor {
     began: Instant,
     wishes: mpsc::UnboundedReceiver<Wish>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    /// Status pipes of processes whose start is not reported yet: nobody listens to them before.
+    unheard: BTreeMap<Key, PipeReader>,
     ears: BTreeMap<Key, JoinHandle<()>>,
     state: watch::Sender<ClusterState>,
     /// What the control API is given.
@@ -129,6 +131,7 @@ impl Actor {
             began: Instant::now(),
             wishes,
             inner: mpsc::channel(256),
+            unheard: BTreeMap::new(),
             ears: BTreeMap::new(),
             state,
             handle: handle.clone(),
@@ -197,8 +200,17 @@ impl Actor {
     fn hear(&mut self, report: Report) -> Option<Event> {
         match report {
             Report::Watching => None,
-            Report::Started { key, pid } => Some(Event::Started { key, pid }),
-            Report::NotStarted { key, reason } => Some(Event::NotStarted { key, reason }),
+            Report::Started { key, pid } => {
+                if let Some(status) = self.unheard.remove(&key) {
+                    let ear = tokio::spawn(ears::listen(status, key, self.inner.0.clone()));
+                    self.ears.insert(key, ear);
+                }
+                Some(Event::Started { key, pid })
+            }
+            Report::NotStarted { key, reason } => {
+                self.unheard.remove(&key);
+                Some(Event::NotStarted { key, reason })
+            }
             Report::Exited { key, exit } => {
                 self.write_obituary(key, exit);
                 None
@@ -292,8 +304,7 @@ impl Actor {
         };
         match self.guardian.spawn(start, self.instructions(spec)) {
             Ok(status) => {
-                let ear = tokio::spawn(ears::listen(status, key, self.inner.0.clone()));
-                self.ears.insert(key, ear);
+                self.unheard.insert(key, status);
                 self.look_at = self.look_at.or(Some(Instant::now()));
                 self.note_gpu_others(seat);
             }
