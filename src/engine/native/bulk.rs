@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::objects::{Store, StoreError};
+use super::objects::{Lent, Store, StoreError};
 use super::runner::Happened;
 use super::{ConversationError, Error, connection};
 use crate::ucx::Buffer;
@@ -29,7 +29,10 @@ const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Connections served at one time; others wait.
 const CONNECTIONS: usize = 64;
 
-/// Bytes that are copied from a device at a time.
+/// Time that the other side may take to read [`CHUNK`] bytes.
+const READING_TIME: Duration = Duration::from_secs(60);
+
+/// Bytes that are copied from a device, or sent, at a time.
 const CHUNK: usize = 1 << 20;
 
 /// Where the worker of this name listens.
@@ -95,10 +98,10 @@ async fn converse(
                 connection::send(&mut stream, &reply).await?;
             }
             Bulk::Get { object } => {
-                let opening = Arc::clone(&store);
-                let opened = tokio::task::spawn_blocking(move || opening.open(object)).await;
-                match opened {
-                    Ok(Ok(pinned)) => give(&mut stream, pinned.buffer()).await?,
+                let lending = Arc::clone(&store);
+                let lent = tokio::task::spawn_blocking(move || lending.lend(object)).await;
+                match lent {
+                    Ok(Ok(lent)) => give(&mut stream, lent).await?,
                     Ok(Err(error)) => refuse(&mut stream, &error).await?,
                     Err(_) => return Ok(()),
                 }
@@ -128,19 +131,25 @@ async fn converse(
     }
 }
 
-async fn give(stream: &mut UnixStream, buffer: &Buffer) -> Result<(), ConversationError> {
+/// Sends an object, as long as the other side reads: what is lent stays in memory meanwhile.
+async fn give(stream: &mut UnixStream, lent: Lent) -> Result<(), ConversationError> {
+    let buffer = lent.buffer();
     connection::send(stream, &BulkReply::Bytes(buffer.len() as u64)).await?;
-    if let Some(bytes) = buffer.host() {
-        return Ok(stream.write_all(bytes).await?);
-    }
-    let mut chunk = vec![0; CHUNK.min(buffer.len())];
+    let mut copy = vec![0; if buffer.host().is_some() { 0 } else { CHUNK.min(buffer.len()) }];
     let mut offset = 0;
     while offset < buffer.len() {
-        let length = chunk.len().min(buffer.len() - offset);
-        // The length was promised, so a device that refuses now ends the connection.
-        let copied = buffer.read(offset, &mut chunk[..length]);
-        copied.map_err(|error| io::Error::other(error.to_string()))?;
-        stream.write_all(&chunk[..length]).await?;
+        let length = CHUNK.min(buffer.len() - offset);
+        let chunk = match buffer.host() {
+            Some(bytes) => &bytes[offset..offset + length],
+            None => {
+                // The length was promised, so a device that refuses now ends the connection.
+                let copied = buffer.read(offset, &mut copy[..length]);
+                copied.map_err(|error| io::Error::other(error.to_string()))?;
+                &copy[..length]
+            }
+        };
+        let written = tokio::time::timeout(READING_TIME, stream.write_all(chunk)).await;
+        written.map_err(|_| ConversationError::Slow)??;
         offset += length;
     }
     Ok(())

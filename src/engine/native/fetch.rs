@@ -56,39 +56,73 @@ pub(super) enum FetchError {
 impl FetchError {
     /// Whether there was no room for it here.
     pub(super) fn is_full(&self) -> bool {
-        matches!(self, FetchError::Store(StoreError::NoRoom(error)) if error.asked_bytes <= error.limit_bytes)
+        matches!(self, FetchError::Store(StoreError::NoRoom(_)))
     }
 
-    /// The task's error, if what failed is this worker's room.
-    pub(super) fn no_room(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
-        let FetchError::Store(StoreError::NoRoom(error)) = self else { return None };
-        let (worker, message) = (worker.to_owned(), error.to_string());
-        Some(TaskError::NoRoom { task, worker, message })
+    /// The task's error, if what failed is this worker's memory and not the way to the peer.
+    pub(super) fn here(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
+        let FetchError::Store(error) = self else { return None };
+        let (worker, message) = (worker.to_owned(), words(error));
+        Some(match error {
+            StoreError::NoRoom(_) => TaskError::NoRoom { task, worker, message },
+            _ => TaskError::Failed { task, worker, message },
+        })
     }
 }
 
-/// Fetches, and keeps what came.
+/// An error with its causes.
+pub(super) fn words(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message.push_str(": ");
+        message.push_str(&error.to_string());
+        cause = error.source();
+    }
+    message
+}
+
+/// Fetches, and keeps what came. What has no room beside running tasks and other fetches is
+/// fetched once more when there are none; what has no room then has none at all.
 pub(super) async fn fetch(
     shop: &std::sync::Arc<Workshop>,
     object: ObjectId,
     source: Member,
     bytes: u64,
 ) -> Fetched {
+    let mut result = {
+        let _beside = shop.room.read().await;
+        attempts(shop, object, &source, bytes).await
+    };
+    if result.as_ref().is_err_and(FetchError::is_full) {
+        let _alone = shop.room.write().await;
+        result = attempts(shop, object, &source, bytes).await;
+    }
+    if let Err(error) = &result {
+        tracing::warn!(%object, from = source.name, %error, "an object was not fetched");
+    }
+    Fetched { object, source, result }
+}
+
+async fn attempts(
+    shop: &std::sync::Arc<Workshop>,
+    object: ObjectId,
+    source: &Member,
+    bytes: u64,
+) -> Result<(u64, Duration), FetchError> {
     let mut tries = 0;
-    let result = loop {
-        let error = match attempt(shop, object, &source, bytes).await {
-            Ok(took) => break Ok((bytes, took)),
+    loop {
+        let error = match attempt(shop, object, source, bytes).await {
+            Ok(took) => return Ok((bytes, took)),
             Err(error) => error,
         };
         tries += 1;
         let lost = matches!(error, FetchError::Store(_) | FetchError::Refused { .. });
         if lost || tries == TRIES {
-            tracing::warn!(%object, from = source.name, %error, "an object was not fetched");
-            break Err(error);
+            return Err(error);
         }
         tokio::time::sleep(PAUSE).await;
-    };
-    Fetched { object, source, result }
+    }
 }
 
 /// A link of a simulated machine: as slow as that machine's, one transfer after the other.

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{RwLock, Semaphore, mpsc};
 
 use super::Error;
 use super::fetch::{self, Fetched, SimulatedLink};
@@ -23,12 +23,6 @@ use super::registry::{Context, FunctionError, Input, InputKind, Registry};
 use crate::ucx::Buffer;
 use crate::wire::native::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
-
-/// How long a task may wait for room that others hold, before there is said to be none.
-const ROOM_WITHIN: Duration = Duration::from_secs(5);
-
-/// Time between two looks for room.
-const ROOM_AGAIN: Duration = Duration::from_millis(5);
 
 /// A task whose inputs are here.
 #[derive(Clone)]
@@ -65,6 +59,9 @@ pub(super) struct Workshop {
     pub(super) bulk: fetch::Fallback,
     /// As many fetches as run at one time.
     pub(super) fetches: Semaphore,
+    /// Held by whoever holds memory that cannot make room: shared at first, alone by what has
+    /// found no room beside others.
+    pub(super) room: RwLock<()>,
 }
 
 /// Tasks and fetches of one worker. Lives on the event loop.
@@ -201,15 +198,7 @@ impl Runner {
         self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
         let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
         tokio::spawn(async move {
-            let begin = Instant::now();
-            let fetched = loop {
-                let fetched = fetch::fetch(&shop, object, source.clone(), bytes).await;
-                let full = fetched.result.as_ref().is_err_and(|error| error.is_full());
-                if !full || begin.elapsed() > ROOM_WITHIN {
-                    break fetched;
-                }
-                tokio::time::sleep(ROOM_AGAIN).await;
-            };
+            let fetched = fetch::fetch(&shop, object, source, bytes).await;
             let _ = events.send(Happened::Fetched(fetched));
         });
     }
@@ -240,7 +229,7 @@ impl Runner {
                         continue;
                     }
                     self.forget_waits(task);
-                    reports.push(match error.no_room(task, &self.shop.me.name) {
+                    reports.push(match error.here(task, &self.shop.me.name) {
                         Some(error) => Report::Failed { task, error },
                         None => Report::Unreachable { task, object, source: source.clone() },
                     });
@@ -273,25 +262,24 @@ fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>
             }
         };
         drop(jobs);
-        let report = when_there_is_room(shop, &job);
+        let report = when_there_is_room(shop, job);
         if events.send(Happened::Report(report)).is_err() {
             return;
         }
     }
 }
 
-/// Runs a task again while all that is in its way is what other tasks hold for a moment. Holding
-/// nothing meanwhile, two tasks cannot wait for each other.
-fn when_there_is_room(shop: &Workshop, job: &Job) -> Report {
-    let begin = Instant::now();
-    loop {
-        let report = run(shop, job.clone());
-        let full = matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. });
-        if !full || begin.elapsed() > ROOM_WITHIN {
-            return report;
-        }
-        std::thread::sleep(ROOM_AGAIN);
+/// Runs a task. One that finds no room beside other tasks and fetches runs again when there are
+/// none; what has no room then has none at all.
+fn when_there_is_room(shop: &Workshop, job: Job) -> Report {
+    let beside = shop.room.blocking_read();
+    let report = run(shop, job.clone());
+    if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
+        return report;
     }
+    drop(beside);
+    let _alone = shop.room.blocking_write();
+    run(shop, job)
 }
 
 fn run(shop: &Workshop, job: Job) -> Report {
@@ -307,14 +295,12 @@ fn run(shop: &Workshop, job: Job) -> Report {
             Some(bytes) => InputKind::Inline(Buffer::Host(bytes)),
             None => match shop.store.open(object) {
                 Ok(pinned) => InputKind::Stored(pinned),
-                Err(StoreError::NoRoom(error)) => {
-                    let message = error.to_string();
-                    let error = TaskError::NoRoom { task, worker: worker(), message };
-                    return Report::Failed { task, error };
-                }
-                Err(error) => {
+                Err(error) if error.is_lost() => {
                     tracing::warn!(%task, %object, %error, "an input is not to be had");
                     return Report::Unreachable { task, object, source: shop.me.clone() };
+                }
+                Err(error) => {
+                    return Report::Failed { task, error: task_error(task, worker(), &error) };
                 }
             },
         }));
@@ -364,15 +350,9 @@ fn keep(shop: &Workshop, object: ObjectId, buffer: Buffer) -> Result<Product, Fu
 fn task_error(
     task: ObjectId,
     worker: String,
-    error: &(dyn std::error::Error + Send + Sync + 'static),
+    error: &(dyn std::error::Error + 'static),
 ) -> TaskError {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        cause = error.source();
-    }
+    let message = fetch::words(error);
     match error.downcast_ref::<StoreError>() {
         Some(StoreError::NoRoom(_)) => TaskError::NoRoom { task, worker, message },
         _ => TaskError::Failed { task, worker, message },

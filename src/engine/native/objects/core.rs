@@ -258,6 +258,23 @@ impl Ladder {
         self.shelf(place).movable.remove(&before);
     }
 
+    /// An object stays where it is without being used: it is being copied.
+    pub(super) fn hold(&mut self, object: ObjectId) {
+        let Some(entry) = self.entries.get_mut(&object) else { return };
+        entry.pins += 1;
+        let (place, used) = (entry.place, entry.used);
+        self.shelf(place).movable.remove(&used);
+    }
+
+    /// Whether nobody pins an object, and a level has room for it.
+    pub(super) fn may_go(&self, object: ObjectId, to: Place) -> bool {
+        let shelf = &self.shelves[to as usize];
+        self.entries.get(&object).is_some_and(|entry| {
+            let there = shelf.counters.bytes + entry.bytes;
+            entry.pins == 0 && entry.place < to && shelf.limit.is_none_or(|limit| there <= limit)
+        })
+    }
+
     /// One use of an object is over.
     pub(super) fn unpin(&mut self, object: ObjectId) {
         let Some(entry) = self.entries.get_mut(&object) else { return };

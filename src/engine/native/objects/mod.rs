@@ -12,7 +12,7 @@ mod spill;
 mod store;
 
 pub use self::core::{NoRoom, Place};
-pub(crate) use store::{Pinned, Settings, Store};
+pub(crate) use store::{Lent, Pinned, Settings, Store};
 
 use std::path::PathBuf;
 
@@ -50,4 +50,15 @@ pub enum StoreError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] cuda::Error),
+}
+
+impl StoreError {
+    /// Whether the object's bytes are not to be had here any more, whatever is tried.
+    pub(crate) fn is_lost(&self) -> bool {
+        match self {
+            StoreError::Unknown { .. } | StoreError::Checksum { .. } => true,
+            StoreError::File { action, .. } => *action == "read from",
+            StoreError::NoRoom(_) | StoreError::Device(_) => false,
+        }
+    }
 }
