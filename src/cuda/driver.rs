@@ -5,11 +5,13 @@
 //! *Invariant:* the device's primary context is current on the thread for each call, and is held as
 //! long as any of its buffers.
 
+mod kernel;
+
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::{Error, MemoryInfo};
 use crate::ids::PciAddress;
@@ -63,6 +65,16 @@ functions! {
     cuMemFree_v2(Address);
     cuMemcpyHtoD_v2(Address, *const c_void, usize);
     cuMemcpyDtoH_v2(*mut c_void, Address, usize);
+    cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+    cuModuleLoadData(*mut *mut c_void, *const c_void);
+    cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char);
+    cuStreamCreate(*mut *mut c_void, c_uint);
+    cuStreamSynchronize(*mut c_void);
+    cuStreamDestroy_v2(*mut c_void);
+    cuLaunchKernel(
+        *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void,
+        *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 /// A GPU, by the driver.
@@ -73,12 +85,13 @@ pub struct DriverDevice {
     device: c_int,
     context: *mut c_void,
     name: String,
+    modules: Mutex<kernel::Modules>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the context is a handle that is
 // made current on each thread that uses it.
 unsafe impl Send for DriverDevice {}
-// SAFETY: as above; no field changes after construction.
+// SAFETY: as above; no field but the locked one changes after construction.
 unsafe impl Sync for DriverDevice {}
 
 impl DriverDevice {
@@ -98,6 +111,7 @@ impl DriverDevice {
             device: 0,
             context: null_mut(),
             name: String::new(),
+            modules: Mutex::default(),
         };
         // SAFETY: no flags are defined.
         opened.check("cuInit", unsafe { (opened.functions.cuInit)(0) })?;
@@ -205,6 +219,10 @@ pub(super) struct DriverMemory {
 impl DriverMemory {
     pub(super) fn len(&self) -> usize {
         self.bytes
+    }
+
+    pub(super) fn device(&self) -> &DriverDevice {
+        &self.device
     }
 
     /// The address on the device, in the form in which UCX takes it.

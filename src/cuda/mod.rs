@@ -1,11 +1,13 @@
 //! Device memory: the CUDA driver, opened at run time, or a simulated device in host memory.
 //!
-//! Does not launch kernels.
+//! Kernels are CUDA C++ source, compiled at run time ([`Kernel`]).
 //!
 //! *Invariant:* a device buffer is freed on the device that it was allocated on, once.
 #![allow(unsafe_code)]
 
 mod driver;
+mod kernel;
+mod nvrtc;
 mod simulated;
 
 use std::ffi::c_void;
@@ -13,6 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use driver::DriverDevice;
+pub use kernel::{Kernel, Parameter, Scalar};
 pub use simulated::SimulatedDevice;
 
 use crate::ids::PciAddress;
@@ -45,6 +48,12 @@ pub enum Error {
         call: &'static str,
         /// The driver's words.
         reason: String,
+    },
+    /// What only a GPU can do was asked of a simulated device.
+    #[error("{device} is no GPU: it cannot run CUDA C++")]
+    Simulated {
+        /// The device's name.
+        device: String,
     },
     /// A copy beyond a buffer's end.
     #[error("{bytes} bytes at {offset} do not lie in a buffer of {length} bytes")]

@@ -5,6 +5,7 @@
 //! *Invariant:* the same arguments and inputs give the same bytes on every worker.
 
 use super::registry::{Context, FunctionError, Input, Outputs, Registry};
+use crate::cuda::{Kernel, Parameter, Scalar};
 use crate::ucx::Buffer;
 
 /// All of them.
@@ -18,6 +19,7 @@ pub(super) fn registry() -> Registry {
         .add("table.make", table_make)
         .add("table.split", table_split)
         .add("table.join", table_join)
+        .add(CudaTask::FUNCTION, cuda)
         .add("sleep", |context, _| {
             std::thread::sleep(std::time::Duration::from_micros(context.arguments()?));
             Ok(())
@@ -142,4 +144,76 @@ fn table_join(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionErro
         }
     }
     Outputs::value(&(pairs, total))
+}
+
+/// A parameter of a CUDA task's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum CudaParameter {
+    /// The task's input of this number, from 0: a pointer to memory that must only be read.
+    Input(u32),
+    /// The task's next output, of this many bytes: a pointer to memory of undefined content.
+    Output(u64),
+    /// A value.
+    Value(Scalar),
+}
+
+/// CUDA C++ as a task: the arguments of the built-in function [`CudaTask::FUNCTION`].
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CudaTask {
+    /// What is run, and how.
+    pub kernel: Kernel,
+    /// Its parameters, in order.
+    pub parameters: Vec<CudaParameter>,
+}
+
+impl CudaTask {
+    /// The name under which workers know it.
+    pub const FUNCTION: &str = "cuda";
+}
+
+/// Runs a [`CudaTask`]. Inputs that are not in device memory are copied there for it.
+fn cuda(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
+    let CudaTask { kernel, parameters } = context.arguments()?;
+    let device = context.device().ok_or("this worker has no GPU: it cannot run CUDA C++")?;
+    if device.is_simulated() {
+        // Before memory is taken for nothing.
+        device.run(&kernel, &mut [])?;
+    }
+    let mut copies = Vec::new();
+    for input in inputs {
+        copies.push(match input.buffer() {
+            Buffer::Device(_) => None,
+            Buffer::Host(bytes) => Some(context.place(bytes)?),
+        });
+    }
+    let sizes = parameters.iter().filter_map(|parameter| match parameter {
+        CudaParameter::Output(bytes) => Some(*bytes),
+        _ => None,
+    });
+    let mut outputs = Vec::new();
+    for bytes in sizes {
+        outputs.push(context.allocate(usize::try_from(bytes)?)?);
+    }
+    let mut places = outputs.iter_mut();
+    let mut given = Vec::with_capacity(parameters.len());
+    for parameter in &parameters {
+        given.push(match parameter {
+            CudaParameter::Value(scalar) => Parameter::Value(*scalar),
+            CudaParameter::Input(at) => {
+                let input = inputs.get(*at as usize).zip(copies.get(*at as usize));
+                let (input, copy) = input.ok_or_else(|| format!("there is no input {at}"))?;
+                match copy.as_ref().unwrap_or(input.buffer()) {
+                    Buffer::Device(memory) => Parameter::In(memory),
+                    Buffer::Host(_) => return Err("an input is not in device memory".into()),
+                }
+            }
+            CudaParameter::Output(_) => match places.next() {
+                Some(Buffer::Device(memory)) => Parameter::Out(memory),
+                _ => return Err("an output is not in device memory".into()),
+            },
+        });
+    }
+    device.run(&kernel, &mut given)?;
+    drop(given);
+    Ok(outputs.into())
 }
