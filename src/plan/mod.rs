@@ -27,6 +27,7 @@ mod memory;
 mod network;
 mod nics;
 mod options;
+mod rates;
 mod shares;
 mod subset;
 mod ucx;

@@ -64,6 +64,17 @@ words! {
 }
 
 words! {
+    /// How the native scheduler chooses a task's worker.
+    Placement {
+        /// The one that is estimated to finish first, by what is known of links and functions.
+        #[default]
+        EstimatedFinish = "estimated-finish",
+        /// One after the other, for comparison.
+        RoundRobin = "round-robin",
+    }
+}
+
+words! {
     /// How a process's memory is placed (`set_mempolicy(2)`).
     MemoryPolicy {
         /// On the given nodes while they have room (`MPOL_PREFERRED_MANY`).

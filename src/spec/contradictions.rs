@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::error::nearest;
-use super::{ClusterSpec, CpuBinding, GpuSelection, MatchSpec, NetDevices, Problem, SpecError};
+use super::{
+    ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem, SpecError,
+};
 use crate::units::Size;
 
 /// A contradiction and its key.
@@ -321,6 +323,23 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "supervision.backoff",
             "the first delay is longer than the longest",
             "make 'backoff_max' at least 'backoff'",
+        );
+    }
+    let resources = spec.worker.resources.iter().flatten();
+    let whole = |amount: f64| amount >= 0.0 && amount.fract() == 0.0 && amount < 1e18;
+    let native = spec.engine.unwrap_or_default() == EngineKind::Native;
+    if let Some((name, amount)) = resources.clone().find(|(_, n)| native && !whole(**n)) {
+        return refuse(
+            "worker.resources",
+            format!("{name}: {amount} is no number of things that the native engine can count"),
+            "give whole numbers from 0",
+        );
+    }
+    if matches!(spec.native.disk_limit, Some(Size::Fraction(_))) {
+        return refuse(
+            "native.disk_limit",
+            "a fraction of what? The limit of a worker's file is absolute",
+            "give bytes, like 200GiB",
         );
     }
     if spec.command.argv.as_ref().is_some_and(Vec::is_empty) {

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ClusterName;
 
 pub use choices::{
-    CpuBinding, EngineKind, Limit, MemoryPolicy, PortRange, RestartWhen, SchedulerDeath, Treatment,
-    UcxCompat, UcxPreset, UcxVersion, VisibleDevices,
+    CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
+    Treatment, UcxCompat, UcxPreset, UcxVersion, VisibleDevices,
 };
 pub(crate) use error::nearest;
 pub use error::{Problem, SpecError};

@@ -10,8 +10,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    CpuBinding, Limit, MemoryPolicy, PortRange, RestartWhen, SchedulerDeath, UcxCompat, UcxPreset,
-    UcxVersion, VisibleDevices,
+    CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
+    UcxPreset, UcxVersion, VisibleDevices,
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
@@ -247,6 +247,13 @@ section! {
     NativeSpec {
         /// Program of the workers, for clusters of a user's own program. Default: this program.
         program: String,
+        /// How a task's worker is chosen: `estimated-finish` or `round-robin`.
+        placement: Placement,
+        /// File for everything that the task scheduler hears and a digest of what it decides, so
+        /// that a run can be replayed. Default: none.
+        record_events: String,
+        /// Most bytes of a worker's objects on disk. Default: no limit.
+        disk_limit: Size,
     }
 }
 

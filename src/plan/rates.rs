@@ -1,0 +1,68 @@
+//! What the ways between workers should carry, before anybody has measured them.
+//!
+//! Says nothing about latency, and does not look at NICs: the workers are on one machine.
+//!
+//! *Invariant:* only what the topology says is rated; a pair whose way is unknown is left out.
+
+use std::collections::BTreeMap;
+
+use super::decide::Context;
+use super::workers::Slot;
+use crate::topology::{Device, Gpu, LinkKind};
+
+/// Bytes of 10⁹, per second, that two processes pass through the host's shared memory.
+const SHARED_MEMORY: f64 = 10.0;
+
+/// The same between two GPUs of one PCIe link each, whose generation is unknown: the third.
+const PCIE: f64 = 12.0;
+
+/// What a PCIe link carries of what its lanes could: 12.5 of 15.75 GB/s, 26 of 31.5, 55 of 63.
+const PCIE_SHARE: f64 = 0.83;
+
+/// Between NUMA nodes no faster than this: what the interconnect of a usual server leaves.
+const BETWEEN_NUMA_NODES: f64 = 10.0;
+
+/// 10⁹ bytes per second from each worker to each other.
+pub(super) fn between(context: &Context<'_>) -> BTreeMap<String, BTreeMap<String, f64>> {
+    let others = |from: &Slot<'_>| {
+        let others = context.slots.iter().filter(|to| to.name != from.name);
+        others.filter_map(|to| Some((to.name.clone(), rate(context, from, to)?))).collect()
+    };
+    context.slots.iter().map(|from| (from.name.clone(), others(from))).collect()
+}
+
+fn rate(context: &Context<'_>, from: &Slot<'_>, to: &Slot<'_>) -> Option<f64> {
+    let (Some(a), Some(b)) = (&from.chosen, &to.chosen) else { return Some(SHARED_MEMORY) };
+    if a.mig.is_some() || b.mig.is_some() || a.gpu.index == b.gpu.index {
+        // Instances have no CUDA IPC; two processes on one GPU copy within it, at some distance
+        // from any link.
+        return Some(SHARED_MEMORY);
+    }
+    let ends = (Device::Gpu(a.gpu.index), Device::Gpu(b.gpu.index));
+    let kind = context.topology.links.between(ends.0, ends.1)?;
+    let pcie = pcie(a.gpu).min(pcie(b.gpu));
+    Some(match kind {
+        LinkKind::X => SHARED_MEMORY,
+        LinkKind::Nv(links) => f64::from(links) * per_nvlink(a.gpu).min(per_nvlink(b.gpu)),
+        LinkKind::Pix | LinkKind::Pxb | LinkKind::Phb => pcie,
+        LinkKind::Node | LinkKind::Sys => pcie.min(BETWEEN_NUMA_NODES),
+    })
+}
+
+/// 10⁹ bytes per second that one NVLink carries for good software, by the GPU's generation.
+fn per_nvlink(gpu: &Gpu) -> f64 {
+    match gpu.compute_capability.map(|capability| capability.major) {
+        Some(6) => 18.0,
+        Some(10..) => 40.0,
+        _ => 20.0,
+    }
+}
+
+fn pcie(gpu: &Gpu) -> f64 {
+    let Some(link) = &gpu.pcie else { return PCIE };
+    let (speed, width) = (link.max_gt_per_s.or(link.gt_per_s), link.max_width.or(link.width));
+    match (speed, width) {
+        (Some(speed), Some(width)) => PCIE_SHARE * speed / 8.0 * f64::from(width),
+        _ => PCIE,
+    }
+}
