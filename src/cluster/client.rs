@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::line::{Line, Status};
-use crate::wire::native::FrameError;
+use crate::wire::native::{FrameError, VERSION};
 use crate::wire::secret::{Secret, SecretError};
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
@@ -54,6 +54,17 @@ pub enum ClientError {
     Stranger {
         /// The socket.
         path: PathBuf,
+    },
+    /// The other side is of another version.
+    #[error(
+        "whoever listens on {} speaks version {version}, and this program speaks {VERSION}",
+        path.display()
+    )]
+    Version {
+        /// The socket.
+        path: PathBuf,
+        /// The other side's version.
+        version: u32,
     },
     /// A message cannot be written or read.
     #[error("a message is not what it should be")]
@@ -99,6 +110,9 @@ impl ClientError {
         match self {
             ClientError::Read { .. } | ClientError::Socket { .. } | ClientError::Gone => {
                 Some("look at the cluster: cuda-cluster ps".to_owned())
+            }
+            ClientError::Version { .. } => {
+                Some("use the program that the cluster was started with".to_owned())
             }
             ClientError::Arguments { .. } => {
                 Some("put what is large, and give it as an input".to_owned())

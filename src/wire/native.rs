@@ -21,6 +21,9 @@ pub const VERSION: u32 = 1;
 /// Longest frame, in bytes.
 pub const FRAME_LIMIT: usize = 8 << 20;
 
+/// Most requests in one frame of a client.
+pub const REQUESTS_LIMIT: usize = 1 << 16;
+
 /// Longest frame before both sides have proven themselves, in bytes.
 pub const GREETING_LIMIT: usize = 256;
 

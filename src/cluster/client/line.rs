@@ -71,7 +71,8 @@ pub(super) fn connect(path: &Path, secret: &Secret) -> Result<UnixStream, Client
     let mut stream = UnixStream::connect(path).map_err(socket)?;
     let challenge: Challenge = receive(&mut stream, GREETING_LIMIT).map_err(|_| stranger())?;
     if challenge.version != VERSION {
-        return Err(stranger());
+        let (path, version) = (path.to_path_buf(), challenge.version);
+        return Err(ClientError::Version { path, version });
     }
     let mut nonce = [0; crate::wire::secret::LENGTH];
     getrandom::fill(&mut nonce).map_err(|error| {

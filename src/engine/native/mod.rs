@@ -21,8 +21,10 @@ pub mod scheduler;
 mod tasks;
 pub mod worker;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::plan::{Plan, WorkerPlan};
 use crate::wire::native::FrameError;
 use crate::wire::secret::SecretError;
 use crate::{cuda, ucx};
@@ -154,9 +156,28 @@ pub enum ConversationError {
         /// Its version.
         version: u32,
     },
+    /// A frame asks for too much.
+    #[error("a frame has {requests} requests, more than {}", crate::wire::native::REQUESTS_LIMIT)]
+    TooMany {
+        /// How many.
+        requests: usize,
+    },
+    /// The other side does not read what it is sent.
+    #[error("the other side does not read what it is sent")]
+    NotRead,
     /// The other side took too long to prove itself.
     #[error("the other side did not prove itself in time")]
     Slow,
+}
+
+/// What a planned worker promises to tasks: what the spec says, and one `GPU` if it has one.
+fn resources(plan: &Plan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
+    let gpus = worker.filter(|worker| worker.gpu.is_some()).map(|_| ("GPU".to_owned(), 1));
+    let said = plan.engine_options.get("resources");
+    let said = said.and_then(|said| serde_json::from_value(said.clone()).ok());
+    let mut resources: BTreeMap<String, u64> = said.unwrap_or_default();
+    resources.extend(gpus.filter(|_| !resources.contains_key("GPU")));
+    resources
 }
 
 /// Random bytes from the system.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{RwLock, Semaphore, mpsc};
 
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
 use super::fetch::{Fallback, SimulatedLink};
@@ -181,6 +181,7 @@ impl Bench<'_> {
         let options = &self.contract.plan.engine_options;
         let directory = options.get("local_directory").and_then(|path| path.as_str());
         let settings = objects::Settings {
+            device_limit: self.planned.and_then(|planned| planned.device_memory_limit_bytes),
             host_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
             disk_limit: options.get("disk_limit_bytes").and_then(serde_json::Value::as_u64),
             directory: directory.map_or_else(std::env::temp_dir, PathBuf::from),
@@ -199,10 +200,11 @@ impl Bench<'_> {
             links,
             bulk: Fallback { run_directory, secret: secret.clone() },
             fetches: Semaphore::new(FETCHES),
+            room: RwLock::default(),
         };
         let (runner, events, happened) = Runner::start(shop, threads)?;
         bulk::serve(&socket, secret, store, events)?;
-        let resources = [("GPU".to_owned(), 1)].into();
+        let resources = super::resources(&self.contract.plan, self.planned);
         Ok((runner, happened, TaskReport::Offer { threads, resources }))
     }
 }

@@ -6,6 +6,8 @@
 //! cluster's secret.
 
 mod core;
+mod outbox;
+mod record;
 mod relay;
 mod tasks;
 
@@ -18,19 +20,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use self::core::{Action, ConnectionId, Core, Event};
+use self::outbox::{Gauge, Outbox, outbox};
+pub use self::record::{ReplayError, Replayed, replay};
 use self::relay::Relay;
 use self::tasks::Desk;
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
 use super::{ConversationError, Error, connection};
 use crate::wire::native::{
-    FRAME_LIMIT, Measurement, Member, ToClient, ToScheduler, ToWorker, WorkerLanes, encode,
+    FRAME_LIMIT, Measurement, Member, REQUESTS_LIMIT, ToClient, ToScheduler, ToWorker, WorkerLanes,
+    encode,
 };
 use crate::wire::secret::Secret;
 use crate::wire::status::PeerLanes;
@@ -40,6 +44,9 @@ const GREETING_TIME: Duration = Duration::from_secs(5);
 
 /// Messages of connections that are handled before the answers are sent.
 const EVENTS: usize = 256;
+
+/// Frames of one connection that wait to be handled.
+const FRAMES: usize = 4;
 
 /// Connections that may be proving themselves at one time.
 const GREETINGS: usize = 64;
@@ -81,7 +88,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        desk: Desk::new(tasks::settings(&contract.plan)),
+        desk: Desk::new(&contract.plan),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),
@@ -105,6 +112,9 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 for _ in 0..EVENTS {
                     let Ok(event) = incoming.try_recv() else { break };
                     service.handle(event);
+                    if service.desk.is_full() {
+                        service.flush();
+                    }
                 }
                 service.flush();
             }
@@ -130,9 +140,6 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-/// Frames on their way to one connection.
-type Outbox = mpsc::UnboundedSender<Vec<u8>>;
-
 /// What is known of a worker for people.
 struct Worker {
     member: Member,
@@ -143,8 +150,8 @@ struct Worker {
 enum Incoming {
     /// It has proven itself.
     Proven(ConnectionId, Outbox),
-    /// It says something.
-    Says(ConnectionId, ToScheduler),
+    /// It says something, and may say more when this has been handled.
+    Says(ConnectionId, ToScheduler, OwnedSemaphorePermit),
     /// It ended.
     Ended(ConnectionId),
 }
@@ -186,7 +193,7 @@ impl Service {
                 self.outboxes.insert(id, outbox);
                 return;
             }
-            Incoming::Says(connection, said) => match self.understand(connection, said) {
+            Incoming::Says(connection, said, _turn) => match self.understand(connection, said) {
                 Some(event) => event,
                 None => return,
             },
@@ -292,17 +299,20 @@ impl Service {
 
     fn flush(&mut self) {
         for (to, frame) in self.desk.flush() {
-            // A connection that has just ended is about to say so.
-            let _ = self.outboxes.get(&to).map(|outbox| outbox.send(frame));
+            self.post(to, frame);
+        }
+    }
+
+    fn post(&self, to: ConnectionId, frame: Vec<u8>) {
+        // A connection that has just ended is about to say so.
+        if let Some(outbox) = self.outboxes.get(&to) {
+            outbox.post(frame);
         }
     }
 
     fn send(&self, to: ConnectionId, message: &impl Serialize) {
         match encode(message) {
-            Ok(frame) => {
-                // A connection that has just ended is about to say so.
-                let _ = self.outboxes.get(&to).map(|outbox| outbox.send(frame));
-            }
+            Ok(frame) => self.post(to, frame),
             Err(error) => tracing::error!("a message is not sent: {error}"),
         }
     }
@@ -311,12 +321,12 @@ impl Service {
 /// Carries messages both ways until either side ends.
 async fn converse(id: ConnectionId, stream: UnixStream, events: mpsc::Sender<Incoming>) {
     let (reader, writer) = stream.into_split();
-    let (outbox, frames) = mpsc::unbounded_channel();
+    let (outbox, frames, gauge) = outbox();
     // The loop only ends with the process, so its channel does not close before.
     let _ = events.send(Incoming::Proven(id, outbox)).await;
     let ended = tokio::select! {
-        ended = listen_to(id, reader, &events) => ended,
-        ended = speak(writer, frames) => ended,
+        ended = listen_to(id, reader, &events, &gauge) => ended,
+        ended = frames.write_to(writer) => ended,
     };
     match ended {
         Err(ConversationError::Broken(_)) | Ok(()) => {}
@@ -329,21 +339,22 @@ async fn listen_to(
     id: ConnectionId,
     mut reader: OwnedReadHalf,
     events: &mpsc::Sender<Incoming>,
+    gauge: &Gauge,
 ) -> Result<(), ConversationError> {
+    let turns = Arc::new(Semaphore::new(FRAMES));
     loop {
+        // Who does not read is not heard, or the answers would pile up here.
+        gauge.drained().await;
         let said = connection::receive(&mut reader, FRAME_LIMIT).await?;
-        if events.send(Incoming::Says(id, said)).await.is_err() {
+        if let ToScheduler::Ask(requests) = &said
+            && requests.len() > REQUESTS_LIMIT
+        {
+            return Err(ConversationError::TooMany { requests: requests.len() });
+        }
+        // A few at a time, so that no connection fills the others' way with long frames.
+        let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return Ok(()) };
+        if events.send(Incoming::Says(id, said, turn)).await.is_err() {
             return Ok(());
         }
     }
-}
-
-async fn speak(
-    mut writer: OwnedWriteHalf,
-    mut frames: mpsc::UnboundedReceiver<Vec<u8>>,
-) -> Result<(), ConversationError> {
-    while let Some(frame) = frames.recv().await {
-        writer.write_all(&frame).await?;
-    }
-    Ok(())
 }

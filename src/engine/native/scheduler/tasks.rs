@@ -5,11 +5,14 @@
 //! Messages are gathered while events are handled and leave in few frames at [`Desk::flush`].
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 
 use super::core::ConnectionId;
+use super::record::Recorder;
+use crate::engine::native::resources;
 use crate::engine::native::tasks::core::{Action, Core, Event, Input, Settings};
 use crate::plan::Plan;
 use crate::wire::native::{Member, ToClient, ToWorker, encode};
@@ -17,17 +20,37 @@ use crate::wire::tasks::{
     BATCH_BYTES, News, ObjectId, Order, Product, Report, Request, Source, TaskError,
 };
 
+/// Finished frames, of about [`BATCH_BYTES`] each, that wait for the end of a round of events.
+const FRAMES_BEFORE_FLUSH: usize = 64;
+
 /// Messages for one connection, and about how many bytes they are.
 enum Letters {
     Worker(Vec<Order>, usize),
     Client(Vec<News>, usize),
 }
 
+/// An option of the native engine, if it is there and of its type.
+fn option<T: serde::de::DeserializeOwned>(plan: &Plan, key: &str) -> Option<T> {
+    let value = plan.engine_options.get(key)?;
+    let read = serde_json::from_value(value.clone());
+    read.inspect_err(|error| tracing::warn!(key, %error, "an option is not understood")).ok()
+}
+
 /// How the plan wants tasks to be scheduled.
-pub(super) fn settings(plan: &Plan) -> Settings {
-    let option = |key: &str| plan.engine_options.get(key).cloned();
-    let policy = option("placement").and_then(|value| serde_json::from_value(value).ok());
-    Settings { policy: policy.unwrap_or_default(), ..Settings::default() }
+fn settings(plan: &Plan) -> Settings {
+    let rates: BTreeMap<String, BTreeMap<String, f64>> =
+        option(plan, "gb_per_s").unwrap_or_default();
+    let pairs = rates.into_iter().flat_map(|(from, others)| {
+        others.into_iter().map(move |(to, rate)| ((from.clone(), to), rate * 1e9))
+    });
+    let planned = plan.workers.iter();
+    let planned = planned.map(|worker| (worker.name.clone(), resources(plan, Some(worker))));
+    Settings {
+        policy: option(plan, "placement").unwrap_or_default(),
+        priors: pairs.collect(),
+        planned: planned.collect(),
+        ..Settings::default()
+    }
 }
 
 /// The scheduler of tasks and its correspondence.
@@ -41,11 +64,16 @@ pub(super) struct Desk {
     letters: BTreeMap<ConnectionId, Letters>,
     /// Finished frames.
     frames: Vec<(ConnectionId, Vec<u8>)>,
+    recorder: Option<Recorder>,
 }
 
 impl Desk {
-    pub(super) fn new(settings: Settings) -> Self {
+    /// What a plan asks for.
+    pub(super) fn new(plan: &Plan) -> Self {
+        let settings = settings(plan);
+        let log: Option<PathBuf> = option(plan, "record_events");
         Self {
+            recorder: log.map(|path| Recorder::begin(&path, &settings)),
             core: Core::new(settings),
             start: Instant::now(),
             workers: BTreeMap::new(),
@@ -58,7 +86,12 @@ impl Desk {
 
     fn tell(&mut self, event: Event) {
         let now = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        for action in self.core.handle(event, now) {
+        let noted = self.recorder.is_some().then(|| event.clone());
+        let actions = self.core.handle(event, now);
+        if let (Some(recorder), Some(event)) = (&mut self.recorder, noted) {
+            recorder.note(event, now, &actions);
+        }
+        for action in actions {
             self.act(action);
         }
     }
@@ -255,11 +288,17 @@ impl Desk {
         }
     }
 
+    /// Whether so much waits to be sent that it should be.
+    pub(super) fn is_full(&self) -> bool {
+        self.frames.len() > FRAMES_BEFORE_FLUSH
+    }
+
     /// The frames that are to be sent now.
     pub(super) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
         while let Some((&connection, _)) = self.letters.first_key_value() {
             self.seal(connection);
         }
+        self.recorder.iter_mut().for_each(Recorder::flush);
         std::mem::take(&mut self.frames)
     }
 }

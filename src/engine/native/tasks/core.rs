@@ -25,7 +25,7 @@ use slab::Slab;
 
 use crate::wire::tasks::{
     ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Overview, Product, TaskError, TaskSpec,
-    WorkerOverview,
+    Wishes, WorkerOverview,
 };
 use links::Links;
 use record::{
@@ -82,7 +82,7 @@ pub(crate) enum Event {
 }
 
 /// Where a worker finds an input.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) enum Input {
     /// Its bytes.
     Inline(Vec<u8>),
@@ -93,7 +93,7 @@ pub(crate) enum Input {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) enum Action {
     /// A worker runs a task.
     Run {
@@ -132,12 +132,15 @@ pub(crate) enum Policy {
 }
 
 /// What a core is made of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// How workers are chosen.
     pub(crate) policy: Policy,
     /// Bytes per second between two workers, by name, before anything is measured.
     pub(crate) priors: BTreeMap<(String, String), f64>,
+    /// The workers that the cluster has when all are well, and their resources. A task that none
+    /// of them may run is refused; empty if that is not known.
+    pub(crate) planned: BTreeMap<String, BTreeMap<String, u64>>,
     /// Most task records.
     pub(crate) task_limit: usize,
     /// For probing.
@@ -149,6 +152,7 @@ impl Default for Settings {
         Self {
             policy: Policy::default(),
             priors: BTreeMap::new(),
+            planned: BTreeMap::new(),
             task_limit: 1 << 24,
             seed: 0x9e37_79b9_7f4a_7c15,
         }
@@ -284,6 +288,7 @@ impl Core {
             sent_seconds: 0.0,
             queued_seconds: 0.0,
             incoming_seconds: 0.0,
+            queued_incoming_seconds: 0.0,
             alone: false,
             objects: BTreeSet::new(),
             arriving: BTreeSet::new(),
@@ -346,9 +351,10 @@ impl Core {
             Some(format!("its arguments are longer than {ARGUMENTS_LIMIT} bytes: put them"))
         } else if (0..outputs).any(|at| self.names.contains_key(&spec.id.plus(at))) {
             Some("its name is in use".to_owned())
+        } else if let Some(input) = spec.inputs.iter().find(|i| !self.names.contains_key(i)) {
+            Some(format!("there is no object {input}"))
         } else {
-            let unknown = spec.inputs.iter().find(|input| !self.names.contains_key(input));
-            unknown.map(|input| format!("there is no object {input}"))
+            self.impossible(&spec.wishes)
         };
         if let Some(reason) = reason {
             for at in 0..outputs.min(1) {
@@ -359,6 +365,32 @@ impl Core {
             return;
         }
         self.add_task(client, spec);
+    }
+
+    /// Why no worker, present or planned, could ever run such a task.
+    fn impossible(&self, wishes: &Wishes) -> Option<String> {
+        if self.settings.planned.is_empty() {
+            return None;
+        }
+        let planned = self.settings.planned.iter();
+        let present = self.workers.values().map(|worker| (&worker.name, &worker.resources));
+        let named = |name: &str| wishes.on.as_ref().is_none_or(|wanted| wanted == name);
+        let able: Vec<_> = planned.chain(present).filter(|(name, _)| named(name)).collect();
+        if able.is_empty() {
+            return Some(format!(
+                "there is no worker {}",
+                wishes.on.as_deref().unwrap_or_default()
+            ));
+        }
+        let has = |of: &BTreeMap<String, u64>| {
+            wishes.resources.iter().all(|(name, amount)| of.get(name) >= Some(amount))
+        };
+        if able.iter().any(|(_, resources)| has(resources)) {
+            return None;
+        }
+        let wanted: Vec<String> =
+            wishes.resources.iter().map(|(name, amount)| format!("{name}={amount}")).collect();
+        Some(format!("no worker that may run it has {}", wanted.join(" ")))
     }
 
     fn put(&mut self, client: ClientId, id: ObjectId, product: Product, on: Option<String>) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Core, State, TaskKey};
+use super::{Core, ObjectId, State, TaskKey};
 
 impl Core {
     /// Panics with a sentence if an invariant does not hold.
@@ -10,6 +10,14 @@ impl Core {
         self.check_tasks();
         self.check_objects();
         self.check_workers();
+    }
+
+    /// Whether a copy of an object may be forgotten: nobody needs it, or there is another.
+    pub(crate) fn may_spare(&self, id: ObjectId) -> bool {
+        let object = self.names.get(&id).map(|key| &self.objects[*key]);
+        object.is_none_or(|object| {
+            !object.is_needed() || object.is_available() || object.error.is_some()
+        })
     }
 
     fn check_tasks(&self) {

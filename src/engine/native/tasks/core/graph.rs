@@ -15,6 +15,10 @@ use super::{
     Product, Special, State, Task, TaskError, TaskKey, TaskSpec, WorkerId,
 };
 
+/// A task whose inputs could not be fetched this often is failed, so that a worker that reaches
+/// nobody does not keep the others computing for ever.
+const MISSES_ALLOWED: u16 = 100;
+
 impl Core {
     pub(super) fn add_object(&mut self, id: ObjectId, producer: Option<TaskKey>) -> ObjectKey {
         let key = self.objects.insert(Object {
@@ -49,6 +53,7 @@ impl Core {
             priority: spec.wishes.priority,
             retries: spec.wishes.retries,
             deaths: 0,
+            misses: 0,
             retracting: false,
             inputs,
             arguments: spec.arguments.into(),
@@ -363,7 +368,7 @@ impl Core {
                 }
             }
         }
-        self.tasks[key].deaths = 0;
+        (self.tasks[key].deaths, self.tasks[key].misses) = (0, 0);
         self.retire(key);
     }
 
@@ -403,7 +408,14 @@ impl Core {
                 self.drop_replica(source, input, key);
             }
         }
-        self.run_again(key);
+        let misses = self.tasks[key].misses.saturating_add(1);
+        self.tasks[key].misses = misses;
+        if misses < MISSES_ALLOWED || !self.is_wanted(key) {
+            return self.run_again(key);
+        }
+        let worker = self.worker_name(worker);
+        let message = format!("input {object} could not be fetched, {misses} times");
+        self.fail(key, &TaskError::Failed { task, worker, message });
     }
 
     fn drop_replica(&mut self, source: WorkerId, key: ObjectKey, asking: TaskKey) {

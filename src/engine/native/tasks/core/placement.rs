@@ -113,6 +113,13 @@ impl Core {
                         worker.needy.remove(&entry);
                     }
                     worker.queued_seconds = (worker.queued_seconds - seconds).max(0.0);
+                    let transfer = f64::from(self.tasks[key].placed.transfer);
+                    let incoming = worker.queued_incoming_seconds - transfer;
+                    worker.queued_incoming_seconds = incoming.max(0.0);
+                    if worker.queue.is_empty() && worker.needy.is_empty() {
+                        // So that rounding does not add up.
+                        (worker.queued_seconds, worker.queued_incoming_seconds) = (0.0, 0.0);
+                    }
                 }
             }
             State::Waiting | State::Sent(_) | State::Idle | State::Failed => return,
@@ -203,6 +210,7 @@ impl Core {
         let queue = if is_needy { &mut worker.needy } else { &mut worker.queue };
         queue.insert(entry);
         worker.queued_seconds += f64::from(placed.compute);
+        worker.queued_incoming_seconds += f64::from(placed.transfer);
         self.tasks[key].state = State::Queued(id);
         self.drain(id);
     }
@@ -275,7 +283,8 @@ impl Core {
             .filter_map(|input| self.best_source(*input, id, worker))
             .map(|(_, seconds)| seconds)
             .sum();
-        let arrival = if transfer > 0.0 { worker.incoming_seconds + transfer } else { 0.0 };
+        let before = worker.incoming_seconds + worker.queued_incoming_seconds;
+        let arrival = if transfer > 0.0 { before + transfer } else { 0.0 };
         let finish = worker.wait().max(arrival) + compute;
         Placed {
             worker: id,

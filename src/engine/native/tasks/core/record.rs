@@ -39,6 +39,8 @@ pub(super) struct Task {
     pub(super) priority: i32,
     pub(super) retries: u16,
     pub(super) deaths: u16,
+    /// How often an input of it could not be fetched since it last ran.
+    pub(super) misses: u16,
     /// It was sent on the understanding that it comes back if it has not begun.
     pub(super) retracting: bool,
     pub(super) inputs: Box<[ObjectKey]>,
@@ -149,8 +151,9 @@ pub(super) struct Worker {
     /// Estimated seconds of computation of everything sent, and of everything that waits here.
     pub(super) sent_seconds: f64,
     pub(super) queued_seconds: f64,
-    /// Estimated seconds of transfers for what has been sent.
+    /// Estimated seconds of transfers for what has been sent, and for what waits here.
     pub(super) incoming_seconds: f64,
+    pub(super) queued_incoming_seconds: f64,
     /// A task that must be alone runs.
     pub(super) alone: bool,
     /// Objects that it has.

@@ -1,5 +1,6 @@
 //! The core against a world of workers, and small stories.
 
+mod machine;
 mod world;
 
 use std::collections::BTreeSet;
@@ -163,4 +164,147 @@ fn explain_says_what_a_task_waits_for() {
     world.settle();
     let why = world.core.explain(id(1));
     assert!(why.contains("has run; gpu1 was chosen as the first to finish"), "{why}");
+}
+
+/// Four or eight workers in two halves: between the halves a link is a tenth as fast. What can be
+/// won is the way of the tables to their splits (what a join needs comes from everywhere, wherever
+/// it is), unless their number is a multiple of the workers': then taking turns meets by accident
+/// the worker that made them.
+#[test]
+fn placement_by_learned_bandwidth_beats_taking_turns_on_merge() {
+    for (workers, parts) in [(4, 5), (4, 11), (4, 17), (4, 31), (8, 13), (8, 30), (8, 61)] {
+        let rate = |a: usize, b: usize| {
+            if (a < workers / 2) == (b < workers / 2) { 10e9 } else { 1e9 }
+        };
+        let took = |policy| {
+            let settings = Settings { policy, ..Settings::default() };
+            machine::merge(&settings, workers, parts, 64 << 20, rate)
+        };
+        let (learned, in_turn) = (took(Policy::EstimatedFinish), took(Policy::RoundRobin));
+        let both = format!("µs and bytes: {learned:?} by learned bandwidth, {in_turn:?} in turn");
+        assert!(2 * learned.0 < in_turn.0, "{workers} workers, {parts} parts, {both}");
+    }
+}
+
+fn runs(actions: &[Action]) -> Vec<ObjectId> {
+    let run = |action: &Action| match action {
+        Action::Run { task, .. } => Some(*task),
+        _ => None,
+    };
+    actions.iter().filter_map(run).collect()
+}
+
+/// A core with one worker, whose function takes a second.
+fn one_slow_worker() -> (Core, WorkerId) {
+    let mut core = Core::new(Settings::default());
+    let resources = [("GPU".to_owned(), 1)].into();
+    core.handle(Event::WorkerJoined { worker: 9, name: "gpu0".into(), threads: 1, resources }, 0);
+    core.handle(Event::Submit { client: 1, task: task(0, &[]) }, 0);
+    core.handle(done(9, 0), 0);
+    (core, 9)
+}
+
+fn done(worker: WorkerId, number: u64) -> Event {
+    let products = vec![Product::Inline(vec![])];
+    Event::Done { worker, task: id(number), products, micros: 1_000_000 }
+}
+
+#[test]
+fn what_is_urgent_goes_first() {
+    let (mut core, worker) = one_slow_worker();
+    let mut begun = Vec::new();
+    for number in 1..7 {
+        let mut task = task(number, &[]);
+        task.wishes.priority = if number == 6 { 5 } else { 0 };
+        begun.extend(runs(&core.handle(Event::Submit { client: 1, task }, 0)));
+    }
+    for at in 0..6 {
+        let next = begun[at].to_u64() - id(0).to_u64();
+        begun.extend(runs(&core.handle(done(worker, next), 0)));
+    }
+    // A second one waits at the worker behind the first; both were sent before the urgent came.
+    assert_eq!(begun, [1, 2, 6, 3, 4, 5].map(id));
+}
+
+#[test]
+fn a_resource_is_promised_to_one_task_at_a_time() {
+    let (mut core, worker) = one_slow_worker();
+    let needy = |number| {
+        let mut task = task(number, &[]);
+        task.wishes.resources = [("GPU".to_owned(), 1)].into();
+        Event::Submit { client: 1, task }
+    };
+    assert_eq!(runs(&core.handle(needy(1), 0)), [id(1)]);
+    assert_eq!(runs(&core.handle(needy(2), 0)), []);
+    let plain = Event::Submit { client: 1, task: task(3, &[]) };
+    assert_eq!(runs(&core.handle(plain, 0)), [id(3)], "it needs none");
+    assert_eq!(runs(&core.handle(done(worker, 1), 0)), [id(2)]);
+}
+
+#[test]
+fn an_error_is_tried_again_as_often_as_was_asked_for() {
+    let (mut core, worker) = one_slow_worker();
+    let mut twice = task(1, &[]);
+    twice.wishes.retries = 1;
+    assert_eq!(runs(&core.handle(Event::Submit { client: 1, task: twice }, 0)), [id(1)]);
+    let failed = || {
+        let (worker_name, message) = ("gpu0".to_owned(), "no".to_owned());
+        let error = TaskError::Failed { task: id(1), worker: worker_name, message };
+        Event::Failed { worker, task: id(1), error }
+    };
+    assert_eq!(runs(&core.handle(failed(), 0)), [id(1)]);
+    let actions = core.handle(failed(), 0);
+    assert!(matches!(&actions[..], [Action::Unavailable { client: 1, .. }]), "{actions:?}");
+}
+
+#[test]
+fn an_idle_worker_asks_for_what_waits_at_a_busy_one() {
+    let (mut core, worker) = one_slow_worker();
+    for number in 1..3 {
+        let event = Event::Submit { client: 1, task: task(number, &[]) };
+        assert_eq!(runs(&core.handle(event, 0)), [id(number)]);
+    }
+    let (name, resources) = ("gpu1".to_owned(), BTreeMap::new());
+    let joined = Event::WorkerJoined { worker: 10, name, threads: 1, resources };
+    assert_eq!(core.handle(joined, 0), [Action::Retract { worker, task: id(2) }]);
+    let actions = core.handle(Event::Returned { worker, task: id(2) }, 0);
+    assert!(matches!(&actions[..], [Action::Run { worker: 10, .. }]), "{actions:?}");
+    assert_eq!(core.overview().stolen, 1);
+}
+
+#[test]
+fn what_no_planned_worker_can_run_is_refused_and_what_an_absent_one_can_waits() {
+    let planned = ["gpu0", "gpu1"].map(|name| (name.to_owned(), [("GPU".to_owned(), 1)].into()));
+    let mut core = Core::new(Settings { planned: planned.into(), ..Settings::default() });
+    let mut submit = |number, on: Option<&str>, gpus| {
+        let mut task = task(number, &[]);
+        task.wishes.on = on.map(str::to_owned);
+        task.wishes.resources = [("GPU".to_owned(), gpus)].into();
+        core.handle(Event::Submit { client: 1, task }, 0)
+    };
+    let reason = |actions: Vec<Action>| match &actions[..] {
+        [Action::Unavailable { error, .. }] => error.to_string(),
+        _ => panic!("{actions:?}"),
+    };
+    assert!(reason(submit(0, None, 2)).ends_with("no worker that may run it has GPU=2"));
+    assert!(reason(submit(1, Some("gpu7"), 1)).ends_with("there is no worker gpu7"));
+    assert_eq!(submit(2, Some("gpu1"), 1), []);
+}
+
+#[test]
+fn an_input_that_can_never_be_fetched_fails_its_task_in_the_end() {
+    let mut world = two_workers();
+    world.tell(Event::Submit { client: 1, task: task(0, &[]) });
+    world.settle();
+    world.tell(Event::Submit { client: 1, task: task(1, &[id(0)]) });
+    for _ in 0..1000 {
+        if let Some(&worker) = world.out.get(&id(1)) {
+            world.worker(worker).runs.remove(&id(1));
+            world.worker(worker).orders.clear();
+            let event = Event::Unreachable { worker, task: id(1), object: id(0), source: None };
+            world.tell(event);
+        }
+    }
+    let error = &world.clients[&1].failed[&id(1)];
+    assert!(error.to_string().contains("input 1:0 could not be fetched, 100 times"), "{error}");
 }

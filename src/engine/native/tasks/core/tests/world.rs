@@ -80,8 +80,15 @@ impl World {
             Event::WorkerLost { worker } => self.out.retain(|_, holder| holder != worker),
             _ => {}
         }
+        let missed = matches!(event, Event::Unreachable { .. });
         let actions = self.core.handle(event, self.now);
         self.core.sanity_check();
+        for action in &actions {
+            if let Action::Free { object, .. } = action {
+                // A worker that said it has no copy is told to forget it.
+                assert!(missed || self.core.may_spare(*object), "{object} is freed while needed");
+            }
+        }
         self.decisions.push(actions.clone());
         for action in actions {
             self.act(action);

@@ -1,0 +1,164 @@
+//! The log of what the task scheduler heard and decided, and its replay.
+//!
+//! A log is a frame with the [`Header`] and one frame per [`Entry`], each as on the wire: a length
+//! of four bytes, little-endian, and a postcard message. What was decided is in it as a checksum,
+//! which is enough to see that a replay decides the same.
+//!
+//! *Invariant:* a log that cannot be written any more ends the log, never the scheduler.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::native::tasks::core::{Action, Core, Event, Settings};
+use crate::wire::native::{FRAME_LIMIT, FrameError, decode, encode, length};
+
+/// The version of the log.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    settings: Settings,
+}
+
+/// One event, when it happened, and what was decided.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    event: Event,
+    now: u64,
+    decided: u32,
+}
+
+/// A log being written.
+pub(super) struct Recorder {
+    path: PathBuf,
+    file: Option<BufWriter<File>>,
+}
+
+impl Recorder {
+    /// Begins a log, in place of an earlier one.
+    pub(super) fn begin(path: &Path, settings: &Settings) -> Self {
+        let file = match File::create(path) {
+            Ok(file) => Some(BufWriter::with_capacity(1 << 18, file)),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "events are not recorded");
+                None
+            }
+        };
+        let mut recorder = Self { path: path.to_path_buf(), file };
+        recorder.write(&Header { version: VERSION, settings: settings.clone() });
+        recorder
+    }
+
+    pub(super) fn note(&mut self, event: Event, now: u64, actions: &[Action]) {
+        self.write(&Entry { event, now, decided: digest(actions) });
+    }
+
+    fn write(&mut self, message: &impl Serialize) {
+        let Some(file) = &mut self.file else { return };
+        let frame = encode(message).map_err(std::io::Error::other);
+        if let Err(error) = frame.and_then(|frame| file.write_all(&frame)) {
+            tracing::error!(path = %self.path.display(), %error, "recording ends");
+            self.file = None;
+        }
+    }
+
+    /// What has been noted is in the file.
+    pub(super) fn flush(&mut self) {
+        if let Some(Err(error)) = self.file.as_mut().map(Write::flush) {
+            tracing::error!(path = %self.path.display(), %error, "recording ends");
+            self.file = None;
+        }
+    }
+}
+
+/// A checksum of what was decided. Postcard cannot refuse plain values; if it did, both sides would
+/// have the same nothing.
+fn digest(actions: &[Action]) -> u32 {
+    crc32c::crc32c(&postcard::to_stdvec(actions).unwrap_or_default())
+}
+
+/// Why a log cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The file is no log.
+    #[error("{} is no log of a task scheduler", path.display())]
+    Frame {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: FrameError,
+    },
+    /// The log is of another version.
+    #[error("{} is a log of version {version}, not {VERSION}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// What came of a replay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Events in the log.
+    pub events: u64,
+    /// Actions that followed from them.
+    pub actions: u64,
+    /// The first event, counted from 0, from which something else followed than before.
+    pub differs_at: Option<u64>,
+}
+
+/// Lets a new scheduler decide on everything that a log says has happened. A last frame that was
+/// not written whole is not counted.
+///
+/// # Errors
+/// If the file is no log of this version.
+pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
+    let read = |source| ReplayError::Read { path: path.to_path_buf(), source };
+    let frame = |source| ReplayError::Frame { path: path.to_path_buf(), source };
+    let mut file = BufReader::new(File::open(path).map_err(read)?);
+    let first = next(&mut file).map_err(read)?.unwrap_or_default();
+    let Header { version, settings } = decode(&first).map_err(frame)?;
+    if version != VERSION {
+        return Err(ReplayError::Version { path: path.to_path_buf(), version });
+    }
+    let mut core = Core::new(settings);
+    let mut replayed = Replayed::default();
+    while let Some(bytes) = next(&mut file).map_err(read)? {
+        let Entry { event, now, decided } = decode(&bytes).map_err(frame)?;
+        let actions = core.handle(event, now);
+        if digest(&actions) != decided && replayed.differs_at.is_none() {
+            replayed.differs_at = Some(replayed.events);
+        }
+        replayed.events += 1;
+        replayed.actions += actions.len() as u64;
+    }
+    Ok(replayed)
+}
+
+/// The next frame's message; `None` at the end of the file.
+fn next(file: &mut impl Read) -> std::io::Result<Option<Vec<u8>>> {
+    let mut prefix = [0; 4];
+    let whole = |read: std::io::Result<()>| match read {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        read => read.map(|()| true),
+    };
+    if !whole(file.read_exact(&mut prefix))? {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; length(prefix, FRAME_LIMIT).map_err(std::io::Error::other)?];
+    Ok(whole(file.read_exact(&mut bytes))?.then_some(bytes))
+}
