@@ -3,8 +3,16 @@
 
 mod native;
 
-use cuda_cluster::cluster::{Client, ClientError, Remote};
-use cuda_cluster::wire::tasks::TaskError;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use cuda_cluster::cluster::{Client, ClientError, CudaParameter, CudaTask, Kernel, Remote, Scalar};
+use cuda_cluster::wire::native::{
+    Answer, Challenge, ToClient, ToScheduler, Welcome, answer_proof, decode, encode,
+};
+use cuda_cluster::wire::tasks::{News, ObjectId, Product, Request, TaskError};
 use native::Cluster;
 
 fn cluster(workers: usize) -> (Cluster, Client) {
@@ -85,7 +93,7 @@ fn an_error_names_its_worker_and_reaches_what_depends_on_it() {
 #[test]
 fn a_cancelled_task_and_its_dependents_do_not_run() {
     let (mut cluster, client) = cluster(1);
-    let slow = client.submit("sleep", &300_000u64, &[]).expect("submitted");
+    let slow = client.submit("sleep", &3_000_000u64, &[]).expect("submitted");
     let next = client.submit("sleep", &1u64, &[&slow]).expect("submitted");
     let last = client.submit("sleep", &1u64, &[&next]).expect("submitted");
     next.cancel().expect("asked");
@@ -101,7 +109,7 @@ fn a_cancelled_task_and_its_dependents_do_not_run() {
 #[test]
 fn results_come_as_they_are_completed() {
     let (mut cluster, client) = cluster(2);
-    let slow = client.submit("sleep", &400_000u64, &[]).expect("submitted");
+    let slow = client.submit("sleep", &2_000_000u64, &[]).expect("submitted");
     let fast = client.submit("noop", &(), &[]).expect("submitted");
     let order = [fast.id(), slow.id()];
     let came: Vec<_> = client.as_completed(vec![slow, fast]).map(|remote| remote.id()).collect();
@@ -135,4 +143,157 @@ fn a_stranger_is_refused() {
     let refused = Client::connect(cluster.directory());
     assert!(matches!(refused, Err(ClientError::Stranger { .. })), "{refused:?}");
     cluster.stop();
+}
+
+#[test]
+fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
+    let mut plan = native::plan(2);
+    for worker in &mut plan.workers {
+        worker.device_memory_limit_bytes = Some(100_000);
+        worker.memory_limit_bytes = Some(100_000);
+    }
+    let mut cluster = Cluster::start_plan(&plan);
+    cluster.ready();
+    let client = Client::connect(cluster.directory()).expect("the scheduler answers");
+    let reason = |remote: Remote| remote.wait().expect_err("it cannot be").to_string();
+    let greedy = client.task("noop").resource("GPU", 2).submit().expect("submitted");
+    assert!(reason(greedy).contains("no worker that may run it has GPU=2"));
+    let elsewhere = client.task("noop").on("gpu7").submit().expect("submitted");
+    assert!(reason(elsewhere).contains("there is no worker gpu7"));
+    let large = client.submit("matrix.chunk", &(1u64, 0u64, 0u64, 200u64), &[]).expect("submitted");
+    let why = reason(large);
+    assert!(why.contains("no room for 320000 bytes in device memory"), "{why}");
+    // Each fits, and they do not fit together: three inputs of 80,000 bytes have to be in memory.
+    let parts: Vec<Remote> = (0..3u64)
+        .map(|row| client.submit("matrix.chunk", &(1u64, row, 0u64, 100u64), &[]))
+        .collect::<Result<_, _>>()
+        .expect("submitted");
+    client.wait(&parts).expect("each fits");
+    let all: Vec<&Remote> = parts.iter().collect();
+    let why = reason(client.submit("table.join", &(), &all).expect("submitted"));
+    assert!(why.contains("has no room: no room for 80000 bytes in"), "{why}");
+    // The workers are none the worse.
+    client.submit("noop", &(), &[]).expect("submitted").wait().expect("done");
+    cluster.stop();
+}
+
+#[test]
+fn a_full_disk_is_the_tasks_error() {
+    let mut plan = native::plan(1);
+    plan.workers[0].device_memory_limit_bytes = Some(100_000);
+    plan.workers[0].memory_limit_bytes = Some(100_000);
+    plan.engine_options = serde_json::json!({"disk_limit_bytes": 100_000});
+    let mut cluster = Cluster::start_plan(&plan);
+    cluster.ready();
+    let client = Client::connect(cluster.directory()).expect("the scheduler answers");
+    let chunk = |row: u64| client.submit("matrix.chunk", &(1u64, row, 0u64, 100u64), &[]);
+    let kept: Vec<Remote> = (0..4).map(|row| chunk(row).expect("submitted")).collect();
+    let results: Vec<_> = kept.iter().map(Remote::wait).collect();
+    let failed = results.iter().filter_map(|result| result.as_ref().err());
+    let words: Vec<String> = failed.map(ToString::to_string).collect();
+    assert!(!words.is_empty() && words.iter().all(|w| w.contains("no room for")), "{words:?}");
+    drop(kept);
+    let start = std::time::Instant::now();
+    while client.overview().expect("told").objects > 0 {
+        assert!(start.elapsed() < native::PATIENCE, "released objects are remembered");
+    }
+    chunk(9).expect("submitted").wait().expect("there is room again");
+    cluster.stop();
+}
+
+#[test]
+fn cuda_source_without_a_gpu_is_an_honest_error() {
+    let (mut cluster, client) = cluster(1);
+    let task = CudaTask {
+        kernel: Kernel {
+            source: "extern \"C\" __global__ void f() {}".to_owned(),
+            function: "f".to_owned(),
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+        },
+        parameters: vec![CudaParameter::Value(Scalar::F32(1.5)), CudaParameter::Output(1 << 20)],
+    };
+    let remote = client.submit(CudaTask::FUNCTION, &task, &[]).expect("submitted");
+    let error = remote.wait().expect_err("there is no GPU").to_string();
+    assert!(error.contains("simulated GPU 0 is no GPU: it cannot run CUDA C++"), "{error}");
+    cluster.stop();
+}
+
+/// A connection that has proven itself, for messages that no client of ours sends.
+fn raw(directory: &Path) -> UnixStream {
+    let text = std::fs::read_to_string(directory.join("secret")).expect("a file");
+    let secret = text.parse().expect("a secret");
+    let mut stream = UnixStream::connect(directory.join("scheduler.sock")).expect("it listens");
+    let challenge: Challenge = receive(&mut stream);
+    let nonce = [7; 32];
+    let proof = answer_proof(&secret, &challenge, &nonce);
+    stream.write_all(&encode(&Answer { nonce, proof }).expect("short")).expect("it listens");
+    let _: Welcome = receive(&mut stream);
+    stream
+}
+
+fn receive<T: serde::de::DeserializeOwned>(stream: &mut UnixStream) -> T {
+    let mut prefix = [0; 4];
+    stream.read_exact(&mut prefix).expect("a frame");
+    let mut bytes = vec![0; u32::from_le_bytes(prefix) as usize];
+    stream.read_exact(&mut bytes).expect("a frame");
+    decode(&bytes).expect("the expected message")
+}
+
+#[test]
+fn a_malformed_frame_ends_its_connection_and_no_other() {
+    let (mut cluster, client) = cluster(1);
+    let mut stream = raw(cluster.directory());
+    stream.write_all(&[3, 0, 0, 0, 255, 255, 255]).expect("it listens");
+    // The connection is closed from the other side.
+    stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
+    let mut stream = raw(cluster.directory());
+    stream.write_all(&u32::MAX.to_le_bytes()).expect("it listens");
+    stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
+    client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
+    let log = cluster.log("scheduler");
+    assert_eq!(log.matches("the other side does not speak our language").count(), 2, "{log}");
+    cluster.stop();
+}
+
+#[test]
+fn a_client_that_does_not_read_does_not_make_the_scheduler_grow() {
+    let (mut cluster, client) = cluster(1);
+    let mut stream = raw(cluster.directory());
+    let send = |stream: &mut UnixStream, requests: Vec<Request>| {
+        stream.write_all(&encode(&ToScheduler::Ask(requests)).expect("short"))
+    };
+    send(&mut stream, vec![]).expect("it listens");
+    let ToClient::News(news) = receive(&mut stream) else { panic!("another message") };
+    let News::Hello { client: number } = news[0] else { panic!("{news:?}") };
+    let object = ObjectId::new(number, 0);
+    let put = Request::Put { object, product: Product::Inline(vec![1; 1000]), on: None };
+    send(&mut stream, vec![put]).expect("it listens");
+    // Each question of a few bytes is answered with a thousand.
+    stream.set_write_timeout(Some(Duration::from_secs(3))).expect("a time");
+    let questions = vec![Request::Locate { object }; 20_000];
+    let asked = (0..500).take_while(|_| send(&mut stream, questions.clone()).is_ok()).count();
+    assert!(asked < 500, "whoever does not read is heard all the same");
+    let resident = cluster.resident_bytes("scheduler");
+    println!("{asked} frames were taken, and {} MB are resident", resident / 1_000_000);
+    assert!(resident < 600_000_000, "{resident}");
+    client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
+    drop(stream);
+    cluster.stop();
+}
+
+#[test]
+fn another_version_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("secret"), "0123456789abcdef".repeat(4)).expect("a file");
+    let listener = UnixListener::bind(directory.path().join("scheduler.sock")).expect("a socket");
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let challenge = Challenge { version: 99, nonce: [1; 32] };
+        stream.write_all(&encode(&challenge).expect("short")).expect("it reads");
+    });
+    let error = Client::connect(directory.path()).expect_err("of another version").to_string();
+    assert!(error.contains("speaks version 99"), "{error}");
+    server.join().expect("it spoke");
 }

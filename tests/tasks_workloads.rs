@@ -4,18 +4,20 @@
 
 mod native;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuda_cluster::cluster::Client;
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
+use cuda_cluster::engine::native::scheduler::replay;
 use cuda_cluster::plan::Plan;
 use native::Cluster;
 
 const MATRIX: Matrix = Matrix { chunks: 10, size: 64, seed: 5 };
-const MERGE: Merge = Merge { parts: 6, rows: 5000, seed: 5 };
+/// So many parts that a tenth of the data, shared by three workers, still has room for what one
+/// task needs at a time: a part and its pieces.
+const MERGE: Merge = Merge { parts: 32, rows: 3000, seed: 5 };
 
 fn start(plan: &Plan) -> (Cluster, Client) {
     let mut cluster = Cluster::start_plan(plan);
@@ -59,22 +61,28 @@ fn cramped(workers: usize, bytes: u64) -> Plan {
 
 #[test]
 fn a_tenth_of_the_memory_gives_the_same_numbers() {
-    let (mut cluster, client) = start(&cramped(2, MATRIX.bytes() / 10));
-    assert_eq!(transpose(&client), MATRIX.sum_with_transpose_here());
-    let spilled: u64 = ["gpu0", "gpu1"]
-        .map(|worker| client.counters(worker).expect("told").disk.demoted_bytes)
-        .iter()
-        .sum();
-    println!("transpose: {spilled} of {} bytes went to disk", MATRIX.bytes());
-    assert!(spilled > MATRIX.bytes() / 4, "{spilled}");
-    cluster.stop();
+    for workers in [1, 2, 3] {
+        let (mut cluster, client) = start(&cramped(workers, MATRIX.bytes() / 10));
+        assert_eq!(transpose(&client), MATRIX.sum_with_transpose_here());
+        let spilled = to_disk(&client);
+        println!("transpose, {workers}: {spilled} of {} bytes went to disk", MATRIX.bytes());
+        assert!(spilled > MATRIX.bytes() / 4, "{spilled}");
+        cluster.stop();
 
-    let (mut cluster, client) = start(&cramped(2, MERGE.bytes() / 10 + 400_000));
-    assert_eq!(merge(&client), MERGE.join_here());
-    let counters = client.counters("gpu0").expect("told");
-    println!("merge: {counters:?}");
-    assert!(counters.disk.demoted_bytes > 0, "{counters:?}");
-    cluster.stop();
+        let (mut cluster, client) = start(&cramped(workers, MERGE.bytes() / 10));
+        assert_eq!(merge(&client), MERGE.join_here());
+        let spilled = to_disk(&client);
+        println!("merge, {workers}: {spilled} of {} bytes went to disk", MERGE.bytes());
+        assert!(spilled > MERGE.bytes() / 4, "{spilled}");
+        cluster.stop();
+    }
+}
+
+/// Bytes that all workers have written to their files.
+fn to_disk(client: &Client) -> u64 {
+    let workers = client.overview().expect("told").workers;
+    let written = |name: &str| client.counters(name).expect("told").disk.demoted_bytes;
+    workers.iter().map(|worker| written(&worker.name)).sum()
 }
 
 /// SplitMix64, so that a failure can be had again from its seed.
@@ -86,19 +94,39 @@ fn random(seed: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Works on both workloads for as long as it takes to kill a worker and have it back; seeds from
-/// `CUDA_CLUSTER_SEEDS` (`3..60`), else a few.
-#[test]
-fn a_worker_killed_at_any_moment_changes_no_number() {
-    let expected = (MATRIX.sum_with_transpose_here(), MERGE.join_here());
-    let seeds = std::env::var("CUDA_CLUSTER_SEEDS").ok().and_then(|range| {
-        let (first, last) = range.split_once("..")?;
-        Some(first.parse().ok()?..last.parse().ok()?)
+/// The seeds of `CUDA_CLUSTER_SEEDS` (`3..60`), else a few.
+fn seeds() -> std::ops::Range<u64> {
+    let range = std::env::var("CUDA_CLUSTER_SEEDS").ok().map(|range| {
+        let (first, last) = range.split_once("..").expect("like 3..60");
+        first.parse().expect("a number")..last.parse().expect("a number")
     });
-    let (mut kills, mut recomputed) = (0, 0);
-    for seed in seeds.unwrap_or(0..2u64) {
-        let mut state = seed;
-        let (mut cluster, client) = start(&native::plan(3));
+    range.unwrap_or(0..3)
+}
+
+/// Both workloads again and again, while workers are killed and come back.
+struct Killing {
+    seed: u64,
+    workers: usize,
+    /// Data that the devices can hold a tenth of; `None` if they hold everything.
+    cramped: Option<u64>,
+}
+
+impl Killing {
+    /// One to four workers, with much memory or little.
+    fn of(seed: u64) -> Self {
+        let (little, few) = (seed % 2 == 1, seed / 2 + 2);
+        // At most three workers share the little memory, or one task would not fit.
+        let workers = 1 + few % if little { 3 } else { 4 };
+        let cramped = little.then(|| MATRIX.bytes().max(MERGE.bytes()));
+        Self { seed, workers: usize::try_from(workers).expect("few"), cramped }
+    }
+
+    /// How many tasks were computed again.
+    #[allow(clippy::print_stdout, reason = "which seed a failed test was at")]
+    fn run(&self, expected: (u64, (u64, u64))) -> u64 {
+        let Self { seed, workers, cramped: data } = *self;
+        let plan = data.map_or_else(|| native::plan(workers), |data| cramped(workers, data / 10));
+        let (mut cluster, client) = start(&plan);
         let (working, over) = (client.clone(), Arc::new(AtomicBool::new(false)));
         let told = Arc::clone(&over);
         let work = std::thread::spawn(move || {
@@ -109,59 +137,50 @@ fn a_worker_killed_at_any_moment_changes_no_number() {
             }
             rounds
         });
+        let mut state = seed;
         for _ in 0..3 {
-            std::thread::sleep(Duration::from_millis(random(&mut state) % 300));
-            let victim = format!("gpu{}", random(&mut state) % 3);
+            std::thread::sleep(Duration::from_millis(random(&mut state) % 1000));
+            let victim = format!("gpu{}", random(&mut state) % workers as u64);
             cluster.kill(&victim);
             cluster.spawn_worker(&victim);
             cluster.wait_ready(&victim);
-            kills += 1;
         }
         over.store(true, Ordering::Relaxed);
         let rounds = work.join().expect("the same numbers, whoever is killed");
         let again = client.overview().expect("told").recomputed;
-        println!("seed {seed}: {rounds} rounds, {again} tasks computed again");
-        recomputed += again;
+        let memory = if data.is_some() { "little" } else { "much" };
+        println!("seed {seed}: {workers} workers, {memory} memory, {rounds} rounds, {again} again");
         cluster.stop();
+        again
     }
-    println!("{kills} kills, {recomputed} tasks computed again");
+}
+
+#[test]
+fn a_worker_killed_at_any_moment_changes_no_number() {
+    let expected = (MATRIX.sum_with_transpose_here(), MERGE.join_here());
+    let recomputed: u64 = seeds().map(|seed| Killing::of(seed).run(expected)).sum();
+    println!("{recomputed} tasks computed again");
     assert!(recomputed > 0, "no kill cost anything");
 }
 
-/// How long a merge takes on four workers in two pairs: within a pair a link is ten times as fast.
-fn merge_over_slow_links(placement: &str) -> Duration {
-    let mut plan = native::plan(4);
-    let bandwidth = |a: usize, b: usize| if a / 2 == b / 2 { 5e6 } else { 5e5 };
-    let links: BTreeMap<String, BTreeMap<String, f64>> = (0..4)
-        .map(|to| {
-            let from = (0..4).filter(|from| *from != to);
-            let links = from.map(|from| (format!("gpu{from}"), bandwidth(from, to)));
-            (format!("gpu{to}"), links.collect())
-        })
-        .collect();
-    plan.engine_options = serde_json::json!({"simulated_links": links, "placement": placement});
-    let (mut cluster, client) = start(&plan);
-    // Not a multiple of the workers, or taking turns would be local by accident.
-    let large = Merge { parts: 11, rows: 20_000, seed: 9 };
-    let expected = large.join_here();
-    let mut took = Duration::ZERO;
-    // The first run teaches the scheduler what the links can do; its copies are gone after it.
-    for _ in 0..2 {
-        let made = large.make(&client).expect("submitted");
-        client.wait(&made).expect("made");
-        let start = Instant::now();
-        assert_eq!(large.join(&client, &made).expect("computed"), expected);
-        took = start.elapsed();
-    }
-    cluster.stop();
-    took
-}
-
-/// Simulated links sleep for a second or so, so that the difference is no matter of luck.
+/// A scheduler that is given what another was told decides the same.
 #[test]
-fn placement_by_learned_bandwidth_beats_round_robin() {
-    let learned = merge_over_slow_links("estimated-finish");
-    let in_turn = merge_over_slow_links("round-robin");
-    println!("merge: {learned:?} by learned bandwidth, {in_turn:?} in turn");
-    assert!(learned < in_turn, "{learned:?} by learned bandwidth, {in_turn:?} in turn");
+fn a_recorded_run_is_replayed_decision_by_decision() {
+    let log = tempfile::tempdir().expect("a directory");
+    let path = log.path().join("events");
+    let mut plan = native::plan(3);
+    plan.engine_options = serde_json::json!({"record_events": path});
+    let (mut cluster, client) = start(&plan);
+    assert_eq!(merge(&client), MERGE.join_here());
+    let working = client.clone();
+    let work = std::thread::spawn(move || transpose(&working));
+    cluster.kill("gpu1");
+    cluster.spawn_worker("gpu1");
+    cluster.wait_ready("gpu1");
+    assert_eq!(work.join().expect("it works on"), MATRIX.sum_with_transpose_here());
+    cluster.stop();
+    let replayed = replay(&path).expect("a log");
+    println!("{replayed:?}");
+    assert!(replayed.events > 3000, "{replayed:?}");
+    assert_eq!(replayed.differs_at, None);
 }

@@ -275,7 +275,13 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
+    #[allow(clippy::print_stdout, reason = "what a failed test shows")]
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            for process in &self.processes {
+                println!("--- {} ({})\n{}", process.name, process.child.id(), process.log());
+            }
+        }
         for process in &mut self.processes {
             // One that has ended is no error.
             let _ = process.child.kill();
