@@ -1,0 +1,39 @@
+//! Messages between the native engine's processes: the first byte chooses the kind.
+#![no_main]
+
+use cuda_cluster::wire::native::{
+    Answer, Challenge, ToClient, ToScheduler, ToWorker, Welcome, decode, encode,
+};
+use cuda_cluster::wire::peer::{Header, Hello, Measure};
+use cuda_cluster::wire::tasks::{Bulk, BulkReply};
+
+/// No bytes make a reader panic, and what was read can be written and read again.
+macro_rules! hold {
+    ($bytes:expr, $kind:ty) => {
+        if let Ok(message) = decode::<$kind>($bytes) {
+            let frame = encode(&message).expect("what was read is short");
+            let again = decode::<$kind>(&frame[4..]).expect("what was written can be read");
+            assert_eq!(encode(&again).expect("as short"), frame);
+        }
+    };
+}
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    match kind % 9 {
+        0 => hold!(bytes, ToScheduler),
+        1 => hold!(bytes, ToWorker),
+        2 => hold!(bytes, ToClient),
+        3 => hold!(bytes, Bulk),
+        4 => hold!(bytes, BulkReply),
+        5 => hold!(bytes, Challenge),
+        6 => hold!(bytes, Answer),
+        7 => hold!(bytes, Welcome),
+        _ => {
+            if let Some(header) = Header::decode(bytes) {
+                assert_eq!(header.encode(), bytes);
+            }
+            let _ = (Hello::decode(bytes), Measure::decode(bytes));
+        }
+    }
+});
