@@ -113,3 +113,33 @@ fn a_source_that_cannot_be_read_is_named_with_what_to_do() {
     std::fs::write(file.path(), b"version: \xff\n").expect("written");
     assert!(said(file.path().to_str().expect("text")).contains("a topology is UTF-8 text"));
 }
+
+#[test]
+fn two_gpus_of_one_uuid_are_refused_where_the_second_stands() {
+    let [first, second] = ["1", "2"].map(|n| format!("GPU-00000000-0000-0000-0000-00000000000{n}"));
+    let two = include_str!("../fuzz/seeds/hwloc/two.xml");
+    let said = refusal(&two.replace(&second, &first));
+    assert!(said.contains(&format!("a GPU with the UUID {first} is there already")), "{said}");
+    assert!(said.contains("line 18, column 11"), "{said}");
+}
+
+#[test]
+fn the_workers_of_a_plan_stand_below_their_gpus() {
+    let plan = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"))
+        .args(["plan", "--topology", "dgx-1-v100", "--enable-infiniband", "-o", "yaml"])
+        .output()
+        .expect("the program starts");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), stdout(plan)).expect("written");
+    let path = file.path().to_str().expect("text");
+    let with = |form| topo(&["--topology", "dgx-1-v100", "--plan", path, "-o", form]);
+    let tree = stdout(with("tree"));
+    let below = tree.lines().skip_while(|line| !line.contains("GPU3  ")).nth(1).expect("a worker");
+    assert!(below.ends_with("worker gpu3  CPUs 0-19,40-59  mlx5_1"), "{tree}");
+    let svg = stdout(with("svg"));
+    for worker in 0..8 {
+        assert!(svg.contains(&format!("gpu{worker} mlx5_{}", worker / 2)), "{worker}: {svg}");
+    }
+    assert_eq!(svg.matches("stroke-dasharray").count(), 8, "a line to each worker's NIC");
+    assert_eq!(with("json").status.code(), Some(2), "a form that has no place for workers");
+}

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
 use anstyle::Style;
 use clap::{Args, ValueEnum};
@@ -60,6 +61,28 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         (Form::Table, Some(worker)) => output::print(&explanation(&plan, worker)?)?,
     }
     Ok(Exit::Done)
+}
+
+/// Reads a plan from a file, or `-`. JSON is YAML too.
+pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
+    let shown = path.display();
+    let text = match path.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin().lock()),
+        _ => std::fs::read_to_string(path),
+    };
+    let wrong = |error: anyhow::Error, what, hint| {
+        let error = error.context(format!("cannot {what} plan {shown}"));
+        Failure::new(Exit::Usage, error).hint(hint)
+    };
+    let made = "'cuda-cluster plan -o yaml > FILE' writes a plan";
+    let text = text.map_err(|error| wrong(error.into(), "read", made))?;
+    let plan: Plan =
+        serde_yaml::from_str(&text).map_err(|error| wrong(error.into(), "use", made))?;
+    if plan.version == crate::plan::VERSION {
+        return Ok(plan);
+    }
+    let error = anyhow::anyhow!("version {} is not {}", plan.version, crate::plan::VERSION);
+    Err(wrong(error, "use", "plan again with this version"))
 }
 
 /// Shows a plan on a page, as `plan` without further arguments does.

@@ -4,12 +4,14 @@
 //!
 //! *Invariant:* notes about the topology go to standard error, unless the form carries them.
 
+use std::path::PathBuf;
+
 use anstyle::{AnsiColor, Color, Style};
 use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
-use super::{output, source};
-use crate::topology::{LinkKind, Topology};
+use super::{output, plan, source};
+use crate::topology::{LinkKind, Occupant, Topology};
 
 /// Arguments of `topo`.
 #[derive(Args, Debug)]
@@ -22,6 +24,11 @@ pub(super) struct Arguments {
     /// The form to show it in
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
+
+    /// Show the workers of this plan too, as 'plan -o yaml' printed it ('-' for standard input);
+    /// with '-o tree' or '-o svg'
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
 
     /// Leave out what identifies the machine (UUIDs, host name), to send it to somebody
     #[arg(long)]
@@ -56,10 +63,15 @@ impl Form {
     fn carries_notes(self) -> bool {
         matches!(self, Form::Json | Form::Yaml)
     }
+
+    fn shows_workers(self) -> bool {
+        matches!(self, Form::Tree | Form::Svg)
+    }
 }
 
 /// Shows a machine.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let workers = workers(arguments)?;
     let topology = read(arguments)?;
     let topology = if arguments.anonymize { topology.anonymized() } else { topology };
     match arguments.output {
@@ -67,21 +79,31 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Yaml => output::print(&topology.to_yaml())?,
         // A matrix of no devices says nothing; the rest of the machine does.
         Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
-            output::print(&topology.to_tree())?;
+            output::print(&topology.to_tree_with(&workers))?;
         }
         Form::Matrix => output::print(&coloured(&topology.to_matrix()))?,
-        Form::Tree => output::print(&topology.to_tree())?,
+        Form::Tree => output::print(&topology.to_tree_with(&workers))?,
         Form::Nccl => {
             let text = topology.to_nccl().map_err(|error| Failure::new(Exit::Usage, error))?;
             output::print(&text)?;
         }
         Form::Dot => output::print(&topology.to_dot())?,
-        Form::Svg => output::print(&topology.to_svg())?,
+        Form::Svg => output::print(&topology.to_svg_with(&workers))?,
     }
     if !arguments.output.carries_notes() {
         topology.notes.iter().for_each(|note| output::note(note));
     }
     Ok(Exit::Done)
+}
+
+/// The workers that are to be shown: none without a plan.
+fn workers(arguments: &Arguments) -> Result<Vec<Occupant>, Failure> {
+    let Some(path) = &arguments.plan else { return Ok(Vec::new()) };
+    if arguments.output.shows_workers() {
+        return Ok(plan::load(path)?.occupants());
+    }
+    let error = anyhow::anyhow!("this form has no place for the workers of a plan");
+    Err(Failure::new(Exit::Usage, error).hint("ask for '-o svg' or '-o tree'"))
 }
 
 /// The machine that was asked for: a text's, or this one.

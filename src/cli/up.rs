@@ -1,6 +1,6 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
@@ -36,8 +36,8 @@ pub(super) struct Arguments {
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let prepared = match &arguments.plan {
-        Some(path) if arguments.dry_run => return plan::show(&read_plan(path)?),
-        Some(path) => noted(cluster::prepare_plan(read_plan(path)?))?,
+        Some(path) if arguments.dry_run => return plan::show(&plan::load(path)?),
+        Some(path) => noted(cluster::prepare_plan(plan::load(path)?))?,
         None => {
             let request = arguments.asked.request()?;
             if arguments.dry_run {
@@ -65,25 +65,6 @@ fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> 
         output::note(note);
     }
     Ok(prepared)
-}
-
-/// A plan from a file. JSON is YAML too.
-fn read_plan(path: &Path) -> Result<Plan, Failure> {
-    let shown = path.display();
-    let text = match path.to_str() {
-        Some("-") => std::io::read_to_string(std::io::stdin().lock()),
-        _ => std::fs::read_to_string(path),
-    };
-    let wrong = |error: anyhow::Error, what| {
-        Failure::new(Exit::Usage, error.context(format!("cannot {what} plan {shown}")))
-    };
-    let text = text.map_err(|error| wrong(error.into(), "read"))?;
-    let plan: Plan = serde_yaml::from_str(&text).map_err(|error| wrong(error.into(), "use"))?;
-    if plan.version == crate::plan::VERSION {
-        return Ok(plan);
-    }
-    let error = anyhow::anyhow!("version {} is not {}", plan.version, crate::plan::VERSION);
-    Err(wrong(error, "use").hint("plan again with this version"))
 }
 
 /// Starts a plan and stays until the cluster has ended.

@@ -17,7 +17,7 @@ mod write;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuSet, NodeSet};
-use crate::ids::NumaId;
+use crate::ids::{GpuIndex, NumaId};
 
 pub use catalogue::{builtin, builtin_names};
 pub use devices::{
@@ -108,6 +108,19 @@ pub struct Allowed {
     pub cpus: CpuSet,
     /// NUMA nodes.
     pub mems: NodeSet,
+}
+
+/// Who works on a GPU, for the forms that people look at; a plan's worker becomes one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Occupant {
+    /// The worker's name.
+    pub name: String,
+    /// Its GPU, by index; `None` for a worker without.
+    pub gpu: Option<GpuIndex>,
+    /// Its CPUs; `None` when it may use any.
+    pub cpus: Option<CpuSet>,
+    /// Names of its NICs, as in [`Nic::name`].
+    pub nics: Vec<String>,
 }
 
 /// Something a reader should know about how far the facts or a decision can be trusted.

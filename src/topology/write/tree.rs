@@ -7,21 +7,28 @@
 use std::collections::BTreeMap;
 
 use super::hierarchy::{Part, What, packages};
-use crate::topology::{Device, Gpu, LinkKind, Nic, Port, Topology};
+use crate::topology::{Device, Gpu, LinkKind, Nic, Occupant, Port, Topology};
 use crate::units::HumanBytes;
 
 impl Topology {
     /// The machine as a tree drawn with lines.
     pub fn to_tree(&self) -> String {
+        self.to_tree_with(&[])
+    }
+
+    /// The machine as a tree, with workers below their GPUs.
+    pub fn to_tree_with(&self, workers: &[Occupant]) -> String {
         let mut text = format!("{}\n", self.name.as_deref().unwrap_or("machine"));
-        let lines: Vec<Line> = packages(self).iter().flat_map(|part| self.lines(part)).collect();
+        let packages = packages(self);
+        let lines: Vec<Line> = packages.iter().flat_map(|part| self.lines(part, workers)).collect();
         draw(&lines, "", &mut text);
         text
     }
 
     /// A part's line, with those below it; parts that say nothing give way to what is in them.
-    fn lines(&self, part: &Part<'_>) -> Vec<Line> {
-        let mut below: Vec<Line> = part.children.iter().flat_map(|part| self.lines(part)).collect();
+    fn lines(&self, part: &Part<'_>, workers: &[Occupant]) -> Vec<Line> {
+        let mut below: Vec<Line> =
+            part.children.iter().flat_map(|part| self.lines(part, workers)).collect();
         let words = match part.what {
             What::Package(Some(id)) => format!("Package {id}"),
             What::Numa(Some(id), node) => {
@@ -33,6 +40,8 @@ impl Topology {
             What::Switch(name) => joined([Some("PCIe switch".to_owned()), name.map(str::to_owned)]),
             What::Gpu(gpu) => {
                 below = instances(gpu);
+                let here = workers.iter().filter(|worker| worker.gpu == Some(gpu.index));
+                below.extend(here.map(occupant));
                 self.gpu_words(gpu)
             }
             What::Nic(at, nic) => nic_words(at, nic),
@@ -102,6 +111,13 @@ fn instances(gpu: &Gpu) -> Vec<Line> {
         below: Vec::new(),
     };
     gpu.mig.iter().map(line).collect()
+}
+
+fn occupant(worker: &Occupant) -> Line {
+    let cpus = worker.cpus.as_ref().map(|cpus| format!("CPUs {cpus}"));
+    let nics = (!worker.nics.is_empty()).then(|| worker.nics.join(", "));
+    let words = joined([Some(format!("worker {}", worker.name)), cpus, nics]);
+    Line { words, below: Vec::new() }
 }
 
 fn nic_words(at: u32, nic: &Nic) -> String {

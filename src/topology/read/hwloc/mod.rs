@@ -255,6 +255,11 @@ impl Reader {
                 info(device, "CUDAGlobalMemorySize").and_then(|kib| kib.parse::<u64>().ok());
             gpu.memory_bytes = gpu.memory_bytes.or(memory.and_then(|kib| kib.checked_mul(1024)));
         }
+        if let Some(uuid) = &found.gpu.uuid
+            && self.gpus.iter().any(|other| other.gpu.uuid.as_ref() == Some(uuid))
+        {
+            return Err(wrong(node, format!("a GPU with the UUID {uuid} is there already")));
+        }
         self.gpus.push(found);
         Ok(())
     }

@@ -94,6 +94,13 @@ pub(super) struct Layout<'a> {
     pub(super) bottom: f64,
 }
 
+/// What a picture leaves room for, beyond the machine itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    /// Height of the strip at the bottom of each GPU's card, for its workers.
+    pub(super) strip: f64,
+}
+
 /// A part without the switches that have one thing below them: those are passed on the wire.
 struct Branch<'a> {
     what: What<'a>,
@@ -147,12 +154,13 @@ struct Levels {
     switch: f64,
     nic: f64,
     gpu: f64,
+    gpu_height: f64,
     numa_end: f64,
     package_end: f64,
 }
 
 impl Levels {
-    fn new(top: f64, switches: usize, nics: bool) -> Self {
+    fn new(top: f64, switches: usize, nics: bool, room: Room) -> Self {
         let package = top;
         let numa = package + PACKAGE_HEAD;
         let numa_bar = numa + NUMA_HEAD;
@@ -160,7 +168,8 @@ impl Levels {
         let switch = host + HOST_BAR + WIRE;
         let nic = switch + switches as f64 * (SWITCH_BAR + WIRE);
         let gpu = if nics { nic + NIC_HEIGHT + GAP } else { nic };
-        let numa_end = gpu + GPU_HEIGHT + NUMA_PADDING;
+        let gpu_height = GPU_HEIGHT + room.strip;
+        let numa_end = gpu + gpu_height + NUMA_PADDING;
         Self {
             package,
             numa,
@@ -169,6 +178,7 @@ impl Levels {
             switch,
             nic,
             gpu,
+            gpu_height,
             numa_end,
             package_end: numa_end + PACKAGE_PADDING,
         }
@@ -177,7 +187,7 @@ impl Levels {
 
 impl<'a> Layout<'a> {
     /// Lays the packages out from left to right, below `top`.
-    pub(super) fn new(packages: &[Part<'a>], left: f64, top: f64) -> Self {
+    pub(super) fn new(packages: &[Part<'a>], left: f64, top: f64, room: Room) -> Self {
         let packages: Vec<(Option<u32>, Vec<Branch<'a>>)> = packages
             .iter()
             .map(|part| {
@@ -188,7 +198,7 @@ impl<'a> Layout<'a> {
         let nodes = || packages.iter().flat_map(|(_, nodes)| nodes);
         let switches = nodes().map(Branch::levels).max().unwrap_or(0);
         let nics = nodes().any(has_nic);
-        let levels = Levels::new(top, switches, nics);
+        let levels = Levels::new(top, switches, nics, room);
         let mut layout = Layout { bottom: levels.package_end, ..Layout::default() };
         let mut x = left;
         for (id, nodes) in &packages {
@@ -276,7 +286,7 @@ impl<'a> Layout<'a> {
             match device.what {
                 What::Gpu(gpu) => {
                     let x = left(gpus_seen);
-                    let rect = Rect { x, y: levels.gpu, w: COLUMN, h: GPU_HEIGHT };
+                    let rect = Rect { x, y: levels.gpu, w: COLUMN, h: levels.gpu_height };
                     // Beside the NIC above it, if there is one.
                     let beside = gpus_seen < nics.min(columns);
                     let at = if beside { x + COLUMN - 10.0 } else { rect.middle() };
@@ -320,7 +330,7 @@ mod tests {
     fn no_two_cards_overlap_and_wires_run_down() {
         for name in builtin_names() {
             let topology = parse(builtin(name).expect(name)).expect(name);
-            let layout = Layout::new(&packages(&topology), 0.0, 0.0);
+            let layout = Layout::new(&packages(&topology), 0.0, 0.0, Room { strip: 40.0 });
             let gpus = layout.gpus.values().map(|(rect, _)| *rect);
             let cards: Vec<Rect> = gpus.chain(layout.nics.iter().map(|(rect, ..)| *rect)).collect();
             assert_eq!(cards.len(), topology.devices().count(), "{name}");

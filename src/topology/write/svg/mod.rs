@@ -9,12 +9,13 @@
 mod cards;
 mod layout;
 mod nvlinks;
+mod workers;
 
 use super::hierarchy::packages;
 use super::xml_escaped;
-use crate::topology::Topology;
+use crate::topology::{Occupant, Topology};
 use crate::units::HumanBytes;
-use layout::{Layout, Rect, SWITCH_BAR, Step, Wire};
+use layout::{Layout, Rect, Room, SWITCH_BAR, Step, Wire};
 use nvlinks::Fabric;
 
 const MARGIN: f64 = 28.0;
@@ -35,11 +36,17 @@ text{font-family:'Inter','Segoe UI','Helvetica Neue',Arial,'DejaVu Sans',sans-se
 impl Topology {
     /// The machine as a picture.
     pub fn to_svg(&self) -> String {
+        self.to_svg_with(&[])
+    }
+
+    /// The machine as a picture, with workers on their GPUs, their CPUs, and lines to their NICs.
+    pub fn to_svg_with(&self, workers: &[Occupant]) -> String {
         let packages = packages(self);
-        let mut layout = Layout::new(&packages, MARGIN, HEAD);
+        let room = Room { strip: workers::strip(workers) };
+        let mut layout = Layout::new(&packages, MARGIN, HEAD, room);
         let free = NARROWEST - MARGIN - layout.right;
         if free > 0.0 {
-            layout = Layout::new(&packages, MARGIN + free / 2.0, HEAD);
+            layout = Layout::new(&packages, MARGIN + free / 2.0, HEAD, room);
         }
         let mut canvas = Canvas::default();
         frames(&mut canvas, &layout);
@@ -48,9 +55,10 @@ impl Topology {
         bars(&mut canvas, self, &layout);
         layout.gpus.values().for_each(|(rect, gpu)| cards::gpu(&mut canvas, rect, gpu));
         layout.nics.iter().for_each(|(rect, at, nic)| cards::nic(&mut canvas, rect, *at, nic));
+        workers::draw(&mut canvas, self, &layout, workers);
         let fabric = nvlinks::draw(&mut canvas, self, &layout);
         let width = layout.right.max(NARROWEST - MARGIN) + MARGIN;
-        let bottom = legend(&mut canvas, self, &layout, &fabric);
+        let bottom = legend(&mut canvas, self, &layout, &fabric, workers);
         title(&mut canvas, self);
         canvas.finish(width, bottom + MARGIN)
     }
@@ -200,7 +208,13 @@ fn draw_wire(canvas: &mut Canvas, wire: &Wire) {
 }
 
 /// The legend; returns where it ends.
-fn legend(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>, fabric: &Fabric) -> f64 {
+fn legend(
+    canvas: &mut Canvas,
+    topology: &Topology,
+    layout: &Layout<'_>,
+    fabric: &Fabric,
+    workers: &[Occupant],
+) -> f64 {
     let drawn = |step: Step| layout.wires.iter().any(|wire| wire.step == step);
     let kinds = [
         (drawn(Step::Pix), PIX, "PIX: one switch"),
@@ -208,6 +222,7 @@ fn legend(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>, fabric:
         (drawn(Step::Phb), PHB, "PHB: a host bridge"),
         (drawn(Step::Node), NODE, "NODE: between host bridges"),
         (layout.nodes.len() > 1, SYS, "SYS: between NUMA nodes"),
+        (workers.iter().any(|worker| !worker.nics.is_empty()), workers::LINE, "a worker's NIC"),
     ];
     let pci = kinds.iter().filter(|(drawn, ..)| *drawn);
     let pci = pci.map(|(_, colour, words)| ((*colour).to_owned(), (*words).to_owned()));
