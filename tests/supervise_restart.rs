@@ -195,7 +195,8 @@ async fn a_dead_workers_gpu_is_waited_for_but_not_for_ever() {
     }
     let expected =
         "GPU 3's memory is still held by process 4000000 (python) with 1.0 GiB after 400ms";
-    assert_eq!(notes, [expected]);
+    // The bundle of the death, with what the GPU reported, is written meanwhile.
+    assert!(notes.iter().any(|note| note == expected), "{notes:?}");
     drop(supervisor);
 }
 

@@ -1,5 +1,6 @@
 //! `events`: what happened to a cluster, and what happens.
 
+use std::collections::VecDeque;
 use std::io::BufRead;
 
 use clap::Args;
@@ -23,6 +24,9 @@ pub(super) struct Arguments {
     json: bool,
 }
 
+/// More records than can happen between the beginning of the stream and the end of the file.
+const OVERLAP: usize = 1024;
+
 /// Shows events.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
@@ -37,15 +41,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
         Failure::new(Exit::Failed, error)
     })?;
-    let mut last = None;
+    // What happens while the file is read stands in it, and comes in the stream too.
+    let mut shown = VecDeque::new();
     for line in std::io::BufReader::new(file).lines().map_while(Result::ok) {
         show(&line, arguments.json)?;
-        last = Some(line);
+        shown.push_back(line);
+        if shown.len() > OVERLAP {
+            shown.pop_front();
+        }
     }
     while let Some(stream) = &mut stream {
         let next = runtime.block_on(stream.next_event()).map_err(reach::lost)?;
         let Some(line) = next else { break };
-        if last.take().as_ref() != Some(&line) {
+        if !shown.contains(&line) {
             show(&line, arguments.json)?;
         }
     }

@@ -10,6 +10,8 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+use crate::supervise::Record;
+
 /// Longest answer that is read.
 const ANSWER_LIMIT: usize = 64 << 20;
 
@@ -97,7 +99,7 @@ impl Control {
     /// As [`Control::read`].
     pub async fn stream(&self, path: &str) -> Result<Lines, ControlError> {
         let response = self.send(Method::GET, path).await?;
-        Ok(Lines { body: response.into_body(), read: Vec::new() })
+        Ok(Lines { body: response.into_body(), read: Vec::new(), over: false })
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ControlError> {
@@ -144,17 +146,21 @@ impl Control {
 pub struct Lines {
     body: Incoming,
     read: Vec<u8>,
+    /// Whether the cluster's end has been told: a supervisor may then go without a farewell.
+    over: bool,
 }
 
 impl Lines {
-    /// The data of the next server-sent event; `None` at the end. Comments, which keep the
-    /// connection alive, and the blank lines between events are passed over.
+    /// The data of the next server-sent event; `None` after the cluster's end. Comments, which
+    /// keep the connection alive, and the blank lines between events are passed over.
     ///
     /// # Errors
     /// If the connection breaks.
     pub async fn next_event(&mut self) -> Result<Option<String>, ControlError> {
-        while let Some(line) = self.next().await? {
+        while !self.over {
+            let Some(line) = self.next().await? else { break };
             if let Some(data) = line.strip_prefix("data:") {
+                self.over = serde_json::from_str(data).is_ok_and(|record: Record| record.is_last());
                 return Ok(Some(data.trim().to_owned()));
             }
         }

@@ -1,21 +1,28 @@
 //! The supervisor's eyes on GPUs: NVML, as `probe` opens it.
 
 use std::fmt;
+use std::time::SystemTime;
 
-use crate::probe::{self, OccupancyError, Options};
+use crate::ids::GpuUuid;
+use crate::probe::{self, OccupancyError, Options, XidEvent, XidWatch};
 use crate::supervise::ProcessGpu;
-use crate::supervise::gpu::{GpuHolder, GpuWatch};
+use crate::supervise::gpu::{GpuError, GpuHolder, GpuWatch};
 
 /// Asks NVML, each time anew.
 pub(super) struct NvmlWatch {
     options: Options,
+    /// `None` where no thread could be had to listen.
+    errors: Option<XidWatch>,
 }
 
 impl NvmlWatch {
-    /// With the driver that the environment names, or the usual one.
-    pub(super) fn new() -> Self {
+    /// With the driver that the environment names, or the usual one; listens for the errors of
+    /// these GPUs from now on.
+    pub(super) fn new(gpus: Vec<GpuUuid>) -> Self {
         // A wrong limit was refused when the machine was looked at.
-        Self { options: Options::from_environment().unwrap_or_default() }
+        let options = Options::from_environment().unwrap_or_default();
+        let errors = XidWatch::start(&options, gpus).ok();
+        Self { options, errors }
     }
 
     fn ask(&self, gpu: &ProcessGpu) -> Result<Vec<probe::Holder>, OccupancyError> {
@@ -50,5 +57,13 @@ impl GpuWatch for NvmlWatch {
             Err(error @ OccupancyError::Lost { .. }) => Some(error.to_string()),
             _ => None,
         }
+    }
+
+    fn errors_since(&self, gpu: &ProcessGpu, since: SystemTime) -> Vec<GpuError> {
+        let Some((watch, uuid)) = self.errors.as_ref().zip(gpu.uuid.as_ref()) else {
+            return Vec::new();
+        };
+        let error = |event: XidEvent| GpuError { xid: event.xid, text: event.meaning().to_owned() };
+        watch.since(uuid, since).into_iter().map(error).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Starts a plan in this process.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use crate::engine::command;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
+use crate::plan::Plan;
 use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Options, StartError, Supervisor};
 
@@ -103,10 +105,17 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
         helper: program.to_owned(),
         keep: *to_completion,
         // Simulated GPUs are in no driver's list.
-        gpus: (!plan.machine.simulated).then(|| Arc::new(NvmlWatch::new()) as Arc<dyn GpuWatch>),
+        gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
     Ok(Supervisor::start(launch, directory, options).await?)
+}
+
+/// Watches the GPUs of a plan.
+fn watch(plan: &Plan) -> NvmlWatch {
+    let gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()?.uuid.clone());
+    let gpus: BTreeSet<_> = gpus.collect();
+    NvmlWatch::new(gpus.into_iter().collect())
 }
 
 fn secret() -> Result<String, UpError> {

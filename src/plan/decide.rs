@@ -13,7 +13,7 @@ use super::{
     Binding, CallerEnvironment, EngineKind, Machine, MemoryPolicy, Plan, PlanError, Requirements,
     SchedulerPlan, Supervision, VERSION, Why, cpus, gpus, network, options, shares, ucx,
 };
-use crate::spec::{ClusterSpec, Limit, Origin, Problem, Request, SpecError};
+use crate::spec::{ClusterSpec, Limit, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec};
 use crate::topology::{Device, Gpu, LinkKind, Note, Topology};
 
 /// Everything that the parts decide from.
@@ -254,7 +254,25 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
         // A fraction is refused when the spec is read, so the whole does not matter.
         log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |size| size.of(0)),
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
+        ulimits: ulimits(&spec.ulimits),
     }
+}
+
+fn ulimits(spec: &UlimitSpec) -> BTreeMap<String, Option<u64>> {
+    let UlimitSpec { core, memlock, nofile, nproc, stack } = spec;
+    let asked = [
+        ("core", core),
+        ("memlock", memlock),
+        ("nofile", nofile),
+        ("nproc", nproc),
+        ("stack", stack),
+    ];
+    let most = |limit: Ulimit| match limit {
+        Ulimit::Unlimited => None,
+        Ulimit::At(most) => Some(most),
+    };
+    let asked = asked.into_iter().filter_map(|(name, limit)| Some((name, (*limit)?)));
+    asked.map(|(name, limit)| (name.to_owned(), most(limit))).collect()
 }
 
 /// The memory limits, of host and device, that are in force without any in the spec.

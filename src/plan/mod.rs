@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::{ClusterName, GpuIndex, GpuUuid, NicPort, PciAddress};
-use crate::topology::Note;
+use crate::topology::{Note, Occupant};
 use crate::units::Span;
 
 mod adapt;
@@ -73,6 +73,19 @@ pub struct Plan {
     pub origins: BTreeMap<String, Origin>,
     /// What could not be had, or was assumed.
     pub notes: Vec<Note>,
+}
+
+impl Plan {
+    /// Its workers, as the topology's forms for people show them.
+    pub fn occupants(&self) -> Vec<Occupant> {
+        let occupant = |worker: &WorkerPlan| Occupant {
+            name: worker.name.clone(),
+            gpu: worker.gpu.as_ref().map(|gpu| gpu.index),
+            cpus: worker.binding.cpus.clone(),
+            nics: worker.nics.iter().map(|port| port.nic.clone()).collect(),
+        };
+        self.workers.iter().map(occupant).collect()
+    }
 }
 
 /// The machine that a plan is for.
@@ -223,7 +236,8 @@ pub struct Supervision {
     pub limit: u32,
     /// The window of `limit`.
     pub window: Span,
-    /// First delay before a restart; doubles with each further one.
+    /// First delay before a restart; doubles with each further one. What was READY is started again
+    /// at once the first time.
     pub backoff: Span,
     /// Longest delay.
     pub backoff_max: Span,
@@ -241,6 +255,10 @@ pub struct Supervision {
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
     pub log_keep: u32,
+    /// Resource limits of every process, by the name of `RLIMIT_…` in lower case; `None` is
+    /// unlimited.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ulimits: BTreeMap<String, Option<u64>>,
 }
 
 impl Default for Supervision {
@@ -258,6 +276,7 @@ impl Default for Supervision {
             gpu_free_within: Span::secs(10),
             log_rotate_bytes: 64 << 20,
             log_keep: 3,
+            ulimits: BTreeMap::new(),
         }
     }
 }

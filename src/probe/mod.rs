@@ -15,6 +15,7 @@ mod nvml;
 mod nvml_library;
 mod occupancy;
 mod sysfs;
+mod xid;
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -29,6 +30,7 @@ pub use caller::caller;
 pub use here::here;
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
+pub use xid::{XidEvent, XidWatch};
 
 /// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
 pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";

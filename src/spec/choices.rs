@@ -214,6 +214,38 @@ impl FromStr for Limit {
     }
 }
 
+/// A resource limit of a process, as `ulimit` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ulimit {
+    /// No limit.
+    Unlimited,
+    /// This much: bytes, or a number of things.
+    At(u64),
+}
+
+const ULIMIT: &str = "a limit: 'unlimited', a number, or bytes like '64MiB'";
+
+impl fmt::Display for Ulimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ulimit::Unlimited => f.write_str("unlimited"),
+            Ulimit::At(most) => most.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Ulimit {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        match (text.trim(), text.parse()) {
+            ("unlimited", _) => Ok(Ulimit::Unlimited),
+            (_, Ok(Size::Bytes(most))) => Ok(Ulimit::At(most)),
+            _ => Err(unit_error(text, ULIMIT)),
+        }
+    }
+}
+
 /// Ports, inclusive on both sides; 0 alone means any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
@@ -335,4 +367,5 @@ macro_rules! text_or_number {
 }
 
 text_or_number!(Limit, LIMIT);
+text_or_number!(Ulimit, ULIMIT);
 text_or_number!(PortRange, PORTS);

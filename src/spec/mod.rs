@@ -21,7 +21,7 @@ use crate::ids::ClusterName;
 
 pub use choices::{
     CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
-    Treatment, UcxCompat, UcxPreset, UcxVersion, VisibleDevices,
+    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, VisibleDevices,
 };
 pub(crate) use error::nearest;
 pub use error::{Problem, SpecError};
@@ -31,7 +31,7 @@ pub use read::{parse, schema};
 pub use request::{Origin, Request};
 pub use sections::{
     CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,
-    RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, WorkerSpec,
+    RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, UlimitSpec, WorkerSpec,
 };
 pub use template::{Template, TemplateError, Variables};
 
@@ -111,6 +111,9 @@ pub struct ClusterSpec {
     /// Deaths, restarts, time-outs.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub supervision: SupervisionSpec,
+    /// Resource limits of every process, as `ulimit` has them.
+    #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
+    pub ulimits: UlimitSpec,
     /// Log files.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub logs: LogSpec,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::{
     CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
-    UcxPreset, UcxVersion, VisibleDevices,
+    UcxPreset, UcxVersion, Ulimit, VisibleDevices,
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
@@ -158,7 +158,8 @@ section! {
         limit: u32,
         /// The window of `limit`.
         window: Span,
-        /// First delay before a restart; it doubles with each further one.
+        /// First delay before a restart; it doubles with each further one. A worker that was READY
+        /// is started again at once the first time.
         backoff: Span,
         /// Longest delay.
         backoff_max: Span,
@@ -172,6 +173,23 @@ section! {
         scheduler_death: SchedulerDeath,
         /// Longest wait for a dead worker's GPU memory to be free.
         gpu_free_within: Span,
+    }
+}
+
+section! {
+    /// Resource limits of every process, as `ulimit` has them. What cannot be set is noted, or
+    /// refused under `strict`.
+    UlimitSpec {
+        /// Largest core file, in bytes.
+        core: Ulimit,
+        /// Memory that may be locked, in bytes; registering memory for InfiniBand locks it.
+        memlock: Ulimit,
+        /// Open files.
+        nofile: Ulimit,
+        /// Processes and threads of this user.
+        nproc: Ulimit,
+        /// Stack, in bytes.
+        stack: Ulimit,
     }
 }
 

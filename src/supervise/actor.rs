@@ -326,7 +326,7 @@ impl Actor {
             env_remove: spec.env_remove.clone(),
             directory: spec.directory.clone(),
             binding: spec.binding.clone(),
-            limits: BTreeMap::new(),
+            limits: self.launch.supervision.ulimits.clone(),
             cgroup: None,
             keep_status: spec.ready == ReadyWhen::Said,
             strict: self.launch.strict,

@@ -83,23 +83,24 @@ impl Actor {
             let errors = gpus
                 .zip(spec.gpu.as_ref())
                 .map(|(watch, gpu)| watch.errors_since(gpu, since(&shown)));
+            let errors = errors.unwrap_or_default();
             let crash = crash::Crash {
                 process: &shown,
                 pid: shown.last_exit.as_ref().and_then(|exit| exit.pid),
                 argv: &spec.argv,
                 environment: crash::masked(environment(&spec)),
                 core_limit_bytes: process::core_limit_bytes(),
-                gpu_errors: errors.unwrap_or_default(),
+                gpu_errors: &errors,
             };
-            crash::write(&crashes, &crash, &log)
+            crash::write(&crashes, &crash, &log).map(|path| (path, errors))
         };
         // Those that are written already are of no more interest.
         while self.bundles.try_join_next().is_some() {}
         self.bundles.spawn(async move {
             // A full disk must not stop the cluster; the cause is in the state all the same.
-            if let Ok(Ok(path)) = tokio::task::spawn_blocking(write).await {
+            if let Ok(Ok((path, gpu_errors))) = tokio::task::spawn_blocking(write).await {
                 // Nobody listens when the cluster has ended.
-                let _ = events.send(Event::Bundled { seat, at, path }).await;
+                let _ = events.send(Event::Bundled { seat, at, path, gpu_errors }).await;
             }
         });
     }

@@ -8,7 +8,7 @@
 //! | `GET /v1/state?wide=true` | the same, with threads and memory looked at |
 //! | `GET /v1/plan` | `plan.json` |
 //! | `GET /v1/logs?process=NAME&tail=N&since=TIME` | lines of a log, `{at, text}` each |
-//! | `GET /v1/events` | server-sent events, a record each |
+//! | `GET /v1/events` | server-sent events, a record each; the cluster's end is the last |
 //! | `POST /v1/stop?how=graceful\|kill\|abandon` | 202 |
 //! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
 //! | `POST /v1/scale?workers=N` | 202; 400 for more than are planned |
@@ -28,12 +28,14 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
 use super::actor::Wish;
 use super::service::{Ask, Handle, WishError};
-use super::{ClusterPhase, ClusterState, Escalation, ProcessState, metrics};
+use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use crate::os::log_file::{LogReader, Selection};
 use crate::os::run_directory::Paths;
 
@@ -156,12 +158,34 @@ async fn plan(State(shared): State<Arc<Shared>>) -> Response {
 async fn events(
     State(shared): State<Arc<Shared>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let records = tokio_stream::wrappers::BroadcastStream::new(shared.handle.records.subscribe());
-    // A listener that lags behind misses records, and finds them in `events.jsonl`.
-    let events = records
-        .filter_map(|record| Event::default().json_data(record.ok()?).ok())
+    let events = until_the_end(shared.handle.records.subscribe())
+        .filter_map(|record| Event::default().json_data(record).ok())
         .map(Ok::<_, Infallible>);
     Sse::new(events).keep_alive(KeepAlive::default())
+}
+
+/// What happens from now on, the cluster's end being the last.
+fn until_the_end(mut records: broadcast::Receiver<Record>) -> ReceiverStream<Record> {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        loop {
+            let record = tokio::select! {
+                record = records.recv() => record,
+                () = sender.closed() => return,
+            };
+            let record = match record {
+                Ok(record) => record,
+                // A listener that lags behind misses records, and finds them in `events.jsonl`.
+                Err(broadcast::error::RecvError::Lagged(_)) => continue,
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            let last = record.is_last();
+            if sender.send(record).await.is_err() || last {
+                return;
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
 }
 
 #[derive(Deserialize)]

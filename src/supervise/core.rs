@@ -20,6 +20,7 @@ mod world;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use super::gpu::GpuError;
 use super::record::What;
 use super::{
     Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record,
@@ -56,7 +57,7 @@ pub(super) enum Event {
     /// The GPU of a dead process was looked at.
     Gpu { seat: SeatNumber, finding: GpuFinding },
     /// What is kept of a process's end was written.
-    Bundled { seat: SeatNumber, at: String, path: PathBuf },
+    Bundled { seat: SeatNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
     /// Something worth knowing came to light.
     Noted { text: String },
     /// Somebody wants the end.
@@ -221,11 +222,8 @@ impl Core {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
             }
             Event::Gpu { seat, finding } => self.gpu_found(seat, finding, now),
-            Event::Bundled { seat, at, path } => {
-                let exit = self.seats.get_mut(seat).and_then(|s| s.shown.last_exit.as_mut());
-                if let Some(exit) = exit.filter(|exit| exit.at == at) {
-                    exit.bundle = Some(path);
-                }
+            Event::Bundled { seat, at, path, gpu_errors } => {
+                self.bundled(seat, &at, path, gpu_errors, now);
             }
             Event::Noted { text } => {
                 self.state.notes.push(text.clone());
@@ -335,6 +333,28 @@ impl Core {
 
     // ---- deaths
 
+    /// An end's bundle is written; it may know of the GPU what the end did not tell.
+    fn bundled(
+        &mut self,
+        number: SeatNumber,
+        at: &str,
+        path: PathBuf,
+        errors: Vec<GpuError>,
+        now: Moment,
+    ) {
+        let Some(seat) = self.seats.get_mut(number) else { return };
+        let gpu = seat.spec.gpu.as_ref().map_or(String::new(), |gpu| format!(" {}", gpu.index));
+        let texts: Vec<String> =
+            errors.iter().map(|error| format!("GPU{gpu} reported {error}")).collect();
+        if let Some(exit) = seat.shown.last_exit.as_mut().filter(|exit| exit.at == at) {
+            exit.bundle = Some(path);
+            exit.gpu_errors = errors;
+        }
+        for text in texts {
+            self.record(now, Some(number), What::Note { text });
+        }
+    }
+
     fn exited(&mut self, key: Key, exit: Exit, log_tail: Vec<String>, now: Moment) {
         let Some(number) = self.seat_of(key) else { return };
         let at = self.time_of_day(now);
@@ -348,8 +368,14 @@ impl Core {
         };
         let pid = seat.shown.pid;
         seat.leave();
-        seat.shown.last_exit =
-            Some(super::state::LastExit { exit, pid, reason: reason.clone(), at, bundle: None });
+        seat.shown.last_exit = Some(super::state::LastExit {
+            exit,
+            pid,
+            reason: reason.clone(),
+            at,
+            bundle: None,
+            gpu_errors: Vec::new(),
+        });
         self.record(now, Some(number), What::Exited { exit, reason: reason.clone() });
         let then = if told { self.seats[number].then } else { Then::Judge };
         if then == Then::Judge && !succeeded {

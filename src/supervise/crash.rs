@@ -37,7 +37,7 @@ pub(super) struct Crash<'a> {
     /// Largest core file that the kernel would have written, in bytes; `None` for no limit.
     pub(super) core_limit_bytes: Option<u64>,
     /// What the GPU's driver reported while it ran.
-    pub(super) gpu_errors: Vec<GpuError>,
+    pub(super) gpu_errors: &'a [GpuError],
 }
 
 /// Writes a bundle below `crashes`, and removes the oldest if there are too many.

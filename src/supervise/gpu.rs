@@ -70,6 +70,12 @@ pub struct GpuError {
     pub text: String,
 }
 
+impl fmt::Display for GpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Xid {} ({})", self.xid, self.text)
+    }
+}
+
 /// First time between two looks; doubles up to ten times as long.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 

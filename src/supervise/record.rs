@@ -23,6 +23,13 @@ pub struct Record {
     pub what: What,
 }
 
+impl Record {
+    /// Whether nothing follows any more: the cluster has ended.
+    pub fn is_last(&self) -> bool {
+        matches!(self.what, What::Cluster { state, .. } if state.is_end())
+    }
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "event")]

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu::GpuError;
 use super::{Cause, ProcessGpu};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
@@ -199,6 +200,9 @@ pub struct LastExit {
     pub at: String,
     /// Its crash bundle, when it ended abnormally.
     pub bundle: Option<PathBuf>,
+    /// What the GPU's driver reported while it ran (Xid events).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_errors: Vec<GpuError>,
 }
 
 /// How long each step of a start took, in milliseconds from its spawning.

@@ -1,6 +1,9 @@
 //! A cluster from the outside: the real binary, real processes, a run directory for each test.
 
+mod bad_days;
 mod embedded;
+#[path = "../fake-machine/mod.rs"]
+mod fake_machine;
 mod run;
 mod sandbox;
 

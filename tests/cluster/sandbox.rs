@@ -102,7 +102,7 @@ impl Sandbox {
 
     /// No process; and of the run directory what tells why one of them died.
     pub(crate) fn assert_only_the_causes_are_left(&self, name: &str) {
-        eventually("no process of the sandbox", Duration::from_secs(2), || self.pids().is_empty());
+        eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
         let directory = self.runtime.path().join("cuda-cluster").join(name);
         assert!(directory.join("crashes").is_dir() && directory.join("logs").is_dir());
         for gone in ["control.sock", "secret", "scheduler.sock"] {
@@ -112,7 +112,7 @@ impl Sandbox {
 
     /// No process, and no run directory.
     pub(crate) fn assert_nothing_is_left(&self) {
-        eventually("no process of the sandbox", Duration::from_secs(2), || self.pids().is_empty());
+        eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
         let base = self.runtime.path().join("cuda-cluster");
         let left: Vec<_> = std::fs::read_dir(&base).into_iter().flatten().flatten().collect();
         assert!(left.is_empty(), "left in the run directory: {left:?}");

@@ -100,7 +100,11 @@ fn built() -> PathBuf {
 /// it, so that is done here when it is missing.
 pub fn library() -> PathBuf {
     let library = built().join("examples/libfake_nvml.so");
-    if !library.is_file() {
+    let written = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-machine/nvml");
+    let sources = std::fs::read_dir(folder).expect("its sources").flatten();
+    let sources = sources.filter_map(|entry| written(&entry.path()));
+    if written(&library) < sources.max() {
         let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
         cargo.args(["build", "--quiet", "--example", "fake_nvml"]);
         if built().ends_with("release") {

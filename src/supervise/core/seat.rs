@@ -63,7 +63,8 @@ pub(super) struct Seat {
     pub(super) gpu_pending: bool,
     /// When it was started again of itself, within the window.
     recent: VecDeque<Moment>,
-    /// Restarts since it was last healthy: the exponent of the delay.
+    /// Deaths since it was last healthy; the first delay is that of the second, unless it died
+    /// before it was READY.
     strikes: u32,
     /// Why it is failed.
     pub(super) cause: Option<Cause>,
@@ -165,19 +166,21 @@ impl Seat {
             let reason = format!("it was restarted {times} within {}", policy.window);
             return Verdict::Fail { reason };
         }
-        // What was healthy is started again at once; what dies again soon waits.
-        let delay = if healthy { Duration::ZERO } else { delay(self.strikes, policy, jitter) };
-        self.strikes += u32::from(!healthy);
+        // What was READY is tried again at once, the first time; what dies again soon waits.
+        let at_once = self.strikes == 0 && self.ready.is_some();
+        let earlier = self.strikes.saturating_sub(1);
+        let delay = if at_once { Duration::ZERO } else { delay(earlier, policy, jitter) };
+        self.strikes = self.strikes.max(u32::from(!at_once)) + 1;
         self.recent.push_back(now + delay);
         Verdict::Restart { delay }
     }
 }
 
-/// The delay before the restart that follows `strikes` others: doubled with each, and up to half
-/// as long again, so that workers that died together do not return together and yet each delay is
-/// longer than the one before, until the longest.
-fn delay(strikes: u32, policy: &Supervision, jitter: f64) -> Duration {
-    let doubled = policy.backoff.0.saturating_mul(1u32.checked_shl(strikes).unwrap_or(u32::MAX));
+/// The delay before the restart that follows `earlier` delayed ones: doubled with each, and up to
+/// half as long again, so that workers that died together do not return together and yet each
+/// delay is longer than the one before, until the longest.
+fn delay(earlier: u32, policy: &Supervision, jitter: f64) -> Duration {
+    let doubled = policy.backoff.0.saturating_mul(1u32.checked_shl(earlier).unwrap_or(u32::MAX));
     let longest = policy.backoff_max.0;
     doubled.min(longest).mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 2.0).min(longest)
 }

@@ -56,7 +56,7 @@ fn a_crash_loop_has_growing_gaps_and_an_end() {
         let death = world.now;
         world.die(1, Exit::status(1));
         assert_eq!(world.phase(), ClusterPhase::Recovering);
-        world.wait();
+        world.wait_for_restart(1);
         gaps.push(world.now - death);
         world.ready(1);
         assert_eq!(world.phase(), ClusterPhase::Ready);
@@ -84,6 +84,15 @@ fn when_no_worker_is_left_the_cluster_has_failed() {
     world.die(0, Exit::by_signal(15));
     let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
     assert_eq!(cause.process.as_deref(), Some("gpu0"));
+}
+
+#[test]
+fn what_was_ready_is_started_again_at_once_the_first_time() {
+    let mut world = up(launch(false, 1, false));
+    world.die(0, Exit::status(1));
+    assert_eq!(world.worker(0).state, ProcessPhase::Starting);
+    world.die(0, Exit::status(1));
+    assert_eq!(world.worker(0).state, ProcessPhase::Restarting, "it was not READY since");
 }
 
 #[test]
@@ -208,7 +217,7 @@ fn a_worker_at_its_memory_limit_is_restarted_with_the_reason() {
     let exit = world.worker(0).last_exit.expect("an exit");
     let expected = "reached its memory limit (95.0 MiB of 100.0 MiB); it ended with status 0";
     assert_eq!(exit.reason, expected);
-    world.wait();
+    world.wait_for_restart(0);
     world.ready(0);
 }
 

@@ -277,6 +277,14 @@ impl World {
         self.tell(Event::Tick);
     }
 
+    /// Waits until a dead worker is started again, if it is not yet.
+    pub(super) fn wait_for_restart(&mut self, worker: usize) {
+        if self.worker(worker).state == ProcessPhase::Restarting {
+            self.wait();
+        }
+        assert_eq!(self.worker(worker).state, ProcessPhase::Starting);
+    }
+
     pub(super) fn phase(&self) -> ClusterPhase {
         self.core.state().state
     }

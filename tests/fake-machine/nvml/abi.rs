@@ -16,6 +16,7 @@ pub enum Return {
     NotFound = 6,
     InsufficientSize = 7,
     DriverNotLoaded = 9,
+    Timeout = 10,
     GpuIsLost = 15,
     LibRmVersionMismatch = 18,
     Unknown = 999,

@@ -8,11 +8,13 @@
 //! | `unsupported=nvmlDeviceGetUUID` | this function is not supported |
 //! | `slow=nvmlDeviceGetName:200` | this function takes 200 ms more |
 //! | `affinity=empty` | CPU and memory affinity are empty masks |
+//! | `xids=PATH` | lines appended to this file, like `3 79`, are Xid events of a GPU |
 //! | `far-ends=hidden` | places of NVLinks' far ends are all ones |
 //! | `far-ends=untold` | the kind of an NVLink's far end is not supported |
 //!
 //! *Invariant:* a part that is not in the table fails the initialisation.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,6 +27,8 @@ pub struct Faults {
     forbidden: Vec<u32>,
     unsupported: Vec<String>,
     slow: Vec<(String, Duration)>,
+    /// Where Xid events come from.
+    pub xids: Option<PathBuf>,
     pub empty_affinity: bool,
     pub hidden_far_ends: bool,
     pub untold_far_ends: bool,
@@ -51,6 +55,7 @@ impl FromStr for Faults {
                     let pause = Duration::from_millis(millis.parse().map_err(|_| ())?);
                     faults.slow.push((function.to_owned(), pause));
                 }
+                ("xids", path) => faults.xids = Some(PathBuf::from(path)),
                 ("affinity", "empty") => faults.empty_affinity = true,
                 ("far-ends", "hidden") => faults.hidden_far_ends = true,
                 ("far-ends", "untold") => faults.untold_far_ends = true,

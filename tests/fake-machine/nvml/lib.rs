@@ -12,6 +12,7 @@
 
 mod abi;
 mod devices;
+mod events;
 mod faults;
 mod links;
 mod machine;
