@@ -48,6 +48,10 @@ pub(super) enum Action {
     Say { to: Member, kind: Kind },
     /// Ask for [`Event::Retry`] after a while.
     RetryLater(Member),
+    /// The way to a peer is proven: what is asked of it will be answered.
+    Proven(Member),
+    /// A peer has opened its connection anew: answers that it sent over the old one may be lost.
+    Reopened(Member),
     /// All expected peers are reached.
     Ready,
 }
@@ -103,6 +107,13 @@ impl Core {
         self.sessions.get(&token)
     }
 
+    /// Whether the way to a peer is proven. Then the peer has a way back, too; before, it may not
+    /// even have heard of this worker, and could not answer.
+    pub(super) fn is_proven(&self, member: &Member) -> bool {
+        self.present(member)
+            && self.peers.get(&member.name).is_some_and(|peer| peer.way == Way::Proven)
+    }
+
     /// Decides what follows from an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -123,7 +134,9 @@ impl Core {
                 if self.reachable(&from) {
                     actions.push(Action::Say { to: from.clone(), kind: Kind::Welcome });
                 }
-                self.sessions.insert(shown, from);
+                if let Some(before) = self.sessions.insert(shown, from) {
+                    actions.push(Action::Reopened(before));
+                }
             }
             Event::Answered { by, kind } => self.answered(by, kind, &mut actions),
             Event::Probed { by } => {
@@ -164,11 +177,16 @@ impl Core {
     fn answered(&mut self, by: Member, kind: Kind, actions: &mut Vec<Action>) {
         let Some(peer) = self.peer(&by) else { return };
         match (peer.way, kind) {
-            (Way::Greeting, Kind::Welcome) => {
+            // The second time, the peer has opened its connection anew, and its answer to the probe
+            // may be lost.
+            (Way::Greeting | Way::Probing, Kind::Welcome) => {
                 peer.way = Way::Probing;
                 actions.push(Action::Say { to: by, kind: Kind::Probe });
             }
-            (Way::Probing, Kind::Met) => peer.way = Way::Proven,
+            (Way::Probing, Kind::Met) => {
+                peer.way = Way::Proven;
+                actions.push(Action::Proven(by));
+            }
             // An answer that comes twice changes nothing.
             _ => {}
         }
@@ -262,6 +280,24 @@ mod tests {
         assert_eq!(core.handle(Event::Retry(peer)), []);
     }
 
+    #[test]
+    fn a_connection_that_is_opened_anew_is_said_and_proven_again() {
+        let mut core = core("gpu0");
+        let (me, peer) = (core.me().clone(), member("gpu1", 5));
+        core.handle(Event::Appeared(peer.clone()));
+        core.handle(hello(&peer, &me));
+        let say = |kind| Action::Say { to: peer.clone(), kind };
+        let welcome = || Event::Answered { by: peer.clone(), kind: Kind::Welcome };
+        assert_eq!(core.handle(welcome()), [say(Kind::Probe)]);
+        assert!(!core.is_proven(&peer));
+        let again = core.handle(hello(&peer, &me));
+        assert_eq!(again, [say(Kind::Welcome), Action::Reopened(peer.clone())]);
+        assert_eq!(core.handle(welcome()), [say(Kind::Probe)]);
+        let met = Event::Answered { by: peer.clone(), kind: Kind::Met };
+        assert_eq!(core.handle(met), [Action::Proven(peer.clone())]);
+        assert!(core.is_proven(&peer));
+    }
+
     /// Workers whose messages are carried by the test, in an order that it chooses.
     struct Bench {
         cores: Vec<Core>,
@@ -290,7 +326,15 @@ mod tests {
                         self.wires.entry((at, to)).or_default().push(kind);
                     }
                     Action::Ready => self.ready[at] += 1,
-                    Action::Connect(_) | Action::Disconnect(_) | Action::RetryLater(_) => {}
+                    Action::Proven(peer) => {
+                        let back: usize = peer.name[3..].parse().expect("a number");
+                        let me = self.cores[at].me();
+                        assert!(self.cores[back].reachable(me), "{} cannot answer", peer.name);
+                    }
+                    Action::Connect(_)
+                    | Action::Disconnect(_)
+                    | Action::RetryLater(_)
+                    | Action::Reopened(_) => {}
                 }
             }
         }

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::core::{Action, Core, Event};
 use super::measure::{self, Measurements};
-use super::transfer::{Offered, Transfers};
+use super::transfer::{self, Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{
@@ -72,6 +72,8 @@ pub(super) struct Owner {
     probes: NumberMap<OperationId, (Member, u64)>,
     echoes: NumberMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
     next_echo: u64,
+    /// Requests for peers whose way is not proven yet.
+    early: Vec<transfer::Request>,
     retries: Vec<(Instant, Member)>,
     reports: async_mpsc::UnboundedSender<Report>,
     line: Weak<Line>,
@@ -117,6 +119,7 @@ impl Owner {
             probes: NumberMap::default(),
             echoes: NumberMap::default(),
             next_echo: ECHO,
+            early: Vec::new(),
             retries: Vec::new(),
             reports,
             line,
@@ -190,7 +193,10 @@ impl Owner {
             }
             Command::Remove { name } => drop(self.transfers.offered.remove(&name)),
             Command::Get(request) => self.get(request),
-            Command::Cancel { id } => self.transfers.cancel(id),
+            Command::Cancel { id } => {
+                self.early.retain(|request| request.id != id);
+                self.transfers.cancel(id);
+            }
             Command::Summed { name, buffer, checksum } => self.summed(&name, &buffer, checksum),
             Command::Echo { peer, reply } => self.echo(peer, reply),
             Command::Measure { id, measurement } => self.measure(id, measurement),
@@ -367,6 +373,7 @@ impl Owner {
     /// Answers everything that waits for a peer that is gone.
     fn drop_work_with(&mut self, peer: &Member, cause: &str) {
         self.transfers.lost(peer, cause);
+        self.drop_early(peer, cause);
         for ended in self.measurements.lost(peer, cause) {
             self.report(ended);
         }
@@ -413,6 +420,10 @@ impl Owner {
                 }
             }
             Action::Say { to, kind } => self.greet(&to, kind),
+            Action::Proven(member) => self.ask_early(&member),
+            Action::Reopened(member) => {
+                self.transfers.lost(&member, "it opened its connection anew");
+            }
             Action::RetryLater(member) => {
                 self.retries.push((Instant::now() + RETRY_AFTER, member));
             }

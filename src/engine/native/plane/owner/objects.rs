@@ -12,7 +12,7 @@ use super::Owner;
 use crate::engine::native::plane::transfer::{self, Request};
 use crate::engine::native::plane::{Command, TransferError};
 use crate::ucx::{Arrival, Buffer, Payload};
-use crate::wire::native::PeerKey;
+use crate::wire::native::{Member, PeerKey};
 use crate::wire::peer::{Kind, NAME_LIMIT, checksum_argument};
 
 /// Objects above this length have their checksum computed on a thread of its own.
@@ -21,7 +21,8 @@ const INLINE_CHECKSUM: usize = 256 << 10;
 impl Owner {
     pub(super) fn get(&mut self, request: Request) {
         let answer = |request: Request, error| drop(request.reply.send(Err(error)));
-        let Some(peer) = self.peer(&request.peer) else {
+        let link = self.links.iter().find(|(_, link)| link.member.name == request.peer);
+        let Some((&peer, link)) = link else {
             let peer = request.peer.clone();
             return answer(request, TransferError::NoPeer { peer });
         };
@@ -29,9 +30,27 @@ impl Owner {
         if bytes > NAME_LIMIT {
             return answer(request, TransferError::Name { bytes });
         }
+        if !self.core.is_proven(&link.member) {
+            return self.early.push(request);
+        }
         let name = Payload::from(request.name.clone().into_bytes());
         self.say(peer, Kind::Get, request.id, u64::from(request.checked), name);
         self.transfers.requested(request, peer);
+    }
+
+    /// Asks what waited for a peer's way to be proven.
+    pub(super) fn ask_early(&mut self, peer: &Member) {
+        for request in std::mem::take(&mut self.early) {
+            if request.peer == peer.name { self.get(request) } else { self.early.push(request) }
+        }
+    }
+
+    /// Answers what waits for a peer that is gone.
+    pub(super) fn drop_early(&mut self, peer: &Member, cause: &str) {
+        for request in self.early.extract_if(.., |request| request.peer == peer.name) {
+            let (peer, cause) = (request.peer, cause.to_owned());
+            let _ = request.reply.send(Err(TransferError::PeerLost { peer, cause }));
+        }
     }
 
     pub(super) fn serve(&mut self, to: PeerKey, id: u64, checked: bool, request: &Arrival) {
