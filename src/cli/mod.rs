@@ -11,6 +11,7 @@ mod down;
 mod env;
 mod events;
 mod exec;
+mod explain;
 mod failure;
 mod flags;
 mod logs;
@@ -65,6 +66,8 @@ enum Command {
     Logs(logs::Arguments),
     /// Shows what happened to a cluster.
     Events(events::Arguments),
+    /// Says why a task does not run, or why it ran where it did.
+    Explain(explain::Arguments),
     /// Prints what a client of a running cluster needs in its environment.
     Env(env::Arguments),
     /// Starts a process of a running cluster again.
@@ -116,6 +119,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
+        Command::Explain(arguments) => explain::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Restart(arguments) => restart::restart(&arguments),
         Command::Scale(arguments) => restart::scale(&arguments),

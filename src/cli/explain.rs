@@ -1,0 +1,55 @@
+//! `explain`: why a task of a running cluster does not run, or why it ran where it did.
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::failure::{Exit, Failure};
+use super::{output, reach};
+use crate::ids::ClusterName;
+use crate::wire::tasks::ObjectId;
+
+/// The version of the JSON form.
+const VERSION: u32 = 1;
+
+/// Arguments of `explain`.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// The task, like 3:17, as errors and `Remote::id` name it
+    task: ObjectId,
+    /// The cluster; may be left out when only one runs
+    name: Option<ClusterName>,
+    /// The form to show it in
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Form {
+    #[default]
+    Text,
+    Json,
+}
+
+/// The JSON form.
+#[derive(Serialize)]
+struct Document {
+    version: u32,
+    task: String,
+    why: String,
+}
+
+/// Asks the cluster's scheduler.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let failed = |error: crate::cluster::ClientError| {
+        let hint = error.hint();
+        Failure::new(Exit::Failed, error).maybe_hint(hint)
+    };
+    let client = reach::find(arguments.name.as_ref())?.client().map_err(failed)?;
+    let why = client.explain(arguments.task).map_err(failed)?;
+    let task = arguments.task.to_string();
+    match arguments.output {
+        Form::Json => output::print_json(&Document { version: VERSION, task, why })?,
+        Form::Text => output::print(&format!("{why}\n"))?,
+    }
+    Ok(Exit::Done)
+}
