@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Merge on a simulated machine in two halves, between which links are a tenth as fast: tasks placed by
+# learned bandwidth against tasks placed in turn. Both clusters run side by side and work alternately.
+# usage: scripts/bench-placement.sh [PAIRS]     pairs of runs for each size, 5 by default
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+pairs=${1:-5}
+python=${PYTHON:-python3}
+binary=${BINARY:-target/release/cuda-cluster}
+[ -x "$binary" ] || cargo build --release --quiet
+
+BINARY=$binary PAIRS=$pairs exec "$python" scripts/bench_placement.py
