@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::{output, reach};
-use crate::cluster::workloads::{Matrix, Merge, Shape, small_tasks};
+use crate::cluster::workloads::{Matrix, Merge, Shape, queued_task_bytes, small_tasks};
 use crate::cluster::{Client, ClientError};
 use crate::ids::ClusterName;
 use crate::wire::tasks::{Counters, LinkOverview, Overview};
@@ -113,6 +113,9 @@ struct Document {
     workers: Vec<WorkerFigures>,
     /// Of all transfers since the cluster came up.
     links: Vec<LinkOverview>,
+    /// Of the scheduler's memory, while it waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_per_queued_task: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     same_as_in_one_process: Option<bool>,
 }
@@ -148,6 +151,8 @@ fn client(common: &Common) -> Result<Client, Failure> {
 /// Runs `bench tasks`.
 pub(super) fn tasks(arguments: &TasksArguments) -> Result<Exit, Failure> {
     let client = client(&arguments.common)?;
+    // First, while the scheduler has no memory of earlier tasks to use again.
+    let queued = queued_task_bytes(&client, arguments.count).map_err(failed)?;
     let all = [ShapeName::Flat, ShapeName::Chains, ShapeName::Fans];
     let shapes = arguments.shape.map_or(all.to_vec(), |shape| vec![shape]);
     let mut runs = Vec::new();
@@ -157,7 +162,8 @@ pub(super) fn tasks(arguments: &TasksArguments) -> Result<Exit, Failure> {
         let shape = format!("{shape:?}").to_lowercase();
         runs.push(run(Some(shape), took, arguments.count as u64, "tasks"));
     }
-    show(&arguments.common, &client, "tasks", runs, None)
+    let found = Found { runs, bytes_per_queued_task: Some(queued), same: None };
+    show(&arguments.common, &client, "tasks", found)
 }
 
 /// Runs `bench transpose`.
@@ -170,7 +176,7 @@ pub(super) fn transpose(arguments: &TransposeArguments) -> Result<Exit, Failure>
     let (took, sum) = timed(common.runs, || matrix.sum_with_transpose(&client, &made))?;
     let same = check.then(|| sum == matrix.sum_with_transpose_here());
     let runs = vec![run(None, took, matrix.bytes(), "bytes")];
-    show(common, &client, "transpose", runs, same)
+    show(common, &client, "transpose", Found { runs, same, bytes_per_queued_task: None })
 }
 
 /// Runs `bench merge`.
@@ -183,7 +189,7 @@ pub(super) fn merge(arguments: &MergeArguments) -> Result<Exit, Failure> {
     let (took, joined) = timed(common.runs, || merge.join(&client, &made))?;
     let same = check.then(|| joined == merge.join_here());
     let runs = vec![run(None, took, merge.bytes(), "bytes")];
-    show(common, &client, "merge", runs, same)
+    show(common, &client, "merge", Found { runs, same, bytes_per_queued_task: None })
 }
 
 /// The median time, and what came of the last run.
@@ -208,13 +214,21 @@ fn run(shape: Option<String>, took: Duration, amount: u64, unit: &'static str) -
     Run { shape, seconds, amount, unit, per_second: amount as f64 / seconds.max(1e-9) }
 }
 
+/// What a bench has found out.
+struct Found {
+    runs: Vec<Run>,
+    bytes_per_queued_task: Option<f64>,
+    /// Whether the result is that of one process.
+    same: Option<bool>,
+}
+
 fn show(
     common: &Common,
     client: &Client,
     bench: &'static str,
-    runs: Vec<Run>,
-    same: Option<bool>,
+    found: Found,
 ) -> Result<Exit, Failure> {
+    let Found { runs, bytes_per_queued_task, same } = found;
     let Overview { workers, links, .. } = client.overview().map_err(failed)?;
     let figures = |worker: crate::wire::tasks::WorkerOverview| {
         let memory = client.counters(&worker.name)?;
@@ -222,8 +236,15 @@ fn show(
     };
     let workers =
         workers.into_iter().map(figures).collect::<Result<_, ClientError>>().map_err(failed)?;
-    let document =
-        Document { version: VERSION, bench, runs, workers, links, same_as_in_one_process: same };
+    let document = Document {
+        version: VERSION,
+        bench,
+        runs,
+        workers,
+        links,
+        bytes_per_queued_task,
+        same_as_in_one_process: same,
+    };
     match common.output {
         Form::Json => output::print_json(&document)?,
         Form::Table => output::print(&text(&document))?,
@@ -258,6 +279,9 @@ fn text(document: &Document) -> String {
         let heads = ["from", "to", "25% GB/s", "50% GB/s", "75% GB/s", "transfers", "bytes"];
         text.push('\n');
         text += &output::table(&heads, document.links.iter().map(row));
+    }
+    if let Some(bytes) = document.bytes_per_queued_task {
+        text += &format!("\na task that waits takes {bytes:.0} bytes of the scheduler's memory\n");
     }
     match document.same_as_in_one_process {
         Some(true) => text += "\nthe same as in one process\n",

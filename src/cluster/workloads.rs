@@ -63,6 +63,24 @@ pub fn small_tasks(client: &Client, shape: Shape, count: usize) -> Result<(), Cl
     client.wait(&tasks)
 }
 
+/// What a task that waits takes of the scheduler's memory, in bytes: `count` of them behind one
+/// that takes a few seconds. On a cluster that has worked before, less is seen, since memory is used
+/// again.
+///
+/// # Errors
+/// If one of them fails, or the scheduler is gone.
+pub fn queued_task_bytes(client: &Client, count: usize) -> Result<f64, ClientError> {
+    let before = client.overview()?.resident_bytes;
+    let micros = 1_000_000 + 20 * count as u64;
+    let first = client.submit("sleep", &micros, &[])?;
+    let waiting: Vec<Remote> =
+        (0..count).map(|_| client.submit("noop", &(), &[&first])).collect::<Result<_, _>>()?;
+    // Answered behind all that was asked before.
+    let after = client.overview()?.resident_bytes;
+    client.wait(&waiting)?;
+    Ok(after.saturating_sub(before) as f64 / count.max(1) as f64)
+}
+
 /// A square matrix in square chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {

@@ -16,7 +16,7 @@ use super::status::PeerLanes;
 use super::tasks::{News, Order, Report, Request};
 
 /// The version of this conversation.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest frame, in bytes.
 pub const FRAME_LIMIT: usize = 8 << 20;

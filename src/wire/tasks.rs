@@ -236,6 +236,8 @@ pub enum Report {
         object: ObjectId,
         /// Who should have had it.
         source: Member,
+        /// Whether it said that it does not have it; else it could not be reached.
+        missing: bool,
     },
     /// A copy of an object has arrived.
     Fetched {
@@ -369,6 +371,8 @@ pub struct Overview {
     pub stolen: u64,
     /// Measured transfers, per pair of workers.
     pub links: Vec<LinkOverview>,
+    /// The scheduler's resident memory, in bytes.
+    pub resident_bytes: u64,
 }
 
 /// One worker's numbers.

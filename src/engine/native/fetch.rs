@@ -59,6 +59,11 @@ impl FetchError {
         matches!(self, FetchError::Store(StoreError::NoRoom(_)))
     }
 
+    /// Whether the peer said that it does not have it.
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, FetchError::Refused { .. })
+    }
+
     /// The task's error, if what failed is this worker's memory and not the way to the peer.
     pub(super) fn here(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
         let FetchError::Store(error) = self else { return None };

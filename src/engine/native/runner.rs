@@ -145,7 +145,8 @@ impl Runner {
                     None => {
                         let source = self.shop.me.clone();
                         self.forget_waits(task);
-                        return self.report(Report::Unreachable { task, object, source });
+                        let missing = true;
+                        return self.report(Report::Unreachable { task, object, source, missing });
                     }
                 },
             };
@@ -231,7 +232,10 @@ impl Runner {
                     self.forget_waits(task);
                     reports.push(match error.here(task, &self.shop.me.name) {
                         Some(error) => Report::Failed { task, error },
-                        None => Report::Unreachable { task, object, source: source.clone() },
+                        None => {
+                            let (source, missing) = (source.clone(), error.is_missing());
+                            Report::Unreachable { task, object, source, missing }
+                        }
                     });
                 }
                 reports
@@ -297,7 +301,8 @@ fn run(shop: &Workshop, job: Job) -> Report {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
                     tracing::warn!(%task, %object, %error, "an input is not to be had");
-                    return Report::Unreachable { task, object, source: shop.me.clone() };
+                    let source = shop.me.clone();
+                    return Report::Unreachable { task, object, source, missing: true };
                 }
                 Err(error) => {
                     return Report::Failed { task, error: task_error(task, worker(), &error) };

@@ -17,7 +17,7 @@ use crate::engine::native::tasks::core::{Action, Core, Event, Input, Settings};
 use crate::plan::Plan;
 use crate::wire::native::{Member, ToClient, ToWorker, encode};
 use crate::wire::tasks::{
-    BATCH_BYTES, News, ObjectId, Order, Product, Report, Request, Source, TaskError,
+    BATCH_BYTES, News, ObjectId, Order, Overview, Product, Report, Request, Source, TaskError,
 };
 
 /// Finished frames, of about [`BATCH_BYTES`] each, that wait for the end of a round of events.
@@ -51,6 +51,14 @@ fn settings(plan: &Plan) -> Settings {
         planned: planned.collect(),
         ..Settings::default()
     }
+}
+
+/// Memory of this process that is in RAM (`proc_pid_statm(5)`); 0 if the kernel does not say.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    pages.zip(page.and_then(|page| u64::try_from(page).ok())).map_or(0, |(n, page)| n * page)
 }
 
 /// The scheduler of tasks and its correspondence.
@@ -113,10 +121,10 @@ impl Desk {
                     Event::Failed { worker, task, error }
                 }
                 Report::Returned { task } => Event::Returned { worker, task },
-                Report::Unreachable { task, object, source } => {
+                Report::Unreachable { task, object, source, missing } => {
                     let source = self.workers.iter().find(|(_, member)| **member == source);
                     let source = source.map(|(id, _)| *id);
-                    Event::Unreachable { worker, task, object, source }
+                    Event::Unreachable { worker, task, object, source, missing }
                 }
                 Report::Fetched { object, source, bytes, micros } => {
                     Event::Fetched { worker, object, source: source.name, bytes, micros }
@@ -166,7 +174,8 @@ impl Desk {
                     self.news(client, News::Because { task, why }, bytes);
                 }
                 Request::Overview => {
-                    let overview = self.core.overview();
+                    let resident_bytes = resident_bytes();
+                    let overview = Overview { resident_bytes, ..self.core.overview() };
                     let bytes = 64 * (overview.workers.len() + overview.links.len());
                     self.news(client, News::Overview(overview), bytes);
                 }

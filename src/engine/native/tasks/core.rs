@@ -76,7 +76,13 @@ pub(crate) enum Event {
     /// A worker gives a task back that it had not begun.
     Returned { worker: WorkerId, task: ObjectId },
     /// A worker gives a task back since it could not get an input.
-    Unreachable { worker: WorkerId, task: ObjectId, object: ObjectId, source: Option<WorkerId> },
+    Unreachable {
+        worker: WorkerId,
+        task: ObjectId,
+        object: ObjectId,
+        source: Option<WorkerId>,
+        missing: bool,
+    },
     /// A worker has got a copy of an object from the worker of this name.
     Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: u64 },
 }
@@ -259,8 +265,8 @@ impl Core {
                     self.run_again(key);
                 }
             }
-            Event::Unreachable { worker, task, object, source } => {
-                self.unreachable(worker, task, object, source);
+            Event::Unreachable { worker, task, object, source, missing } => {
+                self.unreachable(worker, task, object, source, missing);
             }
             Event::Fetched { worker, object, source, bytes, micros } => {
                 self.fetched(worker, object, &source, bytes, micros);
@@ -448,6 +454,7 @@ impl Core {
             recomputed: self.recomputed,
             stolen: self.stolen,
             links: self.links.overview(),
+            resident_bytes: 0,
         }
     }
 }

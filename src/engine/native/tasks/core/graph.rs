@@ -19,6 +19,9 @@ use super::{
 /// nobody does not keep the others computing for ever.
 const MISSES_ALLOWED: u16 = 100;
 
+/// After this often, a copy that could not be reached is taken to be lost.
+const MISSES_BORNE: u16 = 2;
+
 impl Core {
     pub(super) fn add_object(&mut self, id: ObjectId, producer: Option<TaskKey>) -> ObjectKey {
         let key = self.objects.insert(Object {
@@ -396,20 +399,24 @@ impl Core {
         task: ObjectId,
         object: ObjectId,
         source: Option<WorkerId>,
+        missing: bool,
     ) {
         let input = self.names.get(&object).copied();
         if let (Some(input), Some(worker)) = (&input, self.workers.get_mut(&worker)) {
             worker.arriving.remove(input);
         }
         let Some(key) = self.take_back(worker, task) else { return };
+        let misses = self.tasks[key].misses.saturating_add(1);
+        self.tasks[key].misses = misses;
         if let Some(input) = input {
-            let had = source.filter(|source| self.objects[input].replicas.contains(source));
+            let object = &self.objects[input];
+            // A copy out of reach is given up only if it can be computed again.
+            let given_up = missing || (misses > MISSES_BORNE && object.producer.is_some());
+            let had = source.filter(|source| given_up && object.replicas.contains(source));
             if let Some(source) = had {
                 self.drop_replica(source, input, key);
             }
         }
-        let misses = self.tasks[key].misses.saturating_add(1);
-        self.tasks[key].misses = misses;
         if misses < MISSES_ALLOWED || !self.is_wanted(key) {
             return self.run_again(key);
         }

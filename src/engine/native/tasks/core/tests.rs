@@ -301,10 +301,46 @@ fn an_input_that_can_never_be_fetched_fails_its_task_in_the_end() {
         if let Some(&worker) = world.out.get(&id(1)) {
             world.worker(worker).runs.remove(&id(1));
             world.worker(worker).orders.clear();
-            let event = Event::Unreachable { worker, task: id(1), object: id(0), source: None };
-            world.tell(event);
+            let (task, object) = (id(1), id(0));
+            let (source, missing) = (None, false);
+            world.tell(Event::Unreachable { worker, task, object, source, missing });
         }
     }
     let error = &world.clients[&1].failed[&id(1)];
     assert!(error.to_string().contains("input 1:0 could not be fetched, 100 times"), "{error}");
+}
+
+#[test]
+fn a_given_object_outlives_a_way_that_is_broken_for_a_while() {
+    let mut world = two_workers();
+    world.tell(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.settle();
+    let home = *world.workers.iter().find(|(_, w)| w.has.contains(&id(0))).expect("it is there").0;
+    let mut elsewhere = task(1, &[id(0)]);
+    let other = world.workers.iter().find(|(id, _)| **id != home).expect("another");
+    let (worker, name) = (*other.0, other.1.name.clone());
+    elsewhere.wishes.on = Some(name);
+    world.tell(Event::Submit { client: 1, task: elsewhere });
+    for _ in 0..20 {
+        world.worker(worker).orders.clear();
+        let (task, object, source) = (id(1), id(0), Some(home));
+        world.tell(Event::Unreachable { worker, task, object, source, missing: false });
+    }
+    world.settle();
+    let client = &world.clients[&1];
+    assert!(client.available.contains(&id(1)), "{:?}", client.failed);
+}
+
+#[test]
+fn a_given_object_that_its_only_holder_does_not_have_is_lost() {
+    let mut world = two_workers();
+    world.tell(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.settle();
+    let home = *world.workers.iter().find(|(_, w)| w.has.contains(&id(0))).expect("it is there").0;
+    world.tell(Event::Submit { client: 1, task: task(1, &[id(0)]) });
+    let (worker, object, source) = (world.out[&id(1)], id(0), Some(home));
+    world.worker(worker).orders.clear();
+    world.tell(Event::Unreachable { worker, task: id(1), object, source, missing: true });
+    let failed = &world.clients[&1].failed;
+    assert!(matches!(failed.get(&id(1)), Some(TaskError::Lost { .. })), "{failed:?}");
 }

@@ -272,14 +272,20 @@ impl World {
     }
 
     pub(super) fn give_up(&mut self, id: WorkerId, object: ObjectId, source: Option<WorkerId>) {
-        let worker = self.worker(id);
+        let worker = &self.workers[&id];
         let stuck: Vec<ObjectId> =
             worker.runs.iter().filter(|(_, (_, i))| i.contains(&object)).map(|(t, _)| *t).collect();
         for task in stuck {
-            worker.runs.remove(&task);
-            let report = Event::Unreachable { worker: id, task, object, source };
-            worker.reports.push_back(report);
+            self.worker(id).runs.remove(&task);
+            let missing = source.is_some_and(|source| self.is_without(source, object));
+            let report = Event::Unreachable { worker: id, task, object, source, missing };
+            self.worker(id).reports.push_back(report);
         }
+    }
+
+    /// Whether a living worker does not have an object.
+    fn is_without(&self, worker: WorkerId, object: ObjectId) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| !worker.has.contains(&object))
     }
 
     /// A worker ends a task, well or badly.
