@@ -64,8 +64,8 @@ pub fn small_tasks(client: &Client, shape: Shape, count: usize) -> Result<(), Cl
 }
 
 /// What a task that waits takes of the scheduler's memory, in bytes: `count` of them behind one
-/// that takes a few seconds. On a cluster that has worked before, less is seen, since memory is used
-/// again.
+/// that takes a few seconds. On a cluster that has worked before, memory is used again, and less
+/// is seen.
 ///
 /// # Errors
 /// If one of them fails, or the scheduler is gone.
