@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::signals::Signals;
 use super::{output, plan, reach, service_manager, source, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
-use crate::os::session;
+use crate::os::{rest, session};
 use crate::plan::{Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
@@ -102,6 +102,7 @@ fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
             announce(&now, began);
             output::status("Ctrl-C takes it down.");
             service_manager::stand_by(supervisor.state());
+            rest::give_back_memory();
         }
         attend(supervisor, state, signals).await
     })

@@ -15,7 +15,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Prepared, UpError, start};
-use crate::os::session;
+use crate::os::{rest, session};
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 
 /// The hidden subcommand.
@@ -184,6 +184,7 @@ async fn work() -> Result<ExitCode, Report> {
         // Whoever started this process sees the end of the pipe, and goes on. An owner's pipe is
         // not among the three.
         let _ = session::let_go_of_output();
+        rest::give_back_memory();
     }
     let mut state = supervisor.state();
     while !state.borrow_and_update().state.is_end() {

@@ -1,0 +1,57 @@
+//! Gives memory back that a process needed to start, and does not need at rest.
+//!
+//! *Invariant:* only pages that nobody wrote to are given back, so nothing is lost but time.
+
+use std::ffi::c_void;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MmapAdvise, madvise};
+
+/// Gives back freed heap, and the pages of this program's code; those that are used again are
+/// mapped again from the page cache, at a microsecond each.
+///
+/// For a process that starts, and then waits for hours. Failing to do so harms nobody.
+pub fn give_back_memory() {
+    // SAFETY: malloc_trim has no preconditions.
+    unsafe { libc::malloc_trim(0) };
+    let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
+    let Ok(program) = fs::metadata("/proc/self/exe") else { return };
+    for (start, length) in maps.lines().filter_map(|line| code_of(line, program.ino())) {
+        let Some(start) = NonNull::new(std::ptr::without_provenance_mut::<c_void>(start)) else {
+            continue;
+        };
+        // SAFETY: the range is a private file mapping that is not writable, so its pages equal the
+        // file's, and dropping them only makes the kernel map them again.
+        let _ = unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) };
+    }
+}
+
+/// Address and length of a mapping of the program's code, from a line of `/proc/PID/maps`, proc(5):
+/// addresses, permissions, offset, device, inode, path.
+fn code_of(line: &str, program: u64) -> Option<(usize, usize)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (addresses, permissions) = (fields.next()?, fields.next()?);
+    let inode: u64 = fields.nth(2)?.parse().ok()?;
+    let (start, end) = addresses.split_once('-')?;
+    let start = usize::from_str_radix(start, 16).ok()?;
+    let end = usize::from_str_radix(end, 16).ok()?;
+    (permissions == "r-xp" && inode == program).then_some((start, end.checked_sub(start)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_programs_own_code_is_given_back() {
+        let line = |permissions: &str, inode: u64| {
+            format!("55d0a000-55d0c000 {permissions} 00002000 fe:00 {inode}    /usr/bin/program")
+        };
+        assert_eq!(code_of(&line("r-xp", 7), 7), Some((0x55d0_a000, 0x2000)));
+        assert_eq!(code_of(&line("r--p", 7), 7), None, "relocations are written there");
+        assert_eq!(code_of(&line("r-xp", 8), 7), None, "a library's");
+        assert_eq!(code_of("7ffd1000-7ffd2000 r-xp 00000000 00:00 0  [vdso]", 7), None);
+    }
+}
