@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Longest wait for anything; a test that gets here has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn set_variables() {
     static VARIABLES: Once = Once::new();

@@ -75,7 +75,7 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
     // Killed by whoever gave it up; the kernel needs a moment to take it away.
     let begin = Instant::now();
     while lives(guardian) {
-        assert!(begin.elapsed() < Duration::from_secs(10), "the guardian is left");
+        assert!(begin.elapsed() < Duration::from_secs(30), "the guardian is left");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

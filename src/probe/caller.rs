@@ -70,7 +70,8 @@ fn interfaces() -> Vec<Interface> {
 /// route to the outside. Connecting a datagram socket sends nothing.
 fn main_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect("8.8.8.8:80").ok()?;
+    // An address that no machine has (RFC 5737), behind the same route as all others.
+    socket.connect("192.0.2.1:80").ok()?;
     Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 

@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Longest wait for anything; a test that gets here has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One process of the cluster.
 pub(crate) struct Process {
@@ -203,7 +203,7 @@ impl Cluster {
 
     pub(crate) fn last_status(&mut self, name: &str) -> Option<Status> {
         let process = self.process(name);
-        while let Ok(status) = process.statuses.recv_timeout(Duration::from_millis(200)) {
+        while let Ok(status) = process.statuses.recv_timeout(PATIENCE) {
             process.seen.push(status);
         }
         process.seen.last().cloned()
