@@ -7,6 +7,7 @@ mod bench;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -56,12 +57,13 @@ enum Fault {
     SecondUp,
     CrashLoop,
     EarlyDeath,
+    BusyPort,
     HangingStart,
     StopGracefully,
     StopTwice,
 }
 
-const FAULTS: [Fault; 19] = [
+const FAULTS: [Fault; 20] = [
     Fault::KillWorker,
     Fault::KillSeveral,
     Fault::KillShim,
@@ -78,6 +80,7 @@ const FAULTS: [Fault; 19] = [
     Fault::SecondUp,
     Fault::CrashLoop,
     Fault::EarlyDeath,
+    Fault::BusyPort,
     Fault::HangingStart,
     Fault::StopGracefully,
     Fault::StopTwice,
@@ -265,7 +268,9 @@ impl<'a> Round<'a> {
                 let second = self.bench.keep(&cluster(), &[self.containment]);
                 assert!(second.first.contains("is already running"), "{}", second.first);
             }
-            Fault::CrashLoop | Fault::EarlyDeath | Fault::HangingStart => self.beside(fault),
+            Fault::CrashLoop | Fault::EarlyDeath | Fault::BusyPort | Fault::HangingStart => {
+                self.beside(fault);
+            }
             Fault::StopGracefully | Fault::StopTwice => {
                 self.keeper.signal(Signal::SIGTERM);
                 if fault == Fault::StopTwice {
@@ -347,6 +352,17 @@ impl<'a> Round<'a> {
         let mut other = launch("beside", &["daemon ready", "ready"]);
         other.supervision.grace = Span::millis(200);
         match fault {
+            Fault::BusyPort => {
+                let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
+                let port = holder.local_addr().expect("its address").port();
+                let steps = format!("listen={port} ready");
+                other.workers[1] = worker("gpu1", &steps);
+                let mut keeper = self.bench.keep(&other, &[self.containment]);
+                let cause = format!("gpu1 could not start: port {port}: Address already in use");
+                assert!(keeper.first.contains(&cause), "{}", keeper.first);
+                keeper.word();
+                self.nothing_left(&keeper.run_directory);
+            }
             Fault::EarlyDeath => {
                 other.workers[1] = worker("gpu1", "print=boom sleep=20 exit=3");
                 let mut keeper = self.bench.keep(&other, &[self.containment]);

@@ -1,10 +1,12 @@
 //! Bad days of a cluster whose GPUs are seen through NVML: errors of a GPU, limits, crash loops.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuda_cluster::topology;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::fake_machine::FakeMachine;
@@ -140,6 +142,30 @@ fn when_every_worker_crashes_up_ends_with_the_cause() {
     assert_eq!(up.code, 1, "{up}");
     assert!(up.stderr.contains("ended with status 3") && up.stderr.contains("bang"), "{up}");
     machine.sandbox.assert_only_the_causes_are_left("bad");
+}
+
+#[test]
+fn a_service_manager_hears_that_it_is_ready_alive_and_ending() {
+    let machine = Machine::new();
+    let spec = machine.spec("exec sleep 1000", "");
+    let socket = machine.file("notify");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+    let hear = || {
+        let mut words = [0u8; 4096];
+        let length = manager.recv(&mut words).expect("a message in time");
+        String::from_utf8_lossy(&words[..length]).into_owned()
+    };
+    let mut command = machine.fake.command();
+    command.arg("up").arg("-f").arg(&spec);
+    command.env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "200000");
+    let mut up = machine.sandbox.spawn_program(command);
+    assert_eq!(hear(), "READY=1\nSTATUS=bad: 2 of 2 workers READY");
+    while hear() != "WATCHDOG=1" {}
+    up.signal(Signal::SIGTERM);
+    while hear() != "STOPPING=1" {}
+    assert_eq!(up.wait().code, 128 + 15);
+    machine.sandbox.assert_nothing_is_left();
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! | `ready` | says READY on the status pipe |
 //! | `step=TEXT` | says that a step of its start begins |
 //! | `fail=TEXT` | says that it cannot start, and ends with status 1 |
+//! | `listen=PORT` | listens on a port of this machine from now on, or says that it is taken, and ends |
 //! | `print=TEXT` | prints a line |
 //! | `flood=LINES` | prints that many lines |
 //! | `chatter=MS` | prints a line each so many milliseconds from now on |
@@ -72,6 +73,7 @@ fn perform(step: &str) -> bool {
             say(&format!("{{\"status\":\"failed\",\"reason\":\"{object}\"}}"));
             std::process::exit(1);
         }
+        "listen" => listen(object.parse().expect("a port")),
         "print" => println!("{object}"),
         "flood" => flood(number()),
         "chatter" => chatter(Duration::from_millis(number())),
@@ -127,6 +129,16 @@ fn chatter(pause: Duration) {
             std::thread::sleep(pause);
         }
     });
+}
+
+fn listen(port: u16) {
+    match std::net::TcpListener::bind(("127.0.0.1", port)) {
+        Ok(listener) => std::mem::forget(listener),
+        Err(error) => {
+            say(&format!("{{\"status\":\"failed\",\"reason\":\"port {port}: {error}\"}}"));
+            std::process::exit(1);
+        }
+    }
 }
 
 fn ignore_term() {
