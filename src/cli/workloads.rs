@@ -111,7 +111,7 @@ struct Document {
     bench: &'static str,
     runs: Vec<Run>,
     workers: Vec<WorkerFigures>,
-    /// Of all transfers since the cluster came up.
+    /// Of all transfers since the bench began.
     links: Vec<LinkOverview>,
     /// Of the scheduler's memory, while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,7 +145,9 @@ fn failed(error: ClientError) -> Failure {
 }
 
 fn client(common: &Common) -> Result<Client, Failure> {
-    reach::find(common.name.as_ref())?.client().map_err(failed)
+    let client = reach::find(common.name.as_ref())?.client().map_err(failed)?;
+    client.count_anew().map_err(failed)?;
+    Ok(client)
 }
 
 /// Runs `bench tasks`.

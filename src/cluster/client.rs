@@ -9,6 +9,7 @@
 mod bulk;
 mod line;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -226,7 +227,11 @@ impl Client {
     /// These, as they are computed or fail.
     pub fn as_completed(&self, remotes: Vec<Remote>) -> AsCompleted {
         let stream = self.line.watch(remotes.iter().map(Remote::id));
-        AsCompleted { line: Arc::clone(&self.line), stream, remotes }
+        let mut waiting: HashMap<ObjectId, Vec<Remote>> = HashMap::with_capacity(remotes.len());
+        for remote in remotes {
+            waiting.entry(remote.id()).or_default().push(remote);
+        }
+        AsCompleted { line: Arc::clone(&self.line), stream, waiting, came: Vec::new() }
     }
 
     /// Another client's object.
@@ -253,6 +258,14 @@ impl Client {
     /// If the scheduler is gone.
     pub fn overview(&self) -> Result<Overview, ClientError> {
         self.line.overview()
+    }
+
+    /// Begins the count of transfers anew; what has been learned from them stays.
+    ///
+    /// # Errors
+    /// If the scheduler is gone.
+    pub fn count_anew(&self) -> Result<(), ClientError> {
+        self.line.ask(Request::CountAnew)
     }
 
     /// What a worker's memory has done.
@@ -450,7 +463,9 @@ impl Remote {
 pub struct AsCompleted {
     line: Arc<Line>,
     stream: u64,
-    remotes: Vec<Remote>,
+    /// More than one if the same was given more than once.
+    waiting: HashMap<ObjectId, Vec<Remote>>,
+    came: Vec<Remote>,
 }
 
 impl Iterator for AsCompleted {
@@ -458,12 +473,11 @@ impl Iterator for AsCompleted {
 
     /// Waits for the next one; `None` after the last, or when the scheduler is gone.
     fn next(&mut self) -> Option<Remote> {
-        if self.remotes.is_empty() {
-            return None;
+        while self.came.is_empty() && !self.waiting.is_empty() {
+            let object = self.line.next_of(self.stream)?;
+            self.came = self.waiting.remove(&object).unwrap_or_default();
         }
-        let object = self.line.next_of(self.stream)?;
-        let at = self.remotes.iter().position(|remote| remote.id() == object)?;
-        Some(self.remotes.swap_remove(at))
+        self.came.pop()
     }
 }
 

@@ -307,6 +307,8 @@ pub enum Request {
     },
     /// What is there?
     Overview,
+    /// Begin the count of transfers ([`Overview::links`]) anew.
+    CountAnew,
 }
 
 /// From the scheduler to a client.

@@ -173,6 +173,7 @@ impl Desk {
                     let bytes = why.len();
                     self.news(client, News::Because { task, why }, bytes);
                 }
+                Request::CountAnew => self.tell(Event::CountAnew),
                 Request::Overview => {
                     let resident_bytes = resident_bytes();
                     let overview = Overview { resident_bytes, ..self.core.overview() };

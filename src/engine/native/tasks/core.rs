@@ -83,6 +83,8 @@ pub(crate) enum Event {
         source: Option<WorkerId>,
         missing: bool,
     },
+    /// A client wants the transfers counted from here.
+    CountAnew,
     /// A worker has got a copy of an object from the worker of this name.
     Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: u64 },
 }
@@ -149,6 +151,9 @@ pub(crate) struct Settings {
     pub(crate) planned: BTreeMap<String, BTreeMap<String, u64>>,
     /// Most task records.
     pub(crate) task_limit: usize,
+    /// Most bytes of arguments and of objects that live in the scheduler, before nothing more is
+    /// taken from clients. What tasks return is always taken.
+    pub(crate) bytes_limit: u64,
     /// For probing.
     pub(crate) seed: u64,
 }
@@ -160,6 +165,7 @@ impl Default for Settings {
             priors: BTreeMap::new(),
             planned: BTreeMap::new(),
             task_limit: 1 << 24,
+            bytes_limit: 4 << 30,
             seed: 0x9e37_79b9_7f4a_7c15,
         }
     }
@@ -187,6 +193,8 @@ pub(crate) struct Core {
     coming: BTreeMap<ObjectKey, WorkerId>,
     /// Objects that may be needed no more, to be looked at before the event is done with.
     garbage: Vec<ObjectKey>,
+    /// Bytes of arguments and of objects that live here.
+    held_bytes: u64,
     next_sequence: u64,
     next_stamp: u32,
     next_order: u64,
@@ -214,6 +222,7 @@ impl Core {
             askers: BTreeMap::new(),
             coming: BTreeMap::new(),
             garbage: Vec::new(),
+            held_bytes: 0,
             next_sequence: 0,
             next_stamp: 0,
             next_order: 0,
@@ -253,6 +262,7 @@ impl Core {
             }
             Event::Hold { client, object } => self.hold(client, object),
             Event::Cancel { client, task } => self.cancel(client, task),
+            Event::CountAnew => self.links.count_anew(),
             Event::Locate { client, object } => self.locate(client, object),
             Event::Replicate { object, copies, .. } => self.replicate(object, copies),
             Event::Done { worker, task, products, micros } => {
@@ -348,8 +358,8 @@ impl Core {
 
     fn submit(&mut self, client: ClientId, spec: TaskSpec) {
         let outputs = spec.outputs;
-        let reason = if self.tasks.len() >= self.settings.task_limit {
-            Some(format!("the scheduler holds {} tasks, its limit", self.tasks.len()))
+        let reason = if let Some(full) = self.full() {
+            Some(full)
         } else if outputs == 0 || outputs as usize > ARITY_LIMIT || spec.inputs.len() > ARITY_LIMIT
         {
             Some(format!("a task has 1 to {ARITY_LIMIT} outputs and at most as many inputs"))
@@ -371,6 +381,20 @@ impl Core {
             return;
         }
         self.add_task(client, spec);
+    }
+
+    /// Why nothing more is taken from clients.
+    fn full(&self) -> Option<String> {
+        if self.tasks.len() >= self.settings.task_limit {
+            Some(format!("the scheduler holds {} tasks, its limit", self.tasks.len()))
+        } else if self.objects.len() >= 4 * self.settings.task_limit {
+            Some(format!("the scheduler knows {} objects, its limit", self.objects.len()))
+        } else if self.held_bytes > self.settings.bytes_limit {
+            let held = self.held_bytes;
+            Some(format!("the scheduler holds {held} bytes of arguments and small objects"))
+        } else {
+            None
+        }
     }
 
     /// Why no worker, present or planned, could ever run such a task.
@@ -400,8 +424,8 @@ impl Core {
     }
 
     fn put(&mut self, client: ClientId, id: ObjectId, product: Product, on: Option<String>) {
-        if self.names.contains_key(&id) {
-            let reason = "its name is in use".to_owned();
+        let in_use = || self.names.contains_key(&id).then(|| "its name is in use".to_owned());
+        if let Some(reason) = self.full().or_else(in_use) {
             let error = TaskError::Refused { task: id, reason };
             self.actions.push(Action::Unavailable { client, object: id, error });
             return;
@@ -410,9 +434,7 @@ impl Core {
         self.objects[key].holders.push(client);
         match product {
             Product::Inline(bytes) if bytes.len() <= INLINE_LIMIT => {
-                self.objects[key].bytes = bytes.len() as u64;
-                self.objects[key].inline = Some(bytes.into());
-                self.became_available(key);
+                self.take_inline(key, bytes);
             }
             _ => {
                 let place = |worker: &&WorkerId| match &on {

@@ -87,6 +87,10 @@ impl Core {
             }
         }
         assert_eq!(self.names.len(), self.objects.len(), "a name has no object");
+        let arguments = self.tasks.iter().map(|(_, task)| task.arguments.len());
+        let inline = self.objects.iter().filter_map(|(_, object)| object.inline.as_ref());
+        let held: usize = arguments.sum::<usize>() + inline.map(|bytes| bytes.len()).sum::<usize>();
+        assert_eq!(self.held_bytes, held as u64, "bytes are counted wrongly");
         for (key, object) in &self.objects {
             let id = object.id;
             assert_eq!(self.names.get(&id), Some(&key), "{id} is lost");

@@ -46,6 +46,7 @@ impl Core {
         let special = Special { on: spec.wishes.on, resources: spec.wishes.resources };
         let is_special = special.on.is_some() || !special.resources.is_empty();
         let function = self.function(spec.function);
+        self.held_bytes += spec.arguments.len() as u64;
         let key = self.tasks.insert(Task {
             id: spec.id,
             sequence: self.next_sequence,
@@ -205,6 +206,7 @@ impl Core {
 
     fn forget_task(&mut self, key: TaskKey) {
         let task = self.tasks.remove(key);
+        self.held_bytes -= task.arguments.len() as u64;
         for &input in &task.inputs {
             let object = &mut self.objects[input];
             object.lineage -= 1;
@@ -220,6 +222,7 @@ impl Core {
 
     fn forget_object(&mut self, key: ObjectKey) {
         let object = self.objects.remove(key);
+        self.held_bytes -= object.inline.map_or(0, |bytes| bytes.len() as u64);
         self.names.remove(&object.id);
         self.askers.remove(&key);
         self.coming.remove(&key);
@@ -316,6 +319,14 @@ impl Core {
         }
     }
 
+    /// An object is there, and so small that it lives here.
+    pub(super) fn take_inline(&mut self, key: ObjectKey, bytes: Vec<u8>) {
+        self.held_bytes += bytes.len() as u64;
+        self.objects[key].bytes = bytes.len() as u64;
+        self.objects[key].inline = Some(bytes.into());
+        self.became_available(key);
+    }
+
     /// A worker has an object.
     pub(super) fn gained(&mut self, worker: WorkerId, id: ObjectId, bytes: u64) {
         let useful = self.names.get(&id).copied().filter(|key| {
@@ -358,11 +369,9 @@ impl Core {
             let output = self.tasks[key].products[at];
             match product {
                 Product::Inline(bytes) if bytes.len() <= INLINE_LIMIT => {
-                    let object = &mut self.objects[output];
-                    if object.error.is_none() && object.replicas.is_empty() {
-                        object.bytes = bytes.len() as u64;
-                        object.inline = Some(bytes.into());
-                        self.became_available(output);
+                    let object = &self.objects[output];
+                    if object.error.is_none() && !object.is_available() {
+                        self.take_inline(output, bytes);
                     }
                 }
                 product => {

@@ -62,7 +62,10 @@ impl Core {
         } else if object.is_available() {
             self.tell_place(client, key);
         } else {
-            self.askers.entry(key).or_default().push(client);
+            let askers = self.askers.entry(key).or_default();
+            if !askers.contains(&client) {
+                askers.push(client);
+            }
         }
     }
 

@@ -142,6 +142,14 @@ impl Links {
             .or_insert(rate);
     }
 
+    /// Begins the count anew. What has been learned stays.
+    pub(super) fn count_anew(&mut self) {
+        for link in self.links.values_mut() {
+            link.latest.clear();
+            (link.transfers, link.bytes) = (0, 0);
+        }
+    }
+
     /// Whether the placement at hand should look at an idle way instead of the best.
     pub(super) fn wants_probe(&mut self) -> bool {
         // Marsaglia's xorshift64.
@@ -158,6 +166,7 @@ impl Links {
         }
         self.links
             .iter()
+            .filter(|(_, link)| link.transfers > 0)
             .map(|(&(from, to), link)| LinkOverview {
                 from: names[from].to_owned(),
                 to: names[to].to_owned(),

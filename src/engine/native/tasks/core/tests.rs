@@ -344,3 +344,25 @@ fn a_given_object_that_its_only_holder_does_not_have_is_lost() {
     let failed = &world.clients[&1].failed;
     assert!(matches!(failed.get(&id(1)), Some(TaskError::Lost { .. })), "{failed:?}");
 }
+
+#[test]
+fn a_scheduler_that_holds_enough_takes_no_more_until_something_is_released() {
+    let settings = Settings { task_limit: 2, bytes_limit: 10, ..Settings::default() };
+    let mut core = Core::new(settings);
+    let refused = |actions: Vec<Action>| {
+        actions.iter().any(|action| matches!(action, Action::Unavailable { .. }))
+    };
+    let put = |number| {
+        let product = Product::Inline(vec![1; 11]);
+        Event::Put { client: 1, object: id(number), product, on: None }
+    };
+    let submit = |number| Event::Submit { client: 1, task: task(number, &[]) };
+    assert!(!refused(core.handle(put(0), 0)));
+    assert!(refused(core.handle(put(1), 0)), "eleven bytes are more than ten");
+    assert!(refused(core.handle(submit(2), 0)));
+    core.handle(Event::Release { client: 1, object: id(0) }, 0);
+    assert!(!refused(core.handle(submit(3), 0)));
+    assert!(!refused(core.handle(submit(4), 0)));
+    assert!(refused(core.handle(submit(5), 0)), "three tasks are more than two");
+    core.sanity_check();
+}
