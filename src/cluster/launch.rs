@@ -13,6 +13,9 @@ use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 /// Name of the scheduler's process.
 pub const SCHEDULER: &str = "scheduler";
 
+/// Names where UCX makes files of shared memory; all versions since 1.12 read it.
+const UCX_FILES: &str = "UCX_POSIX_DIR";
+
 /// Share of a Dask worker's memory limit at which it is ended, because it spills before that:
 /// `distributed.worker.memory.terminate` of a nanny.
 const TERMINATE_PERCENT: u64 = 95;
@@ -47,6 +50,8 @@ pub struct Surroundings<'a> {
     pub program: &'a Path,
     /// The cluster's run directory, which exists.
     pub paths: &'a Paths,
+    /// The cluster's own place for files of shared memory, where there is one.
+    pub shared_memory: Option<&'a Path>,
     /// Where rank 0 of the command engine shall listen.
     pub rendezvous: SocketAddr,
     /// Whether the command engine's ranks are expected to end.
@@ -59,7 +64,7 @@ pub struct Surroundings<'a> {
 /// If the engine cannot be launched.
 pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
     let mut notes = Vec::new();
-    let (scheduler, workers) = match plan.engine {
+    let (mut scheduler, mut workers) = match plan.engine {
         EngineKind::Native => native(plan, around.program),
         EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
         EngineKind::Dask => {
@@ -68,6 +73,13 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             pythons(plan, prepared)
         }
     };
+    for process in scheduler.iter_mut().chain(&mut workers) {
+        if let Some(place) = around.shared_memory {
+            // A caller's own choice stands in the plan.
+            let place = || place.display().to_string();
+            process.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
+        }
+    }
     Ok(Launch {
         name: plan.name.clone(),
         engine: plan.engine,

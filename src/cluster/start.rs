@@ -9,6 +9,7 @@ use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use crate::engine::command;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
+use crate::os::shared_memory;
 use crate::plan::Plan;
 use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Options, StartError, Supervisor};
@@ -90,14 +91,26 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let directory = RunDirectory::acquire(&plan.name)?;
     let paths = directory.paths();
-    let around = Surroundings { program, paths, rendezvous, to_completion: *to_completion };
-    let launch = match launch(launched, around).await {
+    let place = paths.shared_memory();
+    let made = shared_memory::make(&place);
+    let around = Surroundings {
+        program,
+        paths,
+        shared_memory: made.is_ok().then_some(&place),
+        rendezvous,
+        to_completion: *to_completion,
+    };
+    let mut launch = match launch(launched, around).await {
         Ok(launch) => launch,
         Err(error) => {
             directory.remove()?;
             return Err(error.into());
         }
     };
+    if let Err(error) = made {
+        let place = place.display();
+        launch.notes.push(format!("{place} cannot be made ({error}): UCX's files lie in /dev/shm"));
+    }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&directory.paths().plan(), &text)?;
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;

@@ -20,6 +20,7 @@ pub mod process;
 pub mod rest;
 pub mod run_directory;
 pub mod session;
+pub mod shared_memory;
 pub mod shim;
 
 /// Does the work of a hidden subcommand (`__guard`, `__shim`), when this process was started for

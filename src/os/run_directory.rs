@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::Uid;
 
+use super::shared_memory;
 use crate::ids::ClusterName;
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
@@ -179,6 +180,11 @@ impl Paths {
         self.root.join(CGROUP)
     }
 
+    /// The cluster's own place for files of shared memory, elsewhere.
+    pub fn shared_memory(&self) -> PathBuf {
+        shared_memory::beside(&self.root)
+    }
+
     /// Whether a supervisor or a guardian lives here.
     pub fn is_alive(&self) -> bool {
         // Without the right to open it, it is somebody else's, and then it counts as in use.
@@ -268,6 +274,7 @@ impl RunDirectory {
     /// If the system refuses.
     pub fn remove(self) -> Result<(), RunDirectoryError> {
         let path = self.paths.root().to_owned();
+        shared_memory::remove(&self.paths.shared_memory());
         match fs::remove_dir_all(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(RunDirectoryError::Io { action: "remove", path, source })
@@ -287,6 +294,7 @@ impl RunDirectory {
         if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
             super::containment::Cgroup::remove_left_over(Path::new(cgroup.trim()));
         }
+        shared_memory::remove(&self.paths.shared_memory());
         for entry in fs::read_dir(root).map_err(io)? {
             let entry = entry.map_err(io)?;
             if entry.file_type().map_err(io)?.is_dir() {

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{PipeReader, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -85,6 +86,8 @@ pub(super) struct Actor {
     pub(super) control: JoinHandle<()>,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
+    /// Holds the process id as long as this lives.
+    pid_file: Option<PathBuf>,
 }
 
 impl Actor {
@@ -98,7 +101,7 @@ impl Actor {
         let mark = format!("{MARK_VARIABLE}={token}");
         let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
         let label = options.control_groups.then_some(label.as_str());
-        let guardian = Guardian::start(&options.helper, directory.lock(), label, mark)
+        let guardian = Guardian::start(&options.helper, &directory, label, mark)
             .await
             .map_err(StartError::Guardian)?;
         let paths = directory.paths().clone();
@@ -107,6 +110,10 @@ impl Actor {
             directory
                 .write_private(&paths.cgroup(), path.as_bytes())
                 .map_err(StartError::RunDirectory)?;
+        }
+        if let Some(path) = &options.pid_file {
+            std::fs::write(path, format!("{}\n", std::process::id()))
+                .map_err(|source| StartError::PidFile { path: path.clone(), source })?;
         }
         let began = SystemTime::now();
         let first = first::state(&launch, &paths, &guardian, began);
@@ -143,6 +150,7 @@ impl Actor {
             abandoned: false,
             control,
             keep: options.keep,
+            pid_file: options.pid_file,
         };
         Ok((actor, handle))
     }
@@ -378,6 +386,10 @@ impl Drop for Actor {
             self.guardian.end();
         }
         self.control.abort();
+        if let Some(path) = &self.pid_file {
+            // Who took it away already wanted the same.
+            let _ = std::fs::remove_file(path);
+        }
         for ear in self.ears.values() {
             ear.abort();
         }

@@ -29,6 +29,8 @@ pub struct Options {
     /// Whether the run directory stays after a good end too, unlocked, for whoever reads its logs
     /// and then removes it.
     pub keep: bool,
+    /// Where the supervisor's process id stands while it is at work.
+    pub pid_file: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -38,6 +40,7 @@ impl Default for Options {
             control_groups: true,
             gpus: None,
             keep: false,
+            pid_file: None,
         }
     }
 }
@@ -45,6 +48,15 @@ impl Default for Options {
 /// Why a supervisor could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The file for the process id cannot be written.
+    #[error("cannot write {}", path.display())]
+    PidFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// There is no guardian.
     #[error("the cluster's guardian could not be started")]
     Guardian(#[source] GuardianError),
@@ -68,7 +80,7 @@ impl StartError {
         match self {
             Self::Guardian(error) => error.hint(),
             Self::RunDirectory(error) => error.hint(),
-            Self::Control { .. } => None,
+            Self::Control { .. } | Self::PidFile { .. } => None,
         }
     }
 }

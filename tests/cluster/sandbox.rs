@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cuda_cluster::os::shared_memory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -105,14 +106,25 @@ impl Sandbox {
         eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
         let directory = self.runtime.path().join("cuda-cluster").join(name);
         assert!(directory.join("crashes").is_dir() && directory.join("logs").is_dir());
+        self.assert_no_shared_memory_is_left();
         for gone in ["control.sock", "secret", "scheduler.sock"] {
             assert!(!directory.join(gone).exists(), "{gone} is left");
         }
     }
 
-    /// No process, and no run directory.
+    /// Nobody holds memory that no process has.
+    fn assert_no_shared_memory_is_left(&self) {
+        let prefix = shared_memory::prefix(&self.runtime.path().join("cuda-cluster"));
+        eventually("no shared memory of the sandbox", Duration::from_secs(30), || {
+            let mut entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+            !entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+        });
+    }
+
+    /// No process, no run directory, and no shared memory.
     pub(crate) fn assert_nothing_is_left(&self) {
         eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
+        self.assert_no_shared_memory_is_left();
         let base = self.runtime.path().join("cuda-cluster");
         let left: Vec<_> = std::fs::read_dir(&base).into_iter().flatten().flatten().collect();
         assert!(left.is_empty(), "left in the run directory: {left:?}");

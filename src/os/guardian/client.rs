@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,6 +23,8 @@ use super::process::{CHANNEL_FD, LOCK_FD, spawn_helper_at};
 use super::{Key, Report, Request, SUBCOMMAND, Start};
 use crate::os::containment::{Cgroup, Containment};
 use crate::os::pidfd::PidFd;
+use crate::os::run_directory::RunDirectory;
+use crate::os::shared_memory;
 use crate::os::shim::Instructions;
 
 /// Longest wait for the guardian's end when the supervisor lets go of it.
@@ -81,6 +83,7 @@ pub struct Guardian {
     pid: Pid,
     process: PidFd,
     cgroup: Option<Cgroup>,
+    shared_memory: PathBuf,
     mark: String,
     /// Whether it was told to end everything; locked while somebody waits for that.
     released: Mutex<bool>,
@@ -91,29 +94,39 @@ impl Guardian {
     ///
     /// `label` names the control group, without one there is none; `mark` is an entry
     /// (`VARIABLE=value`) of the environment of every process of the cluster, and of no other;
-    /// `lock` is held by the guardian too.
+    /// the guardian holds the lock of `directory` too.
     ///
     /// # Errors
     /// If `helper` cannot be started or is no program of ours.
     pub async fn start(
         helper: &Path,
-        lock: BorrowedFd<'_>,
+        directory: &RunDirectory,
         label: Option<&str>,
         mark: String,
     ) -> Result<Self, GuardianError> {
         let failed = |source| GuardianError::Spawn { helper: helper.to_owned(), source };
         let (here, there) = Channel::pair().map_err(failed)?;
         let cgroup = label.and_then(|label| Cgroup::create(label).ok());
+        let shared_memory = directory.paths().shared_memory();
         let mut arguments = vec![SUBCOMMAND.to_owned(), std::process::id().to_string()];
+        arguments.push(shared_memory.display().to_string());
         arguments.extend(cgroup.iter().map(|group| group.path().display().to_string()));
-        let descriptors = [(there.as_raw_fd(), CHANNEL_FD), (lock.as_raw_fd(), LOCK_FD)];
+        let descriptors =
+            [(there.as_raw_fd(), CHANNEL_FD), (directory.lock().as_raw_fd(), LOCK_FD)];
         let pid = spawn_helper_at(helper, &arguments, &descriptors).map_err(failed)?;
         drop(there);
         let process = PidFd::open(pid).map_err(|errno| failed(errno.into()))?;
         // SAFETY: a channel holds one open descriptor for all its life, and never another.
         let channel = unsafe { AsyncFd::register(here) }.map_err(|error| failed(error.into()))?;
-        let mut guardian =
-            Self { channel, pid, process, cgroup, mark, released: Mutex::new(false) };
+        let mut guardian = Self {
+            channel,
+            pid,
+            process,
+            cgroup,
+            shared_memory,
+            mark,
+            released: Mutex::new(false),
+        };
         let first = tokio::time::timeout(FIRST_WAIT, guardian.report()).await;
         if !matches!(first, Ok(Some(Report::Watching))) {
             return Err(GuardianError::Mute { helper: helper.to_owned() });
@@ -243,7 +256,7 @@ impl Guardian {
     }
 
     /// Does the guardian's work in its place: kills and removes the control group, or whatever
-    /// carries the mark.
+    /// carries the mark, and frees the shared memory.
     fn stand_in(&self) {
         match &self.cgroup {
             Some(group) => Cgroup::remove_left_over(group.path()),
@@ -251,6 +264,7 @@ impl Guardian {
                 kill_marked(&self.mark);
             }
         }
+        shared_memory::remove(&self.shared_memory);
     }
 }
 

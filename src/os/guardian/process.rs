@@ -31,7 +31,7 @@ use crate::os::containment::Cgroup;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
-use crate::os::shim;
+use crate::os::{shared_memory, shim};
 
 /// Where the supervisor puts the socket.
 pub(super) const CHANNEL_FD: RawFd = 3;
@@ -62,6 +62,8 @@ struct Child {
 
 struct Guard {
     channel: Channel,
+    /// The cluster's place for files of shared memory.
+    shared_memory: PathBuf,
     cgroup: Option<Cgroup>,
     children: BTreeMap<Key, Child>,
     /// Reports that the socket had no room for.
@@ -74,7 +76,7 @@ struct Guard {
     wake: (Arc<io::PipeWriter>, PipeReader),
 }
 
-/// Does the subcommand's work: `__guard SUPERVISOR_PID [CGROUP]`.
+/// Does the subcommand's work: `__guard SUPERVISOR_PID SHARED_MEMORY [CGROUP]`.
 pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the supervisor put the socket there for this process alone.
     let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
@@ -94,10 +96,12 @@ pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
 fn watch(channel: Channel, arguments: &[String]) -> io::Result<()> {
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
-    let cgroup = arguments.get(1).and_then(|path| enter(Path::new(path)));
+    let cgroup = arguments.get(2).and_then(|path| enter(Path::new(path)));
+    let shared_memory = arguments.get(1).map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let (reader, writer) = io::pipe()?;
     let mut guard = Guard {
         channel,
+        shared_memory,
         cgroup,
         children: BTreeMap::new(),
         unsent: VecDeque::from([Report::Watching]),
@@ -406,6 +410,7 @@ impl Guard {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.finish_logs();
+        shared_memory::remove(&self.shared_memory);
         self.leave();
     }
 
