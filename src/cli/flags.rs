@@ -252,6 +252,14 @@ struct DaskFlags {
     /// A worker of this age is replaced
     #[arg(long, value_name = "SPAN")]
     lifetime: Option<Span>,
+    /// Fewest workers; more, up to all, run when the scheduler's work needs them
+    #[arg(long, value_name = "N")]
+    adapt_minimum: Option<u32>,
+    /// READY only when every pair of workers has moved data over the expected transport
+    #[arg(long, overrides_with = "no_verify")]
+    verify: bool,
+    #[arg(long, hide = true)]
+    no_verify: bool,
     /// Class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
@@ -393,6 +401,8 @@ impl DaskFlags {
         dask.pre_import = self.pre_import.clone();
         dask.death_timeout = self.death_timeout;
         dask.lifetime = self.lifetime;
+        dask.adapt_minimum = self.adapt_minimum;
+        dask.verify = switch(self.verify, self.no_verify);
         dask.worker_class = self.worker_class.clone();
         dask.enable_cudf_spill = switch(self.enable_cudf_spill, self.disable_cudf_spill);
         dask.cudf_spill_stats = self.cudf_spill_stats;

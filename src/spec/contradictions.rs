@@ -315,6 +315,22 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     if let Some(method) = &spec.dask.start_method {
         one_of("dask.start_method", method, &["fork", "spawn"])?;
     }
+    if spec.dask.adapt_minimum.is_some() && spec.dask.join.is_some() {
+        return refuse(
+            "dask.adapt_minimum",
+            "whoever started the scheduler decides how many workers it needs",
+            "drop 'dask.adapt_minimum', or 'dask.join'",
+        );
+    }
+    if let Some((most, least)) = spec.workers.zip(spec.dask.adapt_minimum)
+        && least > most
+    {
+        return refuse(
+            "dask.adapt_minimum",
+            format!("{least} are more than all {most} workers"),
+            "make it at most 'workers'",
+        );
+    }
     let supervision = &spec.supervision;
     if let (Some(first), Some(most)) = (supervision.backoff, supervision.backoff_max)
         && first > most

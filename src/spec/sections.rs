@@ -234,6 +234,12 @@ section! {
         death_timeout: Span,
         /// A worker of this age is replaced.
         lifetime: Span,
+        /// Fewest workers: between these and all, as many run as the scheduler's work needs.
+        /// Default: all, always.
+        adapt_minimum: u32,
+        /// Whether READY also means that every pair of workers has moved data, over the transport
+        /// that it should use.
+        verify: bool,
         /// Prefix of the dashboard's URLs.
         dashboard_prefix: String,
         /// A worker's class.

@@ -113,7 +113,7 @@ impl Sandbox {
     }
 
     /// Nobody holds memory that no process has.
-    fn assert_no_shared_memory_is_left(&self) {
+    pub(crate) fn assert_no_shared_memory_is_left(&self) {
         let prefix = shared_memory::prefix(&self.runtime.path().join("cuda-cluster"));
         eventually("no shared memory of the sandbox", Duration::from_secs(30), || {
             let mut entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();

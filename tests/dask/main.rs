@@ -6,6 +6,7 @@
 mod errors;
 mod life;
 mod options;
+mod proof;
 mod python;
 // These stories need less of a sandbox than those of the native engine.
 #[allow(dead_code)]

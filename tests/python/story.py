@@ -132,6 +132,42 @@ def restart(client):
     return {"workers": sorted(workers(client))}
 
 
+def adapt(client):
+    """Workers come with the work and go without it; what they hold is not lost."""
+    everybody, least = 3, 1
+    eventually("idle workers are gone", lambda: len(workers(client)) == least, within=120)
+    futures = client.map(busy, range(60))
+    eventually("all workers are back", lambda: len(workers(client)) == everybody, within=120)
+    assert sum(client.gather(futures)) == 1770
+    # Scattered data cannot be made again: it is there, or it is lost.
+    for name, one in workers(client).items():
+        client.publish_dataset(client.scatter(name, workers=[one["address"]]), name=name)
+    del futures
+    eventually("idle workers are gone again", lambda: len(workers(client)) == least, within=120)
+    kept = {name: client.get_dataset(name).result() for name in client.list_datasets()}
+    assert len(kept) == everybody and all(name == value for name, value in kept.items()), kept
+    return {"workers": sorted(workers(client))}
+
+
+def busy(number):
+    time.sleep(0.5)
+    return number
+
+
+def leave_data(client):
+    """Leaves on each worker what only it has."""
+    for name, one in workers(client).items():
+        future = client.scatter("from " + name, workers=[one["address"]], hash=False)
+        client.publish_dataset(future, name=name)
+    return {}
+
+
+def find_data(client):
+    """Finds what was left, once there are no workers but the first."""
+    eventually("one worker is left", lambda: sorted(workers(client)) == ["gpu0"], within=60)
+    return {name: client.get_dataset(name).result() for name in client.list_datasets()}
+
+
 def shutdown(client):
     """`Client.shutdown` ends the cluster."""
     client.shutdown()

@@ -14,10 +14,12 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 12] = files![
+const FILES: [(&str, &str); 15] = files![
     "__init__.py",
     "__main__.py",
+    "adaptive.py",
     "birth.py",
+    "control.py",
     "failure.py",
     "fork_server.py",
     "gpu.py",
@@ -26,6 +28,7 @@ const FILES: [(&str, &str); 12] = files![
     "process.py",
     "scheduler.py",
     "status.py",
+    "verify.py",
     "worker.py",
 ];
 

@@ -24,6 +24,9 @@ const USUAL_PORT: u16 = 8786;
 /// The class that `distributed` itself uses.
 const USUAL_CLASS: &str = "distributed.Worker";
 
+/// Transports of UCX that carry host memory between processes of one machine.
+const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
+
 /// Dask's own switch for creating a CUDA context, honoured for every protocol.
 const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
 
@@ -74,6 +77,8 @@ pub struct SchedulerSettings {
     client_env: BTreeMap<String, String>,
     /// Its fork server; `None` for none.
     fork: Option<Fork>,
+    /// Fewest and most workers; `None` for as many as there are, always.
+    adapt: Option<(u32, usize)>,
 }
 
 /// What a fork server is told.
@@ -115,6 +120,17 @@ pub struct WorkerSettings {
     /// Level of cuDF's spilling statistics; `None` without cuDF spilling.
     cudf_spill: Option<u32>,
     cuda_context: bool,
+    /// What is proven before READY; `None` for nothing.
+    verify: Option<Proof>,
+}
+
+/// What a worker proves before it is READY.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Proof {
+    /// The workers that must have sent it data.
+    peers: Vec<String>,
+    /// Of each group of transports, one must have carried them.
+    transports: Vec<&'static [&'static str]>,
 }
 
 /// What does not stand in the plan, because it depends on the Python.
@@ -167,6 +183,7 @@ pub(super) fn scheduler(
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
         client_env: client_env(plan, &common),
+        adapt: options.dask.adapt_minimum.map(|least| (least, plan.workers.len())),
         fork: means.fork.then(|| Fork {
             socket: fork_socket(paths),
             imports: imports(plan, options, means, &common),
@@ -247,7 +264,32 @@ pub(super) fn worker(
         cudf_spill: (dask.enable_cudf_spill == Some(true) && real_gpu)
             .then(|| dask.cudf_spill_stats.unwrap_or(0)),
         cuda_context: real_gpu && wants_context,
+        verify: (dask.verify == Some(true)).then(|| proof(plan, &common, worker)),
         common,
+    }
+}
+
+/// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
+/// memory, unless a list of transports leaves it out.
+fn proof(plan: &Plan, common: &Common, worker: &WorkerPlan) -> Proof {
+    let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
+    // A list that begins with `^` names what is left out.
+    let (list, names_used) = list.strip_prefix('^').map_or((list, true), |list| (list, false));
+    let listed = |names: &[&str]| {
+        list.split(',').any(|one| one == "all" || names.contains(&one)) == names_used
+    };
+    let ucx = common.protocol.starts_with("ucx");
+    let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
+    let expected: [(bool, &[&str]); 4] = [
+        (common.protocol == "tcp", &["tcp"]),
+        (common.protocol == "tls", &["tls"]),
+        (ucx && listed(&["sm", "shm", "mm", "posix", "sysv"]), &SHARED_MEMORY),
+        (ucx && nvlink, &["cuda_ipc"]),
+    ];
+    let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
+    Proof {
+        peers: plan.workers.iter().map(|one| one.name.clone()).collect(),
+        transports: expected.map(|(_, group)| group).collect(),
     }
 }
 

@@ -27,7 +27,9 @@ async def serve(settings, status):
         _write_client_environment(settings, scheduler.address)
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
+        adapting = adapt(settings["adapt"], scheduler)
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        adapting.cancel()
         if asked.done():
             await scheduler.close(reason="asked to end")
         else:
@@ -57,6 +59,15 @@ async def start(settings, status, file):
                 raise
             # Somebody took the port between the look and the listening.
     raise StartFailure("other programs take every port a moment before this one")
+
+
+def adapt(limits, scheduler):
+    """A task that keeps the number of workers within the limits, or does nothing for None."""
+    if limits is None:
+        return asyncio.get_running_loop().create_future()
+    from cuda_cluster_dask.adaptive import Adaptive
+
+    return asyncio.create_task(Adaptive(scheduler, *limits).follow())
 
 
 def _write_client_environment(settings, address):

@@ -30,9 +30,9 @@ class Status:
     def step(self, step):
         self._tell(status="step", step=step)
 
-    def ready(self, address):
+    def ready(self, address, peers=()):
         self.is_ready = True
-        self._tell(status="ready", address=address)
+        self._tell(status="ready", address=address, peers=list(peers))
 
     def note(self, text):
         self._tell(status="note", text=text)

@@ -1,6 +1,7 @@
 """A worker, without a nanny: restarts, memory limits and time-outs are the supervisor's."""
 
 import asyncio
+import contextlib
 import gc
 
 from distributed import Worker
@@ -8,7 +9,7 @@ from distributed.comm import get_address_host_port
 from distributed.core import Status as Phase
 from distributed.utils import import_term
 
-from cuda_cluster_dask import gpu, ports, process
+from cuda_cluster_dask import control, gpu, ports, process, verify
 
 # Why `distributed` closes a worker that is not wanted any more.
 UNWANTED = ("scheduler-close", "scheduler-close-worker", "worker-close")
@@ -46,18 +47,34 @@ async def serve(settings, status):
         **place(settings),
     )
     status.step("registering with the scheduler")
+    proof = settings["verify"]
+    if proof is not None:
+        verify.answer(worker)
     async with worker:
-        status.ready(worker.address)
+        lanes = [] if proof is None else await verify.peers(worker, proof, status)
+        status.ready(worker.address, lanes)
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            await worker.close(executor_wait=False, reason="asked to end")
+            await say_goodbye(worker)
             return 0
     then = worker.then()
     if then is None:
         return 1
     status.leaving(then, worker.reason)
     return 0
+
+
+async def say_goodbye(worker):
+    """Closes a worker that its supervisor does not want: at once when everything ends, else after
+    others have its data."""
+    if await control.goes_on():
+        # The supervisor's patience is the limit; it kills then, and what is lost is made again.
+        with contextlib.suppress(Exception):
+            await worker.scheduler.retire_workers(
+                workers=[worker.address], close_workers=False, remove=True
+            )
+    await worker.close(executor_wait=False, reason="asked to end")
 
 
 def place(settings):

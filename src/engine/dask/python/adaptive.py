@@ -1,0 +1,66 @@
+"""As many workers as the work needs: the scheduler's own estimate, between two limits.
+
+The estimate and the patience before a worker goes are `distributed`'s, with its configuration
+(`distributed.adaptive.interval`, `wait-count`, `target-duration`). A worker that goes is retired
+by the scheduler, its data moved to others; one that comes is started by the supervisor.
+
+*Invariant:* a worker leaves only by being retired, so no result is lost.
+"""
+
+import asyncio
+import logging
+
+import dask
+from dask.utils import parse_timedelta
+from distributed.deploy.adaptive_core import AdaptiveCore
+
+from cuda_cluster_dask import control
+
+logger = logging.getLogger("distributed.adaptive")
+
+# Phases of a worker that the supervisor has not given up.
+RUNNING = ("waiting", "starting", "ready", "restarting")
+
+
+class Adaptive(AdaptiveCore):
+    """Decides for one scheduler, by the workers' names."""
+
+    plan = requested = observed = frozenset()
+
+    def __init__(self, scheduler, minimum, maximum):
+        wait_count = dask.config.get("distributed.adaptive.wait-count")
+        super().__init__(minimum=minimum, maximum=maximum, wait_count=wait_count)
+        self.scheduler = scheduler
+        self.stopped = []
+
+    async def follow(self):
+        """Looks and acts for ever."""
+        interval = parse_timedelta(dask.config.get("distributed.adaptive.interval"), "ms")
+        while True:
+            await asyncio.sleep(interval)
+            state = await control.state()
+            if state is None or state["state"] != "ready":
+                continue  # What is being started counts when it is there.
+            self.look(state["workers"])
+            await self.adapt()
+
+    def look(self, workers):
+        """Takes note of the workers that there are."""
+        self.plan = self.requested = {w["name"] for w in workers if w["state"] in RUNNING}
+        self.observed = {w.name for w in self.scheduler.workers.values()} & self.plan
+        self.stopped = [w["name"] for w in workers if w["state"] == "stopped"]
+
+    async def target(self):
+        return self.scheduler.adaptive_target()
+
+    async def workers_to_close(self, target):
+        return self.scheduler.workers_to_close(target=target, minimum=self.minimum, attribute="name")
+
+    async def scale_up(self, n):
+        new = self.stopped[: n - len(self.plan)]
+        logger.info("Starting %s: %d workers are needed", ", ".join(new), n)
+        await asyncio.gather(*map(control.restart, new))
+
+    async def scale_down(self, workers):
+        logger.info("Retiring %s: they are not needed", ", ".join(sorted(workers)))
+        await self.scheduler.retire_workers(names=workers, remove=True, close_workers=True)

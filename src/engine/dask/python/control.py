@@ -1,0 +1,59 @@
+"""Asks the supervisor over the run directory's socket: HTTP, as `supervise::control` speaks it.
+
+Without a supervisor (a process started by hand) nobody answers, which is None.
+"""
+
+import asyncio
+import json
+import os
+
+RUN_DIRECTORY = "CUDA_CLUSTER_RUN_DIR"
+PATIENCE = 2  # Seconds; the supervisor answers within milliseconds.
+
+
+async def state():
+    """The cluster's state, as `ps -o json` shows it, or None."""
+    answer = await _ask("GET", "/v1/state")
+    return None if answer is None else json.loads(answer)
+
+
+async def restart(process):
+    """Has a process started, or started again."""
+    await _ask("POST", f"/v1/restart/{process}")
+
+
+async def is_starting():
+    """Whether the whole cluster starts for the first time; False when nobody knows."""
+    known = await state()
+    return known is not None and known["state"] == "starting"
+
+
+async def goes_on():
+    """Whether the others work on without this process; False when nobody knows."""
+    known = await state()
+    if known is None or known["state"] == "stopping":
+        return False
+    return known["scheduler"] is None or known["scheduler"]["state"] == "ready"
+
+
+async def _ask(method, path):
+    directory = os.environ.get(RUN_DIRECTORY)
+    if directory is None:
+        return None
+    try:
+        return await asyncio.wait_for(_exchange(f"{directory}/control.sock", method, path), PATIENCE)
+    except (OSError, ValueError, asyncio.TimeoutError):
+        return None
+
+
+async def _exchange(socket, method, path):
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        request = f"{method} {path} HTTP/1.1\r\nHost: cluster\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        if not head.split(b" ")[1].startswith(b"2"):
+            raise ValueError(head.decode())
+        return body
+    finally:
+        writer.close()
