@@ -206,7 +206,7 @@ struct ProcessFlags {
     /// File for the scheduler's address
     #[arg(long, value_name = "FILE")]
     scheduler_file: Option<String>,
-    /// File for the process ids
+    /// File for the supervisor's process id
     #[arg(long, value_name = "FILE")]
     pid_file: Option<String>,
     /// Abstract resources, like "GPU=1 MEM=10e9"

@@ -254,6 +254,7 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
         // A fraction is refused when the spec is read, so the whole does not matter.
         log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |size| size.of(0)),
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
+        pid_file: spec.worker.pid_file.as_ref().map(Into::into),
         ulimits: ulimits(&spec.ulimits),
     }
 }

@@ -7,6 +7,7 @@
 //! (CPUs, memory nodes, NICs, variables) stands in its plan, and nothing else is given to it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -255,6 +256,9 @@ pub struct Supervision {
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
     pub log_keep: u32,
+    /// Where the supervisor's process id stands while it is at work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_file: Option<PathBuf>,
     /// Resource limits of every process, by the name of `RLIMIT_…` in lower case; `None` is
     /// unlimited.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -276,6 +280,7 @@ impl Default for Supervision {
             gpu_free_within: Span::secs(10),
             log_rotate_bytes: 64 << 20,
             log_keep: 3,
+            pid_file: None,
             ulimits: BTreeMap::new(),
         }
     }

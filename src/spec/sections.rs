@@ -138,7 +138,7 @@ section! {
         contact_address: String,
         /// Directory for spilled data.
         local_directory: String,
-        /// Where the process ids are written.
+        /// Where the supervisor's process id stands while the cluster runs: who to tell to end.
         pid_file: String,
         /// Abstract resources, like `{GPU: 1}`.
         resources: BTreeMap<String, f64>,

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{PipeReader, Write};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -86,8 +85,6 @@ pub(super) struct Actor {
     pub(super) control: JoinHandle<()>,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
-    /// Holds the process id as long as this lives.
-    pid_file: Option<PathBuf>,
 }
 
 impl Actor {
@@ -111,7 +108,7 @@ impl Actor {
                 .write_private(&paths.cgroup(), path.as_bytes())
                 .map_err(StartError::RunDirectory)?;
         }
-        if let Some(path) = &options.pid_file {
+        if let Some(path) = &launch.supervision.pid_file {
             std::fs::write(path, format!("{}\n", std::process::id()))
                 .map_err(|source| StartError::PidFile { path: path.clone(), source })?;
         }
@@ -150,7 +147,6 @@ impl Actor {
             abandoned: false,
             control,
             keep: options.keep,
-            pid_file: options.pid_file,
         };
         Ok((actor, handle))
     }
@@ -386,7 +382,7 @@ impl Drop for Actor {
             self.guardian.end();
         }
         self.control.abort();
-        if let Some(path) = &self.pid_file {
+        if let Some(path) = &self.launch.supervision.pid_file {
             // Who took it away already wanted the same.
             let _ = std::fs::remove_file(path);
         }

@@ -29,8 +29,6 @@ pub struct Options {
     /// Whether the run directory stays after a good end too, unlocked, for whoever reads its logs
     /// and then removes it.
     pub keep: bool,
-    /// Where the supervisor's process id stands while it is at work.
-    pub pid_file: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -40,7 +38,6 @@ impl Default for Options {
             control_groups: true,
             gpus: None,
             keep: false,
-            pid_file: None,
         }
     }
 }

@@ -34,6 +34,25 @@ pub(crate) fn packages() -> bool {
     })
 }
 
+/// Says why a test is skipped.
+#[allow(clippy::print_stderr)] // A skipped test says why.
+pub(crate) fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
+/// Runs a program that can import the engine's own package; returns the JSON that it prints.
+pub(crate) fn ask(program: &str) -> Value {
+    let folder = tempfile::tempdir().expect("a directory");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/dask/python");
+    std::os::unix::fs::symlink(package, folder.path().join("cuda_cluster_dask")).expect("a link");
+    let mut command = Command::new(path());
+    command.env("PYTHONPATH", folder.path()).env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = command.args(["-c", program]).output().expect("Python starts");
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(out.trim()).unwrap_or_else(|error| panic!("{error}: {out}\n{err}"))
+}
+
 /// What a user does with one cluster.
 pub(crate) struct Story<'a> {
     sandbox: &'a Sandbox,
