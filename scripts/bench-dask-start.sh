@@ -11,5 +11,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -x .venv/bin/python ] || scripts/setup.sh --tests
-cargo build --release --locked --quiet
-exec .venv/bin/python scripts/bench_dask_start.py target/release/cuda-cluster "${1:-5}" "${2:-tcp}"
+binary=${CUDA_CLUSTER:-target/release/cuda-cluster}
+[ "$binary" != target/release/cuda-cluster ] || cargo build --release --locked --quiet
+exec .venv/bin/python scripts/bench_dask_start.py "$binary" "${1:-5}" "${2:-tcp}"

@@ -171,9 +171,10 @@ while len(names()) < int(address):
 print(json.dumps(time.time()), flush=True)
 sys.stdin.readline()
 back = []
-for _ in range(3):
+for turn in range(3):
+    # Each time another one: what dies twice in a row is a crash loop, and waits.
     before = names()
-    name = sorted(before, key=str)[0]
+    name = sorted(before, key=str)[turn]
     pid = list(client.run(os.getpid, workers=[before[name]]).values())[0]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -230,16 +231,23 @@ def main(binary, rounds, protocol):
             found = measure(candidate)
             print("{:36}{:9.2f} s {:8.0f} MB {:8.2f} s".format(candidate.name, *found), flush=True)
             results.setdefault(candidate.name, []).append(found)
-    reference = min(
-        statistics.median(r[0] for r in found)
-        for name, found in results.items()
-        if not name.startswith("cuda-cluster")
-    )
+    summarize({name: list(zip(*found)) for name, found in results.items()}, rounds, protocol)
+
+
+def summarize(results, rounds, protocol):
+    """Medians, and ours as a share of each of theirs, round by round."""
     print(f"{WORKERS} workers over {protocol}, {rounds} rounds in turn, medians")
-    print(f"{'':36}{'ready s':>9}{'of best':>9}{'PSS MB':>8}{'back s':>8}")
-    for name, found in results.items():
-        ready, memory, back = (statistics.median(column) for column in zip(*found))
-        print(f"{name:36}{ready:9.2f}{ready / reference:9.2f}{memory:8.0f}{back:8.2f}")
+    print(f"{'':36}{'ready s':>9}{'PSS MB':>9}{'back s':>9}")
+    for name, columns in results.items():
+        print(f"{name:36}" + "".join(f"{statistics.median(c):9.2f}" for c in columns))
+    ours = [name for name in results if name.startswith("cuda-cluster")]
+    for name, theirs in ((n, c) for n, c in results.items() if n not in ours):
+        for own in ours:
+            shares = [
+                statistics.median(a / b for a, b in zip(mine, other))
+                for mine, other in zip(results[own], theirs)
+            ]
+            print(f"{own} / {name}: " + "  ".join(f"{share:.2f}" for share in shares))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ run=(
 )
 tests=(
     python3 python3-venv          # checks in Python
+    openssl                       # a certificate for Dask over TLS
     ucx-utils                     # ucx_perftest, the measure for the data plane
 )
 

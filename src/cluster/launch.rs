@@ -64,12 +64,14 @@ pub struct Surroundings<'a> {
 /// If the engine cannot be launched.
 pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
     let mut notes = Vec::new();
+    let mut first_alone = false;
     let (mut scheduler, mut workers) = match plan.engine {
         EngineKind::Native => native(plan, around.program),
         EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
         EngineKind::Dask => {
             let prepared = dask::prepare(plan, around.paths).await?;
             notes.extend(prepared.notes.iter().map(ToString::to_string));
+            first_alone = prepared.scheduler.is_none() && prepared.fork_socket.is_some();
             pythons(plan, prepared)
         }
     };
@@ -88,6 +90,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         strict: plan.requirements.strict,
         scheduler,
         workers,
+        first_alone,
         run_to_completion: plan.engine == EngineKind::Command && around.to_completion,
         notes,
     })
@@ -100,13 +103,15 @@ fn native(plan: &Plan, program: &Path) -> (Option<ProcessSpec>, Vec<ProcessSpec>
     (scheduler(plan, argv("__scheduler")), workers.collect())
 }
 
-/// The Dask engine: a Python for each, the workers' forked where that can be.
+/// The Dask engine: a Python for each, forked where that can be from the first of them: the
+/// scheduler, or the first worker where there is none.
 fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
     let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
     let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
         let memory_limit_bytes =
             planned.memory_limit_bytes.map(|bytes| bytes / 100 * TERMINATE_PERCENT);
-        let fork_server = fork_socket.clone();
+        let forked = first.is_some() || planned.rank > 0;
+        let fork_server = fork_socket.clone().filter(|_| forked);
         ProcessSpec { memory_limit_bytes, fork_server, ..worker(planned, argv) }
     };
     let workers = plan.workers.iter().zip(workers).map(worker).collect();

@@ -107,6 +107,7 @@ pub(super) enum Action {
 pub(super) struct Core {
     policy: Supervision,
     run_to_completion: bool,
+    first_alone: bool,
     /// The scheduler first, if there is one; then the workers.
     seats: Vec<Seat>,
     workers_from: usize,
@@ -137,6 +138,7 @@ impl Core {
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
+            first_alone: launch.first_alone,
             seats: seats.collect(),
             workers_from: usize::from(launch.scheduler.is_some()),
             wanted: launch.workers.len(),
@@ -519,7 +521,13 @@ impl Core {
                 return;
             }
         }
-        for number in self.workers_from..self.seats.len() {
+        let first = self.workers_from;
+        let is_ready = |seat: &Seat| seat.phase() == ProcessPhase::Ready;
+        let alone = self.first_alone
+            && self.state.state == ClusterPhase::Starting
+            && !self.seats.get(first).is_some_and(is_ready);
+        let until = if alone { first + 1 } else { self.seats.len() };
+        for number in first..until {
             if self.may_start(number, now) {
                 self.start(number, now);
             }

@@ -54,6 +54,10 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
+    /// Whether the first worker is started alone, and the others when it is READY, because they
+    /// are forked from what it has loaded. Only at the first start.
+    #[serde(default)]
+    pub first_alone: bool,
     /// Whether the workers are expected to end (`run`): status 0 is done, the first failure stops
     /// the others, and when all are done the cluster has finished.
     #[serde(default)]

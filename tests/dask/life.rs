@@ -112,11 +112,18 @@ fn two_clusters_of_workers_form_one_dask_cluster() {
     let sandbox = Sandbox::new();
     let first = up(&sandbox, "first", &["--gpus", "0-1"]);
     let file = run_directory(&sandbox, "first").join("scheduler.json").display().to_string();
-    let said = try_up(&sandbox, "second", &["--gpus", "2-3", "--join", &file]);
+    let said = try_up(&sandbox, "second", &["--gpus", "0-1", "--join", &file]);
     assert_eq!(said.code, 0, "{said}");
-    assert!(sandbox.state("second")["scheduler"].is_null());
+    let state = sandbox.state("second");
+    assert!(state["scheduler"].is_null());
+    // Without the shim's note that a process was executed and not forked.
+    assert!(worker(&state, "gpu1")["notes"].as_array().is_some_and(Vec::is_empty), "{state}");
     let found = first.tell("spread");
-    assert_eq!(found["workers"], json!(["gpu0", "gpu1", "gpu2", "gpu3"]));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    let joined = |gpu: &str| format!("{}-second-{gpu}", host.trim());
+    let mut everybody = vec!["gpu0".to_owned(), "gpu1".to_owned(), joined("gpu0"), joined("gpu1")];
+    everybody.sort();
+    assert_eq!(found["workers"], json!(everybody));
     assert_eq!(sandbox.run(&["down", "second"]).code, 0);
     let found = Story::of(&sandbox, "first").tell("spread");
     assert_eq!(found["workers"], json!(["gpu0", "gpu1"]));

@@ -12,6 +12,7 @@ mod python;
 #[allow(dead_code)]
 #[path = "../cluster/sandbox.rs"]
 mod sandbox;
+mod slurm;
 mod table;
 mod work;
 

@@ -56,21 +56,41 @@ pub(crate) fn ask(program: &str) -> Value {
 /// What a user does with one cluster.
 pub(crate) struct Story<'a> {
     sandbox: &'a Sandbox,
-    name: String,
+    with: With,
+}
+
+/// How it is found.
+enum With {
+    /// By its name.
+    Name(String),
+    /// By its scheduler file.
+    File(PathBuf),
 }
 
 impl<'a> Story<'a> {
     /// With the cluster of this name.
     pub(crate) fn of(sandbox: &'a Sandbox, name: &str) -> Self {
-        Self { sandbox, name: name.to_owned() }
+        Self { sandbox, with: With::Name(name.to_owned()) }
+    }
+
+    /// With the cluster whose scheduler wrote this file.
+    pub(crate) fn by_file(sandbox: &'a Sandbox, file: &Path) -> Self {
+        Self { sandbox, with: With::File(file.to_owned()) }
     }
 
     /// Tells one of the stories of `tests/python/story.py` to its end; returns what it found.
     pub(crate) fn tell(&self, story: &str) -> Value {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/story.py");
-        let run = run_directory(self.sandbox, &self.name);
-        let shell = format!(". {}/client.env && exec \"$@\"", run.display());
         let mut command = Command::new("sh");
+        let prepare = match &self.with {
+            With::Name(name) => {
+                format!(". {}/client.env &&", run_directory(self.sandbox, name).display())
+            }
+            With::File(file) => {
+                format!("export DASK_SCHEDULER_FILE={};", file.display())
+            }
+        };
+        let shell = format!("{prepare} exec \"$@\"");
         command.args(["-c", &shell, "sh"]).arg(path()).arg(script).arg(story);
         let output = command.output().expect("a shell starts");
         let (out, err) =

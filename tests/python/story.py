@@ -266,8 +266,14 @@ def ports(client):
     }
 
 
+def four(client):
+    """Four workers, from wherever."""
+    client.wait_for_workers(4, timeout=120)
+    return spread(client)
+
+
 def main(name, *arguments):
-    with Client(timeout=30) as client:
+    with Client(scheduler_file=os.environ.get("DASK_SCHEDULER_FILE"), timeout=30) as client:
         print(json.dumps(globals()[name](client, *arguments)))
 
 

@@ -40,8 +40,10 @@ pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> 
     let joins = options.dask.join.is_some();
     let means = Means {
         dask_cuda: packages::version(&inspection, "dask-cuda").is_some(),
-        // The fork server lives beside the scheduler.
-        fork: !joins && options.dask.start_method.as_deref() != Some("spawn"),
+        // The fork server lives beside the scheduler, or beside the first of the workers that join
+        // one; but that would wait for the others for ever, were it to prove the ways to them.
+        fork: options.dask.start_method.as_deref() != Some("spawn")
+            && !(joins && options.dask.verify == Some(true)),
     };
     let program = package::write(paths.root())?;
     let arguments = |role: &str, settings: serde_json::Value| {

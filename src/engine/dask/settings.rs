@@ -99,7 +99,10 @@ pub struct WorkerSettings {
     scheduler: Option<String>,
     /// Or by the file with its address.
     scheduler_file: Option<PathBuf>,
+    /// Unique among the workers of one machine's clusters.
     name: String,
+    /// Whether other machines' workers join the same scheduler, so that names need the host's.
+    joins: bool,
     threads: u32,
     port: Option<u16>,
     listen_address: Option<String>,
@@ -120,6 +123,8 @@ pub struct WorkerSettings {
     /// Level of cuDF's spilling statistics; `None` without cuDF spilling.
     cudf_spill: Option<u32>,
     cuda_context: bool,
+    /// Its fork server, for the first of the workers that join a scheduler elsewhere.
+    fork: Option<Fork>,
     /// What is proven before READY; `None` for nothing.
     verify: Option<Proof>,
 }
@@ -184,12 +189,13 @@ pub(super) fn scheduler(
         client_file: paths.root().join("client.env"),
         client_env: client_env(plan, &common),
         adapt: options.dask.adapt_minimum.map(|least| (least, plan.workers.len())),
-        fork: means.fork.then(|| Fork {
-            socket: fork_socket(paths),
-            imports: imports(plan, options, means, &common),
-        }),
+        fork: means.fork.then(|| fork(plan, options, means, &common, paths)),
         common,
     }
+}
+
+fn fork(plan: &Plan, options: &DaskOptions, means: Means, common: &Common, paths: &Paths) -> Fork {
+    Fork { socket: fork_socket(paths), imports: imports(plan, options, means, common) }
 }
 
 /// What a client needs to speak as the cluster does: UCX's variables, and TLS's files by the
@@ -246,7 +252,8 @@ pub(super) fn worker(
     WorkerSettings {
         scheduler,
         scheduler_file,
-        name: worker.name.clone(),
+        name: name(plan, options, worker),
+        joins: dask.join.is_some(),
         threads: worker.threads,
         port: asked.ports.and_then(port),
         listen_address: asked.listen_address.clone(),
@@ -264,14 +271,24 @@ pub(super) fn worker(
         cudf_spill: (dask.enable_cudf_spill == Some(true) && real_gpu)
             .then(|| dask.cudf_spill_stats.unwrap_or(0)),
         cuda_context: real_gpu && wants_context,
-        verify: (dask.verify == Some(true)).then(|| proof(plan, &common, worker)),
+        fork: (means.fork && dask.join.is_some() && worker.rank == 0)
+            .then(|| fork(plan, options, means, &common, paths)),
+        verify: (dask.verify == Some(true)).then(|| proof(plan, options, &common, worker)),
         common,
+    }
+}
+
+/// A worker's name for the scheduler, which takes each only once: several clusters may join it.
+fn name(plan: &Plan, options: &DaskOptions, worker: &WorkerPlan) -> String {
+    match options.dask.join {
+        Some(_) => format!("{}-{}", plan.name, worker.name),
+        None => worker.name.clone(),
     }
 }
 
 /// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
 /// memory, unless a list of transports leaves it out.
-fn proof(plan: &Plan, common: &Common, worker: &WorkerPlan) -> Proof {
+fn proof(plan: &Plan, options: &DaskOptions, common: &Common, worker: &WorkerPlan) -> Proof {
     let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
     // A list that begins with `^` names what is left out.
     let (list, names_used) = list.strip_prefix('^').map_or((list, true), |list| (list, false));
@@ -288,7 +305,7 @@ fn proof(plan: &Plan, common: &Common, worker: &WorkerPlan) -> Proof {
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
     Proof {
-        peers: plan.workers.iter().map(|one| one.name.clone()).collect(),
+        peers: plan.workers.iter().map(|one| name(plan, options, one)).collect(),
         transports: expected.map(|(_, group)| group).collect(),
     }
 }

@@ -6,7 +6,7 @@ use super::world::{World, launch, up};
 use super::{Event, GpuFinding};
 use crate::os::process::Exit;
 use crate::plan::{RestartWhen, SchedulerDeath};
-use crate::supervise::{ClusterPhase, Escalation, Outcome, ProcessPhase};
+use crate::supervise::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase};
 use crate::wire::status::{AfterLeaving, Status};
 
 const MS: Duration = Duration::from_millis(1);
@@ -21,6 +21,20 @@ fn workers_start_when_the_scheduler_is_ready() {
     assert_eq!(world.phase(), ClusterPhase::Starting);
     world.ready(2);
     assert_eq!(world.phase(), ClusterPhase::Ready);
+}
+
+#[test]
+fn a_first_worker_that_the_others_are_forked_from_is_started_alone() {
+    let mut world = World::new(Launch { first_alone: true, ..launch(false, 3, false) });
+    assert_eq!(world.living.len(), 1);
+    world.ready(0);
+    assert_eq!(world.living.len(), 3);
+    world.ready(1);
+    world.ready(2);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(0, Exit::by_signal(9));
+    world.die(1, Exit::by_signal(9));
+    assert_eq!(world.living.len(), 3, "later each for itself");
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
         run_to_completion: false,
+        first_alone: false,
         notes: Vec::new(),
     }
 }

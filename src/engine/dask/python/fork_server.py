@@ -1,6 +1,7 @@
 """The fork server: imports once, then forks a process for whoever asks.
 
-A child of the scheduler's process, forked before that has a second thread, CUDA or UCX. The
+A child of the scheduler's process, or of the first worker's where the scheduler is elsewhere, forked
+before that has a second thread, CUDA or UCX. The
 guardian asks over a Unix socket and hands over what it would have given the shim: the
 instructions, the status pipe, and the output. The new process is forked twice, so that its parent
 is the guardian, which adopts, watches and reaps it like every process that it executed.

@@ -44,13 +44,12 @@ def _run(role, settings, status):
 
     values = settings["config"].items()
     dask.config.set({key: dask.config.interpret_value(value) for key, value in values})
+    if settings["fork"] is not None:
+        from cuda_cluster_dask import fork_server
+
+        fork_server.start(settings["fork"])
     if role == "scheduler":
         from cuda_cluster_dask import scheduler as module
-
-        if settings["fork"] is not None:
-            from cuda_cluster_dask import fork_server
-
-            fork_server.start(settings["fork"])
     else:
         status.step("importing " + ", ".join(settings["pre_import"] or ["the worker"]))
         imports.load(settings["pre_import"])

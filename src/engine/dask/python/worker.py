@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import socket
 
 from distributed import Worker
 from distributed.comm import get_address_host_port
@@ -29,7 +30,7 @@ async def serve(settings, status):
     worker = kind(
         settings["scheduler"],
         scheduler_file=settings["scheduler_file"],
-        name=settings["name"],
+        name=full_name(settings, settings["name"]),
         nthreads=settings["threads"],
         protocol=settings["protocol"],
         security=process.security(settings["tls"], "worker"),
@@ -51,7 +52,10 @@ async def serve(settings, status):
     if proof is not None:
         verify.answer(worker)
     async with worker:
-        lanes = [] if proof is None else await verify.peers(worker, proof, status)
+        lanes = []
+        if proof is not None:
+            proof["peers"] = [full_name(settings, name) for name in proof["peers"]]
+            lanes = await verify.peers(worker, proof, status)
         status.ready(worker.address, lanes)
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -63,6 +67,11 @@ async def serve(settings, status):
         return 1
     status.leaving(then, worker.reason)
     return 0
+
+
+def full_name(settings, name):
+    """A worker's name for a scheduler that several machines' workers may join."""
+    return f"{socket.gethostname()}-{name}" if settings["joins"] else name
 
 
 async def say_goodbye(worker):
