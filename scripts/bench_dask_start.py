@@ -106,6 +106,8 @@ def sees_gpus():
 
 
 class Ours(Candidate):
+    extra = ()
+
     def __init__(self, binary, protocol, method):
         super().__init__(f"cuda-cluster ({method})", protocol)
         self.binary, self.method = binary, method
@@ -119,6 +121,7 @@ class Ours(Candidate):
         self.run(
             self.binary, "up", "-f", str(spec), "--name", "b", "--start-method", self.method,
             "--n-workers", str(WORKERS), "--memory-limit", "1GiB", *machine, *flags,
+            *self.extra,
         )
 
     def address(self):

@@ -74,7 +74,9 @@ class Plain(start.Theirs):
 
 
 class Planned(start.Ours):
-    """cuda-cluster's workers and environment."""
+    """cuda-cluster's workers and environment; a simulated machine's CPUs would be few and shared."""
+
+    extra = ("--cpus", "none")
 
     def __init__(self, binary, protocol):
         super().__init__(binary, protocol, "fork")

@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::{MACHINE, packages, try_up};
 use crate::sandbox::{Said, Sandbox};
@@ -26,16 +27,56 @@ fn a_python_that_is_not_there_or_is_none_is_named() {
 fn missing_packages_come_with_the_line_that_installs_them() {
     let sandbox = Sandbox::new();
     let folder = tempfile::tempdir().expect("a directory");
-    let bare = folder.path().join("python");
-    let script = "#!/bin/sh\necho '{\"version\":\"3.12.0\",\"prefix\":\"/\",\"packages\":{}}'\n";
-    std::fs::write(&bare, script).expect("written");
-    std::fs::set_permissions(&bare, std::fs::Permissions::from_mode(0o755)).expect("its mode");
-    let bare = bare.display().to_string();
+    let answer = r#"echo '{"version":"3.12.0","prefix":"/","packages":{}}'"#;
+    let bare = script(folder.path(), answer);
     let said = up_with(&sandbox, &["--python", &bare, "--protocol", "ucxx"]);
     assert_eq!(said.code, 2, "{said}");
     let line = "python -m pip install dask 'distributed>=2025.1' distributed-ucxx-cu13";
     assert!(said.stderr.contains(line), "{said}");
     sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn packages_that_do_not_go_together_come_with_the_line_that_mends_them() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let answer = r#"{"version":"3.12.0","prefix":"/","packages":
+                     {"dask":"2026.7.1","distributed":"2026.3.0"}}"#;
+    let python = script(folder.path(), &format!("echo '{}'", answer.replace('\n', "")));
+    let said = up_with(&sandbox, &["--python", &python]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.stderr.contains("dask 2026.7.1 and distributed 2026.3.0"), "{said}");
+    assert!(said.stderr.contains("pip install dask==2026.3.0"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_process_that_crashes_at_its_start_is_named_and_nothing_runs_on() {
+    if !packages() {
+        return;
+    }
+    for (role, named) in [("scheduler", "scheduler"), ("worker", "gpu0")] {
+        let sandbox = Sandbox::new();
+        let folder = tempfile::tempdir().expect("a directory");
+        let real = super::python::path().display().to_string();
+        // The arguments are the package, the role and the settings.
+        let crash = format!("[ \"$2\" = {role} ] && kill -SEGV $$\nexec {real} \"$@\"");
+        let python = script(folder.path(), &crash);
+        let flags = ["--python", &python, "--n-workers", "1", "--start-method", "spawn"];
+        let said = up_with(&sandbox, &flags);
+        assert_eq!(said.code, 1, "{said}");
+        let cause = format!("{named} was ended by signal 11");
+        assert!(said.stderr.contains(&cause), "{said}");
+        sandbox.assert_only_the_causes_are_left("no");
+    }
+}
+
+/// A program in the place of Python.
+fn script(folder: &Path, text: &str) -> String {
+    let path = folder.join("python");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    path.display().to_string()
 }
 
 #[test]

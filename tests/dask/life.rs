@@ -78,6 +78,54 @@ fn workers_come_with_the_work_and_go_without_it() {
 }
 
 #[test]
+fn a_worker_of_age_is_replaced_and_that_is_no_failure() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    up(&sandbox, "old", &["--n-workers", "2", "--lifetime", "3s"]);
+    eventually("both are replaced", Duration::from_secs(120), || {
+        let state = sandbox.state("old");
+        let workers = state["workers"].as_array().expect("workers");
+        workers.iter().all(|worker| worker["restarts"].as_u64() >= Some(1))
+    });
+    assert!(!run_directory(&sandbox, "old").join("crashes").exists(), "nobody crashed");
+    down(&sandbox, "old");
+}
+
+#[test]
+fn a_worker_beyond_its_memory_is_ended_and_comes_back() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "full", &["--n-workers", "1", "--memory-limit", "700MB"]);
+    cluster.tell("hoard");
+    let state = sandbox.state("full");
+    let reason = worker(&state, "gpu0")["last_exit"]["reason"].as_str().expect("a reason");
+    assert!(reason.contains("memory"), "{reason}");
+    assert_eq!(sandbox.run(&["down", "full"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("full");
+}
+
+#[test]
+fn a_dead_schedulers_workers_come_back_to_the_next_one() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "headless", &["--n-workers", "2"]);
+    sandbox.kill(sandbox.state("headless")["scheduler"]["pid"].as_u64().expect("a pid"));
+    eventually("all are back", Duration::from_secs(120), || {
+        let state = sandbox.state("headless");
+        state["scheduler"]["restarts"] == 1 && state["state"] == "ready"
+    });
+    assert_eq!(cluster.tell("spread")["workers"], json!(["gpu0", "gpu1"]));
+    assert_eq!(sandbox.run(&["down", "headless"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("headless");
+}
+
+#[test]
 fn fewer_workers_keep_the_data_of_those_that_go() {
     if !packages() {
         return;

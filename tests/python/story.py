@@ -149,6 +149,26 @@ def adapt(client):
     return {"workers": sorted(workers(client))}
 
 
+def hoard(client):
+    """A task that takes more memory than there is loses its worker, which comes back."""
+    before = workers(client)["gpu0"]["address"]
+    future = client.submit(fill_memory, key="hoard")
+    eventually(
+        "gpu0 is another process",
+        lambda: workers(client).get("gpu0", {}).get("address", before) != before,
+        within=120,
+    )
+    future.cancel(force=True)
+    return {}
+
+
+def fill_memory():
+    taken = []
+    for _ in range(40):
+        taken.append(bytearray(b"x" * 50_000_000))
+        time.sleep(0.05)
+
+
 def busy(number):
     time.sleep(0.5)
     return number
