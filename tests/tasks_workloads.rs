@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cuda_cluster::cluster::Client;
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
+use cuda_cluster::cluster::{Client, ClientError};
 use cuda_cluster::engine::native::scheduler::replay;
 use cuda_cluster::plan::Plan;
+use cuda_cluster::wire::tasks::TaskError;
 use native::Cluster;
 
 const MATRIX: Matrix = Matrix { chunks: 10, size: 64, seed: 5 };
@@ -161,6 +162,41 @@ fn a_worker_killed_at_any_moment_changes_no_number() {
     let recomputed: u64 = seeds().map(|seed| Killing::of(seed).run(expected)).sum();
     println!("{recomputed} tasks computed again");
     assert!(recomputed > 0, "no kill cost anything");
+}
+
+/// What a client gives and takes while workers die comes back whole, or is said to be lost.
+#[test]
+fn what_is_given_while_workers_die_comes_back_whole() {
+    let (mut cluster, client) = start(&native::plan(2));
+    let over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&over);
+    let work = std::thread::spawn(move || {
+        let (mut whole, mut lost) = (0, 0);
+        while !told.load(Ordering::Relaxed) || whole == 0 {
+            let content: Vec<u8> = (0..200_000u32).map(|n| n.to_le_bytes()[whole % 2]).collect();
+            match client.put(&content).and_then(|remote| remote.bytes()) {
+                Ok(bytes) => {
+                    assert!(bytes == content, "other bytes came back");
+                    whole += 1;
+                }
+                Err(ClientError::Task(TaskError::Lost { .. })) => lost += 1,
+                // For a moment there was no worker to give it to.
+                Err(ClientError::Task(TaskError::Refused { .. })) => lost += 1,
+                Err(error) => panic!("{error}: {error:?}"),
+            }
+        }
+        (whole, lost)
+    });
+    for victim in ["gpu0", "gpu1", "gpu0"] {
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.kill(victim);
+        cluster.spawn_worker(victim);
+        cluster.wait_ready(victim);
+    }
+    over.store(true, Ordering::Relaxed);
+    let (whole, lost) = work.join().expect("whole, or lost");
+    println!("{whole} came back whole, {lost} were lost");
+    cluster.stop();
 }
 
 /// A scheduler that is given what another was told decides the same.

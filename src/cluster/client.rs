@@ -12,6 +12,7 @@ mod line;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,12 @@ use crate::wire::secret::{Secret, SecretError};
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
 };
+
+/// Further tries to give an object to a worker that may have died.
+const PUT_TRIES: u32 = 20;
+
+/// Time between two of them.
+const PUT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Why a client cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]
@@ -191,13 +198,32 @@ impl Client {
     /// # Errors
     /// If no worker can take it.
     pub fn put(&self, bytes: &[u8]) -> Result<Remote, ClientError> {
-        let object = self.line.names(1);
         if bytes.len() <= INLINE_LIMIT {
+            let object = self.line.names(1);
             let product = Product::Inline(bytes.to_vec());
             self.line.hold(object);
             self.line.ask(Request::Put { object, product, on: None })?;
             return Ok(self.remote(object));
         }
+        let mut tries = 0;
+        loop {
+            match self.put_stored(bytes) {
+                // Its worker has died over it; the next try is another object, at another worker.
+                Err(
+                    ClientError::Socket { .. }
+                    | ClientError::Stranger { .. }
+                    | ClientError::Task(TaskError::Lost { .. }),
+                ) if tries < PUT_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(PUT_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn put_stored(&self, bytes: &[u8]) -> Result<Remote, ClientError> {
+        let object = self.line.names(1);
         self.line.hold(object);
         let remote = self.remote(object);
         let product = Product::Stored(bytes.len() as u64);

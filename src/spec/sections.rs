@@ -274,7 +274,8 @@ section! {
         /// How a task's worker is chosen: `estimated-finish` or `round-robin`.
         placement: Placement,
         /// File for everything that the task scheduler hears and a digest of what it decides, so
-        /// that a run can be replayed. Default: none.
+        /// that a run can be replayed; it grows with every event. A relative path is below the run
+        /// directory. Default: none.
         record_events: String,
         /// Most bytes of a worker's objects on disk. Default: no limit.
         disk_limit: Size,

@@ -9,7 +9,7 @@ use crate::wire::native::FRAME_LIMIT;
 use crate::wire::tasks::{Bulk, BulkReply, Counters, ObjectId};
 
 /// Tries to get an object whose worker may have died meanwhile.
-const TRIES: u32 = 100;
+const TRIES: u32 = 600;
 
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -69,7 +69,12 @@ pub(super) fn connect(path: &Path, secret: &Secret) -> Result<UnixStream, Client
     let socket = |source| ClientError::Socket { path: path.to_path_buf(), source };
     let stranger = || ClientError::Stranger { path: path.to_path_buf() };
     let mut stream = UnixStream::connect(path).map_err(socket)?;
-    let challenge: Challenge = receive(&mut stream, GREETING_LIMIT).map_err(|_| stranger())?;
+    // Whoever breaks off before a word has probably just died.
+    let challenge: Challenge =
+        receive(&mut stream, GREETING_LIMIT).map_err(|error| match error.kind() {
+            std::io::ErrorKind::Other | std::io::ErrorKind::InvalidData => stranger(),
+            _ => socket(error),
+        })?;
     if challenge.version != VERSION {
         let (path, version) = (path.to_path_buf(), challenge.version);
         return Err(ClientError::Version { path, version });

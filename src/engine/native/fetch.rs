@@ -21,6 +21,13 @@ use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
 /// Tries before a peer is taken to be out of reach.
 const TRIES: u32 = 3;
 
+/// A transfer may take this long, and a second more for every [`SLOWEST`] bytes: a peer that hangs
+/// must not hold a task, and the memory for its input, for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Bytes in a second that any link carries.
+const SLOWEST: u64 = 1 << 20;
+
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -49,6 +56,8 @@ pub(super) enum FetchError {
     Conversation(#[from] Error),
     #[error("{reason}")]
     Refused { reason: String },
+    #[error("it did not come within {} s", limit.as_secs())]
+    Slow { limit: Duration },
     #[error("a thread for waiting was lost")]
     Thread,
 }
@@ -163,13 +172,10 @@ async fn attempt(
     // Making room may have to write files, which the event loop must not wait for.
     let room = tokio::task::spawn_blocking(move || store.receive(length));
     let room = room.await.map_err(|_| FetchError::Thread)??;
-    let name = object.to_string();
     let start = Instant::now();
-    let buffer = match shop.plane.get(&source.name, name, Target::Into(room), false).await {
-        Ok(fetched) => fetched.buffer,
-        Err(TransferError::Missing { .. }) => from_socket(shop, object, source, length).await?,
-        Err(error) => return Err(error.into()),
-    };
+    let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
+    let coming = tokio::time::timeout(limit, bring(shop, object, source, room, length));
+    let buffer = coming.await.unwrap_or(Err(FetchError::Slow { limit }))?;
     let mut took = start.elapsed();
     drop(place);
     if let Some(link) = shop.links.get(&source.name) {
@@ -179,6 +185,22 @@ async fn attempt(
     let kept = tokio::task::spawn_blocking(move || store.insert(object, buffer));
     kept.await.map_err(|_| FetchError::Thread)??;
     Ok(took)
+}
+
+/// Over UCX if the peer has it in memory, else over its socket.
+async fn bring(
+    shop: &Workshop,
+    object: ObjectId,
+    source: &Member,
+    room: Buffer,
+    length: usize,
+) -> Result<Buffer, FetchError> {
+    let name = object.to_string();
+    match shop.plane.get(&source.name, name, Target::Into(room), false).await {
+        Ok(fetched) => Ok(fetched.buffer),
+        Err(TransferError::Missing { .. }) => from_socket(shop, object, source, length).await,
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn from_socket(

@@ -88,7 +88,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        desk: Desk::new(&contract.plan),
+        desk: Desk::new(&contract.plan, &contract.directory),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),

@@ -5,7 +5,7 @@
 //! Messages are gathered while events are handled and leave in few frames at [`Desk::flush`].
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -76,12 +76,12 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// What a plan asks for.
-    pub(super) fn new(plan: &Plan) -> Self {
+    /// What a plan asks for; relative paths of it are below the run directory.
+    pub(super) fn new(plan: &Plan, run_directory: &Path) -> Self {
         let settings = settings(plan);
         let log: Option<PathBuf> = option(plan, "record_events");
         Self {
-            recorder: log.map(|path| Recorder::begin(&path, &settings)),
+            recorder: log.map(|path| Recorder::begin(&run_directory.join(path), &settings)),
             core: Core::new(settings),
             start: Instant::now(),
             workers: BTreeMap::new(),
