@@ -143,8 +143,7 @@ impl Killing {
             std::thread::sleep(Duration::from_millis(random(&mut state) % 1000));
             let victim = format!("gpu{}", random(&mut state) % workers as u64);
             cluster.kill(&victim);
-            cluster.spawn_worker(&victim);
-            cluster.wait_ready(&victim);
+            cluster.restart_worker(&victim);
         }
         over.store(true, Ordering::Relaxed);
         let rounds = work.join().expect("the same numbers, whoever is killed");
@@ -190,8 +189,7 @@ fn what_is_given_while_workers_die_comes_back_whole() {
     for victim in ["gpu0", "gpu1", "gpu0"] {
         std::thread::sleep(Duration::from_millis(200));
         cluster.kill(victim);
-        cluster.spawn_worker(victim);
-        cluster.wait_ready(victim);
+        cluster.restart_worker(victim);
     }
     over.store(true, Ordering::Relaxed);
     let (whole, lost) = work.join().expect("whole, or lost");
@@ -211,8 +209,7 @@ fn a_recorded_run_is_replayed_decision_by_decision() {
     let working = client.clone();
     let work = std::thread::spawn(move || transpose(&working));
     cluster.kill("gpu1");
-    cluster.spawn_worker("gpu1");
-    cluster.wait_ready("gpu1");
+    cluster.restart_worker("gpu1");
     assert_eq!(work.join().expect("it works on"), MATRIX.sum_with_transpose_here());
     cluster.stop();
     let replayed = replay(&path).expect("a log");

@@ -39,20 +39,27 @@ impl Process {
     }
 
     fn wait_ready(&mut self) -> Status {
+        if let Some(status) = self.ready_within(PATIENCE) {
+            return status;
+        }
+        panic!("{} did not get ready: {:?}\n{}", self.name, self.seen, self.log());
+    }
+
+    fn ready_within(&mut self, limit: Duration) -> Option<Status> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < limit {
             match self.statuses.recv_timeout(Duration::from_millis(100)) {
                 Ok(status) => {
                     self.seen.push(status.clone());
                     if matches!(status, Status::Ready { .. }) {
-                        return status;
+                        return Some(status);
                     }
                 }
                 Err(_) if self.child.try_wait().ok().flatten().is_some() => break,
                 Err(_) => {}
             }
         }
-        panic!("{} did not get ready: {:?}\n{}", self.name, self.seen, self.log());
+        None
     }
 }
 
@@ -199,6 +206,25 @@ impl Cluster {
 
     pub(crate) fn wait_ready(&mut self, name: &str) -> Status {
         self.process(name).wait_ready()
+    }
+
+    /// Starts a worker again, and again if it does not get ready, as the supervisor does; what it
+    /// was doing is printed then.
+    #[allow(clippy::print_stdout, reason = "nothing else is left of a process that hung")]
+    pub(crate) fn restart_worker(&mut self, name: &str) {
+        self.spawn_worker(name);
+        if self.process(name).ready_within(PATIENCE).is_none() {
+            let pid = self.pid(name).to_string();
+            let mut debugger = Command::new("gdb");
+            debugger.args(["-p", &pid, "-batch", "-ex", "thread apply all bt 24"]);
+            let stacks = debugger.output();
+            let stacks = stacks.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            println!("{name} did not get ready:\n{}", self.log(name));
+            println!("{}", stacks.unwrap_or_default());
+            self.kill(name);
+            self.spawn_worker(name);
+            self.wait_ready(name);
+        }
     }
 
     pub(crate) fn last_status(&mut self, name: &str) -> Option<Status> {
