@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::control::Control;
 use super::core::{Action, Core, Event, SeatNumber};
 use super::gpu::GpuWatch;
 use super::heal::{Belongings, open_journal};
@@ -82,7 +83,7 @@ pub(super) struct Actor {
     abandoned: bool,
     /// When to see whether the run directory is still whole.
     pub(super) heal_at: Option<Instant>,
-    pub(super) control: JoinHandle<()>,
+    pub(super) control: Control,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
 }
@@ -364,6 +365,13 @@ impl Actor {
         self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
         // What is not written by then will not be.
         let _ = tokio::time::timeout(LAST_WORDS * 4, bundles.join_all()).await;
+        if !self.abandoned {
+            let guardian = Arc::clone(&self.guardian);
+            // Its end takes some milliseconds, in which listeners hear of the cluster's.
+            let ended = tokio::task::spawn_blocking(move || guardian.end()).await;
+            debug_assert!(ended.is_ok(), "ending a guardian does not panic");
+            self.control.finish().await;
+        }
         // Waiting for the guardian's end blocks for some milliseconds.
         let done = tokio::task::spawn_blocking(move || drop(self)).await;
         debug_assert!(done.is_ok(), "dropping an actor does not panic");
@@ -381,7 +389,6 @@ impl Drop for Actor {
         } else {
             self.guardian.end();
         }
-        self.control.abort();
         if let Some(path) = &self.launch.supervision.pid_file {
             // Who took it away already wanted the same.
             let _ = std::fs::remove_file(path);

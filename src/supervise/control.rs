@@ -19,6 +19,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -28,7 +29,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -44,8 +45,36 @@ struct Shared {
     paths: Paths,
 }
 
-/// Listens on the control socket until the task is aborted.
-pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<JoinHandle<()>> {
+/// Longest wait for listeners to take what is on its way to them.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The control API at work, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Control {
+    task: JoinHandle<()>,
+    over: Option<oneshot::Sender<()>>,
+}
+
+impl Control {
+    /// Takes no more connections, and lets those that there are come to their ends.
+    pub(super) async fn finish(&mut self) {
+        if let Some(over) = self.over.take() {
+            // A task that has ended needs no telling.
+            let _ = over.send(());
+            // Who reads nothing is not waited for any longer.
+            let _ = tokio::time::timeout(FAREWELL, &mut self.task).await;
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Listens on the control socket.
+pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
     let path = paths.control();
     let listener = UnixListener::bind(&path)?;
     // The directory is closed to others already; this says so of the socket too.
@@ -61,10 +90,16 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<JoinHandle<()>>
         .route("/v1/restart/{process}", post(restart))
         .route("/v1/scale", post(scale))
         .with_state(Arc::new(Shared { handle, paths: paths.clone() }));
-    Ok(tokio::spawn(async move {
-        // It ends only by being aborted.
-        let _ = axum::serve(OwnUser(listener), router).await;
-    }))
+    let (over, finished) = oneshot::channel();
+    let serve = axum::serve(OwnUser(listener), router).with_graceful_shutdown(async {
+        // Its sender goes with whoever serves.
+        let _ = finished.await;
+    });
+    let task = tokio::spawn(async move {
+        // It ends by being told so, and cannot fail before.
+        let _ = serve.await;
+    });
+    Ok(Control { task, over: Some(over) })
 }
 
 /// A listener that takes connections of this user (or root) only.

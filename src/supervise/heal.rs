@@ -77,7 +77,6 @@ impl Actor {
             self.belongings.put_back(directory).map_err(in_full)?;
         }
         self.journal = open_journal(&self.paths);
-        self.control.abort();
         let socket = self.paths.control();
         // A socket that nobody listens on any more is in the way of the next.
         let _ = fs::remove_file(&socket);
