@@ -183,3 +183,22 @@ fn the_schema_and_the_check_of_specs() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'dask'"));
     assert!(String::from_utf8_lossy(&output.stdout).contains("minimal.yaml: right"));
 }
+
+/// The scheduler's first belief about the ways between workers: what good software measures on such
+/// links, by generation and number of NVLinks, and for PCIe what it carries.
+#[test]
+fn the_native_engine_is_told_what_the_links_should_carry() {
+    let rates = |machine: &str| {
+        let plan = json(&["--topology", machine]);
+        let rates = &plan["engine_options"]["gb_per_s"]["gpu0"];
+        rates.as_object().expect("rates to the others").clone()
+    };
+    let dgx_1 = rates("dgx-1-v100");
+    assert_eq!((&dgx_1["gpu1"], &dgx_1["gpu3"]), (&Value::from(20.0), &Value::from(40.0)));
+    assert_eq!(dgx_1["gpu5"], 10.0, "no NVLink, another NUMA node");
+    assert_eq!(rates("dgx-1-p100")["gpu1"], 18.0);
+    assert_eq!(rates("dgx-h100")["gpu7"], 360.0);
+    assert_eq!(rates("gb200-nvl72-tray")["gpu3"], 720.0);
+    let pcie = rates("rtx-4090-2")["gpu1"].as_f64().expect("a number");
+    assert!((26.0..27.0).contains(&pcie), "PCIe 4.0 of sixteen lanes: {pcie}");
+}
