@@ -146,6 +146,10 @@ impl Killing {
             cluster.restart_worker(&victim);
         }
         over.store(true, Ordering::Relaxed);
+        while !work.is_finished() {
+            cluster.revive();
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let rounds = work.join().expect("the same numbers, whoever is killed");
         let again = client.overview().expect("told").recomputed;
         let memory = if data.is_some() { "little" } else { "much" };
@@ -192,6 +196,10 @@ fn what_is_given_while_workers_die_comes_back_whole() {
         cluster.restart_worker(victim);
     }
     over.store(true, Ordering::Relaxed);
+    while !work.is_finished() {
+        cluster.revive();
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let (whole, lost) = work.join().expect("whole, or lost");
     println!("{whole} came back whole, {lost} were lost");
     cluster.stop();

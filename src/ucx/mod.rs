@@ -93,6 +93,9 @@ pub enum Error {
         /// Its length.
         bytes: usize,
     },
+    /// The queue for messages in shared memory is blocked by a peer that was killed while it wrote.
+    #[error("a peer was killed while it wrote into this process's queue, and blocks it for good")]
+    Stuck,
     /// A header that is longer than messages may have.
     #[error("a message header of {bytes} bytes is longer than {HEADER_LIMIT}")]
     Header {

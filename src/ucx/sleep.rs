@@ -5,12 +5,13 @@
 //! *Invariant:* a [`Waker::wake`] that happens after the owner looked for work and before it sleeps
 //! is not lost.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,9 +24,34 @@ struct Shared {
     asleep: AtomicBool,
 }
 
+/// Refusals to sleep in a row, and the time that they last, after which UCX is taken to be stuck.
+///
+/// A process that is killed between reserving and filling its place in the queue of a peer's shared
+/// memory leaves a place that nobody will ever fill. The peer receives nothing behind it, from
+/// anybody, and is told whenever it wants to sleep that there is something to receive.
+const STUCK_AFTER: (u32, Duration) = (100_000, Duration::from_secs(10));
+
+/// Refusals to sleep without one that was granted between them.
+#[derive(Default)]
+struct Refusals {
+    count: u32,
+    since: Option<Instant>,
+}
+
+impl Refusals {
+    /// Counts one; whether it is one too many.
+    fn is_stuck(&mut self, now: Instant) -> bool {
+        self.count = self.count.saturating_add(1);
+        let since = *self.since.get_or_insert(now);
+        let (count, time) = STUCK_AFTER;
+        self.count > count && now.saturating_duration_since(since) > time
+    }
+}
+
 /// The owner's side.
 pub struct Sleeper {
     shared: Arc<Shared>,
+    refusals: RefCell<Refusals>,
 }
 
 /// Wakes the owner from any thread; cheap while it is awake.
@@ -42,7 +68,8 @@ impl Sleeper {
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| system("open an event file descriptor", errno))?;
-        Ok(Self { shared: Arc::new(Shared { event, asleep: AtomicBool::new(false) }) })
+        let shared = Arc::new(Shared { event, asleep: AtomicBool::new(false) });
+        Ok(Self { shared, refusals: RefCell::default() })
     }
 
     /// A handle for other threads.
@@ -54,7 +81,7 @@ impl Sleeper {
     /// `has_work` says so after the waker has been told that sleep begins.
     ///
     /// # Errors
-    /// If UCX cannot be armed or the system refuses to wait.
+    /// If UCX cannot be armed or is stuck, or the system refuses to wait.
     pub fn sleep(
         &self,
         worker: &UcpWorker,
@@ -70,8 +97,10 @@ impl Sleeper {
 
     fn wait(&self, worker: &UcpWorker, limit: Option<Duration>) -> Result<(), Error> {
         if !worker.arm()? {
-            return Ok(());
+            let stuck = self.refusals.borrow_mut().is_stuck(Instant::now());
+            return if stuck { Err(Error::Stuck) } else { Ok(()) };
         }
+        self.refusals.take();
         let timeout = limit.map_or(PollTimeout::NONE, |limit| {
             // Rounded up, so that a wait for less than a millisecond does not become a busy loop.
             PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
@@ -121,4 +150,20 @@ fn drain(event: BorrowedFd<'_>) {
 
 fn system(action: &'static str, errno: Errno) -> Error {
     Error::System { action, source: io::Error::from(errno) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_many_refusals_over_a_long_time_mean_that_ucx_is_stuck() {
+        let (begin, (count, time)) = (Instant::now(), STUCK_AFTER);
+        let mut refusals = Refusals::default();
+        assert!((0..2 * count).all(|_| !refusals.is_stuck(begin)), "it may just be busy");
+        assert!(refusals.is_stuck(begin + time + Duration::from_secs(1)));
+        let mut refusals = Refusals::default();
+        assert!(!refusals.is_stuck(begin));
+        assert!(!refusals.is_stuck(begin + 2 * time), "it was seldom asked");
+    }
 }

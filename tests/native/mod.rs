@@ -213,7 +213,14 @@ impl Cluster {
     #[allow(clippy::print_stdout, reason = "nothing else is left of a process that hung")]
     pub(crate) fn restart_worker(&mut self, name: &str) {
         self.spawn_worker(name);
-        if self.process(name).ready_within(PATIENCE).is_none() {
+        let start = Instant::now();
+        let mut ready = self.process(name).ready_within(Duration::from_secs(1)).is_some();
+        while !ready && start.elapsed() < PATIENCE {
+            // A peer may have found that only a new process helps it, and have ended.
+            self.revive();
+            ready = self.process(name).ready_within(Duration::from_secs(1)).is_some();
+        }
+        if !ready {
             let pid = self.pid(name).to_string();
             let mut debugger = Command::new("gdb");
             debugger.args(["-p", &pid, "-batch", "-ex", "thread apply all bt 24"]);
@@ -224,6 +231,18 @@ impl Cluster {
             self.kill(name);
             self.spawn_worker(name);
             self.wait_ready(name);
+        }
+    }
+
+    /// Starts workers again that have ended by themselves.
+    #[allow(clippy::print_stdout, reason = "why they ended")]
+    pub(crate) fn revive(&mut self) {
+        for name in (0..self.workers).map(|rank| format!("gpu{rank}")) {
+            let ended = self.process(&name).child.try_wait().is_ok_and(|ended| ended.is_some());
+            if ended {
+                println!("{name} has ended by itself:\n{}", self.log(&name));
+                self.spawn_worker(&name);
+            }
         }
     }
 
