@@ -81,6 +81,10 @@ class Candidate:
             total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
         return total / 1000
 
+    def last_words(self):
+        lines = (self.folder / "output").read_text().split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it says nothing")
+
     def end(self):
         for process in self.processes:
             process.terminate()
@@ -166,12 +170,13 @@ WATCH = """
 import json, os, signal, sys, time
 from distributed import Client
 address = sys.argv[1]
-print(json.dumps("imported"), flush=True)
+say = lambda found: print("found " + json.dumps(found), flush=True)
+say("imported")
 client = Client(sys.stdin.readline().strip(), timeout=60)
 names = lambda: {v["name"]: k for k, v in client.scheduler_info(n_workers=-1)["workers"].items()}
 while len(names()) < int(address):
     time.sleep(0.005)
-print(json.dumps(time.time()), flush=True)
+say(time.time())
 sys.stdin.readline()
 back = []
 for turn in range(3):
@@ -181,13 +186,22 @@ for turn in range(3):
     pid = list(client.run(os.getpid, workers=[before[name]]).values())[0]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    while names().get(name, before[name]) == before[name] or len(names()) < int(address):
+    # By its address: `dask cuda worker` gives the next one another name.
+    while before[name] in (now := names()).values() or len(now) < int(address):
         time.sleep(0.002)
         if time.monotonic() - began > 30: break
     back.append(time.monotonic() - began)
     time.sleep(0.5)
-print(json.dumps(back), flush=True)
+say(back)
 """
+
+
+def hear(watch):
+    """What the watching client found next; UCX writes its own lines between."""
+    for line in watch.stdout:
+        if line.startswith("found "):
+            return json.loads(line.removeprefix("found "))
+    raise EOFError("the watching client has ended")
 
 
 def measure(candidate):
@@ -197,7 +211,7 @@ def measure(candidate):
         env={**candidate.environment, "BENCH_MARK": "watch"}, stderr=subprocess.DEVNULL,
     )
     try:
-        watch.stdout.readline()
+        hear(watch)
         began = time.time()
         candidate.start()
         while True:
@@ -206,13 +220,14 @@ def measure(candidate):
                 break
             except (OSError, ValueError, KeyError):
                 time.sleep(0.005)
-                if time.time() - began > 120:
-                    raise TimeoutError((candidate.folder / "output").read_text()[-2000:])
+                ended = any(process.poll() for process in candidate.processes)
+                if ended or time.time() - began > 120:
+                    raise TimeoutError(candidate.last_words())
         print(address, file=watch.stdin, flush=True)
-        ready = json.loads(watch.stdout.readline()) - began
+        ready = hear(watch) - began
         memory = candidate.memory()
         print(file=watch.stdin, flush=True)
-        back = json.loads(watch.stdout.readline())
+        back = hear(watch)
         return ready, memory, statistics.median(back)
     finally:
         watch.kill()
@@ -231,10 +246,16 @@ def main(binary, rounds, protocol):
     for _ in range(int(rounds)):
         for make in makers:
             candidate = make()
-            found = measure(candidate)
+            try:
+                found = measure(candidate)
+            except (TimeoutError, EOFError) as failure:
+                # It stands in no summary: every figure there has all rounds.
+                print(f"{candidate.name:36} failed: {failure}", flush=True)
+                continue
             print("{:36}{:9.2f} s {:8.0f} MB {:8.2f} s".format(candidate.name, *found), flush=True)
             results.setdefault(candidate.name, []).append(found)
-    summarize({name: list(zip(*found)) for name, found in results.items()}, rounds, protocol)
+    whole = {name: found for name, found in results.items() if len(found) == int(rounds)}
+    summarize({name: list(zip(*found)) for name, found in whole.items()}, rounds, protocol)
 
 
 def summarize(results, rounds, protocol):

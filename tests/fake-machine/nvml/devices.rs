@@ -73,6 +73,12 @@ answer!(nvmlDeviceGetMemoryInfo, Memory, |target| {
     memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
 });
 
+// `nvmlBAR1Memory_t` has the same three fields. Data-centre GPUs show all their memory there; ucxx
+// asks for it as it is imported.
+answer!(nvmlDeviceGetBAR1MemoryInfo, Memory, |target| {
+    memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
+});
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(at: Handle, out: *mut MemoryV2) -> Return {
     device("nvmlDeviceGetMemoryInfo_v2", at, |_, target| {
