@@ -1,79 +1,160 @@
 #!/usr/bin/env bash
-# Compares `bench links` with UCX's own ucx_perftest: the same two pinned cores, shared memory and
-# TCP, in turns, because machines change from minute to minute. Prints every pair of figures and
-# the median of their ratios; ends with 1 if a ratio misses its bound.
+# Compares `bench links` with UCX's own ucx_perftest and with Python's ucxx: the same two pinned
+# cores, the same libucp, transports and pages, in turns, because machines change from minute to
+# minute. Prints every pair of figures and the median of their ratios. Both sides' figures are
+# means over all messages, ours and ucx_perftest's.
 #
 #   scripts/bench-links.sh [BINARY]      default: target/release/cuda-cluster
 #   TURNS=5 CPUS=0,1                     how often, and where
+#   ONLY=sm|tcp|idle|ucxx|async          one part alone
+#
+# Ends with 1 if a ratio misses its bound, with 2 if something to compare with is missing. For
+# ucxx, a Python that has it: PYTHON, or .venv/bin/python; ours then uses that Python's libucx.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cuda-cluster}
 turns=${TURNS:-5}
 cpus=${CPUS:-0,1}
+only=${ONLY:-all}
+python=${PYTHON:-.venv/bin/python}
 name=bench-links-$$
-command -v ucx_perftest >/dev/null || { echo "ucx_perftest is missing: apt-get install ucx-utils" >&2; exit 2; }
-[[ -x $binary ]] || { echo "$binary is missing: cargo build --release" >&2; exit 2; }
+scratch=$(mktemp -d)
+missing=0
 
-finish() { "$binary" down "$name" >/dev/null 2>&1 || true; }
+lacks() { echo "missing: $*" >&2; missing=1; }
+wants() { [[ $only == all || $only == "$1" ]]; }
+
+[[ -x $binary ]] || { lacks "$binary (cargo build --release)"; exit 2; }
+command -v ucx_perftest >/dev/null || lacks "ucx_perftest (apt-get install ucx-utils)"
+"$python" -c 'import ucxx.benchmarks.send_recv' 2>/dev/null ||
+    lacks "Python's ucxx in $python (scripts/setup.sh --tests)"
+
+finish() {
+    "$binary" down "$name" >/dev/null 2>&1 || true
+    rm -rf "$scratch"
+}
 trap finish EXIT
 
-# The variables that our workers set for themselves, for the same protocols on both sides.
+# The variables that our workers set for themselves, for the same protocols on all sides.
 export UCX_POSIX_ERROR_HANDLING=y UCX_SYSV_ERROR_HANDLING=y UCX_CMA_MEMORY_INVALIDATE=y
 export UCX_WARN_UNUSED_ENV_VARS=n
+# Our buffers of 4 MiB and more ask for huge pages, so theirs do.
+export UCX_ALLOC_PRIO=thp,mmap,heap
 
-# perftest TEST SIZE ITERATIONS: bandwidth in MB/s, or latency in µs.
+# perftest TEST SIZE ITERATIONS: bandwidth in MiB/s, or latency in µs; the mean of all messages.
 perftest() {
-    local port=$((20000 + RANDOM % 20000)) column=$([[ $1 == tag_lat ]] && echo 3 || echo 6)
+    local port=$((20000 + RANDOM % 20000)) column=$([[ $1 == tag_lat ]] && echo 4 || echo 6) line=
     taskset -c "${cpus#*,}" ucx_perftest -p "$port" >/dev/null 2>&1 &
     local server=$!
     for _ in 1 2 3 4 5; do
         sleep 0.3
-        local line
-        line=$(taskset -c "${cpus%,*}" ucx_perftest -p "$port" 127.0.0.1 -t "$1" -s "$2" -n "$3" -w 100 -f 2>/dev/null | tail -1) && [[ -n $line ]] && break
+        line=$(taskset -c "${cpus%,*}" ucx_perftest -p "$port" 127.0.0.1 -t "$1" -s "$2" -n "$3" \
+            -w $(($3 / 5 + 1)) -f 2>/dev/null | tail -1) && [[ -n $line ]] && break
     done
     wait "$server" || true
     awk -v c="$column" '{print $c}' <<<"$line"
 }
 
-# ours KEY SIZE: bandwidth in MB/s (2^20 bytes, as ucx_perftest counts), or latency in µs.
-ours() {
-    "$binary" bench links "$name" --from gpu0 --to gpu1 --size "$2" --rounds 9 --pin "$cpus" -o json |
-        python3 -c "import json, sys
-pair = json.load(sys.stdin)['pairs'][0]
-print(pair['latency_us'] if '$1' == 'latency' else pair['gb_per_s'] * 1e9 / 2**20)"
+# links SIZE: what `bench links` says of the way, as JSON.
+links() {
+    "$binary" bench links "$name" --from gpu0 --to gpu1 --size "$1" --rounds 9 --pin "$cpus" -o json
 }
 
+# field KEY FACTOR: a field of the first pair, times a factor.
+field() { python3 -c "import json, sys; print(json.load(sys.stdin)['pairs'][0]['$1'] * $2)"; }
+
+# ours KEY SIZE: bandwidth in MiB/s, or latency in µs.
+ours() {
+    if [[ $1 == latency ]]; then links "$2" | field mean_latency_us 1
+    else links "$2" | field mean_gb_per_s "1e9 / 2**20"; fi
+}
+
+median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+
 status=0
-# compare LABEL BOUND SIZE TEST ITERATIONS
-compare() {
-    local label=$1 bound=$2 size=$3 test=$4 iterations=$5 key=bandwidth ratios=()
-    [[ $test == tag_lat ]] && key=latency
-    for _ in $(seq "$turns"); do
-        local theirs mine ratio
-        theirs=$(perftest "$test" "$size" "$iterations")
-        mine=$(ours "$key" "$size")
-        ratio=$(awk -v a="$mine" -v b="$theirs" 'BEGIN {printf "%.3f", a / b}')
-        printf '%-22s ours %10.2f   ucx_perftest %10.2f   ratio %s\n' "$label" "$mine" "$theirs" "$ratio"
+# judge LABEL BOUND KEY RIVAL OURS-COMMAND RIVAL-COMMAND: runs both in turns.
+judge() {
+    local label=$1 bound=$2 key=$3 rival=$4 mine=$5 theirs=$6 ratios=() a b ratio
+    for turn in $(seq "$turns"); do
+        # Who goes first changes, too.
+        if ((turn % 2)); then b=$($theirs); a=$($mine); else a=$($mine); b=$($theirs); fi
+        [[ -n $a && -n $b ]] || { lacks "a figure of $label"; return; }
+        ratio=$(awk -v a="$a" -v b="$b" 'BEGIN {printf "%.3f", a / b}')
+        printf '%-18s ours %10.2f   %s %10.2f   ratio %s\n' "$label" "$a" "$rival" "$b" "$ratio"
         ratios+=("$ratio")
     done
-    local median
-    median=$(printf '%s\n' "${ratios[@]}" | sort -n | sed -n "$((turns / 2 + 1))p")
-    local good
-    good=$(awk -v m="$median" -v b="$bound" -v k="$key" \
+    local middle good
+    middle=$(printf '%s\n' "${ratios[@]}" | median)
+    good=$(awk -v m="$middle" -v b="$bound" -v k="$key" \
         'BEGIN {print (k == "latency" ? m <= b : m >= b) ? "ok" : "MISSED"}')
-    printf '%-22s median ratio %s, bound %s: %s\n\n' "$label" "$median" "$bound" "$good"
+    printf '%-18s median ratio %s, bound %s: %s\n\n' "$label" "$middle" "$bound" "$good"
     [[ $good == ok ]] || status=1
 }
 
-for transport in sm tcp; do
-    if [[ $transport == sm ]]; then export UCX_TLS=sm,self; else export UCX_TLS=tcp,self; fi
-    export UCX_NET_DEVICES=lo
-    [[ $transport == sm ]] && unset UCX_NET_DEVICES
-    "$binary" up --topology dgx-h100 --simulate --n-workers 2 --name "$name" --detach >/dev/null
-    compare "$transport 8 B latency" 1.5 8 tag_lat 20000
-    compare "$transport 64 KiB" 0.95 65536 tag_bw 20000
-    compare "$transport 1 MiB" 0.95 1048576 tag_bw 2000
-    compare "$transport 64 MiB" 0.95 67108864 tag_bw 50
-    finish
-done
+up() {
+    "$binary" up --topology dgx-h100 --simulate --n-workers 2 --name "$name" --detach "$@" \
+        >/dev/null 2>"$scratch/up" || { cat "$scratch/up" >&2; exit 1; }
+}
+down() { "$binary" down "$name" >/dev/null 2>&1; }
+
+over() {
+    local transport=$1
+    up
+    judge "$transport 8 B" 1.5 latency ucx_perftest "ours latency 8" "perftest tag_lat 8 20000"
+    for size in 65536:20000 1048576:2000 67108864:50; do
+        local bytes=${size%:*}
+        judge "$transport $((bytes / 1024)) KiB" 0.95 bandwidth ucx_perftest \
+            "ours bandwidth $bytes" "perftest tag_bw $bytes ${size#*:}"
+    done
+    down
+}
+
+if command -v ucx_perftest >/dev/null; then
+    if wants sm; then UCX_TLS=sm,self over sm; fi
+    if wants tcp; then UCX_TLS=tcp,self UCX_NET_DEVICES=lo over tcp; fi
+fi
+
+# ucxx SIZE ITERATIONS LABEL: MiB/s of messages there and back, one at a time, without asyncio, both
+# sides polling. Ours streams, as its transfers do; so this says what a user gets, not who is better
+# at the same.
+ucxx() {
+    local cpus=($(tr , ' ' <<<"$cpus"))
+    "$python" -m ucxx.benchmarks.send_recv -l ucxx-core --progress-mode polling -n "$1" \
+        --n-iter "$2" --n-warmup-iter 20 -s 127.0.0.1 -b "${cpus[1]}" -c "${cpus[0]}" \
+        --reuse-alloc --no-detailed-report 2>/dev/null |
+        awk -F'|' '/^Bandwidth \(median\)/ {split($2, f, " ")
+            factor["B/s"] = 2^-20; factor["kiB/s"] = 2^-10; factor["MiB/s"] = 1
+            factor["GiB/s"] = 1024; print f[1] * factor[f[2]]}'
+}
+
+if wants ucxx && "$python" -c 'import ucxx.benchmarks.send_recv' 2>/dev/null; then
+    library=$("$python" -c 'import libucx, os; print(os.path.dirname(libucx.__file__) + "/lib")')
+    export UCX_TLS=sm,self,tcp UCX_NET_DEVICES=lo
+    up --ucx "$library"
+    for size in 65536:5000 1048576:1000 67108864:30; do
+        bytes=${size%:*}
+        judge "ucxx $((bytes / 1024)) KiB" 0.95 bandwidth ucxx \
+            "ours bandwidth $bytes" "ucxx $bytes ${size#*:}"
+    done
+    unset UCX_TLS UCX_NET_DEVICES
+    down
+fi
+
+# Eight connected workers with nothing to do: CPU time of all processes in ten seconds.
+if wants idle; then
+    "$binary" up --topology dgx-h100 --simulate --name "$name" --detach >/dev/null 2>&1
+    sleep 1
+    pids=$("$binary" ps "$name" -o json | python3 -c "import json, sys
+state = json.load(sys.stdin)
+print(*[p['pid'] for p in [state['scheduler']] + state['workers']])")
+    ticks() { cat $(printf '/proc/%s/stat ' $pids) | awk '{sum += $14 + $15} END {print sum}'; }
+    before=$(ticks); sleep 10; after=$(ticks)
+    awk -v t=$((after - before)) -v hz="$(getconf CLK_TCK)" 'BEGIN {
+        printf "idle: scheduler and 8 workers used %.2f s of CPU in 10 s (%.2f %% of a core)\n", t / hz, t / hz * 10}'
+    down
+fi
+
+if wants async; then cargo bench --quiet --locked --bench plane; fi
+
+((missing == 0)) || exit 2
 exit "$status"

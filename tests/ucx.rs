@@ -1,6 +1,8 @@
 //! The UCX layer against the installed libucp: two workers on one thread.
 #![allow(unsafe_code)]
 
+mod libucp;
+
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,7 @@ fn context() -> UcpContext {
             unsafe { std::env::set_var(format!("UCX_{name}"), value) };
         }
     });
-    let library = Library::open(None).expect("libucp is installed");
+    let library = Library::open(libucp::named().as_deref()).expect("libucp is installed");
     UcpContext::new(&library, &[Setting::new("NET_DEVICES", "lo")]).expect("UCX starts")
 }
 
@@ -43,14 +45,14 @@ impl Pair {
     /// Lets both work until `done` gives something.
     fn until<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(10) {
+        while start.elapsed() < Duration::from_secs(120) {
             self.a.progress();
             self.b.progress();
             if let Some(result) = done() {
                 return result;
             }
         }
-        panic!("nothing came within ten seconds");
+        panic!("nothing came within two minutes");
     }
 }
 
@@ -82,6 +84,23 @@ fn messages_of_every_size_arrive_whole_with_their_header() {
 }
 
 #[test]
+fn every_libucp_of_this_machine_does_the_same() {
+    libucp::each(&[
+        "messages_of_every_size_arrive_whole_with_their_header",
+        "a_connection_shows_its_lanes",
+        "a_closed_peer_gives_every_buffer_back",
+    ]);
+}
+
+#[test]
+fn a_context_knows_the_transports_of_this_machine() {
+    let transports = context().transports().expect("memory for the text");
+    for transport in ["self", "tcp"] {
+        assert!(transports.iter().any(|one| one == transport), "{transports:?}");
+    }
+}
+
+#[test]
 fn a_connection_shows_its_lanes() {
     let pair = Pair::new();
     pair.there.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
@@ -108,7 +127,7 @@ fn a_closed_peer_gives_every_buffer_back() {
     drop(there);
     let start = Instant::now();
     let mut ended = Vec::new();
-    while ended.len() < 3 && start.elapsed() < Duration::from_secs(10) {
+    while ended.len() < 3 && start.elapsed() < Duration::from_secs(120) {
         a.progress();
         b.progress();
         ended.extend(std::iter::from_fn(|| a.next_completion()));

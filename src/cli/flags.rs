@@ -175,6 +175,9 @@ struct UcxFlags {
     /// Settings by GPU architecture and UCX version: auto, none
     #[arg(long, value_name = "PRESET")]
     ucx_preset: Option<UcxPreset>,
+    /// The libucp to load: its path, auto (the first that knows CUDA), system (the loader's)
+    #[arg(long = "ucx", value_name = "PATH|auto")]
+    ucx_library: Option<String>,
     /// UCX version to plan for, like 1.18
     #[arg(long, value_name = "VERSION")]
     ucx_version: Option<UcxVersion>,
@@ -366,6 +369,7 @@ impl UcxFlags {
         ucx.compat = self.ucx_compat;
         ucx.preset = self.ucx_preset;
         ucx.version = self.ucx_version;
+        ucx.library = self.ucx_library.clone();
     }
 }
 

@@ -65,13 +65,19 @@ pub(super) fn die_quietly_on_broken_pipe() {
     crate::os::default_broken_pipe();
 }
 
+/// A heading in capitals, unless it is a unit: `GB/s`, `µs`.
+fn shouted(heading: &str) -> String {
+    let unit = heading.contains(|c: char| c.is_uppercase() || !c.is_ascii());
+    if unit { heading.to_owned() } else { heading.to_uppercase() }
+}
+
 /// A table without frames: columns two blanks apart, headings in bold.
 pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     use comfy_table::{Cell, ColumnConstraint, Table, presets};
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
-        .set_header(headings.iter().map(|h| Cell::new(h.to_uppercase())));
+        .set_header(headings.iter().map(|heading| Cell::new(shouted(heading))));
     for row in rows {
         table.add_row(row);
     }

@@ -1,5 +1,7 @@
 //! `ps`: the processes of running clusters.
 
+use std::collections::BTreeSet;
+
 use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
@@ -7,7 +9,7 @@ use super::{output, reach, workers};
 use crate::cluster::{self, Found};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
-use crate::supervise::ClusterState;
+use crate::supervise::{ClusterState, ProcessState};
 
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
@@ -23,7 +25,7 @@ pub(super) struct Arguments {
 enum Form {
     /// A table.
     Table,
-    /// A table, with what keeps the processes together, their lanes and their last exits.
+    /// A table, with what keeps the processes together, their UCX, lanes and last exits.
     Wide,
     /// JSON, stable.
     Json,
@@ -67,6 +69,12 @@ impl Arguments {
         }
         text.push('\n');
         text.push_str(&workers::table(state, &plan, matches!(self.output, Form::Wide)));
+        if matches!(self.output, Form::Wide) {
+            let of = |worker: &ProcessState| worker.ucx.clone();
+            for ucx in state.workers.iter().filter_map(of).collect::<BTreeSet<_>>() {
+                text.push_str(&format!("UCX {ucx}\n"));
+            }
+        }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));
         }

@@ -1,7 +1,7 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio::sync::watch;
@@ -10,7 +10,7 @@ use super::failure::{Exit, Failure};
 use super::flags::{self, Asked};
 use super::progress::Progress;
 use super::signals::Signals;
-use super::{output, plan, reach, service_manager, source, workers};
+use super::{output, plan, reach, service_manager, source, verify, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
 use crate::os::{rest, session};
 use crate::plan::{Plan, difference};
@@ -28,6 +28,10 @@ pub(super) struct Arguments {
     /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "topology", "simulate"])]
     plan: Option<PathBuf>,
+    /// Also measure every way between workers, and take the cluster down unless each uses the
+    /// lanes that it should
+    #[arg(long)]
+    verify: bool,
     /// Show the plan that would run, and start nothing
     #[arg(long)]
     dry_run: bool,
@@ -46,7 +50,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             prepare(&request)?
         }
     };
-    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
+    let verify = arguments.verify;
+    if arguments.detach { detached(&prepared, verify) } else { foreground(&prepared, verify) }
 }
 
 /// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
@@ -68,7 +73,7 @@ fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> 
 }
 
 /// Starts a plan and stays until the cluster has ended.
-fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
+fn foreground(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
     let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
@@ -98,6 +103,11 @@ fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
         let now = state.borrow_and_update().clone();
         progress.finish();
         if now.ready_after_ms.is_some() && supervisor.ready().await.is_ok() {
+            if verify && let Err(failure) = verified(plan, &mut signals).await {
+                supervisor.stop(Escalation::Graceful);
+                supervisor.wait().await;
+                return Err(failure);
+            }
             output::print(&workers::table(&now, plan, false))?;
             announce(&now, began);
             output::status("Ctrl-C takes it down.");
@@ -148,7 +158,7 @@ async fn attend(
 }
 
 /// Starts a plan under a supervisor of its own, and returns when it is READY.
-fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
+fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
     let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
@@ -194,11 +204,40 @@ fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
             let error = anyhow::anyhow!("the supervisor ended before the cluster was READY");
             return Err(Failure::new(Exit::Failed, error));
         };
+        if verify && let Err(failure) = verified(plan, &mut signals).await {
+            take_down(plan).await?;
+            return Err(failure);
+        }
         output::print(&workers::table(&state, plan, false))?;
         announce(&state, began);
         output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
         Ok(Exit::Done)
     })
+}
+
+/// Verifies the cluster of a plan, unless a signal comes first.
+async fn verified(plan: &Plan, signals: &mut Signals) -> Result<(), Failure> {
+    let found =
+        cluster::find(Some(&plan.name)).map_err(|error| Failure::new(Exit::Failed, error))?;
+    tokio::select! {
+        verified = verify::verified(&found) => verified,
+        number = signals.next() => {
+            signals.escalation(number);
+            let error = anyhow::anyhow!("interrupted while the cluster was verified");
+            Err(Failure::new(Exit::Signal(number), error))
+        }
+    }
+}
+
+/// Ends the cluster of a plan whose supervisor is a process of its own, and waits for its end.
+async fn take_down(plan: &Plan) -> Result<(), Failure> {
+    let Ok(found) = cluster::find(Some(&plan.name)) else { return Ok(()) };
+    let how = Escalation::Graceful;
+    found.control().order(&format!("/v1/stop?how={how}")).await.map_err(reach::lost)?;
+    while found.paths.is_alive() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 /// One line: READY, after how long, and where the time went.

@@ -2,24 +2,68 @@
 
 use clap::Args;
 
-use super::bench::{Target, Together};
 use super::failure::{Exit, Failure};
+use super::measure::{Form, Outcome, Subject, Together, Ways};
+use super::{output, reach};
+use crate::cluster::Found;
 use crate::engine::native::links::Verdict;
+use crate::ids::ClusterName;
+use crate::wire::peer::MemoryKind;
 
-/// The message size at which every link of a machine shows what it can do, in bytes.
-const SIZE_BYTES: u64 = 1 << 20;
+/// Message sizes at which a link shows what it can do, in bytes: host memory, device memory.
+const SIZES_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
+    /// The cluster; may be left out when only one runs
+    #[arg(value_name = "NAME")]
+    name: Option<ClusterName>,
     #[command(flatten)]
-    target: Target,
+    ways: Ways,
+    /// A slow link fails the verification, too
+    #[arg(long)]
+    strict: bool,
+    /// The form to show it in
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
 }
 
 /// Measures every ordered pair of workers and judges the lanes that it used.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let outcome = arguments.target.measure(&[SIZE_BYTES], Together::None)?;
-    arguments.target.show(&outcome)?;
-    let good = outcome.pairs.iter().all(|pair| pair.verdict == Verdict::Ok);
-    Ok(if good { Exit::Done } else { Exit::Unverified })
+    let found = reach::find(arguments.name.as_ref())?;
+    let outcome = reach::runtime()?.block_on(measured(&found, &arguments.ways))?;
+    outcome.show(arguments.output)?;
+    Ok(if good(&outcome, arguments.strict) { Exit::Done } else { Exit::Unverified })
+}
+
+/// Verifies a cluster that has just come up; its table when it is not as it should be.
+pub(super) async fn verified(cluster: &Found) -> Result<(), Failure> {
+    let outcome = measured(cluster, &Ways::default()).await?;
+    if good(&outcome, false) {
+        let pairs = outcome.pairs.len();
+        output::status(&format!("verified: {pairs} ways use the lanes that they should"));
+        return Ok(());
+    }
+    output::print(&outcome.table())?;
+    let error = anyhow::anyhow!("the verification failed, so the cluster is taken down");
+    Err(Failure::new(Exit::Unverified, error))
+}
+
+async fn measured(cluster: &Found, ways: &Ways) -> Result<Outcome, Failure> {
+    let subject = Subject::found(cluster)?;
+    let size = |memory| match memory {
+        MemoryKind::Host => vec![SIZES_BYTES.0],
+        MemoryKind::Device => vec![SIZES_BYTES.1],
+    };
+    ways.measure(&subject, size, Together::None).await
+}
+
+/// Whether every way is as it should be.
+fn good(outcome: &Outcome, strict: bool) -> bool {
+    outcome.pairs.iter().all(|pair| match pair.verdict {
+        Verdict::Ok => true,
+        Verdict::Slow(_) => !strict,
+        Verdict::Downgraded(_) | Verdict::Implausible(_) | Verdict::Failed(_) => false,
+    })
 }

@@ -2,7 +2,7 @@
 //!
 //! Changes nothing on the machine, but for a control group that is made and removed at once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::engine::dask;
 use crate::os::containment::Cgroup;
 use crate::os::run_directory;
+use crate::plan::InstalledUcx;
 use crate::probe::{self, ProbeError};
 use crate::topology::{PortState, Topology};
-use crate::ucx::Library;
+use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext};
 use crate::units::HumanBytes;
 
 /// One thing that was checked.
@@ -66,7 +67,8 @@ pub async fn doctor() -> Vec<Finding> {
         Ok(probed) => machine(&probed.topology),
         Err(error) => vec![broken(error)],
     };
-    findings.extend([ucx(), containment(), run_directories(), shared_memory(), locked_memory()]);
+    findings.extend(ucx());
+    findings.extend([containment(), run_directories(), shared_memory(), locked_memory()]);
     findings.extend(ptrace());
     findings.push(python().await);
     findings
@@ -109,18 +111,45 @@ fn machine(topology: &Topology) -> Vec<Finding> {
     findings
 }
 
-fn ucx() -> Finding {
-    match Library::open(None) {
-        Ok(library) => {
-            let name = library.name().display();
-            Finding::ok("ucx", format!("{} from {name}", library.version()))
-        }
+/// The libucp that native workers on this machine's GPUs get, and the others that are here.
+fn ucx() -> Vec<Finding> {
+    let installed = probe::caller().ucx_libraries;
+    let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
+    let best = installed.iter().find(|library| library.cuda && named.is_none());
+    let path = named.or(best.map(|library| PathBuf::from(&library.path)));
+    let mut findings = vec![match opened(path.as_deref()) {
+        Ok(text) => match best {
+            Some(best) => Finding::ok("ucx", format!("{text} ({}, knows CUDA)", best.whose)),
+            None => Finding::ok("ucx", text),
+        },
         Err(error) => {
             let hint = error.hint();
             let text = format!("{:#}", anyhow::Error::new(error));
             Finding { hint, ..Finding::new("ucx", Verdict::Failed, text) }
         }
+    }];
+    let used = |library: &&InstalledUcx| path.as_deref() == Some(Path::new(&library.path));
+    let say = |InstalledUcx { path, whose, cuda }: &InstalledUcx| {
+        format!("{path} ({whose}, {} CUDA)", if *cuda { "knows" } else { "without" })
+    };
+    let others: Vec<String> = installed.iter().filter(|one| !used(one)).map(say).collect();
+    if !others.is_empty() {
+        findings.push(Finding::ok("ucx installed", others.join("; ")));
     }
+    if !installed.iter().any(|library| library.cuda) {
+        findings.push(
+            Finding::warning("ucx for GPUs", "no libucp that knows CUDA is installed")
+                .hint("pip install libucx-cu13 (or -cu12), or HPC-X; then --ucx auto finds it"),
+        );
+    }
+    findings
+}
+
+/// What a libucp says of itself. This process opens one only: two would mix their parts.
+fn opened(path: Option<&Path>) -> Result<String, ucx::Error> {
+    let library = Library::open(path)?;
+    let transports = UcpContext::new(&library, &[])?.transports()?.join(" ");
+    Ok(format!("{} from {}: {transports}", library.version(), library.name().display()))
 }
 
 fn containment() -> Finding {

@@ -19,8 +19,21 @@ pub struct CallerEnvironment {
     pub interfaces: Vec<Interface>,
     /// The UCX that will be used, where it is known.
     pub ucx_version: Option<UcxVersion>,
+    /// Every libucp that is installed, the preferred first.
+    pub ucx_libraries: Vec<InstalledUcx>,
     /// Most memory that the caller's cgroup may use, in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,
+}
+
+/// A libucp of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstalledUcx {
+    /// Its path.
+    pub path: String,
+    /// What it belongs to, for people.
+    pub whose: String,
+    /// Whether it comes with CUDA transports.
+    pub cuda: bool,
 }
 
 /// A network interface of the machine.

@@ -24,6 +24,7 @@ mod decide;
 mod difference;
 mod error;
 mod gpus;
+mod libucp;
 mod memory;
 mod network;
 mod nics;
@@ -36,7 +37,7 @@ mod workers;
 
 pub use crate::spec::{EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDeath};
 pub use adapt::{Here, adapt_to_here};
-pub use caller::{CallerEnvironment, Interface};
+pub use caller::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
 pub use error::PlanError;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{CallerEnvironment, EngineKind, Why};
+use super::{CallerEnvironment, EngineKind, Why, libucp};
 use crate::spec::{ClusterSpec, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::{ComputeCapability, Note};
 
@@ -99,6 +99,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
         } else {
             our_own(situation, &mut variables);
         }
+        libucp::choose(situation, &mut variables);
     }
     for (name, value) in spec.ucx.env.iter().flatten() {
         variables.why.retain(|why| why.choice != format!("env.{name}"));

@@ -19,7 +19,9 @@ use crate::plan::{CallerEnvironment, Interface};
 const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
 
 /// Whole names of more such variables.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 7] = [
+    "CUDA_CLUSTER_UCX",
+    "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "MALLOC_TRIM_THRESHOLD_",
     "OMP_NUM_THREADS",
@@ -39,6 +41,7 @@ pub fn caller() -> CallerEnvironment {
         variables: variables.collect(),
         interfaces: interfaces(),
         ucx_version: None,
+        ucx_libraries: super::libucp::installed(|name| std::env::var_os(name)),
         memory_limit_bytes: memory_limit(),
     }
 }

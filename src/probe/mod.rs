@@ -9,6 +9,7 @@ mod assemble;
 mod caller;
 mod here;
 mod hwloc;
+mod libucp;
 mod locality;
 mod nvlink;
 mod nvml;

@@ -101,6 +101,10 @@ section! {
         preset: UcxPreset,
         /// The UCX version to plan for, like `1.18`. Default: the one that is found.
         version: UcxVersion,
+        /// The libucp that processes load: a path, `auto` (the first that knows CUDA: the active
+        /// Python environment's `libucx`, HPC-X, conda, the system), or `system` (the dynamic
+        /// loader's). Default: `auto` for native workers on GPUs of this machine, else `system`.
+        library: String,
         /// More variables; they beat those that are computed.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]

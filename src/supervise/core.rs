@@ -278,8 +278,9 @@ impl Core {
                 seat.shown.step = Some(step.clone());
                 self.record(now, Some(number), What::Step { step });
             }
-            Status::Ready { address, peers } => {
+            Status::Ready { address, peers, ucx } => {
                 seat.shown.address = address;
+                seat.shown.ucx = ucx;
                 seat.shown.peers = peers;
                 self.ready(number, now);
             }

@@ -43,6 +43,7 @@ pub(super) fn state(
         last_exit: None,
         step: None,
         peers: Vec::new(),
+        ucx: None,
         log: paths.log(&spec.name),
         timings: Timings::default(),
         notes: Vec::new(),

@@ -128,6 +128,9 @@ pub struct ProcessState {
     pub step: Option<String>,
     /// Lanes of its connections to its peers.
     pub peers: Vec<PeerLanes>,
+    /// The UCX that it uses, in its own words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ucx: Option<String>,
     /// Its log file.
     pub log: PathBuf,
     /// How long each step of its last start took.

@@ -119,6 +119,7 @@ functions! {
     fn ucp_init_version(
         c_uint, c_uint, *const ucp_params_t, *const ucp_config_t, *mut ucp_context_h,
     ) -> RawStatus;
+    fn ucp_context_print_info(ucp_context_h, *mut libc::FILE);
     fn ucp_cleanup(ucp_context_h);
     fn ucp_worker_create(
         ucp_context_h, *const ucp_worker_params_t, *mut ucp_worker_h,

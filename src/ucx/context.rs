@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use super::Error;
 use super::abi::{self, ucp_config_t, ucp_context_h, ucp_params_t, zeroed};
+use super::lanes;
 use super::library::{Library, OLDEST};
+use super::print::printed;
 use super::status::Status;
 
 /// One of UCX's settings, by its variable's name without `UCX_`.
@@ -74,6 +76,19 @@ impl UcpContext {
         };
         Status(status).result("ucp_init")?;
         Ok(Self { inner: Rc::new(ContextInner { library: Arc::clone(library), raw }) })
+    }
+
+    /// The transports that UCX found here and may use, without repetition, in its order.
+    ///
+    /// # Errors
+    /// If the system has no memory for the text.
+    #[doc(alias = "ucp_context_print_info")]
+    pub fn transports(&self) -> Result<Vec<String>, Error> {
+        // SAFETY: a live context and the stream that `printed` opened.
+        let text = printed(|stream| unsafe {
+            (self.inner.library.functions.ucp_context_print_info)(self.inner.raw, stream);
+        })?;
+        Ok(lanes::parse_transports(&text))
     }
 
     /// The library behind the context.

@@ -5,7 +5,7 @@
 //! *Invariant:* an endpoint handles its peer's failure, since only such endpoints may be closed by
 //! force; every handle's endpoint is closed once.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::fmt;
 use std::rc::Rc;
 
@@ -17,6 +17,7 @@ use super::abi::{
 use super::lanes;
 use super::memory::Payload;
 use super::operation::{HEADER_LIMIT, Operation, OperationId, Protocol, sent};
+use super::print::printed;
 use super::status::Status;
 use super::worker::{
     EndpointFailure, EndpointId, MESSAGE_ID, Records, UcpWorker, WorkerAddress, WorkerInner,
@@ -155,25 +156,8 @@ impl UcpEndpoint {
     /// # Errors
     /// If the system has no memory for the text.
     pub fn description(&self) -> Result<String, Error> {
-        let system =
-            |action| move || Error::System { action, source: std::io::Error::last_os_error() };
-        let (mut text, mut length) = (std::ptr::null_mut(), 0usize);
-        // SAFETY: two places that stay valid until the stream is closed.
-        let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };
-        if stream.is_null() {
-            return Err(system("open a stream in memory")());
-        }
-        // SAFETY: a live endpoint and an open stream.
-        unsafe { (self.functions().ucp_ep_print_info)(self.raw, stream) };
-        // SAFETY: the stream is open, and is not used after this.
-        if unsafe { libc::fclose(stream) } != 0 || text.is_null() {
-            return Err(system("close a stream in memory")());
-        }
-        // SAFETY: a closed memory stream leaves a C string.
-        let copy = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
-        // SAFETY: the caller of `open_memstream` frees the text, once.
-        unsafe { libc::free(text.cast()) };
-        Ok(copy)
+        // SAFETY: a live endpoint and the stream that `printed` opened.
+        printed(|stream| unsafe { (self.functions().ucp_ep_print_info)(self.raw, stream) })
     }
 
     fn functions(&self) -> &abi::Functions {

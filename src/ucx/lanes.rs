@@ -19,6 +19,21 @@ pub fn parse(description: &str) -> Vec<String> {
     lanes
 }
 
+/// The transports in a description that `ucp_context_print_info` wrote, likewise.
+///
+/// A resource reads `resource 1  :  md 1  dev 1  flags -- tcp/lo`.
+pub(super) fn parse_transports(description: &str) -> Vec<String> {
+    let mut transports: Vec<String> = Vec::new();
+    for line in description.lines().filter(|line| line.contains("resource")) {
+        let name = line.split_whitespace().next_back().and_then(|name| name.split_once('/'));
+        let Some((transport, _)) = name else { continue };
+        if !transports.iter().any(|known| known == transport) {
+            transports.push(transport.to_owned());
+        }
+    }
+    transports
+}
+
 fn parse_line(line: &str) -> Option<String> {
     let (_, rest) = line.split_once("lane[")?;
     let (_, rest) = rest.split_once("]:")?;
@@ -29,4 +44,17 @@ fn parse_line(line: &str) -> Option<String> {
         _ => name,
     };
     name.contains('/').then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_are_listed_once_each() {
+        let text = "#      component 0  :  self\n#      resource 0  :  md 0  dev 0  flags -- self/m\n\
+                    #      resource 1  :  md 1  dev 1  flags -- tcp/lo\n\
+                    #      resource 2  :  md 1  dev 2  flags -- tcp/eth0\n";
+        assert_eq!(parse_transports(text), ["self", "tcp"]);
+    }
 }

@@ -50,13 +50,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens `path`, or the libucp that the dynamic loader finds.
+    /// Opens the libucp at `path`, which may be its directory or its installation's, or the one
+    /// that the dynamic loader finds.
     ///
     /// # Errors
     /// If there is none, or it is too old.
     #[doc(alias = "ucp_get_version")]
     pub fn open(path: Option<&Path>) -> Result<Arc<Self>, Error> {
-        let name = path.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
+        let name = path.map_or_else(|| PathBuf::from(SONAME), file);
         // SAFETY: libucp's initialisers have no preconditions; a file that is no libucp is refused
         // below for its missing functions.
         let handle = unsafe { libloading::Library::new(&name) }
@@ -86,6 +87,13 @@ impl Library {
     pub fn version(&self) -> Version {
         self.version
     }
+}
+
+/// The library at a path that may name a directory.
+fn file(path: &Path) -> PathBuf {
+    let within = ["", "lib"].map(|folder| path.join(folder).join(SONAME));
+    let found = path.is_dir().then(|| within.into_iter().find(|file| file.exists()));
+    found.flatten().unwrap_or_else(|| path.to_path_buf())
 }
 
 impl fmt::Debug for Library {

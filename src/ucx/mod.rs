@@ -23,6 +23,7 @@ mod lanes;
 mod library;
 mod memory;
 mod operation;
+mod print;
 mod sleep;
 mod status;
 mod worker;

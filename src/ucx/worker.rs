@@ -390,21 +390,26 @@ impl Arrival {
             return Ok(operation.submit(|_| Submitted::Done));
         };
         let (descriptor, length) = match data {
-            Data::Remote { descriptor, length } | Data::Held { descriptor, length }
-                if length > 0 =>
-            {
-                (descriptor, length)
-            }
+            Data::Remote { descriptor, length } if length > 0 => (descriptor, length),
             Data::Copied(bytes) => return Ok(operation.fill(&bytes)),
-            empty => {
+            // Not by UCX's own call: that of 1.21 gives the descriptor back itself, and that of a
+            // message in several fragments to the wrong place (openucx/ucx#11468).
+            Data::Held { descriptor, length } => {
+                // SAFETY: UCX keeps the descriptor's bytes until it is given back, just below.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), length)
+                };
+                let id = operation.fill(bytes);
+                self.worker.release(&data);
+                return Ok(id);
+            }
+            empty @ Data::Remote { .. } => {
                 // UCX would not give the descriptor of an empty rendezvous message back.
                 self.worker.release(&empty);
                 return Ok(operation.submit(|_| Submitted::Done));
             }
         };
-        // An eager message is copied within the call, and its descriptor stays ours.
-        let held = matches!(data, Data::Held { .. });
-        let id = operation.submit(|operation| {
+        Ok(operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
             let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
             param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
@@ -433,11 +438,7 @@ impl Arrival {
                     &raw const param,
                 )
             })
-        });
-        if held {
-            self.worker.release(&data);
-        }
-        Ok(id)
+        }))
     }
 }
 

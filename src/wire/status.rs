@@ -48,6 +48,9 @@ pub enum Status {
         /// Lanes of the connections to its peers, where it has any.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         peers: Vec<PeerLanes>,
+        /// The UCX that it uses, for people: version, library, transports.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ucx: Option<String>,
     },
     /// Something that the user should know; the process goes on.
     Note {
@@ -119,6 +122,7 @@ mod tests {
                 peer: "gpu1".to_owned(),
                 lanes: vec!["posix/memory".to_owned()],
             }],
+            ucx: Some("1.18.0 from libucp.so.0".to_owned()),
         };
         let line = encode(&status);
         assert_eq!(line.matches('\n').count(), 1);

@@ -91,8 +91,13 @@ impl StatusPipe {
     }
 
     /// Says that the process does its work, and closes the pipe.
-    pub(super) fn ready(&mut self, address: Option<String>, peers: Vec<PeerLanes>) {
-        self.write(&Status::Ready { address, peers });
+    pub(super) fn ready(
+        &mut self,
+        address: Option<String>,
+        peers: Vec<PeerLanes>,
+        ucx: Option<String>,
+    ) {
+        self.write(&Status::Ready { address, peers, ucx });
         self.file = None;
     }
 

@@ -4,13 +4,17 @@
 //!
 //! *Invariant:* a verdict other than `ok` says what was expected and what was found.
 
+mod limits;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+pub use self::limits::{Limit, limit};
 use super::client::Measured;
 use crate::plan::Plan;
+use crate::topology::Topology;
 use crate::wire::native::{Measurement, Quantity, Samples};
 use crate::wire::peer::MemoryKind;
 
@@ -26,8 +30,22 @@ const PINGS: u32 = 2_000;
 /// Bytes of a latency measurement's messages.
 pub const PING_BYTES: u64 = 8;
 
-/// Bandwidth beyond any link of one machine, in GB/s: what measures more has measured wrongly.
-const IMPLAUSIBLE_GB_PER_S: f64 = 2000.0;
+/// Bandwidth beyond what one process copies of another's host memory, in GB/s: what measures more
+/// has measured wrongly.
+const IMPLAUSIBLE_IN_HOST_MEMORY: f64 = 500.0;
+
+/// How far beyond a link's limit a figure may lie: clocks and vendors round.
+const TOLERANCE: f64 = 1.05;
+
+/// Messages from which on a link shows what it can do, in bytes.
+const TELLING_BYTES: u64 = 1 << 20;
+
+/// A device's link below this share of what is usual is slow.
+const SLOW_DEVICE: f64 = 0.5;
+
+/// Host memory below this share is slow. Machines differ by far more than their links, and a loaded
+/// one is no broken one.
+const SLOW_HOST: f64 = 0.1;
 
 /// Transports that carry host memory between processes of one machine without a network.
 const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
@@ -75,6 +93,8 @@ impl Expected {
 pub enum Verdict {
     /// As expected.
     Ok,
+    /// The expected lane, far below what it should carry.
+    Slow(String),
     /// Another lane than expected, and why.
     Downgraded(String),
     /// A figure that cannot be.
@@ -87,6 +107,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::Ok => f.write_str("ok"),
+            Verdict::Slow(why) => write!(f, "slow: {why}"),
             Verdict::Downgraded(why) => write!(f, "downgraded: {why}"),
             Verdict::Implausible(why) => write!(f, "implausible: {why}"),
             Verdict::Failed(why) => write!(f, "failed: {why}"),
@@ -116,10 +137,20 @@ pub struct Pair {
     pub expected: Expected,
     /// Bytes of each message.
     pub size_bytes: u64,
-    /// Median bandwidth; 10⁹ bytes per second.
+    /// Bandwidth of the median round; 10⁹ bytes per second.
     pub gb_per_s: Option<f64>,
+    /// Bandwidth over all rounds.
+    pub mean_gb_per_s: Option<f64>,
     /// Median one-way latency of a small message, in microseconds.
     pub latency_us: Option<f64>,
+    /// Mean one-way latency.
+    pub mean_latency_us: Option<f64>,
+    /// What carries the bytes, by the topology: `NV18`, `host memory`.
+    pub link: Option<String>,
+    /// Most that the link can carry in one direction, where that is known.
+    pub limit_gb_per_s: Option<f64>,
+    /// What good software measures on it.
+    pub usual_gb_per_s: Option<f64>,
     /// What is to be said about it.
     pub verdict: Verdict,
 }
@@ -156,16 +187,32 @@ pub fn ping(from: &str, to: &str, memory: MemoryKind) -> Measurement {
     }
 }
 
-/// Bandwidth of a stream's median round, in 10⁹ bytes per second.
-pub fn bandwidth(samples: &Samples, measurement: &Measurement) -> Option<f64> {
-    let nanoseconds = median(&samples.rounds_ns)?;
-    let bytes = measurement.size as f64 * f64::from(measurement.messages);
-    Some(bytes / nanoseconds)
+/// The median and the mean of a figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// The median round's.
+    pub median: f64,
+    /// That of all rounds together.
+    pub mean: f64,
 }
 
-/// One-way latency of the median ping, in microseconds.
-pub fn latency(samples: &Samples) -> Option<f64> {
-    Some(median(&samples.rounds_ns)? / 2.0 / 1000.0)
+/// Bandwidth of a stream, in 10⁹ bytes per second.
+pub fn bandwidth(samples: &Samples, measurement: &Measurement) -> Option<Figure> {
+    let bytes = measurement.size as f64 * f64::from(measurement.messages);
+    let (median, mean) = (median(&samples.rounds_ns)?, mean(&samples.rounds_ns)?);
+    Some(Figure { median: bytes / median, mean: bytes / mean })
+}
+
+/// One-way latency of pings, in microseconds.
+pub fn latency(samples: &Samples) -> Option<Figure> {
+    let one_way = |nanoseconds: f64| nanoseconds / 2.0 / 1000.0;
+    let (median, mean) = (median(&samples.rounds_ns)?, mean(&samples.rounds_ns)?);
+    Some(Figure { median: one_way(median), mean: one_way(mean) })
+}
+
+fn mean(values: &[u64]) -> Option<f64> {
+    let sum: u64 = values.iter().sum();
+    (sum > 0).then(|| sum as f64 / values.len() as f64)
 }
 
 /// The middle of the values; `None` without values, or where the clock saw nothing.
@@ -176,24 +223,41 @@ fn median(values: &[u64]) -> Option<f64> {
     (middle > 0).then_some(middle as f64)
 }
 
-/// The row of a stream, with the pair's latency where it is known.
-pub fn row(
-    plan: &Plan,
-    measurement: &Measurement,
-    measured: &Measured,
-    latencies: &BTreeMap<(String, String), f64>,
-) -> Pair {
+/// What rows are made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Background<'a> {
+    /// The cluster's plan.
+    pub plan: &'a Plan,
+    /// The machine that its GPUs are in; `None` when they are simulated.
+    pub machine: Option<&'a Topology>,
+    /// Latencies of the pairs where they are known.
+    pub latencies: &'a BTreeMap<(String, String), Figure>,
+    /// Whether nothing else was measured meanwhile, so that a slow way is one.
+    pub alone: bool,
+}
+
+/// The row of a stream.
+pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
+    let Background { plan, machine, latencies, alone } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
     let expected = Expected::of(plan, *memory);
-    let (lanes, gb_per_s, verdict) = match &measured.result {
+    let limit = limit(machine, plan, from, to, *memory);
+    let (lanes, figure, verdict) = match &measured.result {
         Ok(samples) => {
-            let gb_per_s = bandwidth(samples, measurement);
-            let verdict = judge(plan, from, expected, &samples.lanes, gb_per_s);
-            (samples.lanes.clone(), gb_per_s, verdict)
+            let figure = bandwidth(samples, measurement);
+            let telling = alone && *size >= TELLING_BYTES;
+            let verdict = if expected.is_among(&samples.lanes) {
+                judge(expected, limit.as_ref(), figure, telling)
+            } else {
+                Verdict::Downgraded(downgrade(plan, from, expected, &samples.lanes))
+            };
+            (samples.lanes.clone(), figure, verdict)
         }
         Err(why) => (Vec::new(), None, Verdict::Failed(why.clone())),
     };
-    let latency_us = latencies.get(&(from.clone(), to.clone())).copied();
+    // A figure that cannot be is none.
+    let figure = figure.filter(|_| !matches!(verdict, Verdict::Implausible(_)));
+    let latency = latencies.get(&(from.clone(), to.clone()));
     Pair {
         from: from.clone(),
         to: to.clone(),
@@ -201,30 +265,44 @@ pub fn row(
         lanes,
         expected,
         size_bytes: *size,
-        gb_per_s,
-        latency_us,
+        gb_per_s: figure.map(|figure| figure.median),
+        mean_gb_per_s: figure.map(|figure| figure.mean),
+        latency_us: latency.map(|latency| latency.median),
+        mean_latency_us: latency.map(|latency| latency.mean),
+        limit_gb_per_s: limit.as_ref().and_then(|limit| limit.most),
+        usual_gb_per_s: limit.as_ref().map(|limit| limit.usual),
+        link: limit.map(|limit| limit.link),
         verdict,
     }
 }
 
+/// Judges a figure that came over the expected lanes.
 fn judge(
-    plan: &Plan,
-    from: &str,
     expected: Expected,
-    lanes: &[String],
-    gb_per_s: Option<f64>,
+    limit: Option<&Limit>,
+    figure: Option<Figure>,
+    telling: bool,
 ) -> Verdict {
-    if !expected.is_among(lanes) {
-        let used = if lanes.is_empty() { "no lane".to_owned() } else { lanes.join(" ") };
-        let because = cause(plan, from);
-        return Verdict::Downgraded(format!("{expected} expected, {used} used{because}"));
+    let (Some(Figure { median, .. }), Some(limit)) = (figure, limit) else { return Verdict::Ok };
+    let (link, usual) = (&limit.link, limit.usual);
+    let most = limit.most.map_or(IMPLAUSIBLE_IN_HOST_MEMORY, |most| most * TOLERANCE);
+    let slow = usual
+        * match expected {
+            Expected::SharedMemory => SLOW_HOST,
+            Expected::CudaIpc => SLOW_DEVICE,
+        };
+    if median > most {
+        Verdict::Implausible(format!("{median:.0} GB/s, and {link} carries at most {most:.0}"))
+    } else if telling && median < slow {
+        Verdict::Slow(format!("{median:.2} GB/s, and {link} usually carries {usual:.0}"))
+    } else {
+        Verdict::Ok
     }
-    match gb_per_s {
-        Some(gb_per_s) if gb_per_s > IMPLAUSIBLE_GB_PER_S => Verdict::Implausible(format!(
-            "{gb_per_s:.0} GB/s is more than any link of one machine carries"
-        )),
-        _ => Verdict::Ok,
-    }
+}
+
+fn downgrade(plan: &Plan, from: &str, expected: Expected, lanes: &[String]) -> String {
+    let used = if lanes.is_empty() { "no lane".to_owned() } else { lanes.join(" ") };
+    format!("{expected} expected, {used} used{}", cause(plan, from))
 }
 
 /// What in a worker's plan restricts its transports.
@@ -259,8 +337,10 @@ mod tests {
         let measurement =
             Measurement { messages: 10, ..stream("a", "b", MemoryKind::Host, 100, 3) };
         let samples = Samples { rounds_ns: vec![5000, 500, 1000], lanes: vec![] };
-        assert_eq!(bandwidth(&samples, &measurement), Some(1.0));
-        assert_eq!(latency(&samples), Some(0.5));
+        let figure = bandwidth(&samples, &measurement).expect("there are rounds");
+        assert_eq!(figure.median.to_bits(), 1.0f64.to_bits());
+        assert!((figure.mean - 3000.0 / 6500.0).abs() < 1e-9, "{figure:?}");
+        assert_eq!(latency(&samples).map(|figure| figure.median), Some(0.5));
         assert_eq!(latency(&Samples { rounds_ns: vec![], lanes: vec![] }), None);
     }
 
@@ -270,5 +350,18 @@ mod tests {
         assert_eq!(messages(0), 10_000);
         assert_eq!(messages(1 << 20), 64);
         assert_eq!(messages(1 << 30), 1);
+    }
+
+    #[test]
+    fn a_figure_is_judged_by_what_its_link_carries() {
+        let limit = Limit { link: "NV18".to_owned(), most: Some(450.0), usual: 378.0 };
+        let judged = |gb_per_s: f64, telling| {
+            let figure = Some(Figure { median: gb_per_s, mean: gb_per_s });
+            judge(Expected::CudaIpc, Some(&limit), figure, telling)
+        };
+        assert_eq!(judged(376.0, true), Verdict::Ok);
+        assert!(matches!(judged(40.0, true), Verdict::Slow(_)));
+        assert_eq!(judged(40.0, false), Verdict::Ok);
+        assert!(matches!(judged(480.0, false), Verdict::Implausible(_)));
     }
 }

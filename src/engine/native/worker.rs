@@ -84,6 +84,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
     let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
+    let mut ucx = None;
     let ended = loop {
         tokio::select! {
             biased;
@@ -92,6 +93,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             report = reports.recv() => match report {
                 Some(Report::Open { address, library }) => {
                     tracing::info!(ucx = library, "UCX is open");
+                    ucx = Some(library);
                     status.step("connecting to the other workers");
                     let register = ToScheduler::Register { member: me.clone(), address };
                     scheduler.say(&register).await?;
@@ -100,7 +102,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
                     tracing::info!(peers = peers.len(), "ready");
                     scheduler.say(&ToScheduler::Connected { peers: peers.clone() }).await?;
                     scheduler.say(&ToScheduler::Work(vec![offer.clone()])).await?;
-                    status.ready(None, peers);
+                    status.ready(None, peers, ucx.take());
                 }
                 Some(Report::PeerFailed { member, cause }) => {
                     tracing::warn!(peer = member.name, cause, "a connection broke");

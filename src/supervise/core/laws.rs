@@ -58,8 +58,9 @@ impl World {
         let living = |world: &World, seat: usize| world.core.key_of(seat);
         let said = |key, status| Event::Said { key, status };
         let event = match happening.clone() {
-            Happening::Ready(seat) => living(self, seat)
-                .map(|key| said(key, Status::Ready { address: None, peers: Vec::new() })),
+            Happening::Ready(seat) => living(self, seat).map(|key| {
+                said(key, Status::Ready { address: None, peers: Vec::new(), ucx: None })
+            }),
             Happening::Step(seat) => {
                 living(self, seat).map(|key| said(key, Status::Step { step: "s".to_owned() }))
             }

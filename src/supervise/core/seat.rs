@@ -117,6 +117,7 @@ impl Seat {
         self.shown.step = None;
         self.shown.address = None;
         self.shown.peers.clear();
+        self.shown.ucx = None;
         self.shown.notes.clear();
         self.shown.timings = Default::default();
     }

@@ -76,6 +76,7 @@ pub(super) fn core(launch: &Launch) -> Core {
         last_exit: None,
         step: None,
         peers: Vec::new(),
+        ucx: None,
         log: PathBuf::new(),
         timings: Timings::default(),
         notes: Vec::new(),
@@ -262,7 +263,7 @@ impl World {
         self.tell(Event::Started { key, pid: 100 });
         let bound = Status::Bound { cpus: CpuSet::new(), mems: NodeSet::new(), notes: vec![] };
         self.tell(Event::Said { key, status: bound });
-        let status = Status::Ready { address: None, peers: Vec::new() };
+        let status = Status::Ready { address: None, peers: Vec::new(), ucx: None };
         self.tell(Event::Said { key, status });
     }
 

@@ -13,6 +13,7 @@ mod core;
 mod here;
 mod measure;
 mod owner;
+mod patience;
 mod transfer;
 
 use std::path::PathBuf;
@@ -81,6 +82,14 @@ pub enum TransferError {
         /// The object.
         name: String,
     },
+    /// A checksum was asked for, and nobody could compute it.
+    #[error("there is no checksum of {name:?} from {peer} to compare with")]
+    Unchecked {
+        /// The peer.
+        peer: String,
+        /// The object.
+        name: String,
+    },
     /// UCX failed.
     #[error("the transfer from {peer} failed: {status}")]
     Failed {
@@ -139,7 +148,7 @@ pub enum Report {
     Open {
         /// The address.
         address: Vec<u8>,
-        /// The library's version and name, for people.
+        /// The library's version, its name and its transports, for people.
         library: String,
     },
     /// Every expected peer is reached, over these lanes.
@@ -360,10 +369,7 @@ impl Future for Transfer {
         self.done = true;
         Poll::Ready(match answer.unwrap_or(Err(TransferError::Ended)) {
             // Here, and not on the UCX thread, which must not be held up.
-            Ok(arrived) => arrived.verify().map_err(|_| TransferError::Checksum {
-                peer: self.peer.clone(),
-                name: self.name.clone(),
-            }),
+            Ok(arrived) => arrived.verify(&self.peer, &self.name),
             Err(error) => Err(error),
         })
     }

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::core::{Action, Core, Event};
 use super::measure::{self, Measurements};
+use super::patience::Patience;
 use super::transfer::{self, Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
 use crate::cuda::Device;
@@ -32,10 +33,13 @@ use crate::wire::status::PeerLanes;
 /// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
 const PROBE_BYTES: usize = 64 << 10;
 
-/// Rounds without anything to do before the thread sleeps, at least and at most. Arming costs
-/// system calls, so some looks are cheaper when the next message is already on its way; how many
-/// depends on whether they were worth it lately.
-const IDLE_ROUNDS: std::ops::Range<u32> = 16..2048;
+/// Looks without pause before a CPU is offered to others between two of them. A look takes a tenth
+/// of a microsecond; whoever is to be woken may be waiting for this very CPU, and the kernel may
+/// take milliseconds to come to that by itself.
+const LOOKS: u32 = 8;
+
+/// The same while a measurement lasts, which is not to be held up.
+const MEASURED_LOOKS: u32 = 256;
 
 /// Time before a broken connection to a living peer is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -101,7 +105,12 @@ impl Owner {
         let worker = UcpWorker::new(&context)?;
         let address_key = secret.key(ADDRESS_PURPOSE);
         let address = worker.address()?.seal(&address_key);
-        let library = format!("{} ({})", library.version(), library.name().display());
+        let library = format!(
+            "{} from {}: {}",
+            library.version(),
+            library.name().display(),
+            context.transports()?.join(" ")
+        );
         // Nobody listens any more only when the process ends.
         let _ = reports.send(Report::Open { address, library });
         let limit =
@@ -135,7 +144,8 @@ impl Owner {
         sleeper: &Sleeper,
         inbox: &mpsc::Receiver<Command>,
     ) -> Result<(), crate::engine::native::Error> {
-        let (mut idle_rounds, mut patience) = (0, IDLE_ROUNDS.start);
+        let mut patience = Patience::new();
+        let (mut looks, mut idle_since) = (0u32, Instant::now());
         let mut next = None;
         loop {
             let mut busy = false;
@@ -150,26 +160,26 @@ impl Owner {
             busy |= self.worker.progress();
             busy |= self.digest();
             if busy {
-                if idle_rounds > 0 {
-                    // Waiting was worth it.
-                    patience = (patience * 2).min(IDLE_ROUNDS.end);
-                }
-                idle_rounds = 0;
-            } else if idle_rounds < patience || self.measurements.active() {
-                idle_rounds = idle_rounds.saturating_add(1);
-                if idle_rounds > IDLE_ROUNDS.end {
-                    // A measurement that waits this long must not hold others up.
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
+                looks = 0;
+                continue;
+            }
+            if looks == 0 {
+                idle_since = Instant::now();
+            }
+            looks = looks.saturating_add(1);
+            let measuring = self.measurements.active();
+            if looks < if measuring { MEASURED_LOOKS } else { LOOKS } {
+                std::hint::spin_loop();
+            } else if measuring || patience.lasts(idle_since.elapsed()) {
+                std::thread::yield_now();
             } else {
-                patience = (patience / 2).max(IDLE_ROUNDS.start);
+                let began = Instant::now();
                 sleeper.sleep(&self.worker, self.time_to_retry(), || {
                     next = inbox.try_recv().ok();
                     next.is_some()
                 })?;
-                idle_rounds = 0;
+                patience.slept(began.elapsed());
+                looks = 0;
                 self.retry();
             }
         }

@@ -40,13 +40,25 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// Checks what arrived against the sender's checksum, if there is one.
-    pub(super) fn verify(self) -> Result<Fetched, ()> {
+    /// Checks what arrived against the sender's checksum, if that was asked for.
+    pub(super) fn verify(self, peer: &str, name: &str) -> Result<Fetched, TransferError> {
         let Arrived { buffer, length, checksum } = self;
-        match checksum {
-            Some(expected) if checksum_of(&buffer, length) != Some(expected) => Err(()),
-            _ => Ok(Fetched { buffer, length }),
+        let (peer, name) = (peer.to_owned(), name.to_owned());
+        let Some(expected) = checksum else { return Ok(Fetched { buffer, length }) };
+        match checksum_of(&buffer, length) {
+            Some(found) if found == expected => Ok(Fetched { buffer, length }),
+            Some(_) => Err(TransferError::Checksum { peer, name }),
+            None => Err(TransferError::Unchecked { peer, name }),
         }
+    }
+}
+
+/// What an object must be compared with when it is here; `Err` if it should be and cannot.
+fn proof(checked: bool, announced: Option<u32>) -> Result<Option<u32>, ()> {
+    match (checked, announced) {
+        (false, _) => Ok(None),
+        (true, Some(checksum)) => Ok(Some(checksum)),
+        (true, None) => Err(()),
     }
 }
 
@@ -195,24 +207,24 @@ impl Transfers {
         let Announced { id, peer, arrival, checksum } = announced;
         let Some(fetch) = self.fetches.remove(&id) else { return };
         let length = arrival.len();
-        let started = match self.room(fetch.target, length) {
-            Ok(buffer) => arrival
+        let Fetch { peer_name, name, target, checked, reply, .. } = fetch;
+        let started = match (proof(checked, checksum), self.room(target, length)) {
+            (Ok(checksum), Ok(buffer)) => arrival
                 .receive(buffer)
+                .map(|operation| (operation, checksum))
                 .map_err(|_| TransferError::Memory { bytes: length, source: None }),
-            Err(error) => Err(error),
+            (Err(()), _) => Err(TransferError::Unchecked { peer: peer_name.clone(), name }),
+            (_, Err(error)) => Err(error),
         };
         match started {
-            Ok(operation) => {
+            Ok((operation, checksum)) => {
                 self.bytes += length as u64;
-                let checksum = checksum.filter(|_| fetch.checked);
-                let reply = Some((id, fetch.reply));
-                self.receiving.insert(
-                    operation,
-                    Receiving { peer, peer_name: fetch.peer_name, length, checksum, reply },
-                );
+                let reply = Some((id, reply));
+                let receiving = Receiving { peer, peer_name, length, checksum, reply };
+                self.receiving.insert(operation, receiving);
             }
             // A caller that has gone needs no answer.
-            Err(error) => drop(fetch.reply.send(Err(error))),
+            Err(error) => drop(reply.send(Err(error))),
         }
     }
 
@@ -277,5 +289,32 @@ impl Transfers {
             offered.waiting.retain(|(waiting, _)| *waiting != key);
         }
         self.receive();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_that_was_asked_for_and_is_not_there_is_an_error() {
+        assert_eq!(proof(true, None), Err(()));
+        assert_eq!(proof(true, Some(7)), Ok(Some(7)));
+        assert_eq!(proof(false, None), Ok(None));
+        assert_eq!(proof(false, Some(7)), Ok(None));
+    }
+
+    #[test]
+    fn what_arrived_is_given_out_only_as_it_was_sent() {
+        let bytes = vec![1u8, 2, 3, 4];
+        let arrived = |checksum| Arrived {
+            buffer: Buffer::Host(bytes.clone()),
+            length: bytes.len(),
+            checksum: Some(checksum),
+        };
+        let right = crc32c::crc32c(&bytes);
+        assert!(arrived(right).verify("gpu1", "x").is_ok());
+        let error = arrived(right ^ 1).verify("gpu1", "x").expect_err("another checksum");
+        assert!(matches!(error, TransferError::Checksum { .. }), "{error}");
     }
 }

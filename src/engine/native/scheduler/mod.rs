@@ -80,7 +80,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
     let listener = listen(&contract.socket)?;
-    status.ready(Some(format!("unix://{}", contract.socket.display())), Vec::new());
+    status.ready(Some(format!("unix://{}", contract.socket.display())), Vec::new(), None);
     tracing::info!(socket = %contract.socket.display(), "scheduler listens");
 
     let names = contract.plan.workers.iter().map(|worker| worker.name.clone());

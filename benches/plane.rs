@@ -1,0 +1,189 @@
+//! What the data plane costs through its async API: two planes in this process, host memory.
+//!
+//! `cargo bench --bench plane` prints latencies. `cargo bench --bench plane -- cycles 100000` closes
+//! and opens connections that often, and prints what this process holds before and after.
+#![allow(clippy::print_stdout, unsafe_code)]
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
+use cuda_cluster::ucx::{Library, Setting, environment};
+use cuda_cluster::wire::native::{Member, ToWorker};
+use cuda_cluster::wire::secret::Secret;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+const MESSAGES: usize = 20_000;
+const FIRSTS: usize = 100;
+const IDLE: Duration = Duration::from_millis(50);
+
+/// A plane, and what the others must know of it.
+struct Side {
+    plane: Plane,
+    member: Member,
+    address: Vec<u8>,
+    reports: UnboundedReceiver<Report>,
+}
+
+impl Side {
+    async fn open(number: u64) -> Self {
+        let member = Member { name: format!("gpu{number}"), incarnation: 100 + number };
+        let library = std::env::var_os("CUDA_CLUSTER_UCX").map(Into::into);
+        let settings = vec![Setting::new("NET_DEVICES", "lo")];
+        let opening = Opening { library, settings, ..Opening::default() };
+        let (plane, mut reports) =
+            Plane::spawn(member.clone(), Secret::new([5; 32]), opening).expect("a thread");
+        let Some(Report::Open { address, library }) = reports.recv().await else {
+            panic!("{:?}", plane.stop())
+        };
+        println!("{}: UCX {library}", member.name);
+        Self { plane, member, address, reports }
+    }
+
+    fn meets(&self, other: &Side) {
+        let (member, address) = (other.member.clone(), other.address.clone());
+        self.plane.heard(ToWorker::Peer { member, address });
+    }
+
+    fn loses(&self, other: &Side) {
+        self.plane.heard(ToWorker::Lost { member: other.member.clone(), left: true });
+    }
+
+    async fn ready(&mut self) {
+        loop {
+            match self.reports.recv().await.expect("the plane lives") {
+                Report::Ready(peers) => return println!("{}: {peers:?}", self.member.name),
+                other => println!("{other:?}"),
+            }
+        }
+    }
+}
+
+async fn pair() -> (Side, Side) {
+    let (mut a, mut b) = (Side::open(0).await, Side::open(1).await);
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        one.plane.heard(ToWorker::Expect { names: vec![other.member.name.clone()] });
+        one.meets(other);
+    }
+    a.ready().await;
+    b.ready().await;
+    (a, b)
+}
+
+/// The median, the mean, the 99th hundredth and the largest, in microseconds.
+fn summary(mut samples: Vec<Duration>) -> String {
+    samples.sort_unstable();
+    let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+    let mean = samples.iter().sum::<Duration>() / u32::try_from(samples.len()).expect("few");
+    let at = |share: usize| us(samples[(samples.len() - 1) * share / 100]);
+    format!(
+        "median {:.2} µs, mean {:.2}, 99% {:.2}, longest {:.2}",
+        at(50),
+        us(mean),
+        at(99),
+        at(100)
+    )
+}
+
+async fn latencies() {
+    let (a, b) = pair().await;
+    b.plane.put("eight bytes", vec![7; 8]);
+    let mut one_way = Vec::with_capacity(MESSAGES);
+    for _ in 0..MESSAGES {
+        let began = Instant::now();
+        a.plane.echo("gpu1").await.expect("its peer lives");
+        one_way.push(began.elapsed() / 2);
+    }
+    println!("async, one way:        {}", summary(one_way.split_off(MESSAGES / 10)));
+    let mut fetches = Vec::with_capacity(MESSAGES);
+    for _ in 0..MESSAGES {
+        let began = Instant::now();
+        let fetch = a.plane.get("gpu1", "eight bytes", Target::Host, false);
+        fetch.await.expect("it is there");
+        fetches.push(began.elapsed());
+    }
+    println!("async, fetch of 8 B:   {}", summary(fetches.split_off(MESSAGES / 10)));
+    let mut firsts = Vec::with_capacity(FIRSTS);
+    for _ in 0..FIRSTS {
+        tokio::time::sleep(IDLE).await;
+        let began = Instant::now();
+        a.plane.echo("gpu1").await.expect("its peer lives");
+        firsts.push(began.elapsed() / 2);
+    }
+    println!("first after idle:      {}", summary(firsts));
+    for side in [a, b] {
+        side.plane.stop().expect("UCX worked to the end");
+    }
+}
+
+/// What this process holds: open files, System V segments and files in /dev/shm, resident bytes.
+fn held() -> (usize, usize, u64) {
+    let count = |path: &str| fs::read_dir(path).map_or(0, Iterator::count);
+    let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    let segments = segments.lines().count().saturating_sub(1);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = resident.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    (count("/proc/self/fd"), segments + count("/dev/shm"), kilobytes.unwrap_or(0) << 10)
+}
+
+async fn cycles(count: usize) {
+    let (a, b) = pair().await;
+    let mut before = held();
+    let began = Instant::now();
+    for cycle in 0..=count {
+        a.loses(&b);
+        b.loses(&a);
+        // Both have forgotten the other when they say so.
+        for (one, other) in [(&a, &b), (&b, &a)] {
+            let answer = one.plane.echo(&other.member.name).await;
+            assert!(matches!(answer, Err(TransferError::NoPeer { .. })), "{answer:?}");
+        }
+        a.meets(&b);
+        b.meets(&a);
+        for (one, other) in [(&a, &b), (&b, &a)] {
+            one.plane.echo(&other.member.name).await.expect("it is back");
+        }
+        // The first hundredth fills UCX's pools.
+        if cycle == count / 100 {
+            before = held();
+        }
+        if cycle % (count / 10).max(1) == 0 {
+            let (files, segments, resident) = held();
+            println!(
+                "{cycle:8} cycles: {files} files, {segments} segments, {:.1} MiB",
+                resident as f64 / f64::from(1 << 20)
+            );
+        }
+    }
+    let after = held();
+    let grown = after.2.saturating_sub(before.2);
+    println!(
+        "{count} cycles in {:.1} s: files {} to {}, segments {} to {}, {grown} bytes more resident",
+        began.elapsed().as_secs_f64(),
+        before.0,
+        after.0,
+        before.1,
+        after.1
+    );
+}
+
+fn main() {
+    for Setting { name, value } in environment::defaults() {
+        // SAFETY: this process has one thread.
+        unsafe { std::env::set_var(format!("UCX_{name}"), value) };
+    }
+    if let Err(error) = Library::open(None) {
+        return println!("nothing is measured: {error}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().position(|argument| argument == "cycles") {
+        Some(at) => {
+            let count = arguments.get(at + 1).and_then(|count| count.parse().ok());
+            runtime.block_on(cycles(count.unwrap_or(1000)));
+        }
+        None => runtime.block_on(latencies()),
+    }
+}

@@ -1,0 +1,313 @@
+//! Which ways of a cluster are measured, how, and how it is shown; for `bench links` and `verify`.
+//!
+//! Does not judge; `engine::native::links` does.
+//!
+//! *Invariant:* what is measured together is as the command says, everything else one after the
+//! other.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::failure::{Exit, Failure};
+use super::{heat, output, source};
+use crate::cluster::Found;
+use crate::engine::native;
+use crate::engine::native::client::{Client, Measured};
+use crate::engine::native::links::{self, Background, Figure, Pair};
+use crate::ids::ClusterName;
+use crate::plan::{EngineKind, Plan};
+use crate::topology::Topology;
+use crate::units::Size;
+use crate::wire::native::Measurement;
+use crate::wire::peer::MemoryKind;
+
+/// An ordered pair of workers.
+type Way = (String, String);
+
+/// Which ways and memory.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Ways {
+    /// Only ways from this worker
+    #[arg(long, value_name = "WORKER")]
+    from: Option<String>,
+    /// Only ways to this worker
+    #[arg(long, value_name = "WORKER")]
+    to: Option<String>,
+    /// Where the bytes lie
+    #[arg(long, value_enum, default_value_t)]
+    memory: Memory,
+    /// Rounds whose median is taken
+    #[arg(long, default_value_t = 7, value_name = "COUNT")]
+    rounds: u32,
+    /// CPUs for the sender's and the receiver's UCX thread while they are measured, like 0,1
+    #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
+    pin: Option<(u32, u32)>,
+}
+
+impl Default for Ways {
+    fn default() -> Self {
+        Self { from: None, to: None, memory: Memory::default(), rounds: 7, pin: None }
+    }
+}
+
+fn parse_cpus(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("{text:?} is not two CPU numbers like 0,1");
+    let (sender, receiver) = text.split_once(',').ok_or_else(wrong)?;
+    Ok((sender.parse().map_err(|_| wrong())?, receiver.parse().map_err(|_| wrong())?))
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Memory {
+    /// Host memory.
+    #[default]
+    Host,
+    /// Device memory, or a simulated device's.
+    Device,
+    /// One after the other.
+    Both,
+}
+
+/// How it is shown.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A row for each pair and size.
+    #[default]
+    Table,
+    /// A matrix for each size, coloured.
+    Heat,
+    /// For programs.
+    Json,
+    /// The matrices as a picture.
+    Svg,
+}
+
+/// What is measured at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Together {
+    /// One way at a time.
+    None,
+    /// The two ways of a pair.
+    BothWays,
+    /// Everything.
+    All,
+}
+
+/// A native cluster that is to be measured.
+pub(super) struct Subject {
+    name: ClusterName,
+    root: PathBuf,
+    plan: Plan,
+    /// The machine that its GPUs are in; `None` when they are simulated.
+    machine: Option<Topology>,
+}
+
+impl Subject {
+    /// A running cluster.
+    pub(super) fn found(cluster: &Found) -> Result<Self, Failure> {
+        let path = cluster.paths.plan();
+        let plan = read_plan(&path).map_err(|error| {
+            Failure::new(Exit::Failed, error.context(format!("cannot read {}", path.display())))
+        })?;
+        Self::new(cluster.name.clone(), cluster.paths.root().to_owned(), plan)
+    }
+
+    /// A cluster with this plan and run directory.
+    pub(super) fn new(name: ClusterName, root: PathBuf, plan: Plan) -> Result<Self, Failure> {
+        if plan.engine != EngineKind::Native {
+            let error = anyhow::anyhow!("{name} runs the {} engine", plan.engine);
+            let failure = Failure::new(Exit::Usage, error);
+            return Err(failure.hint("only native workers can be measured"));
+        }
+        let machine = match plan.machine.simulated {
+            true => None,
+            false => Some(source::live()?.topology),
+        };
+        Ok(Self { name, root, plan, machine })
+    }
+}
+
+fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+}
+
+/// What came of a measurement of many ways.
+pub(super) struct Outcome {
+    name: ClusterName,
+    simulated: bool,
+    pub(super) pairs: Vec<Pair>,
+}
+
+/// The stable JSON form.
+#[derive(Serialize)]
+struct Document<'a> {
+    version: u32,
+    name: &'a ClusterName,
+    simulated: bool,
+    pairs: &'a [Pair],
+}
+
+impl Ways {
+    /// Measures every way that was asked for, at the sizes that fit the memory.
+    pub(super) async fn measure(
+        &self,
+        subject: &Subject,
+        sizes: impl Fn(MemoryKind) -> Vec<u64>,
+        together: Together,
+    ) -> Result<Outcome, Failure> {
+        let ways = self.ordered_pairs(&subject.plan)?;
+        let memories: &[MemoryKind] = match self.memory {
+            Memory::Host => &[MemoryKind::Host],
+            Memory::Device => &[MemoryKind::Device],
+            Memory::Both => &[MemoryKind::Host, MemoryKind::Device],
+        };
+        let mut pairs = Vec::new();
+        let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
+        for &memory in memories {
+            let latencies = self.latencies(&mut client, &ways, memory).await.map_err(unmeasured)?;
+            let background = Background {
+                plan: &subject.plan,
+                machine: subject.machine.as_ref(),
+                latencies: &latencies,
+                alone: together == Together::None,
+            };
+            for size in sizes(memory) {
+                for group in groups(&ways, together) {
+                    let stream = |(from, to): &Way| {
+                        self.pinned(links::stream(from, to, memory, size, self.rounds))
+                    };
+                    let streams: Vec<Measurement> = group.iter().map(stream).collect();
+                    let results = client.measure(&streams).await.map_err(unmeasured)?;
+                    pairs.extend(rows(background, &streams, &results));
+                }
+            }
+        }
+        let simulated = subject.plan.machine.simulated;
+        Ok(Outcome { name: subject.name.clone(), simulated, pairs })
+    }
+
+    /// The ordered pairs that were asked for.
+    fn ordered_pairs(&self, plan: &Plan) -> Result<Vec<Way>, Failure> {
+        let names: Vec<&String> = plan.workers.iter().map(|worker| &worker.name).collect();
+        for asked in [&self.from, &self.to].into_iter().flatten() {
+            if !names.contains(&asked) {
+                let error = anyhow::anyhow!("there is no worker {asked}");
+                return Err(Failure::new(Exit::Usage, error));
+            }
+        }
+        let wanted = |asked: &Option<String>, name: &String| {
+            asked.as_ref().is_none_or(|asked| asked == name)
+        };
+        let mut ways = Vec::new();
+        for from in names.iter().filter(|name| wanted(&self.from, name)) {
+            for to in names.iter().filter(|name| wanted(&self.to, name) && name != &from) {
+                ways.push(((*from).clone(), (*to).clone()));
+            }
+        }
+        Ok(ways)
+    }
+
+    fn pinned(&self, measurement: Measurement) -> Measurement {
+        Measurement { cpus: self.pin, ..measurement }
+    }
+
+    async fn latencies(
+        &self,
+        client: &mut Client,
+        ways: &[Way],
+        memory: MemoryKind,
+    ) -> Result<BTreeMap<Way, Figure>, native::Error> {
+        let mut latencies = BTreeMap::new();
+        for (from, to) in ways {
+            let ping = self.pinned(links::ping(from, to, memory));
+            for Measured { result, .. } in client.measure(&[ping]).await? {
+                let latency = result.ok().as_ref().and_then(links::latency);
+                latencies.extend(latency.map(|latency| ((from.clone(), to.clone()), latency)));
+            }
+        }
+        Ok(latencies)
+    }
+}
+
+fn unmeasured(error: native::Error) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
+}
+
+/// The ways that are measured at the same time, group by group.
+fn groups(ways: &[Way], together: Together) -> Vec<Vec<Way>> {
+    match together {
+        Together::All => vec![ways.to_vec()],
+        Together::None => ways.iter().map(|way| vec![way.clone()]).collect(),
+        Together::BothWays => {
+            let back = |(from, to): &Way| (to.clone(), from.clone());
+            let first = |way: &&Way| way.0 < way.1 || !ways.contains(&back(way));
+            let both = |way: &Way| {
+                let pair = [way.clone(), back(way)];
+                pair.into_iter().filter(|way| ways.contains(way)).collect()
+            };
+            ways.iter().filter(first).map(both).collect()
+        }
+    }
+}
+
+/// The rows of streams that were measured together, in their order.
+fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured]) -> Vec<Pair> {
+    let result_of = |stream: &Measurement| {
+        results.iter().find(|result| result.from == stream.from && result.to == stream.to)
+    };
+    let row = |stream| Some(links::row(background, stream, result_of(stream)?));
+    streams.iter().filter_map(row).collect()
+}
+
+impl Outcome {
+    /// Shows the rows.
+    pub(super) fn show(&self, form: Form) -> Result<(), Failure> {
+        match form {
+            Form::Json => {
+                let Outcome { name, simulated, pairs } = self;
+                output::print_json(&Document { version: 1, name, simulated: *simulated, pairs })?;
+            }
+            Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
+            Form::Heat => output::print(&heat::terminal(&self.pairs))?,
+            Form::Table => output::print(&self.table())?,
+        }
+        if self.simulated && matches!(form, Form::Table | Form::Heat) {
+            output::note(&"the GPUs are simulated: these are figures of host memory");
+        }
+        Ok(())
+    }
+
+    /// The rows as text.
+    pub(super) fn table(&self) -> String {
+        let headings = ["from", "to", "memory", "size", "GB/s", "limit", "µs", "lanes", "verdict"];
+        output::table(&headings, self.pairs.iter().map(cells))
+    }
+}
+
+fn cells(pair: &Pair) -> Vec<String> {
+    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+    vec![
+        pair.from.clone(),
+        pair.to.clone(),
+        pair.memory.to_string(),
+        Size::Bytes(pair.size_bytes).to_string(),
+        pair.gb_per_s.map_or("-".to_owned(), heat::figure),
+        limit(pair),
+        number(pair.latency_us),
+        pair.lanes.join(" "),
+        pair.verdict.to_string(),
+    ]
+}
+
+/// `450 (NV18)`; where there is no fixed limit, what is usual: `~10 (host memory)`.
+fn limit(pair: &Pair) -> String {
+    let link = pair.link.as_deref().unwrap_or_default();
+    match (pair.limit_gb_per_s, pair.usual_gb_per_s) {
+        (Some(most), _) => format!("{most:.0} ({link})"),
+        (None, Some(usual)) => format!("~{usual:.0} ({link})"),
+        (None, None) => "-".to_owned(),
+    }
+}

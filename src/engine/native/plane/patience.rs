@@ -1,0 +1,72 @@
+//! How long the UCX thread looks for work before it sleeps.
+//!
+//! Pure: durations in, a decision out. Does not look at a clock.
+//!
+//! Sleeping and being woken costs tens of microseconds, twice for a message and its answer, so a
+//! thread that will soon have work does better to look for it. Whether it will soon have work shows
+//! in how long it slept lately.
+//!
+//! *Invariant:* a thread that has nothing to do looks for at most [`LONGEST`] at a time, and soon
+//! for [`SHORTEST`] only.
+
+use std::time::Duration;
+
+/// The shortest look: less than falling asleep costs.
+const SHORTEST: Duration = Duration::from_micros(4);
+
+/// The longest look: a few times what a sleeping peer takes to answer.
+const LONGEST: Duration = Duration::from_micros(250);
+
+/// A sleep that ended before this would better not have begun.
+const SHORT_SLEEP: Duration = Duration::from_micros(500);
+
+/// What the thread has learned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    limit: Duration,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { limit: SHORTEST }
+    }
+
+    /// Whether a thread that has looked for this long in vain shall look on.
+    pub(super) fn lasts(self, looked: Duration) -> bool {
+        looked < self.limit
+    }
+
+    /// Learns from a sleep, of which the look before it had been in vain.
+    pub(super) fn slept(&mut self, duration: Duration) {
+        self.limit = if duration < SHORT_SLEEP {
+            LONGEST
+        } else {
+            // Twice in vain is no accident, and costs nothing to find out again.
+            (self.limit / 8).max(SHORTEST)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_came_soon_is_waited_for_the_next_time() {
+        let mut patience = Patience::new();
+        assert!(!patience.lasts(Duration::from_micros(5)));
+        patience.slept(Duration::from_micros(120));
+        assert!(patience.lasts(Duration::from_micros(120)));
+        assert!(!patience.lasts(LONGEST));
+    }
+
+    #[test]
+    fn a_thread_with_nothing_to_do_stops_looking() {
+        let mut patience = Patience::new();
+        patience.slept(Duration::from_micros(1));
+        for _ in 0..2 {
+            patience.slept(Duration::from_secs(1));
+        }
+        assert!(!patience.lasts(SHORTEST));
+    }
+}
