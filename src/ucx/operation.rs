@@ -58,8 +58,9 @@ pub struct Completion {
 #[derive(Default)]
 pub(super) struct InFlight {
     next: u64,
-    /// The request is not yet known while the submitting call runs.
-    requests: NumberMap<u64, Option<*mut c_void>>,
+    /// The operation whose submitting call runs, until it has ended within that call, as most do.
+    submitting: Option<OperationId>,
+    requests: NumberMap<u64, *mut c_void>,
 }
 
 impl InFlight {
@@ -68,13 +69,27 @@ impl InFlight {
     }
 
     pub(super) fn request(&self, id: OperationId) -> Option<*mut c_void> {
-        self.requests.get(&id.0).copied().flatten()
+        self.requests.get(&id.0).copied()
     }
 
     fn name(&mut self) -> OperationId {
         self.next += 1;
-        self.requests.insert(self.next, None);
         OperationId(self.next)
+    }
+
+    /// Remembers a request, unless it has ended already.
+    fn submitted(&mut self, id: OperationId, request: *mut c_void) {
+        if self.submitting.take() == Some(id) {
+            self.requests.insert(id.0, request);
+        }
+    }
+
+    fn ended(&mut self, id: OperationId) {
+        if self.submitting == Some(id) {
+            self.submitting = None;
+        } else {
+            self.requests.remove(&id.0);
+        }
     }
 }
 
@@ -99,15 +114,12 @@ impl Operation {
     pub(super) fn submit(self, submit: impl FnOnce(*mut Operation) -> Submitted) -> OperationId {
         let id = self.id;
         let records = Rc::clone(&self.records);
+        records.in_flight.borrow_mut().submitting = Some(id);
         let raw = Box::into_raw(Box::new(self));
         match submit(raw) {
-            Submitted::Pending(request) => {
-                // A transport that copies synchronously (cma) may have run the callback within the
-                // call; then the entry is gone and the request with it.
-                if let Some(entry) = records.in_flight.borrow_mut().requests.get_mut(&id.0) {
-                    *entry = Some(request);
-                }
-            }
+            // A transport that copies synchronously (cma) may have run the callback within the
+            // call; then the request is gone.
+            Submitted::Pending(request) => records.in_flight.borrow_mut().submitted(id, request),
             Submitted::Done => {
                 // SAFETY: UCX is done with the operation and calls no callback for it.
                 unsafe { Box::from_raw(raw) }.finish(Status::OK);
@@ -137,7 +149,7 @@ impl Operation {
     fn finish(self, status: Status) {
         let Operation { records, id, payload, .. } = self;
         let result = if status.is_error() { Err(status) } else { Ok(()) };
-        records.in_flight.borrow_mut().requests.remove(&id.0);
+        records.in_flight.borrow_mut().ended(id);
         records.completions.borrow_mut().push_back(Completion { id, result, payload });
     }
 }

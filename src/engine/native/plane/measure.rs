@@ -21,6 +21,9 @@ const WINDOW: u32 = 32;
 /// Messages above this length gain nothing from receives that overlap, in bytes.
 const LARGE: u64 = 16 << 20;
 
+/// Receives of shorter messages that may overlap, where the transport takes its time.
+const OVERLAPPING: u64 = 4;
+
 /// Longest message that is measured, in bytes.
 const SIZE_LIMIT: u64 = 8 << 30;
 
@@ -60,6 +63,8 @@ struct Receiving {
     measure: Measure,
     /// Memory that no receive uses, one for each receive that may overlap with others.
     free: Vec<Buffer>,
+    /// What pings are answered with.
+    answer: Option<Arc<Buffer>>,
     waiting: VecDeque<Arrival>,
     received: u32,
 }
@@ -119,7 +124,8 @@ impl Measurements {
     ) -> Out {
         let prepared = memory.is_some();
         if let Some(free) = memory {
-            let receiving = Receiving { measure, free, waiting: VecDeque::new(), received: 0 };
+            let waiting = VecDeque::new();
+            let receiving = Receiving { measure, free, answer: None, waiting, received: 0 };
             self.receiving.insert((from, id), receiving);
         }
         Out {
@@ -235,10 +241,17 @@ impl Measurements {
 
     /// Takes a ping; the answer has as many bytes.
     pub(super) fn ping(&mut self, from: PeerKey, id: u64, arrival: Arrival) -> Option<Out> {
-        self.receiving.get(&(from, id))?;
-        let bytes = arrival.bytes()?.to_vec();
+        let receiving = self.receiving.get_mut(&(from, id))?;
+        let bytes = arrival.bytes()?.len();
         drop(arrival);
-        Some(Out { to: from, kind: Kind::Pong, id, argument: 0, payload: Payload::from(bytes) })
+        let answer = receiving.answer.take().filter(|answer| answer.len() == bytes);
+        let answer = answer.unwrap_or_else(|| Arc::new(Buffer::Host(vec![1; bytes])));
+        let payload = match bytes {
+            0 => Payload::Empty,
+            _ => Payload::Shared(Arc::clone(&answer)),
+        };
+        receiving.answer = Some(answer);
+        Some(Out { to: from, kind: Kind::Pong, id, argument: 0, payload })
     }
 
     /// The sender is done.
@@ -277,7 +290,7 @@ pub(super) fn memory_to_send(
 
 /// Memory for the receiving side of a measurement. Takes long for much memory.
 pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Vec<Buffer>> {
-    let overlapping = if measure.size > LARGE { 1 } else { 2 };
+    let overlapping = if measure.size > LARGE { 1 } else { OVERLAPPING };
     (0..overlapping).map(|_| memory(measure.memory, measure.size, device).ok()).collect()
 }
 

@@ -163,14 +163,15 @@ impl Owner {
                 looks = 0;
                 continue;
             }
-            if looks == 0 {
-                idle_since = Instant::now();
-            }
             looks = looks.saturating_add(1);
             let measuring = self.measurements.active();
             if looks < if measuring { MEASURED_LOOKS } else { LOOKS } {
-                std::hint::spin_loop();
-            } else if measuring || patience.lasts(idle_since.elapsed()) {
+                continue;
+            }
+            if looks == LOOKS {
+                idle_since = Instant::now();
+            }
+            if measuring || patience.lasts(idle_since.elapsed()) {
                 std::thread::yield_now();
             } else {
                 let began = Instant::now();
@@ -228,14 +229,23 @@ impl Owner {
         while let Some(arrival) = self.worker.next_arrival() {
             any = true;
             self.arrived(arrival);
+            // At once: memory that is free again takes the next message while caches hold it.
+            self.complete();
         }
-        while let Some(completion) = self.worker.next_completion() {
-            any = true;
-            self.completed(completion);
-        }
+        any |= self.complete();
         while let Some(failure) = self.worker.next_failure() {
             any = true;
             self.failed(failure);
+        }
+        any
+    }
+
+    /// Deals with the operations that have ended.
+    fn complete(&mut self) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.worker.next_completion() {
+            any = true;
+            self.completed(completion);
         }
         any
     }
