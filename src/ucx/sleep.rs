@@ -22,6 +22,8 @@ use super::{Error, UcpWorker};
 struct Shared {
     event: EventFd,
     asleep: AtomicBool,
+    /// Whether somebody has called since the owner last asked.
+    called: AtomicBool,
 }
 
 /// Refusals to sleep in a row, and the time that they last, after which UCX is taken to be stuck.
@@ -29,7 +31,10 @@ struct Shared {
 /// A process that is killed between reserving and filling its place in the queue of a peer's shared
 /// memory leaves a place that nobody will ever fill. The peer receives nothing behind it, from
 /// anybody, and is told whenever it wants to sleep that there is something to receive.
-const STUCK_AFTER: (u32, Duration) = (100_000, Duration::from_secs(10));
+///
+/// A thread that is refused looks for a while before it asks again, so that it asks some thousand
+/// times a second.
+const STUCK_AFTER: (u32, Duration) = (10_000, Duration::from_secs(10));
 
 /// Refusals to sleep without one that was granted between them.
 #[derive(Default)]
@@ -68,13 +73,24 @@ impl Sleeper {
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| system("open an event file descriptor", errno))?;
-        let shared = Arc::new(Shared { event, asleep: AtomicBool::new(false) });
-        Ok(Self { shared, refusals: RefCell::default() })
+        let shared = Shared {
+            event,
+            asleep: AtomicBool::new(false),
+            called: AtomicBool::new(false),
+        };
+        Ok(Self { shared: Arc::new(shared), refusals: RefCell::default() })
     }
 
     /// A handle for other threads.
     pub fn waker(&self) -> Waker {
         Waker { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Whether a waker has called since this was last asked; costs next to nothing when none has.
+    /// What was made ready before the call is seen after it.
+    pub fn called(&self) -> bool {
+        let called = &self.shared.called;
+        called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel)
     }
 
     /// Sleeps until `worker` or a waker has something, at most for `limit`. Returns at once when
@@ -122,6 +138,7 @@ impl Sleeper {
 impl Waker {
     /// Ends the owner's sleep, if it sleeps.
     pub fn wake(&self) {
+        self.shared.called.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) {
             // A full counter already wakes; nothing else can go wrong with an open descriptor.

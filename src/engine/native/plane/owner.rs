@@ -7,6 +7,7 @@
 
 mod measuring;
 mod objects;
+mod proof;
 
 use std::collections::HashMap;
 use std::sync::{Weak, mpsc};
@@ -22,24 +23,22 @@ use super::transfer::{self, Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{
-    self, Arrival, Buffer, Completion, EndpointFailure, EndpointId, Library, NumberMap,
-    OperationId, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
+    Arrival, Completion, EndpointFailure, EndpointId, Library, NumberMap, OperationId, Payload,
+    Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
 };
 use crate::wire::native::{Member, PeerKey, ToWorker};
 use crate::wire::peer::{Header, Hello, Kind, Measure, checksum_of};
 use crate::wire::secret::{Secret, Token};
 use crate::wire::status::PeerLanes;
 
-/// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
-const PROBE_BYTES: usize = 64 << 10;
-
 /// Looks without pause before a CPU is offered to others between two of them. A look takes a tenth
 /// of a microsecond; whoever is to be woken may be waiting for this very CPU, and the kernel may
 /// take milliseconds to come to that by itself.
 const LOOKS: u32 = 8;
 
-/// The same while a measurement lasts, which is not to be held up.
+/// The same while a measurement lasts: both threads may share a CPU, unless each was given its own.
 const MEASURED_LOOKS: u32 = 256;
+const PINNED_LOOKS: u32 = 1 << 16;
 
 /// Time before a broken connection to a living peer is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -149,13 +148,15 @@ impl Owner {
         let mut next = None;
         loop {
             let mut busy = false;
-            while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
-                busy = true;
-                if matches!(command, Command::Stop) {
-                    self.drain();
-                    return Ok(());
+            if sleeper.called() || next.is_some() {
+                while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
+                    busy = true;
+                    if matches!(command, Command::Stop) {
+                        self.drain();
+                        return Ok(());
+                    }
+                    self.command(command);
                 }
-                self.command(command);
             }
             busy |= self.worker.progress();
             busy |= self.digest();
@@ -165,10 +166,15 @@ impl Owner {
             }
             looks = looks.saturating_add(1);
             let measuring = self.measurements.active();
-            if looks < if measuring { MEASURED_LOOKS } else { LOOKS } {
+            let pause_after = match measuring {
+                false => LOOKS,
+                true if self.unpinned.is_some() => PINNED_LOOKS,
+                true => MEASURED_LOOKS,
+            };
+            if looks < pause_after {
                 continue;
             }
-            if looks == LOOKS {
+            if looks == pause_after {
                 idle_since = Instant::now();
             }
             if measuring || patience.lasts(idle_since.elapsed()) {
@@ -295,18 +301,6 @@ impl Owner {
         self.message(sender, header, arrival);
     }
 
-    /// A message by which a connection is proven.
-    fn proof(&mut self, sender: Member, header: Header, arrival: Arrival) {
-        let Header { kind, argument, .. } = header;
-        if kind != Kind::Probe {
-            return self.handle(Event::Answered { by: sender, kind });
-        }
-        match arrival.receive(Buffer::Host(vec![0; PROBE_BYTES])) {
-            Ok(operation) => drop(self.probes.insert(operation, (sender, argument))),
-            Err(error) => tracing::warn!(peer = sender.name, "{error}"),
-        }
-    }
-
     /// A message of a proven peer.
     fn message(&mut self, sender: PeerKey, header: Header, arrival: Arrival) {
         let Header { kind, id, argument, .. } = header;
@@ -360,23 +354,6 @@ impl Owner {
             self.send_out(out);
         } else if let Err(status) = result {
             tracing::debug!(%status, "a message was not sent");
-        }
-    }
-
-    fn probed(
-        &mut self,
-        by: Member,
-        checksum: u64,
-        result: Result<(), ucx::Status>,
-        payload: &Payload,
-    ) {
-        let bytes = payload.buffer().and_then(Buffer::host).unwrap_or_default();
-        match result {
-            Ok(()) if u64::from(crc32c::crc32c(bytes)) == checksum => {
-                self.handle(Event::Probed { by });
-            }
-            Ok(()) => tracing::error!(peer = by.name, "a probe arrived with the wrong checksum"),
-            Err(status) => tracing::warn!(peer = by.name, %status, "a probe did not arrive"),
         }
     }
 
@@ -470,22 +447,6 @@ impl Owner {
         }
     }
 
-    /// Sends one of the messages by which a connection is proven.
-    fn greet(&self, to: &Member, kind: Kind) {
-        let (argument, payload) = match kind {
-            Kind::Hello => {
-                let hello = Hello { from: self.core.me().clone() };
-                (0, Payload::from(hello.encode()))
-            }
-            Kind::Probe => {
-                let bytes = probe(to.incarnation);
-                (u64::from(crc32c::crc32c(&bytes)), Payload::from(bytes))
-            }
-            _ => (0, Payload::Empty),
-        };
-        self.say(to.key(), kind, 0, argument, payload);
-    }
-
     fn say(
         &self,
         to: PeerKey,
@@ -520,18 +481,4 @@ impl Owner {
         peers.sort_by(|a, b| a.peer.cmp(&b.peer));
         peers
     }
-}
-
-/// Bytes that no page of zeros or of another probe looks like.
-fn probe(seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut bytes = Vec::with_capacity(PROBE_BYTES);
-    while bytes.len() < PROBE_BYTES {
-        // Marsaglia's xorshift64.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes
 }

@@ -1,0 +1,74 @@
+//! The messages by which a connection is proven: carrying out what [`Core`](super::Core) decides.
+//!
+//! Does not decide who is believed.
+//!
+//! *Invariant:* a probe that arrives is told only when its bytes are those that were sent.
+
+use super::{Event, Owner};
+use crate::ucx::{self, Arrival, Buffer, Payload};
+use crate::wire::native::Member;
+use crate::wire::peer::{Header, Hello, Kind};
+
+/// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
+const PROBE_BYTES: usize = 64 << 10;
+
+impl Owner {
+    /// A message by which a connection is proven.
+    pub(super) fn proof(&mut self, sender: Member, header: Header, arrival: Arrival) {
+        let Header { kind, argument, .. } = header;
+        if kind != Kind::Probe {
+            return self.handle(Event::Answered { by: sender, kind });
+        }
+        match arrival.receive(Buffer::Host(vec![0; PROBE_BYTES])) {
+            Ok(operation) => drop(self.probes.insert(operation, (sender, argument))),
+            Err(error) => tracing::warn!(peer = sender.name, "{error}"),
+        }
+    }
+
+    pub(super) fn probed(
+        &mut self,
+        by: Member,
+        checksum: u64,
+        result: Result<(), ucx::Status>,
+        payload: &Payload,
+    ) {
+        let bytes = payload.buffer().and_then(Buffer::host).unwrap_or_default();
+        match result {
+            Ok(()) if u64::from(crc32c::crc32c(bytes)) == checksum => {
+                self.handle(Event::Probed { by });
+            }
+            Ok(()) => tracing::error!(peer = by.name, "a probe arrived with the wrong checksum"),
+            Err(status) => tracing::warn!(peer = by.name, %status, "a probe did not arrive"),
+        }
+    }
+
+    /// Sends one of the messages by which a connection is proven.
+    pub(super) fn greet(&self, to: &Member, kind: Kind) {
+        let (argument, payload) = match kind {
+            Kind::Hello => {
+                let hello = Hello { from: self.core.me().clone() };
+                (0, Payload::from(hello.encode()))
+            }
+            Kind::Probe => {
+                let bytes = probe(to.incarnation);
+                (u64::from(crc32c::crc32c(&bytes)), Payload::from(bytes))
+            }
+            _ => (0, Payload::Empty),
+        };
+        self.say(to.key(), kind, 0, argument, payload);
+    }
+}
+
+/// Bytes that no page of zeros or of another probe looks like.
+fn probe(seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(PROBE_BYTES);
+    while bytes.len() < PROBE_BYTES {
+        // Marsaglia's xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
