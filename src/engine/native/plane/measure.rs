@@ -18,11 +18,10 @@ use crate::wire::peer::{Kind, Measure, MemoryKind};
 /// Messages of a stream that are on their way at one time.
 const WINDOW: u32 = 32;
 
-/// Messages above this length gain nothing from receives that overlap, in bytes.
-const LARGE: u64 = 16 << 20;
-
-/// Receives of shorter messages that may overlap, where the transport takes its time.
+/// Receives that may overlap, and their bytes: so few that a core's caches hold sender's and
+/// receiver's memory, as they do where receives all go to one place.
 const OVERLAPPING: u64 = 4;
+const OVERLAPPING_BYTES: u64 = 256 << 10;
 
 /// Longest message that is measured, in bytes.
 const SIZE_LIMIT: u64 = 8 << 30;
@@ -152,8 +151,11 @@ impl Measurements {
                 let reason = format!("{} has no room for it", sending.measurement.to);
                 return self.end(id, Err(reason));
             }
+            sending.round_began = Instant::now();
         } else {
-            sending.rounds.push(sending.round_began.elapsed());
+            let now = Instant::now();
+            sending.rounds.push(now - sending.round_began);
+            sending.round_began = now;
         }
         let Measurement { warmup, rounds, what, messages, .. } = sending.measurement;
         let all = u64::from(warmup) + u64::from(rounds);
@@ -162,7 +164,6 @@ impl Measurements {
             let counted = sending.rounds.split_off(warmup as usize);
             return self.end(id, Ok(counted));
         }
-        sending.round_began = Instant::now();
         match what {
             Quantity::Latency => {
                 let payload = sending.payload();
@@ -290,7 +291,7 @@ pub(super) fn memory_to_send(
 
 /// Memory for the receiving side of a measurement. Takes long for much memory.
 pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Vec<Buffer>> {
-    let overlapping = if measure.size > LARGE { 1 } else { OVERLAPPING };
+    let overlapping = (OVERLAPPING_BYTES / measure.size.max(1)).clamp(1, OVERLAPPING);
     (0..overlapping).map(|_| memory(measure.memory, measure.size, device).ok()).collect()
 }
 

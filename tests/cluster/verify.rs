@@ -1,0 +1,66 @@
+//! Links from the outside: `verify`, `up --verify`, `bench links`, and the libucp that is named.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::sandbox::{Said, Sandbox};
+
+const TWO: [&str; 6] = ["--topology", "dgx-h100", "--simulate", "--n-workers", "2", "--detach"];
+
+fn up(sandbox: &Sandbox, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.arg("up").args(TWO).args(arguments).envs(variables.iter().copied());
+    sandbox.spawn_program(command).wait()
+}
+
+#[test]
+fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
+    let sandbox = Sandbox::new();
+    let said = up(&sandbox, &["--name", "good", "--verify"], &[]);
+    assert_eq!(said.code, 0, "{said}");
+    let (verified, ready) = (said.stderr.find("verified: 2 ways"), said.stderr.find("READY:"));
+    assert!(verified.is_some() && verified < ready, "{said}");
+    let said = sandbox.run(&["verify", "good", "-o", "json"]);
+    assert_eq!(said.code, 0, "{said}");
+    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    let pairs = document["pairs"].as_array().expect("pairs");
+    assert_eq!(pairs.len(), 2);
+    for pair in pairs {
+        assert_eq!(pair["link"], "host memory");
+        assert!(pair["gb_per_s"].as_f64().is_some_and(|figure| figure > 0.0), "{pair}");
+        assert!(pair["lanes"].to_string().contains("cma/memory"), "{pair}");
+    }
+    assert_eq!(sandbox.run(&["down", "good"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_cluster_that_falls_back_to_tcp_is_taken_down_with_exit_code_4() {
+    let sandbox = Sandbox::new();
+    let said = up(&sandbox, &["--name", "slow", "--verify"], &[("UCX_TLS", "tcp,self")]);
+    assert_eq!(said.code, 4, "{said}");
+    let because = "downgraded: shared memory expected, tcp/lo used because UCX_TLS=tcp,self";
+    assert!(said.stdout.contains(because), "{said}");
+    assert!(!said.stderr.contains("READY:"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn links_are_measured_where_no_cluster_runs_and_nothing_is_left() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.run(&["bench", "links", "--size", "8,64KiB", "-o", "svg"]);
+    assert_eq!(said.code, 0, "{said}");
+    let picture = roxmltree::Document::parse(&said.stdout).expect("XML");
+    assert_eq!(picture.root_element().tag_name().name(), "svg");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_libucp_that_is_not_there_is_said_with_a_hint() {
+    let sandbox = Sandbox::new();
+    let said = up(&sandbox, &["--name", "none", "--ucx", "/nowhere/libucp.so.0"], &[]);
+    assert_ne!(said.code, 0, "{said}");
+    assert!(said.stderr.contains("/nowhere/libucp.so.0"), "{said}");
+    assert!(said.stderr.contains("hint:"), "{said}");
+}
