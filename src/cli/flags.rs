@@ -416,6 +416,13 @@ impl DaskFlags {
     }
 }
 
+impl Flags {
+    /// Whether READY is to mean that every way between workers uses what it should.
+    pub(crate) fn verify(&self) -> bool {
+        self.dask.verify
+    }
+}
+
 impl Asked {
     /// Reads the spec file and lays the flags over it.
     pub(crate) fn request(&self) -> Result<Request, Failure> {

@@ -13,7 +13,7 @@ use super::signals::Signals;
 use super::{output, plan, reach, service_manager, source, verify, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
 use crate::os::{rest, session};
-use crate::plan::{Plan, difference};
+use crate::plan::{EngineKind, Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 
@@ -28,10 +28,6 @@ pub(super) struct Arguments {
     /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "topology", "simulate"])]
     plan: Option<PathBuf>,
-    /// Also measure every way between workers, and take the cluster down unless each uses the
-    /// lanes that it should
-    #[arg(long)]
-    verify: bool,
     /// Show the plan that would run, and start nothing
     #[arg(long)]
     dry_run: bool,
@@ -50,7 +46,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             prepare(&request)?
         }
     };
-    let verify = arguments.verify;
+    // Dask's workers prove their ways themselves.
+    let native = prepared.plan.engine == EngineKind::Native;
+    let verify = native && arguments.asked.flags.verify();
     if arguments.detach { detached(&prepared, verify) } else { foreground(&prepared, verify) }
 }
 
