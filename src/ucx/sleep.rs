@@ -73,11 +73,8 @@ impl Sleeper {
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| system("open an event file descriptor", errno))?;
-        let shared = Shared {
-            event,
-            asleep: AtomicBool::new(false),
-            called: AtomicBool::new(false),
-        };
+        let shared =
+            Shared { event, asleep: AtomicBool::new(false), called: AtomicBool::new(false) };
         Ok(Self { shared: Arc::new(shared), refusals: RefCell::default() })
     }
 
