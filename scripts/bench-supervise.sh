@@ -13,6 +13,7 @@ fi
 exec python3 - "$program" "${1:-11}" <<'PYTHON'
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -69,5 +70,8 @@ try:
     print(f"of that from spawning to READY: median {statistics.median(own):.0f} ms,"
           f" {statistics.median(own) / statistics.median(took):.2f} of it")
 finally:
+    left = state()["run_directory"]
     run("down", name)
+    # The crash bundles of those that were killed.
+    shutil.rmtree(left, ignore_errors=True)
 PYTHON

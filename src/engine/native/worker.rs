@@ -80,6 +80,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
+    let _joined = Joined(plane.clone());
     let mut scheduler = Scheduler::connect(&contract).await?;
     let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
@@ -142,6 +143,17 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         (Err(error), Err(Error::PlaneGone)) => Err(error),
         (_, Err(error)) | (Err(error), Ok(())) => Err(error),
         (Ok(()), Ok(())) => Ok(()),
+    }
+}
+
+/// Waits for the UCX thread on every way out: a process that ends under it takes UCX down while it
+/// is in use, and UCX then aborts (seen in 1.13, `vfs_obj.c`).
+struct Joined(Plane);
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        // An error that led here is the better story.
+        let _ = self.0.stop();
     }
 }
 
