@@ -185,3 +185,22 @@ fn damage_is_refused_at_its_place() {
     let p2p = refusal(&PRINTED.replace("NV4", "CNS"));
     assert!(p2p.hint().is_some_and(|hint| hint.contains("topo -p2p")));
 }
+
+#[test]
+fn a_name_full_of_brackets_survives_every_form() {
+    let name = format!("mlx5_{}", "{".repeat(80));
+    let matrix =
+        format!("\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n\nNIC Legend:\n\n  NIC0: {name}\n");
+    let machine = parse(&matrix).expect("a matrix");
+    assert_eq!(machine.nics[0].name, name);
+    assert_eq!(parse(&machine.to_yaml()), Ok(machine));
+}
+
+#[test]
+fn brackets_that_nest_without_end_are_refused_before_they_are_parsed() {
+    for opener in ["[", "{", "[{", "- [", "&a[", "!t[", "? [", "a: [\n "] {
+        let text = format!("version: 1\ngpus: {}", opener.repeat(100));
+        let refusal = parse(&text).expect_err(opener).to_string();
+        assert!(refusal.contains("nested too deeply"), "{opener}: {refusal}");
+    }
+}

@@ -117,15 +117,26 @@ const DEPTH_LIMIT: i64 = 64;
 
 /// Refuses nesting that would keep the parser busy, before it sees it.
 ///
-/// Brackets in texts count too: they are few, and come in pairs.
+/// A bracket within a word (`mlx5_{`) opens nothing, unless the word is an anchor or a tag.
 fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
-    let mut depth = 0;
+    let mut depth = 0i64;
+    // What precedes a byte: whether something may open there, and the first byte of its word.
+    let (mut open, mut word) = (true, b' ');
     for (at, byte) in text.bytes().enumerate() {
-        depth += match byte {
-            b'[' | b'{' => 1,
-            b']' | b'}' => -1,
-            _ => 0,
+        let begins = open || matches!(word, b'&' | b'!' | b'*');
+        match byte {
+            b'[' | b'{' if begins => depth += 1,
+            b']' | b'}' => depth = (depth - 1).max(0),
+            _ => {}
+        }
+        word = match byte {
+            _ if byte.is_ascii_whitespace() => b' ',
+            _ if word == b' ' => byte,
+            _ => word,
         };
+        open = byte.is_ascii_whitespace()
+            || matches!(byte, b',' | b':' | b'-')
+            || (begins && matches!(byte, b'[' | b'{'));
         if depth > DEPTH_LIMIT {
             let before = &text[..at];
             let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
