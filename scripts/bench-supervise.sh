@@ -2,7 +2,8 @@
 # What supervision costs and how fast it heals: a cluster of eight simulated native workers.
 # Prints the supervisor's resident memory against the limit of 10 MiB, its wake-ups at rest, and the
 # time from the death of a worker (kill -9) to its being READY again.
-# usage: scripts/bench-supervise.sh [DEATHS]     eleven by default; CUDA_CLUSTER names the program
+# usage: scripts/bench-supervise.sh [DEATHS]     CUDA_CLUSTER names the program
+# Eight deaths by default, one of each worker: who dies again soon waits, by the restart policy.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=${CUDA_CLUSTER:-target/release/cuda-cluster}
@@ -10,7 +11,7 @@ if [ ! -x "$program" ]; then
     echo "$program is missing; build it with: cargo build --release --locked" >&2
     exit 2
 fi
-exec python3 - "$program" "${1:-11}" <<'PYTHON'
+exec python3 - "$program" "${1:-8}" <<'PYTHON'
 import json
 import os
 import shutil
