@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, unsafe_code)]
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
@@ -28,7 +29,7 @@ struct Side {
 impl Side {
     async fn open(number: u64) -> Self {
         let member = Member { name: format!("gpu{number}"), incarnation: 100 + number };
-        let library = std::env::var_os("CUDA_CLUSTER_UCX").map(Into::into);
+        let library = library();
         let settings = vec![Setting::new("NET_DEVICES", "lo")];
         let opening = Opening { library, settings, ..Opening::default() };
         let (plane, mut reports) =
@@ -57,6 +58,11 @@ impl Side {
             }
         }
     }
+}
+
+/// The libucp to use: `CUDA_CLUSTER_UCX`, or the dynamic loader's.
+fn library() -> Option<PathBuf> {
+    std::env::var_os("CUDA_CLUSTER_UCX").map(PathBuf::from)
 }
 
 async fn pair() -> (Side, Side) {
@@ -116,7 +122,8 @@ async fn latencies() {
     }
 }
 
-/// What this process holds: open files, System V segments and files in /dev/shm, resident bytes.
+/// What this process holds: open files, System V segments and files in /dev/shm with the mappings
+/// of its memory, resident bytes.
 fn held() -> (usize, usize, u64) {
     let count = |path: &str| fs::read_dir(path).map_or(0, Iterator::count);
     let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
@@ -124,7 +131,9 @@ fn held() -> (usize, usize, u64) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = resident.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
-    (count("/proc/self/fd"), segments + count("/dev/shm"), kilobytes.unwrap_or(0) << 10)
+    let mappings = fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
+    let shared = segments + count("/dev/shm") + mappings;
+    (count("/proc/self/fd"), shared, kilobytes.unwrap_or(0) << 10)
 }
 
 async fn cycles(count: usize) {
@@ -151,7 +160,7 @@ async fn cycles(count: usize) {
         if cycle % (count / 10).max(1) == 0 {
             let (files, segments, resident) = held();
             println!(
-                "{cycle:8} cycles: {files} files, {segments} segments, {:.1} MiB",
+                "{cycle:8} cycles: {files} files, {segments} segments and mappings, {:.1} MiB",
                 resident as f64 / f64::from(1 << 20)
             );
         }
@@ -159,7 +168,8 @@ async fn cycles(count: usize) {
     let after = held();
     let grown = after.2.saturating_sub(before.2);
     println!(
-        "{count} cycles in {:.1} s: files {} to {}, segments {} to {}, {grown} bytes more resident",
+        "{count} cycles in {:.1} s: files {} to {}, segments and mappings {} to {}, {grown} bytes \
+         more resident",
         began.elapsed().as_secs_f64(),
         before.0,
         after.0,
@@ -173,7 +183,8 @@ fn main() {
         // SAFETY: this process has one thread.
         unsafe { std::env::set_var(format!("UCX_{name}"), value) };
     }
-    if let Err(error) = Library::open(None) {
+    // The one that the planes open: a process opens no second.
+    if let Err(error) = Library::open(library().as_deref()) {
         return println!("nothing is measured: {error}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -178,7 +178,11 @@ impl Ways {
                     let stream = |(from, to): &Way| {
                         self.pinned(links::stream(from, to, memory, size, self.rounds))
                     };
-                    let streams: Vec<Measurement> = group.iter().map(stream).collect();
+                    let mut streams: Vec<Measurement> = group.iter().map(stream).collect();
+                    if let (Together::BothWays, [_, back]) = (together, &mut streams[..]) {
+                        // Each worker keeps its CPU, whichever way it sends.
+                        back.cpus = back.cpus.map(|(first, second)| (second, first));
+                    }
                     let results = client.measure(&streams).await.map_err(unmeasured)?;
                     pairs.extend(rows(background, &streams, &results));
                 }
