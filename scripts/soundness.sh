@@ -81,8 +81,8 @@ if [[ $part != cycles ]]; then
 fi
 if [[ $part != valgrind ]]; then
     echo "== $cycles connections opened and closed"
-    # In two processes: after 65536 connections between the same two UCX workers, UCX (1.12 to 1.21)
-    # no longer lets go of the peer's shared memory. A restarted worker is another UCX worker.
+    # In two processes: after 65536 connections between the same two UCX workers, UCX (1.13 and 1.21)
+    # does not let go of the peer's shared memory. A restarted worker is another UCX worker.
     for half in 1 2; do
         cargo bench --quiet --locked --bench plane -- cycles $((cycles / 2)) || status=1
     done
