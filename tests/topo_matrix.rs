@@ -193,12 +193,14 @@ fn a_name_full_of_brackets_survives_every_form() {
         format!("\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n\nNIC Legend:\n\n  NIC0: {name}\n");
     let machine = parse(&matrix).expect("a matrix");
     assert_eq!(machine.nics[0].name, name);
-    assert_eq!(parse(&machine.to_yaml()), Ok(machine));
+    assert_eq!(parse(&machine.to_yaml()).as_ref(), Ok(&machine));
+    let json = serde_json::to_string(&machine).expect("JSON");
+    assert_eq!(parse(&json), Ok(machine));
 }
 
 #[test]
 fn brackets_that_nest_without_end_are_refused_before_they_are_parsed() {
-    for opener in ["[", "{", "[{", "- [", "&a[", "!t[", "? [", "a: [\n "] {
+    for opener in ["[", "{", "[{", "- [", "&a[", "!t[", "? [", "a: [\n ", "[a{a"] {
         let text = format!("version: 1\ngpus: {}", opener.repeat(100));
         let refusal = parse(&text).expect_err(opener).to_string();
         assert!(refusal.contains("nested too deeply"), "{opener}: {refusal}");

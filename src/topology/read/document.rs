@@ -113,31 +113,38 @@ struct Head {
 }
 
 /// Deepest nesting of brackets. Ours is four; the YAML parser's time grows with length times depth.
-const DEPTH_LIMIT: i64 = 64;
+const DEPTH_LIMIT: usize = 64;
+
+/// Most of length times depth where it is not certain what closes.
+const WORK_LIMIT: usize = 1 << 26;
 
 /// Refuses nesting that would keep the parser busy, before it sees it.
 ///
-/// A bracket within a word (`mlx5_{`) opens nothing, unless the word is an anchor or a tag.
+/// Outside of brackets a bracket within a word (`mlx5_{`) opens nothing, unless the word is an
+/// anchor or a tag. Once there is a quote or a comment within brackets, nothing is taken to close.
+/// JSON's parser has a limit of its own.
 fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
-    let mut depth = 0i64;
-    // What precedes a byte: whether something may open there, and the first byte of its word.
-    let (mut open, mut word) = (true, b' ');
+    if format == Format::Json {
+        return Ok(());
+    }
+    let (mut depth, mut certain) = (0usize, true);
+    // What precedes a byte: whether something may begin there, and the first byte of its word.
+    let (mut begins, mut word) = (true, b' ');
     for (at, byte) in text.bytes().enumerate() {
-        let begins = open || matches!(word, b'&' | b'!' | b'*');
         match byte {
-            b'[' | b'{' if begins => depth += 1,
-            b']' | b'}' => depth = (depth - 1).max(0),
+            b'[' | b'{' if depth > 0 || begins || matches!(word, b'&' | b'!' | b'*') => depth += 1,
+            b']' | b'}' if certain => depth = depth.saturating_sub(1),
+            b'"' | b'\'' | b'#' if depth > 0 => certain = false,
             _ => {}
         }
+        begins = byte.is_ascii_whitespace() || matches!(byte, b',' | b':' | b'-');
         word = match byte {
             _ if byte.is_ascii_whitespace() => b' ',
             _ if word == b' ' => byte,
             _ => word,
         };
-        open = byte.is_ascii_whitespace()
-            || matches!(byte, b',' | b':' | b'-')
-            || (begins && matches!(byte, b'[' | b'{'));
-        if depth > DEPTH_LIMIT {
+        let busy = certain || depth.saturating_mul(text.len()) > WORK_LIMIT;
+        if depth > DEPTH_LIMIT && busy {
             let before = &text[..at];
             let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
             let position = Position { line: before.matches('\n').count() + 1, column };
