@@ -19,6 +19,7 @@ from cuda_cluster_dask.failure import StartFailure
 OPERATION = "cuda_cluster_bytes"
 SIZE = 4 << 20  # Bytes: beyond every eager protocol, so that the bulk lanes carry them.
 LOOK_AGAIN = 0.02
+PEERS_STORY = 5.0  # Seconds in which a peer that failed has everything torn down.
 
 # `  lane[0]:  2:posix/memory.0 md[1] -> …`; the number after the dot is UCX's own.
 LANE = re.compile(r"lane\[\d+\]:\s+\d+:(\S+?)(?:\.\d+)?\s")
@@ -67,16 +68,19 @@ async def _registered(worker, wanted, status):
 
 
 async def _fetch(worker, peer, address):
-    comm = await worker.rpc.connect(address)
     try:
-        reply = await send_recv(comm, op=OPERATION, name=worker.name)
-        if bytes(reply["data"]) != pattern(worker.name):
-            raise StartFailure(f"data from {peer} arrives changed")
-        return _lanes(comm)
+        comm = await worker.rpc.connect(address)
+        try:
+            reply = await send_recv(comm, op=OPERATION, name=worker.name)
+            if bytes(reply["data"]) != pattern(worker.name):
+                raise StartFailure(f"data from {peer} arrives changed")
+            return _lanes(comm)
+        finally:
+            worker.rpc.reuse(address, comm)
     except (OSError, TypeError) as error:
+        # A peer that found its own way wrong has ended with the better story: it is heard first.
+        await asyncio.sleep(PEERS_STORY)
         raise StartFailure(f"no data from {peer}: {error}") from error
-    finally:
-        worker.rpc.reuse(address, comm)
 
 
 def _lanes(comm):
