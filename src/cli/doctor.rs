@@ -1,10 +1,11 @@
 //! `doctor`: what this machine has and lacks for clusters, and what to do about it.
 
 use anstyle::{AnsiColor, Style};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::failure::{Exit, Failure};
-use super::{output, reach};
+use super::output::{self, Form};
+use super::reach;
 use crate::cluster::doctor::{self, Verdict};
 
 /// Arguments of `doctor`.
@@ -13,15 +14,6 @@ pub(super) struct Arguments {
     /// How to show it
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Form {
-    /// A line a check.
-    #[default]
-    Table,
-    /// JSON, stable.
-    Json,
 }
 
 /// Checks this machine. Fails when no cluster can come up here.

@@ -3,9 +3,20 @@
 use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+
+/// The forms of a command that shows a table.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+pub(super) enum Form {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs, stable.
+    Json,
+}
 
 /// The style of a heading word such as `error:`.
 const fn heading(colour: AnsiColor) -> Style {

@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
-use super::{output, reach};
+use super::output::{self, Form};
+use super::reach;
 use crate::cluster::workloads::{Matrix, Merge, Shape, queued_task_bytes, small_tasks};
 use crate::cluster::{Client, ClientError};
 use crate::ids::ClusterName;
@@ -27,13 +28,6 @@ struct Common {
     /// The form to show it in
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Form {
-    #[default]
-    Table,
-    Json,
 }
 
 /// Arguments of `bench tasks`.

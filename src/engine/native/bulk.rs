@@ -4,9 +4,7 @@
 //!
 //! *Invariant:* nothing is answered before the other side has proven that it knows the secret.
 
-use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,13 +45,7 @@ pub(super) fn serve(
     store: Arc<Store>,
     events: mpsc::UnboundedSender<Happened>,
 ) -> Result<(), Error> {
-    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(socket)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
+    let listener = connection::listen(path)?;
     tokio::spawn(accept(listener, secret, store, events));
     Ok(())
 }

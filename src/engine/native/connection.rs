@@ -4,9 +4,15 @@
 //!
 //! *Invariant:* before the proofs, no more than [`GREETING_LIMIT`] bytes are read for one frame.
 
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
 
 use super::{ConversationError, Error, random};
 use crate::wire::native::{
@@ -14,6 +20,18 @@ use crate::wire::native::{
     welcome_proof,
 };
 use crate::wire::secret::Secret;
+
+/// Listens where only this user can connect.
+pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {
+    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(socket)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
+    Ok(listener)
+}
 
 /// Sends a frame.
 pub(super) async fn send(

@@ -12,16 +12,13 @@ mod relay;
 mod tasks;
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -79,7 +76,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
-    let listener = listen(&contract.socket)?;
+    let listener = connection::listen(&contract.socket)?;
     status.ready(Some(format!("unix://{}", contract.socket.display())), Vec::new(), None);
     tracing::info!(socket = %contract.socket.display(), "scheduler listens");
 
@@ -126,18 +123,6 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     // A socket that is gone already needs no removal.
     let _ = fs::remove_file(&contract.socket);
     Ok(())
-}
-
-/// Listens where only this user can connect.
-fn listen(path: &Path) -> Result<UnixListener, Error> {
-    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(socket)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
-    Ok(listener)
 }
 
 /// What is known of a worker for people.
