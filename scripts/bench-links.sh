@@ -56,18 +56,19 @@ perftest() {
     awk -v c="$column" '{print $c}' <<<"$line"
 }
 
-# links SIZE: what `bench links` says of the way, as JSON.
-links() {
-    "$binary" bench links "$name" --from gpu0 --to gpu1 --size "$1" --rounds 9 --pin "$cpus" -o json
-}
+# links OPTION...: what `bench links` says, as JSON, in a file: whoever read it from a pipe would
+# start while it measures, and take the CPUs of what is measured.
+links() { "$binary" bench links "$name" "$@" --rounds 9 --pin "$cpus" -o json >"$scratch/links"; }
 
-# field KEY FACTOR: a field of the first pair, times a factor.
-field() { python3 -c "import json, sys; print(json.load(sys.stdin)['pairs'][0]['$1'] * $2)"; }
+# said EXPRESSION: the sum over the pairs of what was said.
+said() { python3 -c "import json
+print(sum($1 for pair in json.load(open('$scratch/links'))['pairs']))"; }
 
 # ours KEY SIZE: bandwidth in MiB/s, or latency in µs.
 ours() {
-    if [[ $1 == latency ]]; then links "$2" | field mean_latency_us 1
-    else links "$2" | field mean_gb_per_s "1e9 / 2**20"; fi
+    links --from gpu0 --to gpu1 --size "$2"
+    if [[ $1 == latency ]]; then said "pair['mean_latency_us']"
+    else said "pair['mean_gb_per_s'] * 1e9 / 2**20"; fi
 }
 
 median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
@@ -123,9 +124,8 @@ fi
 
 # both SIZE: MiB/s of both ways together.
 both() {
-    "$binary" bench links "$name" --bidirectional --size "$1" --rounds 9 --pin "$cpus" -o json |
-        python3 -c "import json, sys
-print(sum(pair['mean_gb_per_s'] for pair in json.load(sys.stdin)['pairs']) * 1e9 / 2**20)"
+    links --bidirectional --size "$1"
+    said "pair['mean_gb_per_s'] * 1e9 / 2**20"
 }
 
 # ucxx SIZE ITERATIONS: MiB/s of messages both ways at the same time, which is what its benchmark

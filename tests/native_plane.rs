@@ -13,7 +13,7 @@ use cuda_cluster::ucx::{
     WorkerAddress, environment,
 };
 use cuda_cluster::wire::native::{Member, ToWorker};
-use cuda_cluster::wire::peer::{HEADER_LENGTH, Hello};
+use cuda_cluster::wire::peer::{HEADER_LENGTHS, Hello};
 use cuda_cluster::wire::secret::Secret;
 use proptest::prelude::*;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -106,13 +106,13 @@ fn objects_of_every_size_come_whole_into_every_kind_of_memory() {
         for bytes in [0usize, 1, 100, 8 << 10, 64 << 10, (1 << 20) + 7, 16 << 20] {
             let name = format!("object of {bytes}");
             mesh.planes[1].put(&name, pattern(bytes as u64, bytes));
-            let into = Buffer::Host(vec![0xff; bytes + 10]);
+            let into = Buffer::from(vec![0xff; bytes + 10]);
             for target in [Target::Host, Target::Device, Target::Into(into)] {
                 for checked in [false, true] {
                     let target = match &target {
                         Target::Host => Target::Host,
                         Target::Device => Target::Device,
-                        Target::Into(_) => Target::Into(Buffer::Host(vec![0xff; bytes + 10])),
+                        Target::Into(_) => Target::Into(Buffer::from(vec![0xff; bytes + 10])),
                     };
                     let fetched = mesh.planes[0].get("gpu1", &name, target, checked).await;
                     let fetched = fetched.expect("it is there");
@@ -146,7 +146,7 @@ fn what_is_not_there_is_said() {
         let error = get("gpu9", "nothing").await.expect_err("nobody is there");
         assert!(matches!(error, TransferError::NoPeer { .. }), "{error}");
         mesh.planes[1].put("small", vec![1; 100]);
-        let short = Target::Into(Buffer::Host(vec![0; 99]));
+        let short = Target::Into(Buffer::from(vec![0; 99]));
         let error = mesh.planes[0].get("gpu1", "small", short, false).await.expect_err("short");
         assert!(matches!(error, TransferError::Memory { .. }), "{error}");
         mesh.planes[1].remove("small");
@@ -275,11 +275,12 @@ fn strange(address: &[u8]) -> usize {
     let context = UcpContext::new(&library, &settings).expect("UCX starts");
     let worker = UcpWorker::new(&context).expect("a worker");
     let endpoint = worker.connect(&address).expect("an endpoint");
-    let mut headers: Vec<Vec<u8>> = vec![vec![], vec![0; HEADER_LIMIT], vec![0xff; HEADER_LENGTH]];
+    let (short, long) = HEADER_LENGTHS;
+    let mut headers = vec![vec![], vec![0; HEADER_LIMIT], vec![0xff; short], vec![0xff; long]];
     // Every kind of message, well-formed, under a token that is not ours to make.
     let forged = |kind: u8| {
-        let mut header = vec![0; HEADER_LENGTH];
-        header[..2].copy_from_slice(&[1, kind]);
+        let mut header = vec![0; short];
+        header[short - 1] = kind;
         header
     };
     headers.extend((0..=16).map(forged));
@@ -362,7 +363,7 @@ proptest! {
                     let target = match step.target {
                         0 => Target::Host,
                         1 => Target::Device,
-                        _ => Target::Into(Buffer::Host(vec![0; size])),
+                        _ => Target::Into(Buffer::from(vec![0; size])),
                     };
                     let peer = format!("gpu{}", step.from);
                     let transfer = plane.get(peer, step.object.to_string(), target, step.checked);

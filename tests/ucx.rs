@@ -72,7 +72,7 @@ fn messages_of_every_size_arrive_whole_with_their_header() {
             let arrival = pair.until(|| pair.b.next_arrival());
             assert_eq!(arrival.header(), b"header");
             assert_eq!(arrival.len(), bytes);
-            let received = arrival.receive(Buffer::Host(vec![0; bytes])).expect("it fits");
+            let received = arrival.receive(Buffer::from(vec![0; bytes])).expect("it fits");
             let Completion { id, result, payload } = pair.until(|| pair.b.next_completion());
             assert_eq!((id, result), (received, Ok(())));
             let buffer = payload.into_owned().expect("the buffer comes back");

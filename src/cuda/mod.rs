@@ -1,4 +1,5 @@
-//! Device memory: the CUDA driver, opened at run time, or a simulated device in host memory.
+//! Memory of devices, by the CUDA driver, which is opened at run time, or of simulated ones in host
+//! memory.
 //!
 //! Kernels are CUDA C++ source, compiled at run time ([`Kernel`]).
 //!
@@ -6,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod driver;
+mod host;
 mod kernel;
 mod nvrtc;
 mod simulated;
@@ -15,6 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use driver::DriverDevice;
+pub(crate) use host::PAGE;
+pub use host::HostMemory;
 pub use kernel::{Kernel, Parameter, Scalar};
 pub use simulated::SimulatedDevice;
 

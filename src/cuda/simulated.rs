@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Error, MemoryInfo};
+use super::{Error, HostMemory, MemoryInfo};
 
 /// A simulated device.
 #[derive(Debug)]
@@ -33,23 +33,24 @@ impl SimulatedDevice {
 
     pub(super) fn allocate(device: &Arc<Self>, bytes: usize) -> Result<SimulatedMemory, Error> {
         let asked = bytes as u64;
+        let error = |used: u64| Error::OutOfMemory {
+            device: device.name.clone(),
+            asked_bytes: bytes,
+            free_bytes: device.capacity_bytes.saturating_sub(used),
+        };
         let take = |used: u64| used.checked_add(asked).filter(|sum| *sum <= device.capacity_bytes);
-        device.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(
-            |used| Error::OutOfMemory {
-                device: device.name.clone(),
-                asked_bytes: bytes,
-                free_bytes: device.capacity_bytes - used,
-            },
-        )?;
-        // Zeroed pages come from the kernel as they are touched, so a large buffer costs nothing
-        // until it is used.
-        Ok(SimulatedMemory { bytes: vec![0; bytes], device: Arc::clone(device) })
+        let used = &device.used_bytes;
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(error)?;
+        let Some(bytes) = HostMemory::zeroed(bytes) else {
+            return Err(error(used.fetch_sub(asked, Ordering::Relaxed) - asked));
+        };
+        Ok(SimulatedMemory { bytes, device: Arc::clone(device) })
     }
 }
 
 /// Memory of a simulated device.
 pub(super) struct SimulatedMemory {
-    bytes: Vec<u8>,
+    bytes: HostMemory,
     device: Arc<SimulatedDevice>,
 }
 

@@ -4,35 +4,17 @@
 //!
 //! *Invariant:* a buffer's address and length stay the same while it is moved about.
 
-use std::alloc::Layout;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::status::Status;
-use crate::cuda::{self, DeviceBuffer};
-
-/// The smallest page of any machine that UCX runs on, in bytes.
-const PAGE: usize = 4096;
-
-/// Memory of this size or more is worth huge pages: a fault each 2 MiB instead of each 4 KiB, for
-/// the owner and for every process that copies from it.
-const HUGE: usize = 4 << 20;
-
-/// Asks for huge pages; without them everything works, only slower.
-fn advise_huge_pages(memory: *mut u8, bytes: usize) {
-    let offset = memory.align_offset(PAGE);
-    if let Some(length) = bytes.checked_sub(offset) {
-        // SAFETY: the range lies within one allocation and begins at a page; advice on huge pages
-        // changes no byte.
-        let _ = unsafe { libc::madvise(memory.add(offset).cast(), length, libc::MADV_HUGEPAGE) };
-    }
-}
+use crate::cuda::{self, DeviceBuffer, HostMemory, PAGE};
 
 /// Bytes in host or device memory.
 #[derive(Debug)]
 pub enum Buffer {
     /// Host memory.
-    Host(Vec<u8>),
+    Host(HostMemory),
     /// Memory of a GPU, or of a simulated one.
     Device(DeviceBuffer),
 }
@@ -41,21 +23,7 @@ impl Buffer {
     /// New host memory, all zero; its pages come from the kernel as they are touched. `None` if
     /// there is none.
     pub fn zeroed(bytes: usize) -> Option<Self> {
-        if bytes == 0 {
-            return Some(Buffer::Host(Vec::new()));
-        }
-        let layout = Layout::array::<u8>(bytes).ok()?;
-        // SAFETY: the layout's size is not zero.
-        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-        if memory.is_null() {
-            return None;
-        }
-        if bytes >= HUGE {
-            advise_huge_pages(memory, bytes);
-        }
-        // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
-        // bytes are initialised.
-        Some(Buffer::Host(unsafe { Vec::from_raw_parts(memory, bytes, bytes) }))
+        HostMemory::zeroed(bytes).map(Buffer::Host)
     }
 
     /// Length in bytes.
@@ -150,7 +118,7 @@ impl Buffer {
 
 impl From<Vec<u8>> for Buffer {
     fn from(bytes: Vec<u8>) -> Self {
-        Buffer::Host(bytes)
+        Buffer::Host(bytes.into())
     }
 }
 
@@ -187,6 +155,6 @@ impl Payload {
 
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
-        Payload::Owned(Buffer::Host(bytes))
+        Payload::Owned(bytes.into())
     }
 }

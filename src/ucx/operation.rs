@@ -16,7 +16,7 @@ use super::worker::Records;
 
 /// Longest message header. Headers are kept inside the operation, for UCX reads them until the
 /// message is sent.
-pub const HEADER_LIMIT: usize = 64;
+pub const HEADER_LIMIT: usize = 32;
 
 /// Names one operation of one worker; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

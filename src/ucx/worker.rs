@@ -13,6 +13,8 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use super::Error;
 use super::abi::{
     self, MessageCallback, RawStatus, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t,
@@ -25,6 +27,9 @@ use super::status::Status;
 
 /// The one active message id in use; kinds of messages are told apart by their headers.
 pub(super) const MESSAGE_ID: c_uint = 0;
+
+/// Data up to this length are kept without an allocation.
+const SMALL: usize = 32;
 
 /// Longest time that a dropped worker waits for its endpoints to close.
 const CLOSING_TIME: Duration = Duration::from_secs(1);
@@ -72,7 +77,7 @@ struct RawArrival {
 
 enum Data {
     /// The bytes, copied, for UCX needs its memory back.
-    Copied(Vec<u8>),
+    Copied(SmallVec<[u8; SMALL]>),
     /// UCX's descriptor with the bytes in it.
     Held { descriptor: *mut c_void, length: usize },
     /// UCX's descriptor of bytes that are still at the sender.
@@ -326,9 +331,9 @@ unsafe extern "C" fn arrived(
     } else if length > 0 {
         // SAFETY: UCX gives `length` readable bytes for the time of the callback.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>().cast_const(), length) };
-        (Data::Copied(bytes.to_vec()), Status::OK)
+        (Data::Copied(SmallVec::from_slice(bytes)), Status::OK)
     } else {
-        (Data::Copied(Vec::new()), Status::OK)
+        (Data::Copied(SmallVec::new()), Status::OK)
     };
     let arrival = RawArrival { header: kept, header_length, data };
     records.arrivals.borrow_mut().push_back(arrival);

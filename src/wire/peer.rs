@@ -1,8 +1,12 @@
 //! What workers tell each other over UCX: the header of every message.
 //!
-//! A header is 40 bytes, little-endian: version, kind, six bytes of zero, the connection's token,
-//! an identifier, an argument. The token proves knowledge of the cluster's secret for one ordered
+//! A header is two or three words of 64 bits, little-endian: the connection's token; the kind in
+//! the highest byte and an identifier in the others; an argument, unless it is zero. The token
+//! proves knowledge of the cluster's secret and of this version of the messages for one ordered
 //! pair of processes, so that a message from anywhere else is recognised by its header alone.
+//!
+//! Headers are as short as that because UCX's queue in shared memory moves by cache lines: a small
+//! message under a header of 16 bytes lies in one, and takes a fifth less time than in two.
 //!
 //! *Invariant:* a header that decodes encodes to the same bytes.
 
@@ -11,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::native::Member;
 use super::secret::{Secret, Token};
 
-/// The version of these messages.
-const VERSION: u8 = 1;
+/// Length of an encoded header without and with an argument, in bytes.
+pub const HEADER_LENGTHS: (usize, usize) = (16, 24);
 
-/// Length of an encoded header.
-pub const HEADER_LENGTH: usize = 40;
+/// The largest identifier.
+pub const LARGEST_ID: u64 = (1 << 56) - 1;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,35 +81,52 @@ pub struct Header {
     pub kind: Kind,
     /// Proves that the sender belongs to the cluster, and says which worker it is.
     pub token: Token,
-    /// Which conversation it belongs to.
+    /// Which conversation it belongs to; at most [`LARGEST_ID`].
     pub id: u64,
     /// Depends on the kind.
     pub argument: u64,
 }
 
+/// The bytes of a header.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoded {
+    words: [[u8; 8]; 3],
+    length: usize,
+}
+
+impl std::ops::Deref for Encoded {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.words.as_flattened()[..self.length]
+    }
+}
+
 impl Header {
     /// The bytes.
-    pub fn encode(&self) -> [u8; HEADER_LENGTH] {
-        let mut bytes = [0; HEADER_LENGTH];
-        bytes[0] = VERSION;
-        bytes[1] = self.kind as u8;
-        bytes[8..24].copy_from_slice(&self.token.0);
-        bytes[24..32].copy_from_slice(&self.id.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.argument.to_le_bytes());
-        bytes
+    pub fn encode(&self) -> Encoded {
+        debug_assert!(self.id <= LARGEST_ID, "identifiers count from one");
+        let named = u64::from(self.kind as u8) << 56 | self.id & LARGEST_ID;
+        let words = [self.token.0, named, self.argument].map(u64::to_le_bytes);
+        let (short, long) = HEADER_LENGTHS;
+        Encoded { words, length: if self.argument == 0 { short } else { long } }
     }
 
-    /// Reads the bytes; `None` if they are no header of this version.
+    /// Reads the bytes; `None` if they are no header.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HEADER_LENGTH] = bytes.try_into().ok()?;
-        if bytes[0] != VERSION || bytes[2..8] != [0; 6] {
+        let (words, []) = bytes.as_chunks::<8>() else { return None };
+        let (token, named, argument) = match *words {
+            [token, named] => (token, named, 0),
+            [token, named, argument] => (token, named, u64::from_le_bytes(argument)),
+            _ => return None,
+        };
+        if argument == 0 && words.len() > 2 {
             return None;
         }
-        let kind = *Kind::ALL.get(usize::from(bytes[1].checked_sub(1)?))?;
-        let token = Token(bytes[8..24].try_into().ok()?);
-        let id = u64::from_le_bytes(bytes[24..32].try_into().ok()?);
-        let argument = u64::from_le_bytes(bytes[32..40].try_into().ok()?);
-        Some(Self { kind, token, id, argument })
+        let [.., kind] = named;
+        let kind = *Kind::ALL.get(usize::from(kind.checked_sub(1)?))?;
+        let token = Token(u64::from_le_bytes(token));
+        Some(Self { kind, token, id: u64::from_le_bytes(named) & LARGEST_ID, argument })
     }
 }
 
@@ -199,7 +220,7 @@ pub fn token(secret: &Secret, from: &Member, to: &Member) -> Token {
         to.name.as_bytes(),
         &to.incarnation.to_le_bytes(),
     ];
-    secret.prove("from worker to worker", &parts).token()
+    secret.prove("from worker to worker, messages of version 2", &parts).token()
 }
 
 #[cfg(test)]
@@ -214,7 +235,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_header_survives_its_bytes(
-            kind in kinds(), token in any::<[u8; 16]>(), id: u64, argument: u64,
+            kind in kinds(), token: u64, id in 0..=LARGEST_ID,
+            argument in prop_oneof![Just(0), any::<u64>()],
         ) {
             let header = Header { kind, token: Token(token), id, argument };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
@@ -222,8 +244,10 @@ mod tests {
 
         #[test]
         fn bytes_that_decode_are_a_header_and_nothing_else(
-            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+            token: [u8; 8], id: [u8; 7], kind in 0u8..20,
+            rest in proptest::collection::vec(0u8..2, 0..20),
         ) {
+            let bytes = [&token[..], &id, &[kind], &rest].concat();
             if let Some(header) = Header::decode(&bytes) {
                 prop_assert_eq!(&header.encode()[..], &bytes[..]);
             }

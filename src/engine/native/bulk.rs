@@ -16,7 +16,6 @@ use tokio::sync::{Semaphore, mpsc};
 use super::objects::{Lent, Store, StoreError};
 use super::runner::Happened;
 use super::{ConversationError, Error, connection};
-use crate::ucx::Buffer;
 use crate::wire::native::FRAME_LIMIT;
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, Report};
@@ -105,7 +104,7 @@ async fn converse(
                     return Ok(());
                 }
                 let keeping = Arc::clone(&store);
-                let keep = move || keeping.insert(object, Buffer::Host(content));
+                let keep = move || keeping.insert(object, content.into());
                 match tokio::task::spawn_blocking(keep).await {
                     Ok(Ok(bytes)) => {
                         let _ = events.send(Happened::Report(Report::Stored { object, bytes }));

@@ -221,7 +221,7 @@ async fn from_socket(
             let mut content = vec![0; length];
             let read = stream.read_exact(&mut content).await;
             read.map_err(|error| talk(error.into()))?;
-            Ok(Buffer::Host(content))
+            Ok(content.into())
         }
         BulkReply::Refused { reason } => Err(FetchError::Refused { reason }),
         _ => Err(FetchError::Refused { reason: "an answer to another question".to_owned() }),

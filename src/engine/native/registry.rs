@@ -109,7 +109,7 @@ impl Context<'_> {
     /// If there is no room, or the device refuses the copy.
     pub fn place(&self, bytes: &[u8]) -> Result<Buffer, FunctionError> {
         match self.allocate(bytes.len())? {
-            Buffer::Host(_) => Ok(Buffer::Host(bytes.to_vec())),
+            Buffer::Host(_) => Ok(bytes.to_vec().into()),
             Buffer::Device(mut buffer) => {
                 buffer.write(0, bytes)?;
                 Ok(Buffer::Device(buffer))
@@ -191,7 +191,7 @@ impl From<()> for Outputs {
 
 impl From<Vec<u8>> for Outputs {
     fn from(bytes: Vec<u8>) -> Self {
-        Buffer::Host(bytes).into()
+        Buffer::from(bytes).into()
     }
 }
 

@@ -296,7 +296,7 @@ fn run(shop: &Workshop, job: Job) -> Report {
     let mut inputs = Vec::with_capacity(job.inputs.len());
     for (object, inline) in job.inputs {
         inputs.push(Input(match inline {
-            Some(bytes) => InputKind::Inline(Buffer::Host(bytes)),
+            Some(bytes) => InputKind::Inline(bytes.into()),
             None => match shop.store.open(object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
@@ -341,7 +341,7 @@ fn run(shop: &Workshop, job: Job) -> Report {
 fn keep(shop: &Workshop, object: ObjectId, buffer: Buffer) -> Result<Product, FunctionError> {
     if buffer.len() <= INLINE_LIMIT {
         return Ok(Product::Inline(match buffer {
-            Buffer::Host(bytes) => bytes,
+            Buffer::Host(bytes) => bytes.into_vec(),
             Buffer::Device(memory) => {
                 let mut bytes = vec![0; memory.len()];
                 memory.read(0, &mut bytes)?;

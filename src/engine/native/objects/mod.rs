@@ -25,6 +25,12 @@ pub enum StoreError {
     /// There is no room, and nothing that could make room.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// The system gives no memory, whatever the limit says.
+    #[error("the host has no memory for {bytes} bytes")]
+    Memory {
+        /// What was asked for.
+        bytes: usize,
+    },
     /// The object is not here.
     #[error("object {object} is not here")]
     Unknown {
@@ -58,7 +64,7 @@ impl StoreError {
         match self {
             StoreError::Unknown { .. } | StoreError::Checksum { .. } => true,
             StoreError::File { action, .. } => *action == "read from",
-            StoreError::NoRoom(_) | StoreError::Device(_) => false,
+            StoreError::NoRoom(_) | StoreError::Memory { .. } | StoreError::Device(_) => false,
         }
     }
 }

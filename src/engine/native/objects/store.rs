@@ -207,7 +207,7 @@ impl Store {
         let risen = device.and_then(|device| self.copy_to_device(device, &bytes).ok());
         let (mut inner, buffer) = match risen {
             Some(buffer) => (self.lock(), buffer),
-            None => (self.room(Place::Host, bytes.len() as u64)?, Buffer::Host(bytes)),
+            None => (self.room(Place::Host, bytes.len() as u64)?, Buffer::from(bytes)),
         };
         match inner.contents.get(&object) {
             Some(Content::Disk(there)) if Arc::ptr_eq(there, extent) => {}
@@ -235,7 +235,7 @@ impl Store {
             _ => None,
         };
         match extent {
-            Some(extent) => Ok(Lent::Copy(Buffer::Host(extent.read(object)?))),
+            Some(extent) => Ok(Lent::Copy(Buffer::from(extent.read(object)?))),
             None => self.open(object).map(Lent::Pinned),
         }
     }
@@ -245,7 +245,7 @@ impl Store {
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Buffer, StoreError> {
         match &self.device {
             Some(device) => self.device_memory(device, bytes),
-            None => Ok(Buffer::Host(vec![0; bytes])),
+            None => host_memory(bytes),
         }
     }
 
@@ -258,7 +258,7 @@ impl Store {
             Some(Err(error)) if !matches!(error, StoreError::NoRoom(_)) => Err(error),
             _ => {
                 drop(self.room(Place::Host, bytes as u64)?);
-                Ok(Buffer::Host(vec![0; bytes]))
+                host_memory(bytes)
             }
         }
     }
@@ -367,7 +367,7 @@ impl Store {
         };
         Ok(match to {
             Place::Disk => Content::Disk(Arc::new(self.spill.write(bytes)?)),
-            Place::Host | Place::Device => Content::Memory(Arc::new(Buffer::Host(bytes.to_vec()))),
+            Place::Host | Place::Device => Content::Memory(Arc::new(bytes.to_vec().into())),
         })
     }
 
@@ -417,6 +417,10 @@ impl Inner {
         self.leaving.retain(|(buffer, _)| buffer.strong_count() > 0);
         self.leaving.iter().map(|(_, bytes)| bytes).sum()
     }
+}
+
+fn host_memory(bytes: usize) -> Result<Buffer, StoreError> {
+    Buffer::zeroed(bytes).ok_or(StoreError::Memory { bytes })
 }
 
 fn place_of(buffer: &Buffer) -> Place {

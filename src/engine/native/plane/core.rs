@@ -245,7 +245,7 @@ mod tests {
     fn a_hello_under_a_false_token_opens_nothing() {
         let mut core = core("gpu0");
         let stranger = member("gpu1", 1);
-        let false_token = Token([0; 16]);
+        let false_token = Token(0);
         assert_eq!(core.handle(Event::Hello { from: stranger, token: false_token }), []);
         assert_eq!(core.sender(false_token), None);
     }

@@ -188,7 +188,6 @@ impl Measurements {
         operation: OperationId,
         buffer: Option<Buffer>,
         out: &mut Vec<Out>,
-        receives: &mut Vec<(PeerKey, u64)>,
     ) -> bool {
         if let Some(id) = self.sends.remove(&operation) {
             if let Some(sending) = self.sending.get_mut(&id) {
@@ -211,7 +210,7 @@ impl Measurements {
                     payload: Payload::Empty,
                 });
             }
-            receives.push(key);
+            self.receive(key);
         }
         true
     }
@@ -246,7 +245,7 @@ impl Measurements {
         let bytes = arrival.bytes()?.len();
         drop(arrival);
         let answer = receiving.answer.take().filter(|answer| answer.len() == bytes);
-        let answer = answer.unwrap_or_else(|| Arc::new(Buffer::Host(vec![1; bytes])));
+        let answer = answer.unwrap_or_else(|| Arc::new(vec![1; bytes].into()));
         let payload = match bytes {
             0 => Payload::Empty,
             _ => Payload::Shared(Arc::clone(&answer)),

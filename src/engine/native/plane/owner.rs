@@ -17,7 +17,7 @@ use nix::sched::CpuSet;
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::core::{Action, Core, Event};
-use super::measure::{self, Measurements};
+use super::measure::{self, Measurements, Out};
 use super::patience::Patience;
 use super::transfer::{self, Offered, Transfers};
 use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
@@ -50,7 +50,7 @@ const DRAIN_TIME: Duration = Duration::from_millis(500);
 const ADDRESS_PURPOSE: &str = "worker address";
 
 /// The identifier of echoes among pings; measurements have others.
-const ECHO: u64 = 1 << 63;
+const ECHO: u64 = 1 << 55;
 
 /// The way to a peer.
 struct Link {
@@ -65,6 +65,8 @@ pub(super) struct Owner {
     core: Core,
     transfers: Transfers,
     measurements: Measurements,
+    /// Messages that a measurement wants sent; empty between two calls.
+    outbox: Vec<Out>,
     device: Option<Device>,
     address_key: [u8; 32],
     links: NumberMap<PeerKey, Link>,
@@ -120,6 +122,7 @@ impl Owner {
             transfers: Transfers::new(limit, opening.device.clone()),
             device: opening.device,
             measurements,
+            outbox: Vec::new(),
             address_key,
             links: NumberMap::default(),
             addresses: HashMap::new(),
@@ -223,7 +226,7 @@ impl Owner {
             Command::RoomToReceive { id, from, measure, room } => {
                 self.pin(measure.cpu);
                 let out = self.measurements.prepare(from, id, measure, room);
-                self.send_out([out]);
+                self.send_one(out);
             }
             Command::Stop => {}
         }
@@ -329,8 +332,9 @@ impl Owner {
                 self.say(sender, Kind::Pong, id, 0, Payload::Empty);
             }
             Kind::Ping => {
-                let out = self.measurements.ping(sender, id, arrival);
-                self.send_out(out);
+                if let Some(out) = self.measurements.ping(sender, id, arrival) {
+                    self.send_one(out);
+                }
             }
             Kind::MeasureEnd => {
                 self.measurements.finish(sender, id);
@@ -343,15 +347,11 @@ impl Owner {
         if let Some((by, checksum)) = self.probes.remove(&id) {
             return self.probed(by, checksum, result, &payload);
         }
-        let (mut out, mut receives) = (Vec::new(), Vec::new());
         let buffer = payload.into_owned();
         if self.transfers.is_receiving(id) {
             self.transfers.completed(id, result, buffer);
-        } else if self.measurements.completed(id, buffer, &mut out, &mut receives) {
-            for key in receives {
-                self.measurements.receive(key);
-            }
-            self.send_out(out);
+        } else if self.measurements.completed(id, buffer, &mut self.outbox) {
+            self.send_out();
         } else if let Err(status) = result {
             tracing::debug!(%status, "a message was not sent");
         }

@@ -308,7 +308,7 @@ mod tests {
     fn what_arrived_is_given_out_only_as_it_was_sent() {
         let bytes = vec![1u8, 2, 3, 4];
         let arrived = |checksum| Arrived {
-            buffer: Buffer::Host(bytes.clone()),
+            buffer: bytes.clone().into(),
             length: bytes.len(),
             checksum: Some(checksum),
         };

@@ -35,7 +35,7 @@ impl Owner {
             Ok((peer, buffer)) => {
                 self.pin(measurement.cpus.map(|(sender, _)| sender));
                 let out = self.measurements.begin(id, peer, measurement, buffer);
-                self.send_out([out]);
+                self.send_one(out);
             }
             Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
         }
@@ -53,9 +53,8 @@ impl Owner {
     }
 
     pub(super) fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
-        let mut out = Vec::new();
-        let ended = self.measurements.answered(id, by, kind, argument, &mut out);
-        self.send_out(out);
+        let ended = self.measurements.answered(id, by, kind, argument, &mut self.outbox);
+        self.send_out();
         if let Some(ended) = ended {
             self.report(ended);
             self.unpin_when_idle();
@@ -69,12 +68,18 @@ impl Owner {
         let _ = self.reports.send(Report::Measured { id, result });
     }
 
-    pub(super) fn send_out(&mut self, out: impl IntoIterator<Item = Out>) {
-        for Out { to, kind, id, argument, payload } in out {
-            let operation = self.say(to, kind, id, argument, payload);
-            if let (Kind::Stream, Some(operation)) = (kind, operation) {
-                self.measurements.sent(operation, id);
-            }
+    pub(super) fn send_out(&mut self) {
+        let mut outbox = std::mem::take(&mut self.outbox);
+        for out in outbox.drain(..) {
+            self.send_one(out);
+        }
+        self.outbox = outbox;
+    }
+
+    pub(super) fn send_one(&mut self, Out { to, kind, id, argument, payload }: Out) {
+        let operation = self.say(to, kind, id, argument, payload);
+        if let (Kind::Stream, Some(operation)) = (kind, operation) {
+            self.measurements.sent(operation, id);
         }
     }
 

@@ -19,7 +19,7 @@ impl Owner {
         if kind != Kind::Probe {
             return self.handle(Event::Answered { by: sender, kind });
         }
-        match arrival.receive(Buffer::Host(vec![0; PROBE_BYTES])) {
+        match arrival.receive(vec![0; PROBE_BYTES].into()) {
             Ok(operation) => drop(self.probes.insert(operation, (sender, argument))),
             Err(error) => tracing::warn!(peer = sender.name, "{error}"),
         }
