@@ -273,7 +273,7 @@ fn strange(address: &[u8]) -> usize {
     let library = Library::open(libucp::named().as_deref()).expect("libucp is installed");
     let settings = [Setting::new("NET_DEVICES", "lo")];
     let context = UcpContext::new(&library, &settings).expect("UCX starts");
-    let worker = UcpWorker::new(&context).expect("a worker");
+    let worker = UcpWorker::<()>::new(&context).expect("a worker");
     let endpoint = worker.connect(&address).expect("an endpoint");
     let (short, long) = HEADER_LENGTHS;
     let mut headers = vec![vec![], vec![0; HEADER_LIMIT], vec![0xff; short], vec![0xff; long]];
@@ -292,7 +292,7 @@ fn strange(address: &[u8]) -> usize {
             for payload in &payloads {
                 let protocol = if round % 2 == 0 { Protocol::Eager } else { Protocol::Rendezvous };
                 endpoint
-                    .send(header, Payload::from(payload.clone()), protocol)
+                    .send(header, Payload::from(payload.clone()), protocol, ())
                     .expect("a short header");
             }
             while worker.operations_in_flight() > 1000 {
@@ -304,7 +304,7 @@ fn strange(address: &[u8]) -> usize {
         }
     }
     let huge = Payload::from(vec![0; 256 << 20]);
-    endpoint.send(&forged(6), huge, Protocol::Rendezvous).expect("a short header");
+    endpoint.send(&forged(6), huge, Protocol::Rendezvous, ()).expect("a short header");
     while worker.operations_in_flight() > 0 {
         worker.progress();
         while worker.next_completion().is_some() {}

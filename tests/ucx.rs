@@ -27,10 +27,10 @@ fn context() -> UcpContext {
 
 /// Two workers, and the endpoints from the first to the second and back.
 struct Pair {
-    there: UcpEndpoint,
-    back: UcpEndpoint,
-    a: UcpWorker,
-    b: UcpWorker,
+    there: UcpEndpoint<&'static str>,
+    back: UcpEndpoint<&'static str>,
+    a: UcpWorker<&'static str>,
+    b: UcpWorker<&'static str>,
 }
 
 impl Pair {
@@ -65,20 +65,19 @@ fn messages_of_every_size_arrive_whole_with_their_header() {
     let pair = Pair::new();
     for bytes in [0usize, 1, 8, 100, 8 << 10, 64 << 10, (1 << 20) + 3, 8 << 20] {
         for protocol in [Protocol::Auto, Protocol::Eager, Protocol::Rendezvous] {
-            let sent = pair
-                .there
-                .send(b"header", Payload::from(pattern(bytes)), protocol)
+            pair.there
+                .send(b"header", Payload::from(pattern(bytes)), protocol, "sends")
                 .expect("a short header");
             let arrival = pair.until(|| pair.b.next_arrival());
             assert_eq!(arrival.header(), b"header");
             assert_eq!(arrival.len(), bytes);
-            let received = arrival.receive(Buffer::from(vec![0; bytes])).expect("it fits");
-            let Completion { id, result, payload } = pair.until(|| pair.b.next_completion());
-            assert_eq!((id, result), (received, Ok(())));
+            arrival.receive(Buffer::from(vec![0; bytes]), "receives").expect("it fits");
+            let Completion { purpose, result, payload } = pair.until(|| pair.b.next_completion());
+            assert_eq!((purpose, result), ("receives", Ok(())));
             let buffer = payload.into_owned().expect("the buffer comes back");
             assert_eq!(buffer.host(), Some(&pattern(bytes)[..]), "{bytes} {protocol:?}");
             let done = pair.until(|| pair.a.next_completion());
-            assert_eq!((done.id, done.result), (sent, Ok(())));
+            assert_eq!((done.purpose, done.result), ("sends", Ok(())));
         }
     }
 }
@@ -103,9 +102,9 @@ fn a_context_knows_the_transports_of_this_machine() {
 #[test]
 fn a_connection_shows_its_lanes() {
     let pair = Pair::new();
-    pair.there.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");
     pair.until(|| pair.b.next_arrival());
-    pair.back.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.back.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");
     pair.until(|| pair.a.next_arrival());
     let lanes = pair.there.lanes().expect("memory for the text");
     println!("{}\n{lanes:?}", pair.there.description().expect("memory for the text"));
@@ -115,13 +114,13 @@ fn a_connection_shows_its_lanes() {
 #[test]
 fn a_closed_peer_gives_every_buffer_back() {
     let pair = Pair::new();
-    pair.there.send(b"x", Payload::Empty, Protocol::Auto).expect("a short header");
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");
     pair.until(|| pair.b.next_arrival());
     pair.until(|| pair.a.next_completion());
     let Pair { there, back, a, b } = pair;
     for _ in 0..3 {
         there
-            .send(b"x", Payload::from(pattern(1 << 20)), Protocol::Rendezvous)
+            .send(b"x", Payload::from(pattern(1 << 20)), Protocol::Rendezvous, "sends")
             .expect("a short header");
     }
     drop(there);

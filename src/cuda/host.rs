@@ -65,9 +65,8 @@ impl HostMemory {
         let bytes = &mut self[..];
         // SAFETY: the range lies within one allocation and begins at a page; advice on huge pages
         // changes no byte.
-        let _ = unsafe {
-            libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE)
-        };
+        let _ =
+            unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) enum Submitted {
     /// Done on the spot; no callback follows.
     Done,
     /// The callback follows.
-    Pending(*mut c_void),
+    Pending,
     /// Refused; no callback follows.
     Refused(super::Status),
 }
@@ -43,7 +43,7 @@ impl From<StatusPointer> for Submitted {
         } else if (LAST_ERROR..0).contains(&code) {
             Submitted::Refused(super::Status(i8::try_from(code).unwrap_or(i8::MIN)))
         } else {
-            Submitted::Pending(pointer)
+            Submitted::Pending
         }
     }
 }
@@ -143,7 +143,6 @@ functions! {
     ) -> StatusPointer;
     fn ucp_am_data_release(ucp_worker_h, *mut c_void);
     fn ucp_request_free(*mut c_void);
-    fn ucp_request_cancel(ucp_worker_h, *mut c_void);
 }
 
 #[cfg(test)]
@@ -154,7 +153,7 @@ mod tests {
     fn a_status_pointer_is_null_a_request_or_an_error() {
         assert!(matches!(Submitted::from(std::ptr::null_mut()), Submitted::Done));
         let request = std::ptr::without_provenance_mut::<c_void>(0x7f00_0000_1000);
-        assert!(matches!(Submitted::from(request), Submitted::Pending(_)));
+        assert!(matches!(Submitted::from(request), Submitted::Pending));
         let refused = std::ptr::without_provenance_mut::<c_void>((-25isize).cast_unsigned());
         assert!(matches!(Submitted::from(refused), Submitted::Refused(status) if status.0 == -25));
     }

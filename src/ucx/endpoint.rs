@@ -16,7 +16,7 @@ use super::abi::{
 };
 use super::lanes;
 use super::memory::Payload;
-use super::operation::{HEADER_LIMIT, Operation, OperationId, Protocol, sent};
+use super::operation::{HEADER_LIMIT, Operation, Protocol, sent};
 use super::print::printed;
 use super::status::Status;
 use super::worker::{
@@ -24,27 +24,27 @@ use super::worker::{
 };
 
 /// The way to a peer's worker. Dropping it cancels what is in flight and closes it at once.
-pub struct UcpEndpoint {
-    worker: Rc<WorkerInner>,
+pub struct UcpEndpoint<P: 'static> {
+    worker: Rc<WorkerInner<P>>,
     raw: ucp_ep_h,
     id: EndpointId,
     /// What UCX's callbacks get; freed when UCX has closed the endpoint.
-    link: *mut Link,
+    link: *mut Link<P>,
 }
 
 /// What the callbacks of an endpoint know.
-struct Link {
-    records: Rc<Records>,
+struct Link<P> {
+    records: Rc<Records<P>>,
     id: EndpointId,
 }
 
-impl UcpWorker {
+impl<P> UcpWorker<P> {
     /// Begins to connect to another worker; messages may be sent at once.
     ///
     /// # Errors
     /// If no transport reaches the address.
     #[doc(alias = "ucp_ep_create")]
-    pub fn connect(&self, address: &WorkerAddress) -> Result<UcpEndpoint, Error> {
+    pub fn connect(&self, address: &WorkerAddress) -> Result<UcpEndpoint<P>, Error> {
         use ucx1_sys::ucp_ep_params_field as field;
         let records = &self.inner.records;
         let id = EndpointId(records.endpoints.get() + 1);
@@ -59,7 +59,7 @@ impl UcpWorker {
         params.address = address.bytes().as_ptr().cast();
         params.err_mode = ucx1_sys::ucp_err_handling_mode_t::UCP_ERR_HANDLING_MODE_PEER;
         params.err_handler.cb =
-            abi::as_declared!(failed, ErrorCallback, ucx1_sys::ucp_err_handler_cb_t);
+            abi::as_declared!(failed::<P>, ErrorCallback, ucx1_sys::ucp_err_handler_cb_t);
         params.err_handler.arg = link.cast();
         let mut raw = std::ptr::null_mut();
         // SAFETY: a live worker; an address that a worker of UCX wrote; `failed` expects the link.
@@ -78,7 +78,7 @@ impl UcpWorker {
     }
 }
 
-impl UcpEndpoint {
+impl<P> UcpEndpoint<P> {
     /// The endpoint's name in [`EndpointFailure`].
     pub fn id(&self) -> EndpointId {
         self.id
@@ -94,18 +94,19 @@ impl UcpEndpoint {
         header: &[u8],
         payload: Payload,
         protocol: Protocol,
-    ) -> Result<OperationId, Error> {
+        purpose: P,
+    ) -> Result<(), Error> {
         if header.len() > HEADER_LIMIT {
             return Err(Error::Header { bytes: header.len() });
         }
-        let mut operation = Operation::new(&self.worker.records, payload);
+        let mut operation = Operation::new(&self.worker.records, purpose, payload);
         operation.header[..header.len()].copy_from_slice(header);
         let (address, bytes) = match operation.payload.buffer() {
             Some(buffer) => (buffer.pointer(), buffer.len()),
             None => (std::ptr::null(), 0),
         };
         let memory_type = operation.payload.buffer().map(super::memory::Buffer::memory_type);
-        Ok(operation.submit(|operation| {
+        operation.submit(|operation| {
             let mut param = request(operation);
             param.op_attr_mask |= ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_FLAGS as u32;
             param.flags = protocol.flags();
@@ -126,19 +127,20 @@ impl UcpEndpoint {
                     &raw const param,
                 )
             })
-        }))
+        });
+        Ok(())
     }
 
     /// Completes when everything sent before is delivered.
     #[doc(alias = "ucp_ep_flush_nbx")]
-    pub fn flush(&self) -> OperationId {
-        Operation::new(&self.worker.records, Payload::Empty).submit(|operation| {
+    pub fn flush(&self, purpose: P) {
+        Operation::new(&self.worker.records, purpose, Payload::Empty).submit(|operation| {
             let param = request(operation);
             // SAFETY: a live endpoint and a valid parameter structure.
             Submitted::from(unsafe {
                 (self.functions().ucp_ep_flush_nbx)(self.raw, &raw const param)
             })
-        })
+        });
     }
 
     /// The lanes that carry its data, as `transport/device`, in UCX's order. They are final once a
@@ -165,7 +167,7 @@ impl UcpEndpoint {
     }
 }
 
-impl Drop for UcpEndpoint {
+impl<P> Drop for UcpEndpoint<P> {
     #[doc(alias = "ucp_ep_close_nbx")]
     fn drop(&mut self) {
         // SAFETY: a parameter structure of UCX.
@@ -174,7 +176,8 @@ impl Drop for UcpEndpoint {
             | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32
             | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_FLAGS as u32;
         param.flags = ucx1_sys::ucp_ep_close_flags_t::UCP_EP_CLOSE_FLAG_FORCE.0;
-        param.cb.send = abi::as_declared!(closed, SendCallback, ucx1_sys::ucp_send_nbx_callback_t);
+        param.cb.send =
+            abi::as_declared!(closed::<P>, SendCallback, ucx1_sys::ucp_send_nbx_callback_t);
         param.user_data = self.link.cast();
         // SAFETY: a live endpoint with error handling, which may be closed by force; the handle is
         // gone after this. UCX ends the operations in flight through their callbacks.
@@ -182,7 +185,7 @@ impl Drop for UcpEndpoint {
             (self.functions().ucp_ep_close_nbx)(self.raw, &raw const param)
         });
         match submitted {
-            Submitted::Pending(_) => {}
+            Submitted::Pending => {}
             Submitted::Done | Submitted::Refused(_) => {
                 // SAFETY: UCX calls nothing for this endpoint any more.
                 unsafe { forget(self.link) };
@@ -191,19 +194,19 @@ impl Drop for UcpEndpoint {
     }
 }
 
-impl fmt::Debug for UcpEndpoint {
+impl<P> fmt::Debug for UcpEndpoint<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UcpEndpoint").field("id", &self.id).finish()
     }
 }
 
 /// The parameters of a request that ends in [`sent`].
-fn request(operation: *mut Operation) -> ucp_request_param_t {
+fn request<P>(operation: *mut Operation<P>) -> ucp_request_param_t {
     // SAFETY: a parameter structure of UCX.
     let mut param: ucp_request_param_t = unsafe { zeroed() };
     param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
         | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32;
-    param.cb.send = abi::as_declared!(sent, SendCallback, ucx1_sys::ucp_send_nbx_callback_t);
+    param.cb.send = abi::as_declared!(sent::<P>, SendCallback, ucx1_sys::ucp_send_nbx_callback_t);
     param.user_data = operation.cast();
     param
 }
@@ -212,9 +215,9 @@ fn request(operation: *mut Operation) -> ucp_request_param_t {
 ///
 /// # Safety
 /// `arg` must point to the endpoint's [`Link`].
-unsafe extern "C" fn failed(arg: *mut c_void, _endpoint: ucp_ep_h, status: RawStatus) {
+unsafe extern "C" fn failed<P>(arg: *mut c_void, _endpoint: ucp_ep_h, status: RawStatus) {
     // SAFETY: the caller's promise; the link lives until the endpoint is closed.
-    let link = unsafe { &*arg.cast_const().cast::<Link>() };
+    let link = unsafe { &*arg.cast_const().cast::<Link<P>>() };
     let failure = EndpointFailure { endpoint: link.id, status: Status(status) };
     link.records.failures.borrow_mut().push_back(failure);
 }
@@ -223,8 +226,8 @@ unsafe extern "C" fn failed(arg: *mut c_void, _endpoint: ucp_ep_h, status: RawSt
 ///
 /// # Safety
 /// `user_data` must be the endpoint's [`Link`], and this its last callback.
-unsafe extern "C" fn closed(request: *mut c_void, _status: RawStatus, user_data: *mut c_void) {
-    let link = user_data.cast::<Link>();
+unsafe extern "C" fn closed<P>(request: *mut c_void, _status: RawStatus, user_data: *mut c_void) {
+    let link = user_data.cast::<Link<P>>();
     // SAFETY: the link is still there; only the function table is taken from it.
     let free = unsafe { (*link).records.functions().ucp_request_free };
     // SAFETY: the caller's promise.
@@ -237,7 +240,7 @@ unsafe extern "C" fn closed(request: *mut c_void, _status: RawStatus, user_data:
 ///
 /// # Safety
 /// `link` must come from [`UcpWorker::connect`], and must not be used after this.
-unsafe fn forget(link: *mut Link) {
+unsafe fn forget<P>(link: *mut Link<P>) {
     // SAFETY: the caller's promise.
     let link = unsafe { Box::from_raw(link) };
     let open = &link.records.open_endpoints;

@@ -36,7 +36,7 @@ pub use hash::{NumberHasher, NumberMap};
 pub use lanes::parse as parse_lanes;
 pub use library::{LIBRARY_VARIABLE, Library, Version};
 pub use memory::{Buffer, Payload};
-pub use operation::{Completion, HEADER_LIMIT, OperationId, Protocol};
+pub use operation::{Completion, HEADER_LIMIT, Protocol};
 pub use sleep::{Sleeper, Waker};
 pub use status::Status;
 pub use worker::{Arrival, EndpointFailure, EndpointId, UcpWorker, WorkerAddress};

@@ -95,9 +95,9 @@ impl Sleeper {
     ///
     /// # Errors
     /// If UCX cannot be armed or is stuck, or the system refuses to wait.
-    pub fn sleep(
+    pub fn sleep<P>(
         &self,
-        worker: &UcpWorker,
+        worker: &UcpWorker<P>,
         limit: Option<Duration>,
         has_work: impl FnOnce() -> bool,
     ) -> Result<(), Error> {
@@ -108,7 +108,7 @@ impl Sleeper {
         result
     }
 
-    fn wait(&self, worker: &UcpWorker, limit: Option<Duration>) -> Result<(), Error> {
+    fn wait<P>(&self, worker: &UcpWorker<P>, limit: Option<Duration>) -> Result<(), Error> {
         if !worker.arm()? {
             let stuck = self.refusals.borrow_mut().is_stuck(Instant::now());
             return if stuck { Err(Error::Stuck) } else { Ok(()) };

@@ -22,7 +22,7 @@ use super::abi::{
 };
 use super::context::{ContextInner, UcpContext};
 use super::memory::{Buffer, Payload};
-use super::operation::{Completion, HEADER_LIMIT, InFlight, Operation, OperationId, received};
+use super::operation::{Completion, HEADER_LIMIT, Operation, received};
 use super::status::Status;
 
 /// The one active message id in use; kinds of messages are told apart by their headers.
@@ -48,10 +48,11 @@ pub struct EndpointFailure {
 }
 
 /// What UCX's callbacks recorded, waiting for the worker's owner.
-pub(super) struct Records {
+pub(super) struct Records<P> {
     context: Rc<ContextInner>,
-    pub(super) in_flight: RefCell<InFlight>,
-    pub(super) completions: RefCell<VecDeque<Completion>>,
+    /// Operations that UCX holds.
+    pub(super) in_flight: Cell<usize>,
+    pub(super) completions: RefCell<VecDeque<Completion<P>>>,
     pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
     arrivals: RefCell<VecDeque<RawArrival>>,
     pub(super) endpoints: Cell<u64>,
@@ -62,7 +63,7 @@ pub(super) struct Records {
     pub(super) had_peers: Cell<bool>,
 }
 
-impl Records {
+impl<P> Records<P> {
     pub(super) fn functions(&self) -> &abi::Functions {
         &self.context.library.functions
     }
@@ -84,19 +85,19 @@ enum Data {
     Remote { descriptor: *mut c_void, length: usize },
 }
 
-/// A UCX worker and its event file descriptor.
-#[derive(Clone)]
-pub struct UcpWorker {
-    pub(super) inner: Rc<WorkerInner>,
+/// A UCX worker and its event file descriptor. Each operation is started with a purpose `P`, which
+/// comes back with its [`Completion`].
+pub struct UcpWorker<P: 'static> {
+    pub(super) inner: Rc<WorkerInner<P>>,
 }
 
-pub(super) struct WorkerInner {
+pub(super) struct WorkerInner<P: 'static> {
     pub(super) raw: ucp_worker_h,
-    pub(super) records: Rc<Records>,
+    pub(super) records: Rc<Records<P>>,
     event: c_int,
 }
 
-impl UcpWorker {
+impl<P> UcpWorker<P> {
     /// Opens a worker that receives messages.
     ///
     /// # Errors
@@ -115,7 +116,7 @@ impl UcpWorker {
         Status(status).result("ucp_worker_create")?;
         let records = Rc::new(Records {
             context: Rc::clone(&context.inner),
-            in_flight: RefCell::default(),
+            in_flight: Cell::new(0),
             completions: RefCell::default(),
             failures: RefCell::default(),
             arrivals: RefCell::default(),
@@ -185,7 +186,7 @@ impl UcpWorker {
     }
 
     /// The next operation that ended.
-    pub fn next_completion(&self) -> Option<Completion> {
+    pub fn next_completion(&self) -> Option<Completion<P>> {
         self.inner.records.completions.borrow_mut().pop_front()
     }
 
@@ -195,39 +196,29 @@ impl UcpWorker {
     }
 
     /// The next message that arrived.
-    pub fn next_arrival(&self) -> Option<Arrival> {
+    pub fn next_arrival(&self) -> Option<Arrival<P>> {
         let raw = self.inner.records.arrivals.borrow_mut().pop_front()?;
         Some(Arrival { worker: Rc::clone(&self.inner), raw: Some(raw) })
     }
 
     /// Operations that UCX still holds.
     pub fn operations_in_flight(&self) -> usize {
-        self.inner.records.in_flight.borrow().len()
+        self.inner.records.in_flight.get()
     }
 
     /// Messages that were thrown away for a header longer than [`HEADER_LIMIT`].
     pub fn misshapen_messages(&self) -> u64 {
         self.inner.records.misshapen.get()
     }
-
-    /// Asks UCX to end an operation early; it still completes, cancelled or not.
-    #[doc(alias = "ucp_request_cancel")]
-    pub fn cancel(&self, operation: OperationId) {
-        let request = self.inner.records.in_flight.borrow().request(operation);
-        if let Some(request) = request {
-            // SAFETY: the request is in the table, so its callback has not run and it is not freed.
-            unsafe { (self.inner.records.functions().ucp_request_cancel)(self.inner.raw, request) };
-        }
-    }
 }
 
-impl fmt::Debug for UcpWorker {
+impl<P> fmt::Debug for UcpWorker<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UcpWorker").field("in_flight", &self.operations_in_flight()).finish()
     }
 }
 
-impl WorkerInner {
+impl<P> WorkerInner<P> {
     fn progress(&self) -> bool {
         // SAFETY: a live worker on its own thread.
         unsafe { (self.records.functions().ucp_worker_progress)(self.raw) != 0 }
@@ -246,7 +237,8 @@ impl WorkerInner {
         );
         params.id = MESSAGE_ID;
         params.flags = ucx1_sys::ucp_am_cb_flags::UCP_AM_FLAG_WHOLE_MSG.0;
-        params.cb = abi::as_declared!(arrived, MessageCallback, ucx1_sys::ucp_am_recv_callback_t);
+        params.cb =
+            abi::as_declared!(arrived::<P>, MessageCallback, ucx1_sys::ucp_am_recv_callback_t);
         params.arg = Rc::as_ptr(&self.records).cast_mut().cast();
         // SAFETY: a live worker; `arrived` expects the records, which live until after the worker
         // is destroyed.
@@ -265,11 +257,11 @@ impl WorkerInner {
     }
 }
 
-impl Drop for WorkerInner {
+impl<P> Drop for WorkerInner<P> {
     fn drop(&mut self) {
         // No endpoint handle is left (each holds the worker), but UCX may still be closing some.
         let start = Instant::now();
-        while (self.records.open_endpoints.get() > 0 || self.records.in_flight.borrow().len() > 0)
+        while (self.records.open_endpoints.get() > 0 || self.records.in_flight.get() > 0)
             && start.elapsed() < CLOSING_TIME
         {
             self.progress();
@@ -297,8 +289,8 @@ impl Drop for WorkerInner {
 /// UCX's callback for an arriving message.
 ///
 /// # Safety
-/// `arg` must point to the worker's [`Records`]; the other arguments are as UCX documents them.
-unsafe extern "C" fn arrived(
+/// `arg` must point to the worker's [`Records`], with the same `P`; the other arguments are as UCX documents them.
+unsafe extern "C" fn arrived<P>(
     arg: *mut c_void,
     header: *const c_void,
     header_length: usize,
@@ -308,7 +300,7 @@ unsafe extern "C" fn arrived(
 ) -> RawStatus {
     use ucx1_sys::ucp_am_recv_attr_t as attribute;
     // SAFETY: the caller's promise; records are only used through shared references.
-    let records = unsafe { &*arg.cast_const().cast::<Records>() };
+    let records = unsafe { &*arg.cast_const().cast::<Records<P>>() };
     records.had_peers.set(true);
     if header_length > HEADER_LIMIT {
         records.misshapen.set(records.misshapen.get() + 1);
@@ -341,12 +333,12 @@ unsafe extern "C" fn arrived(
 }
 
 /// A message that has arrived. Dropping it refuses what is still at the sender.
-pub struct Arrival {
-    worker: Rc<WorkerInner>,
+pub struct Arrival<P: 'static> {
+    worker: Rc<WorkerInner<P>>,
     raw: Option<RawArrival>,
 }
 
-impl Arrival {
+impl<P> Arrival<P> {
     /// The message's header.
     pub fn header(&self) -> &[u8] {
         self.raw.as_ref().map_or(&[], |raw| &raw.header[..raw.header_length])
@@ -383,16 +375,16 @@ impl Arrival {
     /// # Errors
     /// If the buffer is too small; it is lost then, and so is the message.
     #[doc(alias = "ucp_am_recv_data_nbx")]
-    pub fn receive(mut self, buffer: Buffer) -> Result<OperationId, Error> {
+    pub fn receive(mut self, buffer: Buffer, purpose: P) -> Result<(), Error> {
         let (message, room) = (self.len(), buffer.len());
         if message > room {
             return Err(Error::Size { message, buffer: room });
         }
         let memory_type = buffer.memory_type();
         let records = Rc::clone(&self.worker.records);
-        let operation = Operation::new(&records, Payload::Owned(buffer));
+        let operation = Operation::new(&records, purpose, Payload::Owned(buffer));
         let Some(RawArrival { data, .. }) = self.raw.take() else {
-            return Ok(operation.submit(|_| Submitted::Done));
+            return Ok(operation.fill(&[]));
         };
         let (descriptor, length) = match data {
             Data::Remote { descriptor, length } if length > 0 => (descriptor, length),
@@ -404,24 +396,23 @@ impl Arrival {
                 let bytes = unsafe {
                     std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), length)
                 };
-                let id = operation.fill(bytes);
-                self.worker.release(&data);
-                return Ok(id);
+                operation.fill(bytes);
+                return Ok(self.worker.release(&data));
             }
             empty @ Data::Remote { .. } => {
                 // UCX would not give the descriptor of an empty rendezvous message back.
                 self.worker.release(&empty);
-                return Ok(operation.submit(|_| Submitted::Done));
+                return Ok(operation.fill(&[]));
             }
         };
-        Ok(operation.submit(|operation| {
+        operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
             let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
             param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
                 | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32
                 | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
             param.cb.recv_am = abi::as_declared!(
-                received,
+                received::<P>,
                 abi::ReceiveCallback,
                 ucx1_sys::ucp_am_recv_data_nbx_callback_t
             );
@@ -443,11 +434,12 @@ impl Arrival {
                     &raw const param,
                 )
             })
-        }))
+        });
+        Ok(())
     }
 }
 
-impl Drop for Arrival {
+impl<P> Drop for Arrival<P> {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
             self.worker.release(&raw.data);
@@ -455,7 +447,7 @@ impl Drop for Arrival {
     }
 }
 
-impl fmt::Debug for Arrival {
+impl<P> fmt::Debug for Arrival<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrival").field("header", &self.header()).field("len", &self.len()).finish()
     }

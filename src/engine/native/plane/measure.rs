@@ -10,8 +10,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::{Arrival, Purpose};
 use crate::cuda::Device;
-use crate::ucx::{Arrival, Buffer, NumberMap, OperationId, Payload};
+use crate::ucx::{Buffer, NumberMap, Payload};
 use crate::wire::native::{Measurement, Member, PeerKey, Quantity, Samples};
 use crate::wire::peer::{Kind, Measure, MemoryKind};
 
@@ -73,9 +74,6 @@ struct Receiving {
 pub(super) struct Measurements {
     sending: NumberMap<u64, Sending>,
     receiving: NumberMap<(PeerKey, u64), Receiving>,
-    /// Stream messages in flight, and whose.
-    sends: NumberMap<OperationId, u64>,
-    receives: NumberMap<OperationId, (PeerKey, u64)>,
 }
 
 impl Measurements {
@@ -177,65 +175,39 @@ impl Measurements {
         None
     }
 
-    /// Remembers a stream message that was sent.
-    pub(super) fn sent(&mut self, operation: OperationId, id: u64) {
-        self.sends.insert(operation, id);
+    /// A message of a stream is sent, and its memory may be sent again.
+    pub(super) fn sent(&mut self, id: u64, out: &mut Vec<Out>) {
+        if let Some(sending) = self.sending.get_mut(&id) {
+            sending.in_flight -= 1;
+            sending.fill_window(id, out);
+        }
     }
 
-    /// Takes a completion; `false` if it is of no measurement.
-    pub(super) fn completed(
+    /// A message of a stream is received; what to send, if it was the round's last.
+    pub(super) fn received(
         &mut self,
-        operation: OperationId,
+        from: PeerKey,
+        id: u64,
         buffer: Option<Buffer>,
-        out: &mut Vec<Out>,
-    ) -> bool {
-        if let Some(id) = self.sends.remove(&operation) {
-            if let Some(sending) = self.sending.get_mut(&id) {
-                sending.in_flight -= 1;
-                sending.fill_window(id, out);
-            }
-            return true;
+    ) -> Option<Out> {
+        let receiving = self.receiving.get_mut(&(from, id))?;
+        receiving.free.extend(buffer);
+        receiving.received += 1;
+        let round_done = receiving.received == receiving.measure.messages;
+        if round_done {
+            receiving.received = 0;
         }
-        let Some(key) = self.receives.remove(&operation) else { return false };
-        if let Some(receiving) = self.receiving.get_mut(&key) {
-            receiving.free.extend(buffer);
-            receiving.received += 1;
-            if receiving.received == receiving.measure.messages {
-                receiving.received = 0;
-                out.push(Out {
-                    to: key.0,
-                    kind: Kind::RoundDone,
-                    id: key.1,
-                    argument: 0,
-                    payload: Payload::Empty,
-                });
-            }
-            self.receive(key);
-        }
-        true
+        receiving.receive(from, id);
+        let payload = Payload::Empty;
+        round_done.then_some(Out { to: from, kind: Kind::RoundDone, id, argument: 0, payload })
     }
 
     /// Takes a stream message.
     pub(super) fn stream(&mut self, from: PeerKey, id: u64, arrival: Arrival) {
-        let key = (from, id);
-        let Some(receiving) = self.receiving.get_mut(&key) else { return };
-        if arrival.len() as u64 > receiving.measure.size {
-            return;
-        }
-        receiving.waiting.push_back(arrival);
-        self.receive(key);
-    }
-
-    /// Starts receives while there is memory for them.
-    pub(super) fn receive(&mut self, key: (PeerKey, u64)) {
-        let Some(receiving) = self.receiving.get_mut(&key) else { return };
-        while !receiving.waiting.is_empty() {
-            let Some(buffer) = receiving.free.pop() else { return };
-            let Some(arrival) = receiving.waiting.pop_front() else { return };
-            // The size was checked, so it fits.
-            if let Ok(operation) = arrival.receive(buffer) {
-                self.receives.insert(operation, key);
-            }
+        let Some(receiving) = self.receiving.get_mut(&(from, id)) else { return };
+        if arrival.len() as u64 <= receiving.measure.size {
+            receiving.waiting.push_back(arrival);
+            receiving.receive(from, id);
         }
     }
 
@@ -306,6 +278,18 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
     };
     buffer.touch();
     Ok(buffer)
+}
+
+impl Receiving {
+    /// Starts receives while there is memory for them.
+    fn receive(&mut self, from: PeerKey, id: u64) {
+        while !self.waiting.is_empty() {
+            let Some(buffer) = self.free.pop() else { return };
+            let Some(arrival) = self.waiting.pop_front() else { return };
+            // The size was checked, so it fits.
+            let _ = arrival.receive(buffer, Purpose::Received { from, measurement: id });
+        }
+    }
 }
 
 impl Sending {

@@ -212,6 +212,22 @@ enum Command {
     Stop,
 }
 
+/// What an operation of the thread's is for.
+enum Purpose {
+    /// Nothing that anybody waits for.
+    Message,
+    /// Receives a probe, whose bytes should have this checksum.
+    Probe { by: Box<Member>, checksum: u64 },
+    /// Receives the object that was asked for.
+    Object { request: u64 },
+    /// Sends a message of a measured stream.
+    Sent { measurement: u64 },
+    /// Receives one.
+    Received { from: PeerKey, measurement: u64 },
+}
+
+type Arrival = ucx::Arrival<Purpose>;
+
 /// The way to the thread.
 struct Line {
     commands: mpsc::Sender<Command>,

@@ -20,11 +20,11 @@ use super::core::{Action, Core, Event};
 use super::measure::{self, Measurements, Out};
 use super::patience::Patience;
 use super::transfer::{self, Offered, Transfers};
-use super::{BYTES_IN_FLIGHT, Command, Line, Opening, Report, TransferError};
+use super::{Arrival, BYTES_IN_FLIGHT, Command, Line, Opening, Purpose, Report, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{
-    Arrival, Completion, EndpointFailure, EndpointId, Library, NumberMap, OperationId, Payload,
-    Protocol, Sleeper, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
+    Completion, EndpointFailure, EndpointId, Library, NumberMap, Payload, Protocol, Sleeper,
+    UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
 };
 use crate::wire::native::{Member, PeerKey, ToWorker};
 use crate::wire::peer::{Header, Hello, Kind, Measure, checksum_of};
@@ -55,7 +55,7 @@ const ECHO: u64 = 1 << 55;
 /// The way to a peer.
 struct Link {
     member: Member,
-    endpoint: UcpEndpoint,
+    endpoint: UcpEndpoint<Purpose>,
     /// Of this worker's messages on it.
     token: Token,
 }
@@ -73,8 +73,6 @@ pub(super) struct Owner {
     /// Addresses of the peers that are present.
     addresses: HashMap<Member, WorkerAddress>,
     peers_of_endpoints: HashMap<EndpointId, PeerKey>,
-    /// Probes being received, with the sender and the expected checksum.
-    probes: NumberMap<OperationId, (Member, u64)>,
     echoes: NumberMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
     next_echo: u64,
     /// Requests for peers whose way is not proven yet.
@@ -87,7 +85,7 @@ pub(super) struct Owner {
     /// Messages from processes that are no peers.
     strangers: u64,
     /// Last, so that the endpoints are closed before.
-    worker: UcpWorker,
+    worker: UcpWorker<Purpose>,
 }
 
 impl Owner {
@@ -127,7 +125,6 @@ impl Owner {
             links: NumberMap::default(),
             addresses: HashMap::new(),
             peers_of_endpoints: HashMap::new(),
-            probes: NumberMap::default(),
             echoes: NumberMap::default(),
             next_echo: ECHO,
             early: Vec::new(),
@@ -343,17 +340,27 @@ impl Owner {
         }
     }
 
-    fn completed(&mut self, Completion { id, result, payload }: Completion) {
-        if let Some((by, checksum)) = self.probes.remove(&id) {
-            return self.probed(by, checksum, result, &payload);
-        }
-        let buffer = payload.into_owned();
-        if self.transfers.is_receiving(id) {
-            self.transfers.completed(id, result, buffer);
-        } else if self.measurements.completed(id, buffer, &mut self.outbox) {
-            self.send_out();
-        } else if let Err(status) = result {
-            tracing::debug!(%status, "a message was not sent");
+    fn completed(&mut self, Completion { purpose, result, payload }: Completion<Purpose>) {
+        match purpose {
+            Purpose::Message => {
+                if let Err(status) = result {
+                    tracing::debug!(%status, "a message was not sent");
+                }
+            }
+            Purpose::Probe { by, checksum } => self.probed(*by, checksum, result, &payload),
+            Purpose::Object { request } => {
+                self.transfers.completed(request, result, payload.into_owned());
+            }
+            Purpose::Sent { measurement } => {
+                self.measurements.sent(measurement, &mut self.outbox);
+                self.send_out();
+            }
+            Purpose::Received { from, measurement } => {
+                let buffer = payload.into_owned();
+                if let Some(out) = self.measurements.received(from, measurement, buffer) {
+                    self.send_one(out);
+                }
+            }
         }
     }
 
@@ -447,15 +454,8 @@ impl Owner {
         }
     }
 
-    fn say(
-        &self,
-        to: PeerKey,
-        kind: Kind,
-        id: u64,
-        argument: u64,
-        payload: Payload,
-    ) -> Option<OperationId> {
-        let Link { member, endpoint, token } = self.links.get(&to)?;
+    fn say(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
+        let Some(Link { member, endpoint, token }) = self.links.get(&to) else { return };
         let header = Header { kind, token: *token, id, argument }.encode();
         let protocol = match kind {
             Kind::Probe => Protocol::Rendezvous,
@@ -463,12 +463,12 @@ impl Owner {
             // Read where they arrive.
             _ => Protocol::Eager,
         };
-        match endpoint.send(&header, payload, protocol) {
-            Ok(operation) => Some(operation),
-            Err(error) => {
-                tracing::error!(peer = member.name, "{error}");
-                None
-            }
+        let purpose = match kind {
+            Kind::Stream => Purpose::Sent { measurement: id },
+            _ => Purpose::Message,
+        };
+        if let Err(error) = endpoint.send(&header, payload, protocol, purpose) {
+            tracing::error!(peer = member.name, "{error}");
         }
     }
 

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Fetched, Target, TransferError};
+use super::{Arrival, Fetched, Purpose, Target, TransferError};
 use crate::cuda::Device;
-use crate::ucx::{Arrival, Buffer, NumberMap, OperationId, Status};
+use crate::ucx::{Buffer, NumberMap, Status};
 use crate::wire::native::{Member, PeerKey};
 
 /// Bytes that are read at a time for a checksum.
@@ -103,7 +103,7 @@ struct Receiving {
     length: usize,
     checksum: Option<u32>,
     /// `None` once its caller has given it up.
-    reply: Option<(u64, oneshot::Sender<Result<Arrived, TransferError>>)>,
+    reply: Option<oneshot::Sender<Result<Arrived, TransferError>>>,
 }
 
 /// An announced object that waits for others to arrive.
@@ -119,7 +119,8 @@ pub(super) struct Transfers {
     pub(super) offered: HashMap<String, Offered>,
     fetches: NumberMap<u64, Fetch>,
     announced: VecDeque<Announced>,
-    receiving: NumberMap<OperationId, Receiving>,
+    /// By the number of the request.
+    receiving: NumberMap<u64, Receiving>,
     bytes: u64,
     limit: u64,
     device: Option<Device>,
@@ -149,10 +150,8 @@ impl Transfers {
     pub(super) fn cancel(&mut self, id: u64) {
         self.fetches.remove(&id);
         self.announced.retain(|announced| announced.id != id);
-        for receiving in self.receiving.values_mut() {
-            if receiving.reply.as_ref().is_some_and(|(number, _)| *number == id) {
-                receiving.reply = None;
-            }
+        if let Some(receiving) = self.receiving.get_mut(&id) {
+            receiving.reply = None;
         }
     }
 
@@ -210,18 +209,17 @@ impl Transfers {
         let Fetch { peer_name, name, target, checked, reply, .. } = fetch;
         let started = match (proof(checked, checksum), self.room(target, length)) {
             (Ok(checksum), Ok(buffer)) => arrival
-                .receive(buffer)
-                .map(|operation| (operation, checksum))
+                .receive(buffer, Purpose::Object { request: id })
+                .map(|()| checksum)
                 .map_err(|_| TransferError::Memory { bytes: length, source: None }),
             (Err(()), _) => Err(TransferError::Unchecked { peer: peer_name.clone(), name }),
             (_, Err(error)) => Err(error),
         };
         match started {
-            Ok((operation, checksum)) => {
+            Ok(checksum) => {
                 self.bytes += length as u64;
-                let reply = Some((id, reply));
-                let receiving = Receiving { peer, peer_name, length, checksum, reply };
-                self.receiving.insert(operation, receiving);
+                let reply = Some(reply);
+                self.receiving.insert(id, Receiving { peer, peer_name, length, checksum, reply });
             }
             // A caller that has gone needs no answer.
             Err(error) => drop(reply.send(Err(error))),
@@ -245,22 +243,17 @@ impl Transfers {
         }
     }
 
-    /// Whether an operation receives an object.
-    pub(super) fn is_receiving(&self, operation: OperationId) -> bool {
-        self.receiving.contains_key(&operation)
-    }
-
     /// Takes the completion of a receive.
     pub(super) fn completed(
         &mut self,
-        operation: OperationId,
+        request: u64,
         result: Result<(), Status>,
         buffer: Option<Buffer>,
     ) {
-        let Some(receiving) = self.receiving.remove(&operation) else { return };
+        let Some(receiving) = self.receiving.remove(&request) else { return };
         let Receiving { peer_name, length, checksum, reply, .. } = receiving;
         self.bytes -= length as u64;
-        if let Some((_, reply)) = reply {
+        if let Some(reply) = reply {
             let answer = match (result, buffer) {
                 (Ok(()), Some(buffer)) => Ok(Arrived { buffer, length, checksum }),
                 (Ok(()), None) => Err(TransferError::Ended),
@@ -281,7 +274,7 @@ impl Transfers {
         }
         self.announced.retain(|announced| announced.peer != key);
         for receiving in self.receiving.values_mut().filter(|one| one.peer == key) {
-            if let Some((_, reply)) = receiving.reply.take() {
+            if let Some(reply) = receiving.reply.take() {
                 let _ = reply.send(Err(error()));
             }
         }

@@ -76,11 +76,8 @@ impl Owner {
         self.outbox = outbox;
     }
 
-    pub(super) fn send_one(&mut self, Out { to, kind, id, argument, payload }: Out) {
-        let operation = self.say(to, kind, id, argument, payload);
-        if let (Kind::Stream, Some(operation)) = (kind, operation) {
-            self.measurements.sent(operation, id);
-        }
+    pub(super) fn send_one(&self, Out { to, kind, id, argument, payload }: Out) {
+        self.say(to, kind, id, argument, payload);
     }
 
     /// Keeps this thread on one CPU until the last measurement ends.

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use super::Owner;
 use crate::engine::native::plane::transfer::{self, Request};
-use crate::engine::native::plane::{Command, TransferError};
-use crate::ucx::{Arrival, Buffer, Payload};
+use crate::engine::native::plane::{Arrival, Command, TransferError};
+use crate::ucx::{Buffer, Payload};
 use crate::wire::native::{Member, PeerKey};
 use crate::wire::peer::{Kind, NAME_LIMIT, checksum_argument};
 

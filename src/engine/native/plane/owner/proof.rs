@@ -5,7 +5,8 @@
 //! *Invariant:* a probe that arrives is told only when its bytes are those that were sent.
 
 use super::{Event, Owner};
-use crate::ucx::{self, Arrival, Buffer, Payload};
+use crate::engine::native::plane::{Arrival, Purpose};
+use crate::ucx::{self, Buffer, Payload};
 use crate::wire::native::Member;
 use crate::wire::peer::{Header, Hello, Kind};
 
@@ -19,9 +20,10 @@ impl Owner {
         if kind != Kind::Probe {
             return self.handle(Event::Answered { by: sender, kind });
         }
-        match arrival.receive(vec![0; PROBE_BYTES].into()) {
-            Ok(operation) => drop(self.probes.insert(operation, (sender, argument))),
-            Err(error) => tracing::warn!(peer = sender.name, "{error}"),
+        let name = sender.name.clone();
+        let purpose = Purpose::Probe { by: Box::new(sender), checksum: argument };
+        if let Err(error) = arrival.receive(vec![0; PROBE_BYTES].into(), purpose) {
+            tracing::warn!(peer = name, "{error}");
         }
     }
 
