@@ -58,7 +58,7 @@ perftest() {
 
 # links OPTION...: what `bench links` says, as JSON, in a file: whoever read it from a pipe would
 # start while it measures, and take the CPUs of what is measured.
-links() { "$binary" bench links "$name" "$@" --rounds 9 --pin "$cpus" -o json >"$scratch/links"; }
+links() { "$binary" bench links "$name" "$@" --rounds 20 --pin "$cpus" -o json >"$scratch/links"; }
 
 # said EXPRESSION: the sum over the pairs of what was said.
 said() { python3 -c "import json

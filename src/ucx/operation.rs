@@ -15,7 +15,7 @@ use super::worker::Records;
 
 /// Longest message header. Headers are kept inside the operation, for UCX reads them until the
 /// message is sent.
-pub const HEADER_LIMIT: usize = 32;
+pub const HEADER_LIMIT: usize = 24;
 
 /// How the bytes of a message travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ use super::status::Status;
 pub(super) const MESSAGE_ID: c_uint = 0;
 
 /// Data up to this length are kept without an allocation.
-const SMALL: usize = 32;
+const SMALL: usize = 16;
 
 /// Longest time that a dropped worker waits for its endpoints to close.
 const CLOSING_TIME: Duration = Duration::from_secs(1);

@@ -191,23 +191,29 @@ impl Measurements {
         buffer: Option<Buffer>,
     ) -> Option<Out> {
         let receiving = self.receiving.get_mut(&(from, id))?;
-        receiving.free.extend(buffer);
+        if let Some(buffer) = buffer {
+            match receiving.waiting.pop_front() {
+                Some(arrival) => receive(arrival, buffer, from, id),
+                None => receiving.free.push(buffer),
+            }
+        }
         receiving.received += 1;
         let round_done = receiving.received == receiving.measure.messages;
         if round_done {
             receiving.received = 0;
         }
-        receiving.receive(from, id);
         let payload = Payload::Empty;
         round_done.then_some(Out { to: from, kind: Kind::RoundDone, id, argument: 0, payload })
     }
 
     /// Takes a stream message.
     pub(super) fn stream(&mut self, from: PeerKey, id: u64, arrival: Arrival) {
-        let Some(receiving) = self.receiving.get_mut(&(from, id)) else { return };
-        if arrival.len() as u64 <= receiving.measure.size {
-            receiving.waiting.push_back(arrival);
-            receiving.receive(from, id);
+        let receiving = self.receiving.get_mut(&(from, id));
+        let fits = |receiving: &&mut Receiving| arrival.len() as u64 <= receiving.measure.size;
+        let Some(receiving) = receiving.filter(fits) else { return };
+        match receiving.free.pop() {
+            Some(buffer) => receive(arrival, buffer, from, id),
+            None => receiving.waiting.push_back(arrival),
         }
     }
 
@@ -280,16 +286,9 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
     Ok(buffer)
 }
 
-impl Receiving {
-    /// Starts receives while there is memory for them.
-    fn receive(&mut self, from: PeerKey, id: u64) {
-        while !self.waiting.is_empty() {
-            let Some(buffer) = self.free.pop() else { return };
-            let Some(arrival) = self.waiting.pop_front() else { return };
-            // The size was checked, so it fits.
-            let _ = arrival.receive(buffer, Purpose::Received { from, measurement: id });
-        }
-    }
+/// Receives a message of a stream into memory that it fits.
+fn receive(arrival: Arrival, buffer: Buffer, from: PeerKey, measurement: u64) {
+    let _ = arrival.receive(buffer, Purpose::Received { from, measurement });
 }
 
 impl Sending {

@@ -201,6 +201,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     fn command(&mut self, command: Command) {
         match command {
             Command::Heard(message) => self.heard(message),
@@ -235,23 +236,14 @@ impl Owner {
         while let Some(arrival) = self.worker.next_arrival() {
             any = true;
             self.arrived(arrival);
-            // At once: memory that is free again takes the next message while caches hold it.
-            self.complete();
         }
-        any |= self.complete();
-        while let Some(failure) = self.worker.next_failure() {
-            any = true;
-            self.failed(failure);
-        }
-        any
-    }
-
-    /// Deals with the operations that have ended.
-    fn complete(&mut self) -> bool {
-        let mut any = false;
         while let Some(completion) = self.worker.next_completion() {
             any = true;
             self.completed(completion);
+        }
+        while let Some(failure) = self.worker.next_failure() {
+            any = true;
+            self.failed(failure);
         }
         any
     }
@@ -281,6 +273,8 @@ impl Owner {
         }
     }
 
+    // What is seldom called stays out of the frames of what is called for every message: after each
+    // long message, the caches hold nothing else.
     fn arrived(&mut self, arrival: Arrival) {
         let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
         if header.kind == Kind::Hello {
@@ -364,6 +358,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     fn failed(&mut self, EndpointFailure { endpoint, status }: EndpointFailure) {
         let key = self.peers_of_endpoints.get(&endpoint);
         let Some(link) = key.and_then(|key| self.links.get(key)) else { return };
@@ -389,6 +384,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     fn stranger(&mut self) {
         self.strangers += 1;
         // Each power of two: a flood must not fill the log.
@@ -409,6 +405,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     fn handle(&mut self, event: Event) {
         for action in self.core.handle(event) {
             self.act(action);

@@ -157,6 +157,7 @@ impl Transfers {
 
     /// Takes an object that a peer sends. Dropping the arrival of one that nobody waits for tells
     /// the sender that it is done.
+    #[inline(never)]
     pub(super) fn object(
         &mut self,
         id: u64,
@@ -244,6 +245,7 @@ impl Transfers {
     }
 
     /// Takes the completion of a receive.
+    #[inline(never)]
     pub(super) fn completed(
         &mut self,
         request: u64,

@@ -42,6 +42,7 @@ impl Owner {
     }
 
     /// Does what takes long on a thread of its own, which tells this one.
+    #[inline(never)]
     pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
         let line = self.line.clone();
         std::thread::spawn(move || {

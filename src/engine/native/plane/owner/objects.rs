@@ -53,6 +53,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     pub(super) fn serve(&mut self, to: PeerKey, id: u64, checked: bool, request: &Arrival) {
         let name = request.bytes().filter(|bytes| bytes.len() <= NAME_LIMIT);
         let name = name.and_then(|bytes| std::str::from_utf8(bytes).ok());

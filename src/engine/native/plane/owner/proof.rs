@@ -15,6 +15,7 @@ const PROBE_BYTES: usize = 64 << 10;
 
 impl Owner {
     /// A message by which a connection is proven.
+    #[inline(never)]
     pub(super) fn proof(&mut self, sender: Member, header: Header, arrival: Arrival) {
         let Header { kind, argument, .. } = header;
         if kind != Kind::Probe {
@@ -27,6 +28,7 @@ impl Owner {
         }
     }
 
+    #[inline(never)]
     pub(super) fn probed(
         &mut self,
         by: Member,
