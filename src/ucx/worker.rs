@@ -85,6 +85,13 @@ enum Data {
     Remote { descriptor: *mut c_void, length: usize },
 }
 
+impl Default for Data {
+    /// Nothing, which nobody keeps.
+    fn default() -> Self {
+        Data::Copied(SmallVec::new())
+    }
+}
+
 /// A UCX worker and its event file descriptor. Each operation is started with a purpose `P`, which
 /// comes back with its [`Completion`].
 pub struct UcpWorker<P: 'static> {
@@ -198,7 +205,7 @@ impl<P> UcpWorker<P> {
     /// The next message that arrived.
     pub fn next_arrival(&self) -> Option<Arrival<P>> {
         let raw = self.inner.records.arrivals.borrow_mut().pop_front()?;
-        Some(Arrival { worker: Rc::clone(&self.inner), raw: Some(raw) })
+        Some(Arrival { worker: Rc::clone(&self.inner), raw })
     }
 
     /// Operations that UCX still holds.
@@ -289,7 +296,8 @@ impl<P> Drop for WorkerInner<P> {
 /// UCX's callback for an arriving message.
 ///
 /// # Safety
-/// `arg` must point to the worker's [`Records`], with the same `P`; the other arguments are as UCX documents them.
+/// `arg` must point to the worker's [`Records`], with the same `P`; the other arguments are as UCX
+/// documents them.
 unsafe extern "C" fn arrived<P>(
     arg: *mut c_void,
     header: *const c_void,
@@ -306,13 +314,11 @@ unsafe extern "C" fn arrived<P>(
         records.misshapen.set(records.misshapen.get() + 1);
         return Status::OK.0;
     }
-    let mut kept = [0; HEADER_LIMIT];
-    if header_length > 0 {
-        // SAFETY: UCX gives `header_length` readable bytes, and they fit.
-        unsafe {
-            std::ptr::copy_nonoverlapping(header.cast::<u8>(), kept.as_mut_ptr(), header_length);
-        }
-    }
+    let header = match header_length {
+        0 => &[],
+        // SAFETY: UCX gives `header_length` readable bytes for the time of the callback.
+        _ => unsafe { std::slice::from_raw_parts(header.cast::<u8>(), header_length) },
+    };
     // SAFETY: UCX gives a valid parameter structure.
     let attributes = unsafe { (*param).recv_attr };
     let is = |flag: attribute| attributes & flag as u64 != 0;
@@ -327,29 +333,32 @@ unsafe extern "C" fn arrived<P>(
     } else {
         (Data::Copied(SmallVec::new()), Status::OK)
     };
-    let arrival = RawArrival { header: kept, header_length, data };
-    records.arrivals.borrow_mut().push_back(arrival);
+    let mut arrivals = records.arrivals.borrow_mut();
+    arrivals.push_back(RawArrival { header: [0; HEADER_LIMIT], header_length, data });
+    // Straight to where it stays.
+    if let Some(arrival) = arrivals.back_mut() {
+        arrival.header[..header.len()].copy_from_slice(header);
+    }
     status.0
 }
 
 /// A message that has arrived. Dropping it refuses what is still at the sender.
 pub struct Arrival<P: 'static> {
     worker: Rc<WorkerInner<P>>,
-    raw: Option<RawArrival>,
+    raw: RawArrival,
 }
 
 impl<P> Arrival<P> {
     /// The message's header.
     pub fn header(&self) -> &[u8] {
-        self.raw.as_ref().map_or(&[], |raw| &raw.header[..raw.header_length])
+        &self.raw.header[..self.raw.header_length]
     }
 
     /// The length of its data, in bytes.
     pub fn len(&self) -> usize {
-        match self.raw.as_ref().map(|raw| &raw.data) {
-            Some(Data::Copied(bytes)) => bytes.len(),
-            Some(Data::Held { length, .. } | Data::Remote { length, .. }) => *length,
-            None => 0,
+        match &self.raw.data {
+            Data::Copied(bytes) => bytes.len(),
+            Data::Held { length, .. } | Data::Remote { length, .. } => *length,
         }
     }
 
@@ -360,13 +369,13 @@ impl<P> Arrival<P> {
 
     /// The data, unless it is still at the sender.
     pub fn bytes(&self) -> Option<&[u8]> {
-        match self.raw.as_ref().map(|raw| &raw.data) {
-            Some(Data::Copied(bytes)) => Some(bytes),
+        match &self.raw.data {
+            Data::Copied(bytes) => Some(bytes),
             // SAFETY: UCX keeps the descriptor's bytes until it is given back, which takes `self`.
-            Some(Data::Held { descriptor, length }) => Some(unsafe {
+            Data::Held { descriptor, length } => Some(unsafe {
                 std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), *length)
             }),
-            Some(Data::Remote { .. }) | None => None,
+            Data::Remote { .. } => None,
         }
     }
 
@@ -380,53 +389,47 @@ impl<P> Arrival<P> {
         if message > room {
             return Err(Error::Size { message, buffer: room });
         }
-        let memory_type = buffer.memory_type();
-        let records = Rc::clone(&self.worker.records);
-        let operation = Operation::new(&records, purpose, Payload::Owned(buffer));
-        let Some(RawArrival { data, .. }) = self.raw.take() else {
-            return Ok(operation.fill(&[]));
-        };
-        let (descriptor, length) = match data {
-            Data::Remote { descriptor, length } if length > 0 => (descriptor, length),
-            Data::Copied(bytes) => return Ok(operation.fill(&bytes)),
-            // Not by UCX's own call: that of 1.21 gives the descriptor back itself, and that of a
-            // message in several fragments to the wrong place (openucx/ucx#11468).
-            Data::Held { descriptor, length } => {
-                // SAFETY: UCX keeps the descriptor's bytes until it is given back, just below.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), length)
-                };
-                operation.fill(bytes);
-                return Ok(self.worker.release(&data));
+        let operation = Operation::new(&self.worker.records, purpose, Payload::Owned(buffer));
+        match self.raw.data {
+            Data::Remote { descriptor, length } if length > 0 => {
+                self.raw.data = Data::default();
+                self.fetch(operation, descriptor, length);
             }
-            empty @ Data::Remote { .. } => {
-                // UCX would not give the descriptor of an empty rendezvous message back.
-                self.worker.release(&empty);
-                return Ok(operation.fill(&[]));
-            }
-        };
+            // Not by UCX's own call: that of 1.21 gives the descriptor back itself, that of a
+            // message in several fragments to the wrong place (openucx/ucx#11468), and that of an
+            // empty rendezvous message not at all.
+            _ => operation.fill(self.bytes().unwrap_or_default()),
+        }
+        Ok(())
+    }
+
+    /// Has UCX fetch data that are still at the sender, and give their descriptor back.
+    fn fetch(&self, operation: Operation<P>, descriptor: *mut c_void, length: usize) {
         operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
             let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
             param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
-                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32
-                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
+                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32;
             param.cb.recv_am = abi::as_declared!(
                 received::<P>,
                 abi::ReceiveCallback,
                 ucx1_sys::ucp_am_recv_data_nbx_callback_t
             );
             param.user_data = operation.cast();
-            param.memory_type = memory_type;
             // SAFETY: the operation was just made and is not UCX's yet.
             let target = match unsafe { &mut (*operation).payload } {
-                Payload::Owned(buffer) => buffer.pointer_mut(),
+                Payload::Owned(buffer) => {
+                    param.op_attr_mask |=
+                        ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
+                    param.memory_type = buffer.memory_type();
+                    buffer.pointer_mut()
+                }
                 Payload::Empty | Payload::Shared(_) => std::ptr::null_mut(),
             };
             // SAFETY: a live worker; the descriptor is one that UCX let us keep and is used once;
             // the buffer has room for `length` bytes and belongs to the operation.
             Submitted::from(unsafe {
-                (records.functions().ucp_am_recv_data_nbx)(
+                (self.worker.records.functions().ucp_am_recv_data_nbx)(
                     self.worker.raw,
                     descriptor,
                     target,
@@ -435,15 +438,12 @@ impl<P> Arrival<P> {
                 )
             })
         });
-        Ok(())
     }
 }
 
 impl<P> Drop for Arrival<P> {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw.take() {
-            self.worker.release(&raw.data);
-        }
+        self.worker.release(&self.raw.data);
     }
 }
 
