@@ -5,6 +5,8 @@
 #![allow(clippy::print_stdout, unsafe_code)]
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -91,6 +93,30 @@ fn summary(mut samples: Vec<Duration>) -> String {
     )
 }
 
+/// What waking takes without UCX or anything else: a thread that sleeps until a byte comes, and sends
+/// it back.
+struct Bare {
+    line: UnixStream,
+}
+
+impl Bare {
+    fn new() -> Self {
+        let (line, mut other) = UnixStream::pair().expect("two sockets");
+        std::thread::spawn(move || {
+            let mut byte = [0];
+            while other.read_exact(&mut byte).is_ok() && other.write_all(&byte).is_ok() {}
+        });
+        Self { line }
+    }
+
+    fn wakes_and_is_woken(&self) -> Duration {
+        let (mut line, mut byte) = (&self.line, [0]);
+        let began = Instant::now();
+        line.write_all(&byte).and_then(|()| line.read_exact(&mut byte)).expect("it lives");
+        began.elapsed()
+    }
+}
+
 async fn latencies() {
     let (a, b) = pair().await;
     b.plane.put("eight bytes", vec![7; 8]);
@@ -109,14 +135,18 @@ async fn latencies() {
         fetches.push(began.elapsed());
     }
     println!("async, fetch of 8 B:   {}", summary(fetches.split_off(MESSAGES / 10)));
-    let mut firsts = Vec::with_capacity(FIRSTS);
+    let (mut firsts, mut bare) = (Vec::with_capacity(FIRSTS), Vec::with_capacity(FIRSTS));
+    let sleeper = Bare::new();
     for _ in 0..FIRSTS {
         tokio::time::sleep(IDLE).await;
         let began = Instant::now();
         a.plane.echo("gpu1").await.expect("its peer lives");
         firsts.push(began.elapsed() / 2);
+        tokio::time::sleep(IDLE).await;
+        bare.push(sleeper.wakes_and_is_woken() / 2);
     }
     println!("first after idle:      {}", summary(firsts));
+    println!("  a thread wakes another, and it wakes back: {}", summary(bare));
     for side in [a, b] {
         side.plane.stop().expect("UCX worked to the end");
     }
