@@ -1,7 +1,8 @@
 //! What the data plane costs through its async API: two planes in this process, host memory.
 //!
 //! `cargo bench --bench plane` prints latencies. `cargo bench --bench plane -- cycles 100000` closes
-//! and opens connections that often, and prints what this process holds before and after.
+//! and opens one plane's connections that often, and prints what this process holds before and
+//! after.
 #![allow(clippy::print_stdout, unsafe_code)]
 
 use std::fs;
@@ -19,6 +20,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 const MESSAGES: usize = 20_000;
 const FIRSTS: usize = 100;
 const IDLE: Duration = Duration::from_millis(50);
+/// Connections opened to one peer; UCX tells 65535 apart.
+const CYCLES_PER_PEER: usize = 60_000;
 
 /// A plane, and what the others must know of it.
 struct Side {
@@ -68,14 +71,27 @@ fn library() -> Option<PathBuf> {
 }
 
 async fn pair() -> (Side, Side) {
-    let (mut a, mut b) = (Side::open(0).await, Side::open(1).await);
-    for (one, other) in [(&a, &b), (&b, &a)] {
-        one.plane.heard(ToWorker::Expect { names: vec![other.member.name.clone()] });
-        one.meets(other);
+    let (a, mut others) = star(1).await;
+    (a, others.remove(0))
+}
+
+/// A plane, and others that know no one but it.
+async fn star(others: u64) -> (Side, Vec<Side>) {
+    let mut middle = Side::open(0).await;
+    let mut around = Vec::new();
+    for number in 1..=others {
+        around.push(Side::open(number).await);
     }
-    a.ready().await;
-    b.ready().await;
-    (a, b)
+    let names = around.iter().map(|other| other.member.name.clone()).collect();
+    middle.plane.heard(ToWorker::Expect { names });
+    for other in &mut around {
+        other.plane.heard(ToWorker::Expect { names: vec![middle.member.name.clone()] });
+        middle.meets(other);
+        other.meets(&middle);
+        other.ready().await;
+    }
+    middle.ready().await;
+    (middle, around)
 }
 
 /// The median, the mean, the 99th hundredth and the largest, in microseconds.
@@ -167,20 +183,21 @@ fn held() -> (usize, usize, u64) {
 }
 
 async fn cycles(count: usize) {
-    let (a, b) = pair().await;
+    let (a, others) = star(count.div_ceil(CYCLES_PER_PEER).max(1) as u64).await;
     let mut before = held();
     let began = Instant::now();
     for cycle in 0..=count {
-        a.loses(&b);
+        let b = &others[cycle % others.len()];
+        a.loses(b);
         b.loses(&a);
         // Both have forgotten the other when they say so.
-        for (one, other) in [(&a, &b), (&b, &a)] {
+        for (one, other) in [(&a, b), (b, &a)] {
             let answer = one.plane.echo(&other.member.name).await;
             assert!(matches!(answer, Err(TransferError::NoPeer { .. })), "{answer:?}");
         }
-        a.meets(&b);
+        a.meets(b);
         b.meets(&a);
-        for (one, other) in [(&a, &b), (&b, &a)] {
+        for (one, other) in [(&a, b), (b, &a)] {
             one.plane.echo(&other.member.name).await.expect("it is back");
         }
         // The first hundredth fills UCX's pools.

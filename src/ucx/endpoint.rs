@@ -42,11 +42,13 @@ impl<P> UcpWorker<P> {
     /// Begins to connect to another worker; messages may be sent at once.
     ///
     /// # Errors
-    /// If no transport reaches the address.
+    /// If no transport reaches the address, or this worker has connected to it as often as UCX can
+    /// tell apart.
     #[doc(alias = "ucp_ep_create")]
     pub fn connect(&self, address: &WorkerAddress) -> Result<UcpEndpoint<P>, Error> {
         use ucx1_sys::ucp_ep_params_field as field;
         let records = &self.inner.records;
+        records.connections.borrow_mut().count(address.bytes())?;
         let id = EndpointId(records.endpoints.get() + 1);
         let link = Box::into_raw(Box::new(Link { records: Rc::clone(records), id }));
         // SAFETY: a parameter structure of UCX.

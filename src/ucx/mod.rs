@@ -15,6 +15,7 @@
 #![allow(unsafe_code)]
 
 mod abi;
+mod connections;
 mod context;
 mod endpoint;
 pub mod environment;
@@ -97,6 +98,15 @@ pub enum Error {
     /// The queue for messages in shared memory is blocked by a peer that was killed while it wrote.
     #[error("a peer was killed while it wrote into this process's queue, and blocks it for good")]
     Stuck,
+    /// UCX tells no more connections to one peer apart.
+    #[error(
+        "this process has connected to one and the same peer {connections} times, the most that \
+         UCX tells apart"
+    )]
+    Exhausted {
+        /// How often.
+        connections: u16,
+    },
     /// A header that is longer than messages may have.
     #[error("a message header of {bytes} bytes is longer than {HEADER_LIMIT}")]
     Header {
@@ -139,6 +149,11 @@ impl Error {
                 "name a libucp.so.0 of UCX {} or later in {LIBRARY_VARIABLE}",
                 library::OLDEST
             )),
+            Error::Exhausted { .. } => Some(
+                "a process that starts anew counts from 0; the log says why connections broke so \
+                 often"
+                    .to_owned(),
+            ),
             Error::Setting { name, .. } => Some(format!("look at `ucx_info -c` for UCX_{name}")),
             _ => None,
         }

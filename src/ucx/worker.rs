@@ -20,6 +20,7 @@ use super::abi::{
     self, MessageCallback, RawStatus, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t,
     ucp_worker_h, ucp_worker_params_t, zeroed,
 };
+use super::connections::Connections;
 use super::context::{ContextInner, UcpContext};
 use super::memory::{Buffer, Payload};
 use super::operation::{Completion, HEADER_LIMIT, Operation, received};
@@ -56,6 +57,7 @@ pub(super) struct Records<P> {
     pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
     arrivals: RefCell<VecDeque<RawArrival>>,
     pub(super) endpoints: Cell<u64>,
+    pub(super) connections: RefCell<Connections>,
     /// Endpoints that UCX still holds.
     pub(super) open_endpoints: Cell<usize>,
     misshapen: Cell<u64>,
@@ -128,6 +130,7 @@ impl<P> UcpWorker<P> {
             failures: RefCell::default(),
             arrivals: RefCell::default(),
             endpoints: Cell::new(0),
+            connections: RefCell::default(),
             open_endpoints: Cell::new(0),
             misshapen: Cell::new(0),
             had_peers: Cell::new(false),

@@ -23,7 +23,7 @@ use super::transfer::{self, Offered, Transfers};
 use super::{Arrival, BYTES_IN_FLIGHT, Command, Line, Opening, Purpose, Report, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{
-    Completion, EndpointFailure, EndpointId, Library, NumberMap, Payload, Protocol, Sleeper,
+    self, Completion, EndpointFailure, EndpointId, Library, NumberMap, Payload, Protocol, Sleeper,
     UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
 };
 use crate::wire::native::{Member, PeerKey, ToWorker};
@@ -84,6 +84,8 @@ pub(super) struct Owner {
     unpinned: Option<CpuSet>,
     /// Messages from processes that are no peers.
     strangers: u64,
+    /// Why this process can go on no longer.
+    exhausted: Option<ucx::Error>,
     /// Last, so that the endpoints are closed before.
     worker: UcpWorker<Purpose>,
 }
@@ -133,11 +135,12 @@ impl Owner {
             line,
             unpinned: None,
             strangers: 0,
+            exhausted: None,
             worker,
         })
     }
 
-    /// Works until it is told to stop.
+    /// Works until it is told to stop, or UCX is of no use any more.
     pub(super) fn run(
         mut self,
         sleeper: &Sleeper,
@@ -163,6 +166,9 @@ impl Owner {
             if busy {
                 looks = 0;
                 continue;
+            }
+            if let Some(error) = self.exhausted.take() {
+                return Err(error.into());
             }
             looks = looks.saturating_add(1);
             let measuring = self.measurements.active();
@@ -443,6 +449,7 @@ impl Owner {
                 self.peers_of_endpoints.insert(endpoint.id(), key);
                 self.links.insert(key, Link { member, endpoint, token });
             }
+            Err(error @ ucx::Error::Exhausted { .. }) => self.exhausted = Some(error),
             Err(error) => {
                 let cause = error.to_string();
                 let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });
