@@ -149,3 +149,21 @@ fn a_list_that_leaves_a_connection_without_a_lane_is_noted() {
     let plan = planned([None; 4], UcxCompat::None, &compact::caller_with("UCX_TLS", "^cuda_ipc"));
     assert!(plan.notes.is_empty(), "a list of what to leave out leaves lanes: {:?}", plan.notes);
 }
+
+#[test]
+fn a_registration_cache_that_is_switched_off_is_noted() {
+    for (name, value) in [("UCX_RCACHE_ENABLE", "n"), ("UCX_MEM_EVENTS", "no")] {
+        let plan = planned([None; 4], UcxCompat::None, &compact::caller_with(name, value));
+        let note = plan.notes.iter().find(|note| note.about == name).expect("a note");
+        assert!(note.text.contains("unset it"), "{note}");
+        let older = CallerEnvironment {
+            ucx_version: Some("1.13".parse().expect("a version")),
+            ..compact::caller_with(name, value)
+        };
+        let plan = planned([None; 4], UcxCompat::None, &older);
+        assert!(plan.notes.iter().all(|note| note.about != name), "{:?}", plan.notes);
+    }
+    let plan =
+        planned([None; 4], UcxCompat::None, &compact::caller_with("UCX_RCACHE_ENABLE", "try"));
+    assert!(plan.notes.iter().all(|note| note.about != "UCX_RCACHE_ENABLE"), "{:?}", plan.notes);
+}

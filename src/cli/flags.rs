@@ -10,18 +10,14 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Command, Id};
 
 use super::failure::{Exit, Failure};
-use super::source;
 use crate::ids::ClusterName;
-use crate::plan::{CallerEnvironment, Plan, PlanError, plan};
-use crate::probe;
 use crate::spec::{
     self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
     PortRange, Request, RestartWhen, SpecError, Treatment, UcxCompat, UcxPreset, UcxVersion,
 };
-use crate::topology::Topology;
 use crate::units::{Size, Span};
 
 /// What is asked for: a spec file and flags over it, for a machine.
@@ -49,29 +45,57 @@ pub(crate) struct Flags {
     /// Name of the cluster
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     name: Option<ClusterName>,
+    /// READY only when every pair of workers has moved data over the expected transport
+    #[arg(long, overrides_with = "no_verify", help_heading = "Cluster")]
+    verify: bool,
+    #[arg(long, hide = true)]
+    no_verify: bool,
+
+    #[command(flatten, next_help_heading = "Cluster")]
+    workers: WorkerFlags,
+    #[command(flatten, next_help_heading = "RMM")]
+    rmm: RmmFlags,
+    #[command(flatten, next_help_heading = "UCX")]
+    ucx: UcxFlags,
+    #[command(flatten, next_help_heading = "Processes")]
+    processes: ProcessFlags,
+    #[command(flatten, next_help_heading = "Dask engine")]
+    dask: DaskFlags,
+}
+
+/// The flags that decide something of a plan: all but the name, and what is done when it runs.
+pub(super) fn deciding() -> Vec<Id> {
+    let command = WorkerFlags::augment_args(Command::new("flags"));
+    let command = UcxFlags::augment_args(RmmFlags::augment_args(command));
+    let command = DaskFlags::augment_args(ProcessFlags::augment_args(command));
+    command.get_arguments().map(|flag| flag.get_id().clone()).collect()
+}
+
+#[derive(Args, Clone, Debug, Default)]
+struct WorkerFlags {
     /// What runs in the processes: native, dask, command
-    #[arg(long, value_name = "ENGINE", help_heading = "Cluster")]
+    #[arg(long, value_name = "ENGINE")]
     engine: Option<EngineKind>,
     /// GPUs: all, none, 0-3,6, UUIDs, PCI addresses, MIG instances (0:1)
-    #[arg(long, value_name = "GPUS", help_heading = "Cluster")]
+    #[arg(long, value_name = "GPUS")]
     gpus: Option<GpuSelection>,
     /// Workers with a GPU; fewer than there are picks the best-connected ones
-    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    #[arg(long, value_name = "N")]
     n_workers: Option<u32>,
     /// Workers for each GPU
-    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    #[arg(long, value_name = "N")]
     workers_per_gpu: Option<u32>,
     /// Extra workers without a GPU
-    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    #[arg(long, value_name = "N")]
     cpu_workers: Option<u32>,
     /// Threads of a worker that run tasks
-    #[arg(long, value_name = "N", visible_alias = "nthreads", help_heading = "Cluster")]
+    #[arg(long, value_name = "N", visible_alias = "nthreads")]
     threads_per_worker: Option<u32>,
     /// GPUs that other processes use: skip, warn, use
-    #[arg(long, value_name = "HOW", help_heading = "Cluster")]
+    #[arg(long, value_name = "HOW")]
     busy_gpus: Option<Treatment>,
     /// GPUs that drive a display: skip, warn, use
-    #[arg(long, value_name = "HOW", help_heading = "Cluster")]
+    #[arg(long, value_name = "HOW")]
     display_gpus: Option<Treatment>,
 
     /// CPUs of a worker: local, split, none
@@ -89,15 +113,6 @@ pub(crate) struct Flags {
     /// Device memory at which a worker spills: auto, none, 30GB, 0.8
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     device_memory_limit: Option<Limit>,
-
-    #[command(flatten, next_help_heading = "RMM")]
-    rmm: RmmFlags,
-    #[command(flatten, next_help_heading = "UCX")]
-    ucx: UcxFlags,
-    #[command(flatten, next_help_heading = "Processes")]
-    processes: ProcessFlags,
-    #[command(flatten, next_help_heading = "Dask engine")]
-    dask: DaskFlags,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -258,11 +273,6 @@ struct DaskFlags {
     /// Fewest workers; more, up to all, run when the scheduler's work needs them
     #[arg(long, value_name = "N")]
     adapt_minimum: Option<u32>,
-    /// READY only when every pair of workers has moved data over the expected transport
-    #[arg(long, overrides_with = "no_verify")]
-    verify: bool,
-    #[arg(long, hide = true)]
-    no_verify: bool,
     /// Class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
@@ -317,28 +327,32 @@ fn switch(on: bool, off: bool) -> Option<bool> {
 impl Flags {
     /// The flags as a spec that sets only what was given.
     pub(crate) fn overrides(&self) -> ClusterSpec {
-        let mut spec = ClusterSpec {
-            name: self.name.clone(),
-            engine: self.engine,
-            gpus: self.gpus.clone(),
-            workers: self.n_workers,
-            workers_per_gpu: self.workers_per_gpu,
-            cpu_workers: self.cpu_workers,
-            threads: self.threads_per_worker,
-            busy_gpus: self.busy_gpus,
-            display_gpus: self.display_gpus,
-            cpus: self.cpus,
-            scheduler_cores: self.scheduler_cores,
-            ..ClusterSpec::default()
-        };
-        spec.memory.policy = self.memory_policy;
-        spec.memory.limit = self.memory_limit;
-        spec.device.memory_limit = self.device_memory_limit;
+        let mut spec = ClusterSpec { name: self.name.clone(), ..ClusterSpec::default() };
+        spec.dask.verify = switch(self.verify, self.no_verify);
+        self.workers.lay_over(&mut spec);
         self.rmm.lay_over(&mut spec);
         self.ucx.lay_over(&mut spec);
         self.processes.lay_over(&mut spec);
         self.dask.lay_over(&mut spec);
         spec
+    }
+}
+
+impl WorkerFlags {
+    fn lay_over(&self, spec: &mut ClusterSpec) {
+        spec.engine = self.engine;
+        spec.gpus = self.gpus.clone();
+        spec.workers = self.n_workers;
+        spec.workers_per_gpu = self.workers_per_gpu;
+        spec.cpu_workers = self.cpu_workers;
+        spec.threads = self.threads_per_worker;
+        spec.busy_gpus = self.busy_gpus;
+        spec.display_gpus = self.display_gpus;
+        spec.cpus = self.cpus;
+        spec.scheduler_cores = self.scheduler_cores;
+        spec.memory.policy = self.memory_policy;
+        spec.memory.limit = self.memory_limit;
+        spec.device.memory_limit = self.device_memory_limit;
     }
 }
 
@@ -406,7 +420,6 @@ impl DaskFlags {
         dask.death_timeout = self.death_timeout;
         dask.lifetime = self.lifetime;
         dask.adapt_minimum = self.adapt_minimum;
-        dask.verify = switch(self.verify, self.no_verify);
         dask.worker_class = self.worker_class.clone();
         dask.enable_cudf_spill = switch(self.enable_cudf_spill, self.disable_cudf_spill);
         dask.cudf_spill_stats = self.cudf_spill_stats;
@@ -419,7 +432,12 @@ impl DaskFlags {
 impl Flags {
     /// Whether READY is to mean that every way between workers uses what it should.
     pub(crate) fn verify(&self) -> bool {
-        self.dask.verify
+        self.verify
+    }
+
+    /// The name that was asked for.
+    pub(crate) fn name(&self) -> Option<&ClusterName> {
+        self.name.as_ref()
     }
 }
 
@@ -462,35 +480,4 @@ pub(super) fn read_spec(path: &PathBuf) -> Result<ClusterSpec, Failure> {
 fn wrong_spec(error: SpecError) -> Failure {
     let hint = error.hint();
     Failure::new(Exit::Usage, error).maybe_hint(hint)
-}
-
-/// The machine that a request is for.
-pub(crate) fn machine(request: &Request) -> Result<Topology, Failure> {
-    match &request.spec.topology {
-        Some(src) => source::load(src),
-        None => source::live().map(|probed| probed.topology),
-    }
-}
-
-/// Plans a request for its machine, with this process's surroundings.
-pub(crate) fn planned(request: &Request) -> Result<Plan, Failure> {
-    let topology = machine(request)?;
-    let mut caller = probe::caller();
-    if request.spec.topology.is_some() {
-        // This machine's cgroup says nothing about the memory of another.
-        caller.memory_limit_bytes = None;
-    }
-    planned_for(&topology, request, &caller)
-}
-
-/// Plans a request for a machine.
-pub(crate) fn planned_for(
-    topology: &Topology,
-    request: &Request,
-    caller: &CallerEnvironment,
-) -> Result<Plan, Failure> {
-    plan(topology, request, caller).map_err(|error: PlanError| {
-        let hint = error.hint();
-        Failure::new(Exit::Usage, error).maybe_hint(hint)
-    })
 }

@@ -12,10 +12,13 @@ use anstyle::Style;
 use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
-use super::flags::{self, Asked};
-use super::output;
-use crate::plan::{Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
+use super::flags::Asked;
+use super::{output, source};
+use crate::plan::{self, CallerEnvironment, Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
+use crate::spec::Request;
+use crate::topology::Topology;
 use crate::units::HumanBytes;
+use crate::{cluster, probe};
 
 /// Arguments of `plan`.
 #[derive(Args, Debug)]
@@ -49,7 +52,7 @@ enum Form {
 
 /// Shows a plan.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let plan = flags::planned(&arguments.asked.request()?)?;
+    let plan = planned(&arguments.asked.request()?)?;
     match (arguments.output, &arguments.explain) {
         (Form::Json, _) => output::print_json(&plan)?,
         (Form::Yaml, _) => {
@@ -61,6 +64,34 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         (Form::Table, Some(worker)) => output::print(&explanation(&plan, worker)?)?,
     }
     Ok(Exit::Done)
+}
+
+/// Plans a request for its machine, with this process's surroundings.
+pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
+    let mut caller = probe::caller();
+    let Some(src) = &request.spec.topology else {
+        let plan = decided(&source::live()?.topology, request, &caller)?;
+        cluster::check_libraries(&plan).map_err(|error| {
+            let hint = error.hint();
+            Failure::new(Exit::Usage, error).maybe_hint(hint)
+        })?;
+        return Ok(plan);
+    };
+    // This machine's cgroup says nothing about the memory of another, nor do its files about the
+    // libraries there.
+    caller.memory_limit_bytes = None;
+    decided(&source::load(src)?, request, &caller)
+}
+
+fn decided(
+    topology: &Topology,
+    request: &Request,
+    caller: &CallerEnvironment,
+) -> Result<Plan, Failure> {
+    plan::plan(topology, request, caller).map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, error).maybe_hint(hint)
+    })
 }
 
 /// Reads a plan from a file, or `-`. JSON is YAML too.

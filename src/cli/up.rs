@@ -1,19 +1,19 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio::sync::watch;
 
 use super::failure::{Exit, Failure};
-use super::flags::{self, Asked};
+use super::flags::{self, Asked, Flags};
 use super::progress::Progress;
 use super::signals::Signals;
 use super::{output, plan, reach, service_manager, source, verify, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
 use crate::os::{rest, session};
-use crate::plan::{EngineKind, Plan, difference};
+use crate::plan::{EngineKind, Origin, Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 
@@ -25,8 +25,14 @@ pub(super) struct Arguments {
     /// Return when the cluster is READY, and leave it running
     #[arg(long)]
     detach: bool,
-    /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "topology", "simulate"])]
+    /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input); beside it
+    /// only --name and --verify have a say
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["file", "topology", "simulate", "strict"],
+        conflicts_with_all = flags::deciding(),
+    )]
     plan: Option<PathBuf>,
     /// Show the plan that would run, and start nothing
     #[arg(long)]
@@ -36,12 +42,17 @@ pub(super) struct Arguments {
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let prepared = match &arguments.plan {
-        Some(path) if arguments.dry_run => return plan::show(&plan::load(path)?),
-        Some(path) => noted(cluster::prepare_plan(plan::load(path)?))?,
+        Some(path) => {
+            let plan = filed(path, &arguments.asked.flags)?;
+            if arguments.dry_run {
+                return plan::show(&plan);
+            }
+            noted(cluster::prepare_plan(plan))?
+        }
         None => {
             let request = arguments.asked.request()?;
             if arguments.dry_run {
-                return plan::show(&flags::planned(&request)?);
+                return plan::show(&plan::planned(&request)?);
             }
             prepare(&request)?
         }
@@ -50,6 +61,20 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let native = prepared.plan.engine == EngineKind::Native;
     let verify = native && arguments.asked.flags.verify();
     if arguments.detach { detached(&prepared, verify) } else { foreground(&prepared, verify) }
+}
+
+/// Reads a plan, to be run under the name that is asked for, if one is.
+fn filed(path: &Path, flags: &Flags) -> Result<Plan, Failure> {
+    let mut plan = plan::load(path)?;
+    if plan.engine == EngineKind::Dask && flags.verify() {
+        let error = anyhow::anyhow!("--verify is part of a plan of the Dask engine");
+        return Err(Failure::new(Exit::Usage, error).hint("plan it with --verify"));
+    }
+    if let Some(name) = flags.name() {
+        plan.name = name.clone();
+        plan.origins.insert("name".to_owned(), Origin::Flag);
+    }
+    Ok(plan)
 }
 
 /// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.

@@ -2,6 +2,7 @@
 //!
 //! Changes nothing on the machine, but for a control group that is made and removed at once.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{Resource, getrlimit};
@@ -11,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::engine::dask;
 use crate::os::containment::Cgroup;
 use crate::os::run_directory;
-use crate::plan::InstalledUcx;
+use crate::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
 use crate::probe::{self, ProbeError};
+use crate::spec::UcxVersion;
 use crate::topology::{PortState, Topology};
 use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext};
 use crate::units::HumanBytes;
@@ -113,21 +115,27 @@ fn machine(topology: &Topology) -> Vec<Finding> {
 
 /// The libucp that native workers on this machine's GPUs get, and the others that are here.
 fn ucx() -> Vec<Finding> {
-    let installed = probe::caller().ucx_libraries;
+    let caller = probe::caller();
+    let installed = caller.ucx_libraries;
     let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
     let best = installed.iter().find(|library| library.cuda && named.is_none());
     let path = named.or(best.map(|library| PathBuf::from(&library.path)));
+    let mut version = None;
     let mut findings = vec![match opened(path.as_deref()) {
-        Ok(text) => match best {
-            Some(best) => Finding::ok("ucx", format!("{text} ({}, knows CUDA)", best.whose)),
-            None => Finding::ok("ucx", text),
-        },
+        Ok((found, text)) => {
+            version = Some(UcxVersion { major: found.major, minor: found.minor });
+            match best {
+                Some(best) => Finding::ok("ucx", format!("{text} ({}, knows CUDA)", best.whose)),
+                None => Finding::ok("ucx", text),
+            }
+        }
         Err(error) => {
             let hint = error.hint();
             let text = format!("{:#}", anyhow::Error::new(error));
             Finding { hint, ..Finding::new("ucx", Verdict::Failed, text) }
         }
     }];
+    findings.extend(version.and_then(|version| registration_cache(version, &caller.variables)));
     let used = |library: &&InstalledUcx| path.as_deref() == Some(Path::new(&library.path));
     let say = |InstalledUcx { path, whose, cuda }: &InstalledUcx| {
         format!("{path} ({whose}, {} CUDA)", if *cuda { "knows" } else { "without" })
@@ -146,10 +154,30 @@ fn ucx() -> Vec<Finding> {
 }
 
 /// What a libucp says of itself. This process opens one only: two would mix their parts.
-fn opened(path: Option<&Path>) -> Result<String, ucx::Error> {
+fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
     let library = Library::open(path)?;
     let transports = UcpContext::new(&library, &[])?.transports()?.join(" ");
-    Ok(format!("{} from {}: {transports}", library.version(), library.name().display()))
+    let (version, name) = (library.version(), library.name().display());
+    Ok((version, format!("{version} from {name}: {transports}")))
+}
+
+/// Without it, the UCX of today does not survive every loss of a peer; nothing is said where it is.
+fn registration_cache(
+    version: UcxVersion,
+    variables: &BTreeMap<String, String>,
+) -> Option<Finding> {
+    let off: Vec<String> =
+        without_cache(variables).map(|(name, value)| format!("{name}={value}")).collect();
+    if off.is_empty() || version < NEEDS_CACHE_SINCE {
+        return None;
+    }
+    let text = format!(
+        "off ({}): UCX {version} may crash a worker when a peer is lost in the middle of a large \
+         message (openucx/ucx#11467)",
+        off.join(", ")
+    );
+    let mend = "unset it, or take a UCX with the mending of openucx/ucx#11485";
+    Some(Finding::warning("ucx registration cache", text).hint(mend))
 }
 
 fn containment() -> Finding {
@@ -254,6 +282,27 @@ async fn python() -> Finding {
         Err(error) => {
             let finding = Finding::warning("python (dask engine)", format!("{error}, {place}"));
             Finding { hint: error.hint(), ..finding }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registration_cache_that_is_off_is_a_warning_with_what_to_do() {
+        let set = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
+        let version = |minor| UcxVersion { major: 1, minor };
+        let said = registration_cache(version(21), &set("UCX_MEM_EVENTS", "No"));
+        let Some(Finding { verdict: Verdict::Warning, text, hint: Some(hint), .. }) = said else {
+            panic!("{said:?}")
+        };
+        assert!(text.contains("UCX_MEM_EVENTS=No") && text.contains("1.21"), "{text}");
+        assert!(hint.contains("unset"), "{hint}");
+        for (minor, value) in [(21, "y"), (21, "try"), (13, "n")] {
+            let said = registration_cache(version(minor), &set("UCX_RCACHE_ENABLE", value));
+            assert_eq!(said, None);
         }
     }
 }

@@ -30,7 +30,7 @@ pub use detached::{Detached, Lifetime, Report};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use find::{FindError, Found, find, running};
 pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
-pub use prepare::{PrepareError, Prepared, prepare, prepare_plan};
+pub use prepare::{PrepareError, Prepared, check_libraries, prepare, prepare_plan};
 pub use start::{UpError, start};
 
 /// Does the work of a hidden subcommand, when this process was started for one: the guardian, the

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::GpuUuid;
-use crate::plan::{Here, Plan, PlanError, adapt_to_here, plan};
-use crate::probe::{self, ProbeError};
+use crate::plan::{Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
+use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
 use crate::spec::Request;
 use crate::topology::{Note, Topology};
 
@@ -44,6 +44,9 @@ pub enum PrepareError {
     /// The request and the machine do not fit.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The libucp that the processes are to load is not there.
+    #[error(transparent)]
+    Libucp(#[from] NoLibucp),
     /// The plan is for GPUs that are not here.
     #[error("the GPUs of {machine} are not in this machine")]
     Elsewhere {
@@ -58,6 +61,7 @@ impl PrepareError {
         match self {
             PrepareError::Probe(error) => error.hint(),
             PrepareError::Plan(error) => error.hint(),
+            PrepareError::Libucp(error) => error.hint(),
             PrepareError::Elsewhere { .. } => Some(
                 "add --simulate to run its plan with simulated GPUs, or --dry-run to see it"
                     .to_owned(),
@@ -69,8 +73,8 @@ impl PrepareError {
 /// Plans a request for `machine`, or for this machine, and makes sure that it can run here.
 ///
 /// # Errors
-/// If this machine cannot be looked at, there is no plan, or its GPUs are elsewhere and not to be
-/// simulated.
+/// If this machine cannot be looked at, there is no plan, its GPUs are elsewhere and not to be
+/// simulated, or no libucp lies where it was said.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
     let live = look()?;
     let decided = plan(machine.unwrap_or(&live), request, &probe::caller())?;
@@ -80,7 +84,8 @@ pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared
 /// Makes sure that a plan made earlier can run here.
 ///
 /// # Errors
-/// If this machine cannot be looked at, or the plan's GPUs are elsewhere and not to be simulated.
+/// If this machine cannot be looked at, the plan's GPUs are elsewhere and not to be simulated, or
+/// no libucp lies where it was said.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     let live = look()?;
     fit(decided, &live, false)
@@ -92,14 +97,24 @@ fn look() -> Result<Topology, ProbeError> {
 }
 
 fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareError> {
-    if decided.machine.simulated {
-        Ok(Prepared::simulated(decided, &probe::here(live)))
+    let prepared = if decided.machine.simulated {
+        Prepared::simulated(decided, &probe::here(live))
     } else if own || is_here(&decided, live) {
-        Ok(Prepared::here(decided))
+        Prepared::here(decided)
     } else {
         let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
-        Err(PrepareError::Elsewhere { machine })
-    }
+        return Err(PrepareError::Elsewhere { machine });
+    };
+    check_libraries(&prepared.launched)?;
+    Ok(prepared)
+}
+
+/// Makes sure that a plan for this machine names a libucp that is there.
+///
+/// # Errors
+/// If it does not.
+pub fn check_libraries(plan: &Plan) -> Result<(), NoLibucp> {
+    libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))
 }
 
 /// Whether every GPU of a plan is in this machine, told by its identity.

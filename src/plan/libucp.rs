@@ -5,9 +5,11 @@
 //! *Invariant:* without a word from the user, only workers with GPUs of this machine get another
 //! libucp than the dynamic loader's, and only one that knows CUDA.
 
+use std::collections::BTreeSet;
+
 use super::caller::InstalledUcx;
 use super::ucx::{Situation, Variables};
-use super::{EngineKind, Rejected, Why};
+use super::{EngineKind, Plan, Rejected, Why};
 use crate::topology::Note;
 
 /// Names the libucp that native workers open; `ucx::LIBRARY_VARIABLE` has the same value.
@@ -16,6 +18,22 @@ const OPENED: &str = "CUDA_CLUSTER_UCX";
 const LOADER: &str = "LD_LIBRARY_PATH";
 /// Keeps PyPI's `libucx` from loading its own libucp.
 const PREFER_SYSTEM: &str = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY";
+
+/// The key of the choice among a plan's reasons.
+const CHOICE: &str = "ucx.library";
+
+/// The paths of the libucp that the processes of a plan are told to load; none where the dynamic
+/// loader is to find it.
+pub fn libucp_paths(plan: &Plan) -> BTreeSet<&str> {
+    let workers = plan.workers.iter().map(|worker| (&worker.env, &worker.why));
+    let scheduler = plan.scheduler.iter().map(|scheduler| (&scheduler.env, &scheduler.why));
+    let told = scheduler.chain(workers).filter_map(|(env, why)| match plan.engine {
+        EngineKind::Native => env.get(OPENED),
+        // The others find it through the loader's path, in which it is one among several.
+        _ => why.iter().find(|why| why.choice == CHOICE).map(|why| &why.chosen),
+    });
+    told.map(String::as_str).collect()
+}
 
 /// Adds the variables by which the processes find their libucp.
 pub(super) fn choose(situation: &Situation<'_>, variables: &mut Variables) {
@@ -43,7 +61,7 @@ fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) 
     let Some(best) = installed.iter().find(|library| library.cuda) else {
         let text = "no libucp that knows CUDA is installed: the dynamic loader's is used";
         if asked || situation.gpus {
-            variables.notes.push(Note::new("ucx.library", text));
+            variables.notes.push(Note::new(CHOICE, text));
         }
         return;
     };
@@ -67,7 +85,7 @@ fn point_at(
     rejected: &[Rejected],
 ) {
     variables.why.push(Why {
-        choice: "ucx.library".to_owned(),
+        choice: CHOICE.to_owned(),
         chosen: path.to_owned(),
         reason: reason.to_owned(),
         rejected: rejected.to_vec(),
@@ -76,12 +94,13 @@ fn point_at(
         variables.env.insert(OPENED.to_owned(), path.to_owned());
         return;
     }
-    let directory = match path.rsplit_once('/') {
-        Some((directory, file)) if file.contains(".so") => directory,
-        _ => path,
+    let places = match path.rsplit_once('/') {
+        Some((directory, file)) if file.contains(".so") => directory.to_owned(),
+        // Its directory, or that of the installation that it is in.
+        _ => format!("{path}:{}/lib", path.trim_end_matches('/')),
     };
     let rest = situation.caller.variables.get(LOADER).map(|rest| format!(":{rest}"));
-    let value = format!("{directory}{}", rest.unwrap_or_default());
+    let value = format!("{places}{}", rest.unwrap_or_default());
     variables.env.insert(LOADER.to_owned(), value);
     if situation.engine == EngineKind::Dask {
         variables.env.insert(PREFER_SYSTEM.to_owned(), "true".to_owned());

@@ -41,7 +41,9 @@ pub use caller::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
 pub use error::PlanError;
+pub use libucp::libucp_paths;
 pub use options::DaskOptions;
+pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 
 /// The version of the plan's JSON form.
 pub const VERSION: u32 = 1;

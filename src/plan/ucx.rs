@@ -21,6 +21,10 @@ const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 /// in the plural (names in the released libraries 1.15 to 1.18, compared).
 const NEW_NAMES_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
+/// The oldest UCX that is known to crash without its registration cache (openucx/ucx#11467). Which
+/// release is the first that does not again is not known yet.
+pub const NEEDS_CACHE_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
+
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
     pub(super) spec: &'a ClusterSpec,
@@ -107,7 +111,39 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     }
     callers_win(situation.caller, &mut variables);
     warn_of_missing_lanes(situation, &mut variables);
+    warn_of_no_cache(situation, &mut variables);
     variables
+}
+
+/// Those of some variables that leave UCX without its registration cache, and their values.
+///
+/// A UCX without it may crash when a peer is lost in the middle of a large message: it gives up the
+/// peer's access to memory through the cache that it has not (openucx/ucx#11467, where both
+/// variables are; #11485 mends it).
+pub fn without_cache(env: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
+    // What UCX takes for a no, in any case of letters.
+    let no = |value: &str| ["n", "no", "0", "off"].contains(&value.to_ascii_lowercase().as_str());
+    let named = ["UCX_RCACHE_ENABLE", "UCX_MEM_EVENTS"].into_iter();
+    named.filter_map(move |name| Some((name, env.get(name).filter(|value| no(value))?.as_str())))
+}
+
+/// Says so when the registration cache is switched off, for engines whose workers outlive peers.
+fn warn_of_no_cache(situation: &Situation<'_>, variables: &mut Variables) {
+    let version = situation.spec.ucx.version.or(situation.caller.ucx_version);
+    let concerned = version.is_none_or(|version| version >= NEEDS_CACHE_SINCE);
+    if !concerned || !is_used(situation.spec, situation.engine) {
+        return;
+    }
+    let note = |(name, value): (&str, &str)| {
+        let text = format!(
+            "{value:?} leaves UCX without its registration cache: from UCX {NEEDS_CACHE_SINCE} on, \
+             a worker may crash when a peer is lost in the middle of a large message \
+             (openucx/ucx#11467); better unset it"
+        );
+        Note::new(name, text)
+    };
+    let notes: Vec<Note> = without_cache(&variables.env).map(note).collect();
+    variables.notes.extend(notes);
 }
 
 /// The three transports that flags switch, after dask-cuda's rule: where something is switched off

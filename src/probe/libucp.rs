@@ -1,4 +1,4 @@
-//! Which libucp are installed, and whether they know CUDA.
+//! Which libucp are installed, whether they know CUDA, and whether one lies where a user says.
 //!
 //! Looks at files only: a process that opened two libucp would mix their parts.
 //!
@@ -6,12 +6,76 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::plan::InstalledUcx;
 
 /// The name that every libucp since 1.0 has.
 const LIBRARY: &str = "libucp.so.0";
+
+/// The first bytes of every program and library (`ELFMAG` in `elf.h`).
+const MAGIC: [u8; 4] = *b"\x7fELF";
+
+/// Why a path cannot be that of a libucp.
+#[derive(Debug, thiserror::Error)]
+pub enum NoLibucp {
+    /// There is nothing to read.
+    #[error("cannot read a libucp at {path:?}")]
+    Unreadable {
+        /// As the user named it.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The directory has none.
+    #[error("there is no libucp in {}: neither {LIBRARY} nor lib/{LIBRARY}", path.display())]
+    NotWithin {
+        /// As the user named it.
+        path: PathBuf,
+    },
+    /// The file is something else.
+    #[error("{} is not a shared library, so it is no libucp", path.display())]
+    NotALibrary {
+        /// As the user named it.
+        path: PathBuf,
+    },
+}
+
+impl NoLibucp {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        let text = "check the path that --ucx, ucx.library or CUDA_CLUSTER_UCX names: a libucp.so.0, \
+                    its directory, or the installation with it in lib";
+        Some(text.to_owned())
+    }
+}
+
+/// Makes sure that a libucp lies at a path: the file, its directory, or its installation's.
+///
+/// A bare file name that is not here is the dynamic loader's to find, and is let pass.
+///
+/// # Errors
+/// If there is none.
+pub fn check_libucp(path: &Path) -> Result<(), NoLibucp> {
+    if path.is_dir() {
+        let within = ["", "lib"].map(|folder| path.join(folder).join(LIBRARY));
+        let found = within.iter().any(|file| file.exists());
+        return found.then_some(()).ok_or_else(|| NoLibucp::NotWithin { path: path.to_owned() });
+    }
+    let bare = path.components().count() == 1 && path.to_string_lossy().starts_with("libucp.so");
+    let mut first = [0; MAGIC.len()];
+    match File::open(path).and_then(|mut file| file.read_exact(&mut first)) {
+        Ok(()) if first == MAGIC => Ok(()),
+        Err(error) if bare && error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
+            Err(NoLibucp::Unreadable { path: path.to_owned(), source })
+        }
+        _ => Err(NoLibucp::NotALibrary { path: path.to_owned() }),
+    }
+}
 
 /// Every libucp where one is usually found: the active Python environment's, HPC-X's, conda's, the
 /// system's, in this order.
@@ -120,6 +184,32 @@ mod tests {
         assert_eq!(found[0].path, root.path().join(&pip).display().to_string());
         assert!(found[0].cuda);
         assert_eq!((found[1].whose.as_str(), found[1].cuda), ("HPC-X", false));
+    }
+
+    #[test]
+    fn a_library_is_found_by_its_path_its_directory_and_its_installation() {
+        let root = tree(&["ucx/lib/libucp.so.0", "ucx/share/readme", "empty/readme"]);
+        let at = |path: &str| check_libucp(&root.path().join(path));
+        let text = "ucx/lib/libucp.so.0";
+        assert!(matches!(at(text), Err(NoLibucp::NotALibrary { .. })), "an empty file is none");
+        std::fs::write(root.path().join(text), b"\x7fELF and more").expect("written");
+        for there in [text, "ucx/lib", "ucx"] {
+            assert!(at(there).is_ok(), "{there}");
+        }
+        for elsewhere in ["ucx/share", "empty"] {
+            assert!(matches!(at(elsewhere), Err(NoLibucp::NotWithin { .. })), "{elsewhere}");
+        }
+        for missing in ["nowhere", "nowhere/libucp.so.0", "ucx/lib/libucp.so.0/more"] {
+            assert!(matches!(at(missing), Err(NoLibucp::Unreadable { .. })), "{missing}");
+        }
+        assert!(matches!(at("ucx/share/readme"), Err(NoLibucp::NotALibrary { .. })));
+    }
+
+    #[test]
+    fn a_bare_file_name_is_left_to_the_dynamic_loader() {
+        assert!(check_libucp(Path::new("libucp.so.0")).is_ok());
+        assert!(check_libucp(Path::new("nothing-of-the-kind")).is_err());
+        assert!(check_libucp(Path::new("")).is_err());
     }
 
     #[test]

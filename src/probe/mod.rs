@@ -29,6 +29,7 @@ use crate::units::{Span, UnitError};
 
 pub use caller::caller;
 pub use here::here;
+pub use libucp::{NoLibucp, check_libucp};
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
 pub use xid::{XidEvent, XidWatch};

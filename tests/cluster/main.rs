@@ -203,12 +203,41 @@ fn a_printed_plan_runs_as_it_stands() {
     let up = sandbox.run(&["up", "--plan", path, "--detach"]);
     assert_eq!(up.code, 0, "{up}");
     assert_eq!(sandbox.state("filed")["workers"].as_array().map(Vec::len), Some(2));
+    let again = sandbox.run(&["up", "--plan", path, "--name", "again", "--detach"]);
+    assert_eq!(again.code, 0, "{again}");
+    assert_eq!(sandbox.state("again")["state"], "ready");
+    assert_eq!(sandbox.run(&["down", "again"]).code, 0);
     assert_eq!(sandbox.run(&["down", "filed"]).code, 0);
+    let shown = sandbox.run(&["up", "--plan", path, "--name", "again", "--dry-run"]);
+    assert!(shown.stdout.contains("again: 2 workers"), "{shown}");
+    for more in [&["--gpus", "0"][..], &["--ucx", "auto"], &["--no-dashboard"], &["--strict"]] {
+        let refused = sandbox.run(&[&["up", "--plan", path], more].concat());
+        assert_eq!(refused.code, 2, "a plan is whole: {refused}");
+        let which = format!("'--plan <FILE>' cannot be used with '{}", more[0]);
+        assert!(refused.stderr.contains(&which), "{refused}");
+    }
     std::fs::write(file.path(), "version: 99").expect("written");
     let wrong = sandbox.run(&["up", "--plan", path]);
     assert_eq!(wrong.code, 2, "{wrong}");
     assert!(wrong.stderr.contains(path), "{wrong}");
     sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_relative_pid_file_of_a_detached_cluster_lies_where_its_user_stands() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let mut up = std::process::Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    up.args(&UP[..4]).args(["--name", "pid", "--detach", "--n-workers", "1"]);
+    up.args(["--pid-file", "own.pid"]).current_dir(folder.path());
+    let said = sandbox.spawn_program(up).wait();
+    assert_eq!(said.code, 0, "{said}");
+    let file = folder.path().join("own.pid");
+    let pid = std::fs::read_to_string(&file).expect("the pid file");
+    assert_eq!(pid.trim(), sandbox.state("pid")["supervisor_pid"].to_string());
+    assert_eq!(sandbox.run(&["down", "pid"]).code, 0);
+    sandbox.assert_nothing_is_left();
+    assert!(!file.exists(), "the pid file goes with the supervisor");
 }
 
 #[test]

@@ -57,10 +57,46 @@ fn links_are_measured_where_no_cluster_runs_and_nothing_is_left() {
 }
 
 #[test]
-fn a_libucp_that_is_not_there_is_said_with_a_hint() {
+fn a_libucp_that_is_not_there_is_refused_before_anything_is_started() {
     let sandbox = Sandbox::new();
-    let said = up(&sandbox, &["--name", "none", "--ucx", "/nowhere/libucp.so.0"], &[]);
-    assert_ne!(said.code, 0, "{said}");
-    assert!(said.stderr.contains("/nowhere/libucp.so.0"), "{said}");
-    assert!(said.stderr.contains("hint:"), "{said}");
+    let folder = tempfile::tempdir().expect("a directory");
+    let empty = folder.path().display().to_string();
+    let file = std::env::current_exe().expect("a program").with_extension("d");
+    for (path, why) in [
+        ("/nowhere/libucp.so.0", "No such file"),
+        (&empty, "neither libucp.so.0 nor lib/libucp.so.0"),
+        (&format!("{empty}/libucp.so.0"), "No such file"),
+        (&file.display().to_string(), "is no libucp"),
+    ] {
+        for engine in ["native", "dask"] {
+            let flags = ["--engine", engine, "--enable-tcp-over-ucx", "--ucx", path];
+            let said = up(&sandbox, &flags, &[]);
+            assert_eq!(said.code, 2, "{said}");
+            assert!(said.stderr.contains(path) && said.stderr.contains(why), "{said}");
+            assert!(said.stderr.contains("hint: check the path"), "{said}");
+        }
+    }
+    let said = up(&sandbox, &["--name", "none"], &[("CUDA_CLUSTER_UCX", "/nowhere")]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.stderr.contains("\"/nowhere\""), "{said}");
+    let alone = ["--gpus", "none", "--cpu-workers", "1", "--ucx", "/nowhere", "--", "true"];
+    let said = sandbox.run(&[&["run"][..], &alone].concat());
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.stderr.contains("\"/nowhere\""), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn the_libucp_of_another_machine_need_not_be_here_to_plan_for_it() {
+    let sandbox = Sandbox::new();
+    let there = ["--topology", "dgx-h100", "--ucx", "/there/lib"];
+    for command in [&["plan"][..], &["up", "--dry-run"]] {
+        let said = sandbox.run(&[command, &there].concat());
+        assert_eq!(said.code, 0, "{said}");
+        assert!(said.stdout.contains("/there/lib"), "{said}");
+    }
+    let here = ["plan", "--gpus", "none", "--cpu-workers", "1", "--ucx", "/nowhere"];
+    let said = sandbox.run(&here);
+    assert_eq!(said.code, 2, "what is planned here must be here: {said}");
+    assert!(said.stderr.contains("/nowhere"), "{said}");
 }

@@ -16,7 +16,8 @@ mod slurm;
 mod table;
 mod work;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -34,9 +35,15 @@ fn up<'a>(sandbox: &'a Sandbox, name: &str, flags: &[&str]) -> Story<'a> {
 }
 
 fn try_up(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Said {
-    let python = python::path().display().to_string();
-    let fixed = ["dask", "--name", name, "--detach", "--python", &python];
-    sandbox.run(&[&["up"][..], &MACHINE, &fixed, flags].concat())
+    try_up_in(sandbox, Path::new("."), name, flags)
+}
+
+/// As [`try_up`], from another working directory.
+fn try_up_in(sandbox: &Sandbox, directory: &Path, name: &str, flags: &[&str]) -> Said {
+    let mut up = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    up.arg("up").args(MACHINE).args(["dask", "--name", name, "--detach", "--python"]);
+    up.arg(python::path()).args(flags).current_dir(directory);
+    sandbox.spawn_program(up).wait()
 }
 
 fn down(sandbox: &Sandbox, name: &str) {

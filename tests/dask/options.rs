@@ -131,3 +131,26 @@ fn the_options_of_dask_cuda_arrive() {
     down(&sandbox, "options");
     assert!(!std::path::Path::new(&file).exists(), "the scheduler file goes with the scheduler");
 }
+
+#[test]
+fn relative_files_of_a_detached_cluster_lie_where_its_user_stands() {
+    if !packages() {
+        return;
+    }
+    for method in ["fork", "spawn"] {
+        let sandbox = Sandbox::new();
+        let folder = tempfile::tempdir().expect("a directory");
+        let files = ["--scheduler-file", "found.json", "--pid-file", "own.pid"];
+        let flags = [&files[..], &["--n-workers", "1", "--start-method", method]].concat();
+        let said = super::try_up_in(&sandbox, folder.path(), "files", &flags);
+        assert_eq!(said.code, 0, "{said}");
+        let found = std::fs::read_to_string(folder.path().join("found.json")).expect("the file");
+        let found: serde_json::Value = serde_json::from_str(&found).expect("JSON");
+        let address = sandbox.state("files")["scheduler"]["address"].clone();
+        assert_eq!(found["address"], address, "{method}");
+        assert!(folder.path().join("own.pid").exists());
+        down(&sandbox, "files");
+        let left: Vec<_> = std::fs::read_dir(folder.path()).expect("a directory").collect();
+        assert!(left.is_empty(), "{method}: {left:?}");
+    }
+}
