@@ -14,14 +14,13 @@ use super::abi::{
     self, ErrorCallback, RawStatus, SendCallback, Submitted, ucp_ep_h, ucp_ep_params_t,
     ucp_request_param_t, zeroed,
 };
+use super::address::WorkerAddress;
 use super::lanes;
 use super::memory::Payload;
 use super::operation::{HEADER_LIMIT, Operation, Protocol, sent};
 use super::print::printed;
 use super::status::Status;
-use super::worker::{
-    EndpointFailure, EndpointId, MESSAGE_ID, Records, UcpWorker, WorkerAddress, WorkerInner,
-};
+use super::worker::{EndpointFailure, EndpointId, MESSAGE_ID, Records, UcpWorker, WorkerInner};
 
 /// The way to a peer's worker. Dropping it cancels what is in flight and closes it at once.
 pub struct UcpEndpoint<P: 'static> {

@@ -15,6 +15,7 @@
 #![allow(unsafe_code)]
 
 mod abi;
+mod address;
 mod connections;
 mod context;
 mod endpoint;
@@ -31,6 +32,7 @@ mod worker;
 
 use std::path::PathBuf;
 
+pub use address::WorkerAddress;
 pub use context::{Setting, UcpContext};
 pub use endpoint::UcpEndpoint;
 pub use hash::{NumberHasher, NumberMap};
@@ -40,7 +42,7 @@ pub use memory::{Buffer, Payload};
 pub use operation::{Completion, HEADER_LIMIT, Protocol};
 pub use sleep::{Sleeper, Waker};
 pub use status::Status;
-pub use worker::{Arrival, EndpointFailure, EndpointId, UcpWorker, WorkerAddress};
+pub use worker::{Arrival, EndpointFailure, EndpointId, UcpWorker};
 
 /// Why something could not be done with UCX.
 #[derive(Debug, thiserror::Error)]

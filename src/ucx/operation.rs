@@ -58,20 +58,21 @@ pub(super) struct Operation<P> {
 }
 
 impl<P> Operation<P> {
-    pub(super) fn new(records: &Rc<Records<P>>, purpose: P, payload: Payload) -> Self {
-        Self { records: Rc::clone(records), purpose, header: [0; HEADER_LIMIT], payload }
+    pub(super) fn new(records: &Rc<Records<P>>, purpose: P, payload: Payload) -> Box<Self> {
+        let records = Rc::clone(records);
+        Box::new(Self { records, purpose, header: [0; HEADER_LIMIT], payload })
     }
 
     /// Hands the operation to UCX through `submit`, which gets it as user data.
     ///
     /// `submit` must pass the pointer to UCX as user data of a request whose callback is
     /// [`sent`] or [`received`], or as the arguments of that one call, and nowhere else.
-    pub(super) fn submit(self, submit: impl FnOnce(*mut Self) -> Submitted) {
-        let in_flight = &Rc::clone(&self.records).in_flight;
+    pub(super) fn submit(self: Box<Self>, submit: impl FnOnce(*mut Self) -> Submitted) {
+        let in_flight = &self.records.in_flight;
         // Before UCX is called: a transport that copies synchronously (cma) runs the callback
         // within the call.
         in_flight.set(in_flight.get() + 1);
-        let raw = Box::into_raw(Box::new(self));
+        let raw = Box::into_raw(self);
         match submit(raw) {
             Submitted::Pending => {}
             Submitted::Done => {

@@ -20,6 +20,7 @@ use super::abi::{
     self, MessageCallback, RawStatus, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t,
     ucp_worker_h, ucp_worker_params_t, zeroed,
 };
+use super::address::WorkerAddress;
 use super::connections::Connections;
 use super::context::{ContextInner, UcpContext};
 use super::memory::{Buffer, Payload};
@@ -56,6 +57,8 @@ pub(super) struct Records<P> {
     pub(super) completions: RefCell<VecDeque<Completion<P>>>,
     pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
     arrivals: RefCell<VecDeque<RawArrival>>,
+    /// What the owner wants received.
+    receives: RefCell<VecDeque<Receive<P>>>,
     pub(super) endpoints: Cell<u64>,
     pub(super) connections: RefCell<Connections>,
     /// Endpoints that UCX still holds.
@@ -69,6 +72,13 @@ impl<P> Records<P> {
     pub(super) fn functions(&self) -> &abi::Functions {
         &self.context.library.functions
     }
+}
+
+/// A receive that UCX does not hold yet.
+struct Receive<P> {
+    operation: Box<Operation<P>>,
+    descriptor: *mut c_void,
+    length: usize,
 }
 
 /// A message as the callback records it.
@@ -129,6 +139,7 @@ impl<P> UcpWorker<P> {
             completions: RefCell::default(),
             failures: RefCell::default(),
             arrivals: RefCell::default(),
+            receives: RefCell::default(),
             endpoints: Cell::new(0),
             connections: RefCell::default(),
             open_endpoints: Cell::new(0),
@@ -163,7 +174,7 @@ impl<P> UcpWorker<P> {
                 .to_vec();
         // SAFETY: the address came from this worker and is not used after this.
         unsafe { (functions.ucp_worker_release_address)(self.inner.raw, address) };
-        Ok(WorkerAddress(bytes))
+        Ok(WorkerAddress::packed(bytes))
     }
 
     /// Lets UCX work once. Says whether there was anything to do.
@@ -186,6 +197,9 @@ impl<P> UcpWorker<P> {
     /// If UCX cannot arm one of its transports.
     #[doc(alias = "ucp_worker_arm")]
     pub fn arm(&self) -> Result<bool, Error> {
+        if !self.inner.records.receives.borrow().is_empty() {
+            return Ok(false);
+        }
         // SAFETY: a live worker with the wake-up feature.
         let status =
             Status(unsafe { (self.inner.records.functions().ucp_worker_arm)(self.inner.raw) });
@@ -230,8 +244,59 @@ impl<P> fmt::Debug for UcpWorker<P> {
 
 impl<P> WorkerInner<P> {
     fn progress(&self) -> bool {
+        let began = self.begin_receives();
         // SAFETY: a live worker on its own thread.
-        unsafe { (self.records.functions().ucp_worker_progress)(self.raw) != 0 }
+        let worked = unsafe { (self.records.functions().ucp_worker_progress)(self.raw) != 0 };
+        began || worked
+    }
+
+    /// Has UCX fetch what is to be received. A copy takes all that the caches hold, so what can be
+    /// done for several messages together is done before the first copy and after the last.
+    fn begin_receives(&self) -> bool {
+        let mut any = false;
+        loop {
+            let next = self.records.receives.borrow_mut().pop_front();
+            let Some(Receive { operation, descriptor, length }) = next else { return any };
+            self.fetch(operation, descriptor, length);
+            any = true;
+        }
+    }
+
+    /// Has UCX fetch data that are still at the sender, and give their descriptor back.
+    fn fetch(&self, operation: Box<Operation<P>>, descriptor: *mut c_void, length: usize) {
+        operation.submit(|operation| {
+            // SAFETY: a parameter structure of UCX.
+            let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
+            param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
+                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32;
+            param.cb.recv_am = abi::as_declared!(
+                received::<P>,
+                abi::ReceiveCallback,
+                ucx1_sys::ucp_am_recv_data_nbx_callback_t
+            );
+            param.user_data = operation.cast();
+            // SAFETY: the operation was just made and is not UCX's yet.
+            let target = match unsafe { &mut (*operation).payload } {
+                Payload::Owned(buffer) => {
+                    param.op_attr_mask |=
+                        ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
+                    param.memory_type = buffer.memory_type();
+                    buffer.pointer_mut()
+                }
+                Payload::Empty | Payload::Shared(_) => std::ptr::null_mut(),
+            };
+            // SAFETY: a live worker; the descriptor is one that UCX let us keep and is used once;
+            // the buffer has room for `length` bytes and belongs to the operation.
+            Submitted::from(unsafe {
+                (self.records.functions().ucp_am_recv_data_nbx)(
+                    self.raw,
+                    descriptor,
+                    target,
+                    length,
+                    &raw const param,
+                )
+            })
+        });
     }
 
     /// Sets the handler of active messages.
@@ -269,6 +334,9 @@ impl<P> WorkerInner<P> {
 
 impl<P> Drop for WorkerInner<P> {
     fn drop(&mut self) {
+        for Receive { descriptor, length, .. } in self.records.receives.take() {
+            self.release(&Data::Remote { descriptor, length });
+        }
         // No endpoint handle is left (each holds the worker), but UCX may still be closing some.
         let start = Instant::now();
         while (self.records.open_endpoints.get() > 0 || self.records.in_flight.get() > 0)
@@ -276,9 +344,7 @@ impl<P> Drop for WorkerInner<P> {
         {
             self.progress();
         }
-        loop {
-            let raw = self.records.arrivals.borrow_mut().pop_front();
-            let Some(raw) = raw else { break };
+        for raw in self.records.arrivals.take() {
             self.release(&raw.data);
         }
         if self.records.had_peers.get() {
@@ -382,7 +448,8 @@ impl<P> Arrival<P> {
         }
     }
 
-    /// Receives the data into the beginning of `buffer`, which comes back with the completion.
+    /// Receives the data into the beginning of `buffer`, which comes back with the completion. What
+    /// is still at the sender is fetched by the next [`UcpWorker::progress`].
     ///
     /// # Errors
     /// If the buffer is too small; it is lost then, and so is the message.
@@ -396,7 +463,8 @@ impl<P> Arrival<P> {
         match self.raw.data {
             Data::Remote { descriptor, length } if length > 0 => {
                 self.raw.data = Data::default();
-                self.fetch(operation, descriptor, length);
+                let receive = Receive { operation, descriptor, length };
+                self.worker.records.receives.borrow_mut().push_back(receive);
             }
             // Not by UCX's own call: that of 1.21 gives the descriptor back itself, that of a
             // message in several fragments to the wrong place (openucx/ucx#11468), and that of an
@@ -404,43 +472,6 @@ impl<P> Arrival<P> {
             _ => operation.fill(self.bytes().unwrap_or_default()),
         }
         Ok(())
-    }
-
-    /// Has UCX fetch data that are still at the sender, and give their descriptor back.
-    fn fetch(&self, operation: Operation<P>, descriptor: *mut c_void, length: usize) {
-        operation.submit(|operation| {
-            // SAFETY: a parameter structure of UCX.
-            let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
-            param.op_attr_mask = ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_CALLBACK as u32
-                | ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_USER_DATA as u32;
-            param.cb.recv_am = abi::as_declared!(
-                received::<P>,
-                abi::ReceiveCallback,
-                ucx1_sys::ucp_am_recv_data_nbx_callback_t
-            );
-            param.user_data = operation.cast();
-            // SAFETY: the operation was just made and is not UCX's yet.
-            let target = match unsafe { &mut (*operation).payload } {
-                Payload::Owned(buffer) => {
-                    param.op_attr_mask |=
-                        ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
-                    param.memory_type = buffer.memory_type();
-                    buffer.pointer_mut()
-                }
-                Payload::Empty | Payload::Shared(_) => std::ptr::null_mut(),
-            };
-            // SAFETY: a live worker; the descriptor is one that UCX let us keep and is used once;
-            // the buffer has room for `length` bytes and belongs to the operation.
-            Submitted::from(unsafe {
-                (self.worker.records.functions().ucp_am_recv_data_nbx)(
-                    self.worker.raw,
-                    descriptor,
-                    target,
-                    length,
-                    &raw const param,
-                )
-            })
-        });
     }
 }
 
@@ -453,58 +484,5 @@ impl<P> Drop for Arrival<P> {
 impl<P> fmt::Debug for Arrival<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrival").field("header", &self.header()).field("len", &self.len()).finish()
-    }
-}
-
-/// Length of the seal on a worker address.
-const SEAL: usize = 32;
-
-/// The address of a worker, as UCX packs it.
-///
-/// UCX trusts these bytes, so they are only ever made by a worker, or read back under a seal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerAddress(Vec<u8>);
-
-impl WorkerAddress {
-    /// The bytes to send to another process, sealed with a key that both know.
-    pub fn seal(&self, key: &[u8; 32]) -> Vec<u8> {
-        let mut sealed = blake3::keyed_hash(key, &self.0).as_bytes().to_vec();
-        sealed.extend_from_slice(&self.0);
-        sealed
-    }
-
-    /// Reads what [`WorkerAddress::seal`] wrote.
-    ///
-    /// # Errors
-    /// If the bytes were not sealed with this key.
-    pub fn open(sealed: &[u8], key: &[u8; 32]) -> Result<Self, Error> {
-        let error = || Error::Address { bytes: sealed.len() };
-        let (seal, address) = sealed.split_at_checked(SEAL).ok_or_else(error)?;
-        let seal: [u8; SEAL] = seal.try_into().map_err(|_| error())?;
-        // `blake3::Hash` compares in constant time.
-        if address.is_empty() || blake3::keyed_hash(key, address) != blake3::Hash::from(seal) {
-            return Err(error());
-        }
-        Ok(Self(address.to_vec()))
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_read_only_under_the_key_that_sealed_it() {
-        let address = WorkerAddress(vec![1, 2, 3]);
-        let sealed = address.seal(&[7; 32]);
-        assert_eq!(WorkerAddress::open(&sealed, &[7; 32]).ok(), Some(address));
-        assert!(WorkerAddress::open(&sealed, &[8; 32]).is_err());
-        for cut in 0..sealed.len() {
-            assert!(WorkerAddress::open(&sealed[..cut], &[7; 32]).is_err());
-        }
     }
 }
