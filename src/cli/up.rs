@@ -1,7 +1,8 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::pin::Pin;
+use std::time::Instant;
 
 use clap::Args;
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, U
 use crate::os::{rest, session};
 use crate::plan::{EngineKind, Origin, Plan, difference};
 use crate::spec::Request;
-use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
+use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome, Supervisor};
 
 /// Arguments of `up`.
 #[derive(Args, Debug)]
@@ -41,26 +42,26 @@ pub(super) struct Arguments {
 
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let prepared = match &arguments.plan {
+    let (mut prepared, verify) = match &arguments.plan {
         Some(path) => {
             let plan = filed(path, &arguments.asked.flags)?;
             if arguments.dry_run {
                 return plan::show(&plan);
             }
-            noted(cluster::prepare_plan(plan))?
+            (noted(cluster::prepare_plan(plan))?, arguments.asked.flags.verify())
         }
         None => {
             let request = arguments.asked.request()?;
             if arguments.dry_run {
                 return plan::show(&plan::planned(&request)?);
             }
-            prepare(&request)?
+            (prepare(&request)?, request.spec.dask.verify == Some(true))
         }
     };
     // Dask's workers prove their ways themselves.
     let native = prepared.plan.engine == EngineKind::Native;
-    let verify = native && arguments.asked.flags.verify();
-    if arguments.detach { detached(&prepared, verify) } else { foreground(&prepared, verify) }
+    prepared.to_be_verified = native && verify;
+    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
 }
 
 /// Reads a plan, to be run under the name that is asked for, if one is.
@@ -96,7 +97,7 @@ fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> 
 }
 
 /// Starts a plan and stays until the cluster has ended.
-fn foreground(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
+fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
     let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
@@ -105,16 +106,32 @@ fn foreground(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
             .await
             .map_err(|error| told_apart(refused(error), plan))?;
         let mut progress = Progress::new(plan);
+        let mut verification = Verification::default();
         let mut state = supervisor.state();
         loop {
             tokio::select! {
                 changed = state.changed() => {
                     let now = state.borrow_and_update().clone();
                     progress.show(&now);
+                    verification.begin_when_due(&now, &progress);
                     if now.ready_after_ms.is_some() || changed.is_err() {
                         break;
                     }
                 }
+                verified = verification.end() => match verified {
+                    Ok(said) => {
+                        output::status(&said);
+                        supervisor.verified();
+                    }
+                    Err(failure) => {
+                        supervisor.stop(Escalation::Graceful);
+                        // A worker's death tells more than the verification that it broke.
+                        return match supervisor.wait().await {
+                            Outcome::Failed(cause) => Err(failed(Exit::Failed, &cause)),
+                            _ => Err(failure),
+                        };
+                    }
+                },
                 ended = supervisor.ready() => {
                     if ended.is_err() {
                         break;
@@ -126,11 +143,6 @@ fn foreground(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
         let now = state.borrow_and_update().clone();
         progress.finish();
         if now.ready_after_ms.is_some() && supervisor.ready().await.is_ok() {
-            if verify && let Err(failure) = verified(plan, &mut signals).await {
-                supervisor.stop(Escalation::Graceful);
-                supervisor.wait().await;
-                return Err(failure);
-            }
             output::print(&workers::table(&now, plan, false))?;
             announce(&now, began);
             output::status("Ctrl-C takes it down.");
@@ -181,7 +193,7 @@ async fn attend(
 }
 
 /// Starts a plan under a supervisor of its own, and returns when it is READY.
-fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
+fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
     let plan = &prepared.plan;
     reach::runtime()?.block_on(async {
         let began = Instant::now();
@@ -192,9 +204,25 @@ fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
                 .map_err(refused)?;
         let mut progress = Progress::new(plan);
         let mut last = None;
+        let mut verification = Verification::default();
+        let mut unverified = None;
         loop {
             let report = tokio::select! {
                 report = supervisor.next() => report,
+                verified = verification.end() => {
+                    match verified {
+                        Ok(said) => {
+                            output::status(&said);
+                            // One that has ended says so in its reports.
+                            let _ = supervisor.verified().await;
+                        }
+                        Err(failure) => {
+                            unverified = Some(failure);
+                            supervisor.let_go();
+                        }
+                    }
+                    continue;
+                }
                 number = signals.next() => {
                     // The supervisor tears everything down and then says that it has ended.
                     signals.escalation(number);
@@ -208,6 +236,7 @@ fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
             match report.map_err(|failure| told_apart(failure, plan))? {
                 Some(Report::State(state)) => {
                     progress.show(&state);
+                    verification.begin_when_due(&state, &progress);
                     last = Some(state);
                 }
                 Some(Report::Ended { late, cause }) => {
@@ -215,8 +244,9 @@ fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
                     return match (cause, signals.first()) {
                         (_, Some(number)) => Ok(Exit::Signal(number)),
                         (Some(cause), None) if late => Err(failed(Exit::NotReady, &cause)),
+                        // A worker's death tells more than the verification that it broke.
                         (Some(cause), None) => Err(failed(Exit::Failed, &cause)),
-                        (None, None) => Ok(Exit::Done),
+                        (None, None) => unverified.map_or(Ok(Exit::Done), Err),
                     };
                 }
                 Some(Report::Refused { .. }) | None => break,
@@ -227,10 +257,6 @@ fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
             let error = anyhow::anyhow!("the supervisor ended before the cluster was READY");
             return Err(Failure::new(Exit::Failed, error));
         };
-        if verify && let Err(failure) = verified(plan, &mut signals).await {
-            take_down(plan).await?;
-            return Err(failure);
-        }
         output::print(&workers::table(&state, plan, false))?;
         announce(&state, began);
         output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
@@ -238,29 +264,35 @@ fn detached(prepared: &Prepared, verify: bool) -> Result<Exit, Failure> {
     })
 }
 
-/// Verifies the cluster of a plan, unless a signal comes first.
-async fn verified(plan: &Plan, signals: &mut Signals) -> Result<(), Failure> {
-    let found =
-        cluster::find(Some(&plan.name)).map_err(|error| Failure::new(Exit::Failed, error))?;
-    tokio::select! {
-        verified = verify::verified(&found) => verified,
-        number = signals.next() => {
-            signals.escalation(number);
-            let error = anyhow::anyhow!("interrupted while the cluster was verified");
-            Err(Failure::new(Exit::Signal(number), error))
+/// The verification of a cluster that is READY but for it.
+#[derive(Default)]
+struct Verification(Option<Pin<Box<dyn Future<Output = Verified>>>>);
+
+/// What a verification found, in a sentence.
+type Verified = Result<String, Failure>;
+
+impl Verification {
+    /// Begins when the cluster has come so far. It may print, and so the progress ends.
+    fn begin_when_due(&mut self, state: &ClusterState, progress: &Progress) {
+        if state.state == ClusterPhase::Verifying && self.0.is_none() {
+            progress.finish();
+            let name = state.name.clone();
+            self.0 = Some(Box::pin(async move {
+                let found = cluster::find(Some(&name));
+                let found = found.map_err(|error| Failure::new(Exit::Failed, error))?;
+                verify::verified(&found).await
+            }));
         }
     }
-}
 
-/// Ends the cluster of a plan whose supervisor is a process of its own, and waits for its end.
-async fn take_down(plan: &Plan) -> Result<(), Failure> {
-    let Ok(found) = cluster::find(Some(&plan.name)) else { return Ok(()) };
-    let how = Escalation::Graceful;
-    found.control().order(&format!("/v1/stop?how={how}")).await.map_err(reach::lost)?;
-    while found.paths.is_alive() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    /// Waits for its end, which comes once. Dropping the future loses nothing.
+    async fn end(&mut self) -> Verified {
+        let Some(verification) = &mut self.0 else { return std::future::pending().await };
+        let verified = verification.await;
+        // Not begun again: the phase may be seen once more before it changes.
+        self.0 = Some(Box::pin(std::future::pending()));
+        verified
     }
-    Ok(())
 }
 
 /// One line: READY, after how long, and where the time went.

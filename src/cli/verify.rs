@@ -37,13 +37,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(if good(&outcome, arguments.strict) { Exit::Done } else { Exit::Unverified })
 }
 
-/// Verifies a cluster that has just come up; its table when it is not as it should be.
-pub(super) async fn verified(cluster: &Found) -> Result<(), Failure> {
+/// Verifies a cluster that is coming up, and says so in a sentence; prints its table when it is not
+/// as it should be.
+pub(super) async fn verified(cluster: &Found) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {
         let pairs = outcome.pairs.len();
-        output::status(&format!("verified: {pairs} ways use the lanes that they should"));
-        return Ok(());
+        return Ok(format!("verified: {pairs} ways use the lanes that they should"));
     }
     output::print(&outcome.table())?;
     let error = anyhow::anyhow!("the verification failed, so the cluster is taken down");

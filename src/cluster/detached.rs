@@ -21,6 +21,9 @@ use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
 
+/// What an owner says when it has verified the cluster.
+const VERIFIED: u8 = b'V';
+
 /// Whether a cluster lives on without whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,8 +79,9 @@ impl From<Outcome> for Report {
 pub struct Detached {
     child: Child,
     reports: Lines<BufReader<ChildStdout>>,
-    /// Held while the cluster is to live, if it is owned.
+    /// Held while the cluster is to live, if it is owned or still to be verified.
     leash: Option<ChildStdin>,
+    lifetime: Lifetime,
 }
 
 impl Detached {
@@ -90,6 +94,7 @@ impl Detached {
         lifetime: Lifetime,
         program: &Path,
     ) -> Result<Self, UpError> {
+        let held = lifetime == Lifetime::Owned || prepared.to_be_verified;
         let mut text =
             serde_json::to_vec(&Instructions { prepared, lifetime }).map_err(UpError::Plan)?;
         text.push(b'\n');
@@ -105,8 +110,8 @@ impl Detached {
         let mut stdin = child.stdin.take().ok_or_else(missing)?;
         stdin.write_all(&text).await.map_err(failed)?;
         let reports = BufReader::new(child.stdout.take().ok_or_else(missing)?).lines();
-        let leash = (lifetime == Lifetime::Owned).then_some(stdin);
-        Ok(Self { child, reports, leash })
+        let leash = held.then_some(stdin);
+        Ok(Self { child, reports, leash, lifetime })
     }
 
     /// Process id of the supervisor, while it lives.
@@ -136,9 +141,30 @@ impl Detached {
         }
     }
 
+    /// Says that the cluster is as it should be, where READY waits for that; one without an owner
+    /// then lives on by itself.
+    ///
+    /// # Errors
+    /// If the supervisor has ended.
+    pub async fn verified(&mut self) -> std::io::Result<()> {
+        if let Some(leash) = &mut self.leash {
+            leash.write_all(&[VERIFIED]).await?;
+        }
+        if self.lifetime == Lifetime::Free {
+            self.let_go();
+        }
+        Ok(())
+    }
+
+    /// Lets go of a cluster, which then ends if it is owned or still to be verified. The reports go
+    /// on until it has.
+    pub fn let_go(&mut self) {
+        self.leash = None;
+    }
+
     /// Lets go of an owned cluster, and waits until its supervisor has ended.
     pub async fn end(mut self) {
-        drop(self.leash.take());
+        self.let_go();
         // It cannot be waited for when somebody else has reaped it, and then it has ended.
         let _ = self.child.wait().await;
     }
@@ -177,8 +203,9 @@ async fn work() -> Result<ExitCode, Report> {
         let hint = error.hint();
         Report::Refused { message: format!("{:#}", anyhow::Error::new(error)), hint }
     })?;
-    // Only an owner's pipe says anything by its end.
-    let mut owner = (lifetime == Lifetime::Owned).then_some(stdin);
+    // Only an owner's pipe says anything by its end. Who has yet to verify a cluster owns it.
+    let owned = lifetime == Lifetime::Owned || prepared.to_be_verified;
+    let mut owner = Owner { pipe: owned.then_some(stdin), lifetime };
     until_settled(&supervisor, &mut signals, &mut owner).await;
     if supervisor.ready().await.is_ok() {
         // Whoever started this process sees the end of the pipe, and goes on. An owner's pipe is
@@ -190,7 +217,7 @@ async fn work() -> Result<ExitCode, Report> {
     while !state.borrow_and_update().state.is_end() {
         tokio::select! {
             changed = state.changed() => if changed.is_err() { break },
-            () = gone(&mut owner) => supervisor.stop(Escalation::Graceful),
+            word = owner.word() => word.obey(&supervisor),
             how = signals.next() => supervisor.stop(how),
         }
     }
@@ -205,11 +232,7 @@ async fn work() -> Result<ExitCode, Report> {
 }
 
 /// Reports every state until the cluster is READY, or clearly will not be.
-async fn until_settled(
-    supervisor: &Supervisor,
-    signals: &mut Signals,
-    owner: &mut Option<BufReader<Receiver>>,
-) {
+async fn until_settled(supervisor: &Supervisor, signals: &mut Signals, owner: &mut Owner) {
     let mut state = supervisor.state();
     loop {
         tokio::select! {
@@ -222,21 +245,50 @@ async fn until_settled(
             Ok(()) = state.changed() => {
                 tell(&Report::State(Box::new(state.borrow_and_update().clone())));
             }
-            () = gone(owner) => supervisor.stop(Escalation::Graceful),
+            word = owner.word() => word.obey(supervisor),
             how = signals.next() => supervisor.stop(how),
         }
     }
 }
 
-/// Waits for the end of the owner's pipe, once; never, where there is no owner.
-async fn gone(owner: &mut Option<BufReader<Receiver>>) {
-    if let Some(pipe) = owner {
-        let mut byte = [0u8; 64];
-        // An owner has nothing more to say; what it says all the same is passed over.
-        while matches!(pipe.read(&mut byte).await, Ok(read) if read > 0) {}
-        *owner = None;
-    } else {
-        std::future::pending().await
+/// Who ends a cluster by its own end: for the cluster's life, or until it is verified.
+struct Owner {
+    pipe: Option<BufReader<Receiver>>,
+    lifetime: Lifetime,
+}
+
+/// What an owner says.
+enum Word {
+    /// The cluster is as it should be.
+    Verified,
+    /// Nothing more: the owner is gone.
+    Gone,
+}
+
+impl Owner {
+    /// Waits for the next word; for ever, where there is no owner any more. Dropping the future
+    /// loses nothing.
+    async fn word(&mut self) -> Word {
+        let Some(pipe) = &mut self.pipe else { return std::future::pending().await };
+        let mut byte = [0u8];
+        while matches!(pipe.read(&mut byte).await, Ok(read) if read > 0) {
+            // What else it says is passed over.
+            if byte == [VERIFIED] {
+                self.pipe = self.pipe.take().filter(|_| self.lifetime == Lifetime::Owned);
+                return Word::Verified;
+            }
+        }
+        self.pipe = None;
+        Word::Gone
+    }
+}
+
+impl Word {
+    fn obey(self, supervisor: &Supervisor) {
+        match self {
+            Word::Verified => supervisor.verified(),
+            Word::Gone => supervisor.stop(Escalation::Graceful),
+        }
     }
 }
 

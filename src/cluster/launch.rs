@@ -56,6 +56,8 @@ pub struct Surroundings<'a> {
     pub rendezvous: SocketAddr,
     /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
+    /// Whether READY waits until the cluster is verified.
+    pub to_be_verified: bool,
 }
 
 /// The processes of a plan.
@@ -91,6 +93,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         scheduler,
         workers,
         first_alone,
+        to_be_verified: around.to_be_verified,
         run_to_completion: plan.engine == EngineKind::Command && around.to_completion,
         notes,
     })

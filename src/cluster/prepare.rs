@@ -20,18 +20,26 @@ pub struct Prepared {
     /// Whether the command engine's ranks are expected to end; their logs then stay for whoever
     /// asked for that, who removes the run directory.
     pub to_completion: bool,
+    /// Whether READY waits until whoever starts the cluster has verified it.
+    pub to_be_verified: bool,
 }
 
 impl Prepared {
     /// A plan for this machine.
     pub fn here(plan: Plan) -> Self {
-        Self { launched: plan.clone(), plan, notes: Vec::new(), to_completion: false }
+        Self {
+            launched: plan.clone(),
+            plan,
+            notes: Vec::new(),
+            to_completion: false,
+            to_be_verified: false,
+        }
     }
 
     /// A plan for another machine, cut down to what this one has.
     pub fn simulated(plan: Plan, here: &Here) -> Self {
         let (launched, notes) = adapt_to_here(&plan, here);
-        Self { plan, launched, notes, to_completion: false }
+        Self { launched, notes, ..Self::here(plan) }
     }
 }
 

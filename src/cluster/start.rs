@@ -87,7 +87,7 @@ impl UpError {
 /// # Errors
 /// If the name is taken, or the supervisor cannot begin.
 pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, UpError> {
-    let Prepared { plan, launched, to_completion, .. } = prepared;
+    let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let directory = RunDirectory::acquire(&plan.name)?;
     let paths = directory.paths();
@@ -99,6 +99,7 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
         shared_memory: made.is_ok().then_some(&place),
         rendezvous,
         to_completion: *to_completion,
+        to_be_verified: *to_be_verified,
     };
     let mut launch = match launch(launched, around).await {
         Ok(launch) => launch,

@@ -159,7 +159,10 @@ impl<'a> Context<'a> {
             );
             notes.push(Note::new("mig", text));
         }
-        if self.engine != EngineKind::Dask && self.spec.dask != crate::spec::DaskSpec::default() {
+        // Workers of the native engine are verified, too.
+        let verify = self.spec.dask.verify.filter(|_| self.engine == EngineKind::Native);
+        let usual = crate::spec::DaskSpec { verify, ..Default::default() };
+        if self.engine != EngineKind::Dask && self.spec.dask != usual {
             notes.push(Note::new("dask", format!("ignored: the engine is {}", self.engine)));
         }
     }

@@ -47,6 +47,7 @@ const BACKLOG: usize = 1024;
 #[derive(Debug)]
 pub(super) enum Wish {
     Stop(Escalation),
+    Verified,
     Restart { process: String, answer: oneshot::Sender<Result<(), WishError>> },
     Scale { workers: usize, answer: oneshot::Sender<Result<(), WishError>> },
 }
@@ -252,6 +253,7 @@ impl Actor {
                 self.abandoned |= how == Escalation::Abandon;
                 return Some(Event::Stop(how));
             }
+            Wish::Verified => return Some(Event::Verified),
             Wish::Restart { process, answer } => {
                 let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
                 let event = self.core.seat_named(&process).map(Event::Restart);

@@ -22,9 +22,7 @@ use std::time::{Duration, SystemTime};
 
 use super::gpu::GpuError;
 use super::record::What;
-use super::{
-    Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record,
-};
+use super::{Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record};
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
 use crate::plan::{SchedulerDeath, Supervision};
@@ -66,6 +64,8 @@ pub(super) enum Event {
     Restart(SeatNumber),
     /// Somebody wants this many workers.
     Scale(usize),
+    /// Somebody has made sure that the cluster is as it should be.
+    Verified,
     /// The guardian is gone.
     GuardianLost,
     /// A deadline has passed.
@@ -108,6 +108,8 @@ pub(super) struct Core {
     policy: Supervision,
     run_to_completion: bool,
     first_alone: bool,
+    /// Whether READY waits for [`Event::Verified`].
+    unverified: bool,
     /// The scheduler first, if there is one; then the workers.
     seats: Vec<Seat>,
     workers_from: usize,
@@ -139,6 +141,7 @@ impl Core {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
             first_alone: launch.first_alone,
+            unverified: launch.to_be_verified,
             seats: seats.collect(),
             workers_from: usize::from(launch.scheduler.is_some()),
             wanted: launch.workers.len(),
@@ -234,6 +237,7 @@ impl Core {
             Event::Stop(how) => self.stop(how, now),
             Event::Restart(seat) => self.restart(seat, now),
             Event::Scale(wanted) => self.scale(wanted, now),
+            Event::Verified => self.unverified = false,
             Event::GuardianLost => {
                 let text = "the guardian process has ended; nothing holds the processes together \
                             any more";
@@ -424,7 +428,7 @@ impl Core {
         if self.run_to_completion && !scheduler && succeeded {
             return self.rest(number);
         }
-        if self.state.state == ClusterPhase::Starting || self.run_to_completion {
+        if self.state.state.is_first() || self.run_to_completion {
             self.fail(number, cause.clone());
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
@@ -525,7 +529,7 @@ impl Core {
         let first = self.workers_from;
         let is_ready = |seat: &Seat| seat.phase() == ProcessPhase::Ready;
         let alone = self.first_alone
-            && self.state.state == ClusterPhase::Starting
+            && self.state.state.is_first()
             && !self.seats.get(first).is_some_and(is_ready);
         let until = if alone { first + 1 } else { self.seats.len() };
         for number in first..until {
@@ -549,7 +553,7 @@ impl Core {
     fn start(&mut self, number: SeatNumber, now: Moment) {
         let key = Key(self.next_key);
         self.next_key += 1;
-        let first = self.state.state == ClusterPhase::Starting && self.ready_by > now;
+        let first = self.state.state.is_first() && self.ready_by > now;
         let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
         let seat = &mut self.seats[number];
         seat.shown.restarts += u32::from(seat.shown.last_exit.is_some());

@@ -62,6 +62,10 @@ pub struct Launch {
     /// the others, and when all are done the cluster has finished.
     #[serde(default)]
     pub run_to_completion: bool,
+    /// Whether the cluster, when every process is READY for the first time, waits until somebody
+    /// has verified it ([`Supervisor::verified`]).
+    #[serde(default)]
+    pub to_be_verified: bool,
     /// What could not be had, for display.
     #[serde(default)]
     pub notes: Vec<String>,

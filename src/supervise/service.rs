@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::actor::{Actor, Wish};
 use super::gpu::GpuWatch;
-use super::{Cause, ClusterPhase, ClusterState, Escalation, Launch, Outcome, Record};
+use super::{Cause, ClusterState, Escalation, Launch, Outcome, Record};
 use crate::os::guardian::{Guardian, GuardianError};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 
@@ -152,7 +152,7 @@ impl Supervisor {
     /// for the end of the processes.
     pub async fn ready(&self) -> Result<(), Option<Cause>> {
         let mut state = self.state.clone();
-        let settled = |state: &ClusterState| state.state != ClusterPhase::Starting;
+        let settled = |state: &ClusterState| !state.state.is_first();
         match state.wait_for(settled).await {
             Ok(state) if state.ready_after_ms.is_some() => Ok(()),
             Ok(state) => Err(state.cause.clone()),
@@ -168,6 +168,12 @@ impl Supervisor {
     /// A means to ask for the end from elsewhere, like a task that waits for Ctrl-C.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.wishes.clone())
+    }
+
+    /// Says that the cluster is as it should be, where READY waits for that.
+    pub fn verified(&self) {
+        // A supervisor that has ended needs no telling.
+        let _ = self.wishes.send(Wish::Verified);
     }
 
     /// Starts a worker again, or, with the scheduler's name, the whole cluster.

@@ -64,6 +64,8 @@ pub struct ClusterState {
 pub enum ClusterPhase {
     /// Not everything is READY for the first time yet.
     Starting,
+    /// Everything is READY for the first time, and whether it is as it should be is looked at.
+    Verifying,
     /// Every wanted process is READY.
     Ready,
     /// It was READY; some process is on its way back.
@@ -79,6 +81,11 @@ pub enum ClusterPhase {
 }
 
 impl ClusterPhase {
+    /// Whether it has not been READY yet, and is on its way.
+    pub fn is_first(self) -> bool {
+        matches!(self, ClusterPhase::Starting | ClusterPhase::Verifying)
+    }
+
     /// Whether nothing follows any more.
     pub fn is_end(self) -> bool {
         matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)
@@ -89,6 +96,7 @@ impl fmt::Display for ClusterPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             ClusterPhase::Starting => "starting",
+            ClusterPhase::Verifying => "verifying",
             ClusterPhase::Ready => "READY",
             ClusterPhase::Recovering => "recovering",
             ClusterPhase::Degraded => "degraded",

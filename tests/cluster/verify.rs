@@ -1,10 +1,12 @@
 //! Links from the outside: `verify`, `up --verify`, `bench links`, and the libucp that is named.
 
 use std::process::Command;
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::sandbox::{Said, Sandbox};
+use super::sandbox::{Said, Sandbox, eventually};
 
 const TWO: [&str; 6] = ["--topology", "dgx-h100", "--simulate", "--n-workers", "2", "--detach"];
 
@@ -19,8 +21,12 @@ fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
     let sandbox = Sandbox::new();
     let said = up(&sandbox, &["--name", "good", "--verify"], &[]);
     assert_eq!(said.code, 0, "{said}");
+    assert!(!said.stderr.contains("ignored"), "{said}");
     let (verified, ready) = (said.stderr.find("verified: 2 ways"), said.stderr.find("READY:"));
     assert!(verified.is_some() && verified < ready, "{said}");
+    let events = sandbox.run(&["events", "good"]).stdout;
+    let phases: Vec<_> = events.lines().filter_map(|line| line.split("cluster: ").nth(1)).collect();
+    assert_eq!(phases, ["starting", "verifying", "READY"], "{events}");
     let said = sandbox.run(&["verify", "good", "-o", "json"]);
     assert_eq!(said.code, 0, "{said}");
     let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
@@ -43,6 +49,25 @@ fn a_cluster_that_falls_back_to_tcp_is_taken_down_with_exit_code_4() {
     let because = "downgraded: shared memory expected, tcp/lo used because UCX_TLS=tcp,self";
     assert!(said.stdout.contains(because), "{said}");
     assert!(!said.stderr.contains("READY:"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_cluster_that_nobody_verifies_any_more_goes() {
+    let sandbox = Sandbox::new();
+    let mut up =
+        sandbox.spawn(&[&["up"], &TWO[..3], &["--detach", "--name", "mine", "--verify"]].concat());
+    eventually("a cluster", Duration::from_secs(60), || sandbox.try_state("mine").is_some());
+    up.signal(Signal::SIGKILL);
+    up.wait();
+    // One that became READY just before lives on, as it should.
+    let settled = |state: Value| matches!(state["state"].as_str(), Some("ready" | "stopped"));
+    eventually("its end", Duration::from_secs(60), || {
+        sandbox.try_state("mine").is_none_or(settled)
+    });
+    if sandbox.try_state("mine").is_some_and(|state| state["state"] == "ready") {
+        assert_eq!(sandbox.run(&["down", "mine"]).code, 0);
+    }
     sandbox.assert_nothing_is_left();
 }
 

@@ -102,7 +102,7 @@ impl Core {
         if late.is_empty() || self.ending.is_some() {
             return;
         }
-        if self.state.state == ClusterPhase::Starting {
+        if self.state.state.is_first() {
             return self.not_ready_in_time(now);
         }
         for number in late {
@@ -173,8 +173,9 @@ impl Core {
         let settled = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Ready;
         let phase = match (failed.is_some(), wanted.iter().all(settled)) {
             (true, _) => ClusterPhase::Degraded,
+            (false, true) if self.unverified => ClusterPhase::Verifying,
             (false, true) => ClusterPhase::Ready,
-            (false, false) if self.state.state == ClusterPhase::Starting => return,
+            (false, false) if self.state.state.is_first() => ClusterPhase::Starting,
             (false, false) => ClusterPhase::Recovering,
         };
         self.state.cause = failed;

@@ -26,6 +26,7 @@ enum Happening {
     Stop(Escalation),
     Restart(usize),
     Scale(usize),
+    Verified,
     Gpu(usize, u8),
     Pass(u64),
     Wait,
@@ -47,6 +48,7 @@ fn happening() -> impl Strategy<Value = Happening> {
             .prop_map(Happening::Stop),
         1 => (0usize..6).prop_map(Happening::Restart),
         1 => (0usize..6).prop_map(Happening::Scale),
+        1 => Just(Happening::Verified),
         4 => (seat, 0u8..3).prop_map(|(seat, finding)| Happening::Gpu(seat, finding)),
         4 => (0u64..4000).prop_map(Happening::Pass),
         6 => Just(Happening::Wait),
@@ -87,6 +89,7 @@ impl World {
             Happening::Stop(how) => Some(Event::Stop(how)),
             Happening::Restart(seat) => Some(Event::Restart(seat)),
             Happening::Scale(workers) => Some(Event::Scale(workers)),
+            Happening::Verified => Some(Event::Verified),
             Happening::Gpu(seat, finding) => self.awaited.contains(&seat).then(|| Event::Gpu {
                 seat,
                 finding: match finding {
@@ -136,11 +139,13 @@ proptest! {
         restart in prop_oneof![
             Just(RestartWhen::Never), Just(RestartWhen::OnFailure), Just(RestartWhen::Always)
         ],
+        to_be_verified in proptest::bool::weighted(0.2),
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
     ) {
         let mut launch = launch(scheduler, 4, gpus);
         launch.run_to_completion = run_to_completion;
+        launch.to_be_verified = to_be_verified;
         launch.supervision.restart = restart;
         let mut world = if brought_up { up(launch) } else { World::new(launch) };
         for happening in &happenings {

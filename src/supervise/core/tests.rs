@@ -38,6 +38,26 @@ fn a_first_worker_that_the_others_are_forked_from_is_started_alone() {
 }
 
 #[test]
+fn a_cluster_that_is_to_be_verified_is_ready_when_it_is() {
+    let unverified = || Launch { to_be_verified: true, ..launch(true, 2, false) };
+    let mut world = World::new(unverified());
+    (0..3).for_each(|seat| world.ready(seat));
+    assert_eq!(world.phase(), ClusterPhase::Verifying);
+    world.now += Duration::from_secs(3600);
+    world.tell(Event::Tick);
+    assert_eq!(world.phase(), ClusterPhase::Verifying, "it takes the time that it takes");
+    world.tell(Event::Verified);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(1, Exit::by_signal(9));
+    assert_eq!(world.phase(), ClusterPhase::Recovering, "later deaths are mended");
+
+    let mut world = World::new(unverified());
+    (0..3).for_each(|seat| world.ready(seat));
+    world.die(2, Exit::by_signal(9));
+    assert_eq!(world.phase(), ClusterPhase::Stopping, "it never was READY");
+}
+
+#[test]
 fn a_death_during_the_first_start_ends_everything_with_its_cause() {
     let mut world = World::new(launch(false, 2, false));
     world.ready(0);

@@ -56,6 +56,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
         run_to_completion: false,
+        to_be_verified: false,
         first_alone: false,
         notes: Vec::new(),
     }
@@ -152,6 +153,7 @@ impl World {
                 self.killed.remove(key);
             }
             Event::Gpu { seat, .. } => drop(self.awaited.remove(seat)),
+            Event::Verified => self.launch.to_be_verified = false,
             _ => {}
         }
         let over = self.outcome.is_some();
@@ -214,7 +216,9 @@ impl World {
             let starts = self.starts.get(&number).copied().unwrap_or_default();
             assert_eq!(seat.restarts, starts.saturating_sub(1), "{}", seat.name);
         }
-        if state.state == ClusterPhase::Ready {
+        let ready = state.ready_after_ms.is_some();
+        assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");
+        if matches!(state.state, ClusterPhase::Ready | ClusterPhase::Verifying) {
             let wanted = self.core.workers_from + self.core.wanted;
             for seat in &seats[..wanted] {
                 let good = matches!(seat.state, ProcessPhase::Ready | ProcessPhase::Stopped);
@@ -301,6 +305,9 @@ pub(super) fn up(launch: Launch) -> World {
     let mut world = World::new(launch);
     for seat in 0..seats {
         world.ready(seat);
+    }
+    if world.launch.to_be_verified {
+        world.tell(Event::Verified);
     }
     assert_eq!(world.phase(), ClusterPhase::Ready);
     world
