@@ -40,6 +40,10 @@ const LOOKS: u32 = 8;
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
 
+/// Looks of a measurement after which the thread pauses between them: an answer to a small message
+/// would be here, and whoever copies a large one may share the core (hyper-threading).
+const EAGER_LOOKS: u32 = 256;
+
 /// Time before a broken connection to a living peer is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -178,6 +182,9 @@ impl Owner {
                 true => MEASURED_LOOKS,
             };
             if looks < pause_after {
+                if looks > EAGER_LOOKS {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             if looks == pause_after {
