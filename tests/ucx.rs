@@ -116,6 +116,20 @@ fn a_connection_shows_its_lanes() {
 }
 
 #[test]
+fn a_receive_that_has_not_begun_keeps_its_worker_awake() {
+    let pair = Pair::new();
+    pair.there
+        .send(b"x", Payload::from(pattern(1 << 20)), Protocol::Rendezvous, "sends")
+        .expect("a short header");
+    let arrival = pair.until(|| pair.b.next_arrival());
+    arrival.receive(Buffer::from(vec![0; 1 << 20]), "receives").expect("it fits");
+    assert!(!pair.b.arm().expect("UCX can be asked"));
+    assert_eq!(pair.b.operations_in_flight(), 1);
+    pair.until(|| pair.b.next_completion());
+    pair.until(|| pair.a.next_completion());
+}
+
+#[test]
 fn a_closed_peer_gives_every_buffer_back() {
     let pair = Pair::new();
     pair.there.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");

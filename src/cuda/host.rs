@@ -1,4 +1,4 @@
-//! Host memory that begins at a page.
+//! Host memory, where it is long that begins at a page.
 //!
 //! Does not lock or register it.
 //!
@@ -27,13 +27,13 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// New memory, all zero; its pages come from the kernel as they are touched. `None` if there is
-    /// none.
+    /// New memory, all zero, from a page's length on at a page; its pages come from the kernel as
+    /// they are touched. `None` if there is none.
     pub fn zeroed(bytes: usize) -> Option<Self> {
-        if bytes < PAGE {
-            return Some(Self::from(vec![0; bytes]));
+        if bytes == 0 {
+            return Some(Self::from(Vec::new()));
         }
-        let room = bytes.checked_add(PAGE - 1)?;
+        let room = if bytes < PAGE { bytes } else { bytes.checked_add(PAGE - 1)? };
         let layout = Layout::array::<u8>(room).ok()?;
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -43,7 +43,7 @@ impl HostMemory {
         // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
         // bytes are initialised.
         let mut memory = unsafe { Vec::from_raw_parts(memory, room, room) };
-        let start = memory.as_ptr().align_offset(PAGE);
+        let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
         memory.truncate(start.checked_add(bytes)?);
         let mut memory = Self { bytes: memory, start };
         if bytes >= HUGE {

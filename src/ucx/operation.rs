@@ -112,7 +112,7 @@ impl<P> Operation<P> {
     }
 }
 
-/// UCX's callback for everything that sends, flushes or closes.
+/// UCX's callback for everything that sends or flushes.
 ///
 /// # Safety
 /// `user_data` must come from [`Operation::submit`] with the same `P`, and this must be its only

@@ -63,7 +63,6 @@ pub(super) struct Records<P> {
     pub(super) connections: RefCell<Connections>,
     /// Endpoints that UCX still holds.
     pub(super) open_endpoints: Cell<usize>,
-    misshapen: Cell<u64>,
     /// Whether it ever had a peer.
     pub(super) had_peers: Cell<bool>,
 }
@@ -143,7 +142,6 @@ impl<P> UcpWorker<P> {
             endpoints: Cell::new(0),
             connections: RefCell::default(),
             open_endpoints: Cell::new(0),
-            misshapen: Cell::new(0),
             had_peers: Cell::new(false),
         });
         // From here on the worker is destroyed on every path out.
@@ -225,14 +223,10 @@ impl<P> UcpWorker<P> {
         Some(Arrival { worker: Rc::clone(&self.inner), raw })
     }
 
-    /// Operations that UCX still holds.
+    /// Operations that have not ended.
     pub fn operations_in_flight(&self) -> usize {
-        self.inner.records.in_flight.get()
-    }
-
-    /// Messages that were thrown away for a header longer than [`HEADER_LIMIT`].
-    pub fn misshapen_messages(&self) -> u64 {
-        self.inner.records.misshapen.get()
+        let records = &self.inner.records;
+        records.in_flight.get() + records.receives.borrow().len()
     }
 }
 
@@ -334,6 +328,7 @@ impl<P> WorkerInner<P> {
 
 impl<P> Drop for WorkerInner<P> {
     fn drop(&mut self) {
+        // Each knows the records that it lies in.
         for Receive { descriptor, length, .. } in self.records.receives.take() {
             self.release(&Data::Remote { descriptor, length });
         }
@@ -379,12 +374,15 @@ unsafe extern "C" fn arrived<P>(
     // SAFETY: the caller's promise; records are only used through shared references.
     let records = unsafe { &*arg.cast_const().cast::<Records<P>>() };
     records.had_peers.set(true);
-    if header_length > HEADER_LIMIT {
-        records.misshapen.set(records.misshapen.get() + 1);
-        return Status::OK.0;
-    }
     let header = match header_length {
         0 => &[],
+        // Nobody of ours sent it. The owner hears of it: an empty header tells that as well.
+        _ if header_length > HEADER_LIMIT => {
+            let data = Data::default();
+            let header = [0; HEADER_LIMIT];
+            records.arrivals.borrow_mut().push_back(RawArrival { header, header_length: 0, data });
+            return Status::OK.0;
+        }
         // SAFETY: UCX gives `header_length` readable bytes for the time of the callback.
         _ => unsafe { std::slice::from_raw_parts(header.cast::<u8>(), header_length) },
     };

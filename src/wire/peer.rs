@@ -105,7 +105,7 @@ impl std::ops::Deref for Encoded {
 impl Header {
     /// The bytes.
     pub fn encode(&self) -> Encoded {
-        debug_assert!(self.id <= LARGEST_ID, "identifiers count from one");
+        debug_assert!(self.id <= LARGEST_ID, "an identifier has at most 56 bits");
         let named = u64::from(self.kind as u8) << 56 | self.id & LARGEST_ID;
         let words = [self.token.0, named, self.argument].map(u64::to_le_bytes);
         let (short, long) = HEADER_LENGTHS;

@@ -68,7 +68,6 @@ impl Proof {
 
 /// A short proof, which every message of a connection carries: at ten million guesses a second,
 /// which is all that shared memory carries, one of 2⁶⁴ takes tens of thousands of years to find.
-/// Equality takes the same time wherever two differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 

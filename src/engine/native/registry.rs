@@ -109,7 +109,10 @@ impl Context<'_> {
     /// If there is no room, or the device refuses the copy.
     pub fn place(&self, bytes: &[u8]) -> Result<Buffer, FunctionError> {
         match self.allocate(bytes.len())? {
-            Buffer::Host(_) => Ok(bytes.to_vec().into()),
+            Buffer::Host(mut memory) => {
+                memory.copy_from_slice(bytes);
+                Ok(Buffer::Host(memory))
+            }
             Buffer::Device(mut buffer) => {
                 buffer.write(0, bytes)?;
                 Ok(Buffer::Device(buffer))

@@ -167,12 +167,12 @@ impl Owner {
             }
             busy |= self.worker.progress();
             busy |= self.digest();
+            if let Some(error) = self.exhausted.take() {
+                return Err(error.into());
+            }
             if busy {
                 looks = 0;
                 continue;
-            }
-            if let Some(error) = self.exhausted.take() {
-                return Err(error.into());
             }
             looks = looks.saturating_add(1);
             let measuring = self.measurements.active();

@@ -96,7 +96,7 @@ struct Fetch {
     reply: oneshot::Sender<Result<Arrived, TransferError>>,
 }
 
-/// A receive that UCX holds.
+/// A receive that has not ended.
 struct Receiving {
     peer: PeerKey,
     peer_name: String,
@@ -266,8 +266,8 @@ impl Transfers {
         self.receive();
     }
 
-    /// Fails everything that was to come from a peer. Receives that UCX holds are answered now;
-    /// their memory is kept until UCX gives it back.
+    /// Fails everything that was to come from a peer. Receives that have not ended are answered
+    /// now; their memory is kept until UCX gives it back.
     pub(super) fn lost(&mut self, peer: &Member, cause: &str) {
         let key = peer.key();
         let error = || TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };

@@ -7,7 +7,7 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use super::Owner;
+use super::{ECHO, Owner};
 use crate::engine::native::plane::measure::{self, Ended, Out};
 use crate::engine::native::plane::{Command, Report};
 use crate::ucx::Buffer;
@@ -16,6 +16,10 @@ use crate::wire::peer::Kind;
 
 impl Owner {
     pub(super) fn measure(&mut self, id: u64, measurement: Measurement) {
+        if id >= ECHO {
+            let result = Err(format!("no measurement has the number {id}"));
+            return self.report(Ended { id, peer: None, result });
+        }
         let device = self.device.clone();
         self.aside(move || {
             let room = measure::memory_to_send(&measurement, device.as_ref());
