@@ -168,14 +168,7 @@ print(*[p['pid'] for p in [state['scheduler']] + state['workers']])")
     down
 fi
 
-# Not started by cargo, which puts the libucp that ucx1-sys was built from before the system's.
-if wants async; then
-    "$(cargo bench --locked --no-run --bench plane --message-format=json 2>/dev/null |
-        python3 -c "import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get('executable') and message['target']['name'] == 'plane': print(message['executable'])")"
-fi
+if wants async; then "$(scripts/built.sh bench plane)"; fi
 
 ((missing == 0)) || exit 2
 exit "$status"

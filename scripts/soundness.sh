@@ -34,20 +34,10 @@ cat >"$scratch/kept.supp" <<'SUPP'
 }
 SUPP
 
-# program test|bench NAME: the program that cargo builds. Cargo itself would start it with the libucp
-# that ucx1-sys built.
-program() {
-    cargo "$1" --quiet --locked --no-run "--$1" "$2" --message-format=json-render-diagnostics |
-        python3 -c "import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get('executable') and message['target']['name'] == '$2': print(message['executable'])"
-}
-
 # memcheck TEST ARGUMENTS...: fails on an invalid or uninitialised access, and on a leak.
 memcheck() {
     local test=$1; shift
-    local binary; binary=$(program test "$test")
+    local binary; binary=$(scripts/built.sh test "$test")
     local log=$scratch/$test.log
     echo "== $test under valgrind: $*"
     # One thread of the interpreter at a time, in fair turns: threads here spin.
@@ -72,7 +62,7 @@ fi
 if [[ $part != valgrind ]]; then
     echo "== $cycles connections opened and closed"
     # Of one data plane, with a peer for every 60000 of them: see src/ucx/connections.rs.
-    plane=$(program bench plane)
+    plane=$(scripts/built.sh bench plane)
     "$plane" cycles "$cycles" || status=1
 fi
 exit "$status"

@@ -34,6 +34,13 @@ pub enum Lifetime {
     Owned,
 }
 
+impl Lifetime {
+    /// Whether the cluster ends with its starter's pipe: who has yet to verify one owns it.
+    fn holds(self, prepared: &Prepared) -> bool {
+        self == Lifetime::Owned || prepared.to_be_verified
+    }
+}
+
 /// What the supervisor process is told, one JSON line.
 #[derive(Serialize, Deserialize)]
 struct Instructions {
@@ -94,7 +101,7 @@ impl Detached {
         lifetime: Lifetime,
         program: &Path,
     ) -> Result<Self, UpError> {
-        let held = lifetime == Lifetime::Owned || prepared.to_be_verified;
+        let held = lifetime.holds(&prepared);
         let mut text =
             serde_json::to_vec(&Instructions { prepared, lifetime }).map_err(UpError::Plan)?;
         text.push(b'\n');
@@ -203,9 +210,9 @@ async fn work() -> Result<ExitCode, Report> {
         let hint = error.hint();
         Report::Refused { message: format!("{:#}", anyhow::Error::new(error)), hint }
     })?;
-    // Only an owner's pipe says anything by its end. Who has yet to verify a cluster owns it.
-    let owned = lifetime == Lifetime::Owned || prepared.to_be_verified;
-    let mut owner = Owner { pipe: owned.then_some(stdin), lifetime };
+    // Only an owner's pipe says anything by its end.
+    let pipe = lifetime.holds(&prepared).then_some(stdin);
+    let mut owner = Owner { pipe, lifetime };
     until_settled(&supervisor, &mut signals, &mut owner).await;
     if supervisor.ready().await.is_ok() {
         // Whoever started this process sees the end of the pipe, and goes on. An owner's pipe is
