@@ -29,7 +29,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -43,6 +43,8 @@ use crate::os::run_directory::Paths;
 struct Shared {
     handle: Handle,
     paths: Paths,
+    /// Whether the cluster has ended, and every record of it was sent.
+    over: watch::Receiver<bool>,
 }
 
 /// Longest wait for listeners to take what is on its way to them.
@@ -52,15 +54,13 @@ const FAREWELL: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Control {
     task: JoinHandle<()>,
-    over: Option<oneshot::Sender<()>>,
+    over: watch::Sender<bool>,
 }
 
 impl Control {
     /// Takes no more connections, and lets those that there are come to their ends.
     pub(super) async fn finish(&mut self) {
-        if let Some(over) = self.over.take() {
-            // A task that has ended needs no telling.
-            let _ = over.send(());
+        if !self.over.send_replace(true) {
             // Who reads nothing is not waited for any longer.
             let _ = tokio::time::timeout(FAREWELL, &mut self.task).await;
         }
@@ -79,6 +79,7 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
     let listener = UnixListener::bind(&path)?;
     // The directory is closed to others already; this says so of the socket too.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let (over, ended) = watch::channel(false);
     let router = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -89,17 +90,20 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
         .route("/v1/stop", post(stop))
         .route("/v1/restart/{process}", post(restart))
         .route("/v1/scale", post(scale))
-        .with_state(Arc::new(Shared { handle, paths: paths.clone() }));
-    let (over, finished) = oneshot::channel();
-    let serve = axum::serve(OwnUser(listener), router).with_graceful_shutdown(async {
-        // Its sender goes with whoever serves.
-        let _ = finished.await;
-    });
+        .with_state(Arc::new(Shared { handle, paths: paths.clone(), over: ended.clone() }));
+    let serve = axum::serve(OwnUser(listener), router).with_graceful_shutdown(told(ended));
     let task = tokio::spawn(async move {
         // It ends by being told so, and cannot fail before.
         let _ = serve.await;
     });
-    Ok(Control { task, over: Some(over) })
+    Ok(Control { task, over })
+}
+
+/// Ends when the cluster is over; never, when somebody else serves meanwhile.
+async fn told(mut over: watch::Receiver<bool>) {
+    if over.wait_for(|over| *over).await.is_err() {
+        std::future::pending().await
+    }
 }
 
 /// A listener that takes connections of this user (or root) only.
@@ -193,19 +197,26 @@ async fn plan(State(shared): State<Arc<Shared>>) -> Response {
 async fn events(
     State(shared): State<Arc<Shared>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let events = until_the_end(shared.handle.records.subscribe())
+    let events = until_the_end(shared.handle.records.subscribe(), shared.over.clone())
         .filter_map(|record| Event::default().json_data(record).ok())
         .map(Ok::<_, Infallible>);
     Sse::new(events).keep_alive(KeepAlive::default())
 }
 
-/// What happens from now on, the cluster's end being the last.
-fn until_the_end(mut records: broadcast::Receiver<Record>) -> ReceiverStream<Record> {
+/// What happens from now on, the cluster's end being the last; nothing, after the end.
+fn until_the_end(
+    mut records: broadcast::Receiver<Record>,
+    over: watch::Receiver<bool>,
+) -> ReceiverStream<Record> {
     let (sender, receiver) = mpsc::channel(16);
     tokio::spawn(async move {
+        let mut over = std::pin::pin!(told(over));
         loop {
             let record = tokio::select! {
+                // What was sent before the end is told before it.
+                biased;
                 record = records.recv() => record,
+                () = &mut over => return,
                 () = sender.closed() => return,
             };
             let record = match record {
@@ -256,4 +267,37 @@ fn answer(granted: Result<(), WishError>) -> Response {
         WishError::Ending => StatusCode::CONFLICT,
     };
     (status, format!("{error}\n")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::record::What;
+
+    fn record(state: ClusterPhase) -> Record {
+        let at = "2026-01-31T12:00:00.000Z".to_owned();
+        Record { at, process: None, what: What::Cluster { state, cause: None } }
+    }
+
+    #[tokio::test]
+    async fn a_stream_tells_all_that_was_sent_before_the_end() {
+        let (records, listener) = broadcast::channel(16);
+        let (over, ended) = watch::channel(false);
+        let sent = [ClusterPhase::Ready, ClusterPhase::Stopping, ClusterPhase::Stopped].map(record);
+        for record in &sent {
+            records.send(record.clone()).expect("a listener");
+        }
+        over.send_replace(true);
+        let heard: Vec<Record> = until_the_end(listener, ended).collect().await;
+        assert_eq!(heard, sent);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_begins_after_the_end_ends() {
+        let (records, _) = broadcast::channel(16);
+        let (over, ended) = watch::channel(false);
+        over.send_replace(true);
+        let heard: Vec<Record> = until_the_end(records.subscribe(), ended).collect().await;
+        assert_eq!(heard, []);
+    }
 }
