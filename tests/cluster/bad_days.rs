@@ -174,7 +174,9 @@ fn following_events_ends_with_the_cluster() {
     let spec = machine.spec("exec sleep 1000", "");
     let up = machine.up(&spec, &["--detach"]).wait();
     assert_eq!(up.code, 0, "{up}");
-    let follow = machine.sandbox.spawn(&["events", "bad", "--follow"]);
+    let mut follow = machine.sandbox.spawn(&["events", "bad", "--follow"]);
+    // It listens before it prints.
+    follow.wait_for_a_line();
     let down = machine.sandbox.run(&["down", "bad"]);
     assert_eq!(down.code, 0, "{down}");
     let events = follow.wait();

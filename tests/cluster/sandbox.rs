@@ -62,7 +62,7 @@ impl Sandbox {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Running { child: command.spawn().expect("the program starts") }
+        Running { child: command.spawn().expect("the program starts"), begun: Vec::new() }
     }
 
     /// `ps -o json` of a cluster that runs.
@@ -145,6 +145,8 @@ impl Drop for Sandbox {
 /// A command that runs.
 pub(crate) struct Running {
     child: Child,
+    /// What was read of its output already.
+    begun: Vec<u8>,
 }
 
 impl Running {
@@ -154,9 +156,20 @@ impl Running {
         kill(pid, signal).expect("it lives");
     }
 
+    /// Waits until it has printed a line.
+    pub(crate) fn wait_for_a_line(&mut self) {
+        let stdout = self.child.stdout.as_mut().expect("piped");
+        while self.begun.last() != Some(&b'\n') {
+            let mut byte = [0];
+            stdout.read_exact(&mut byte).expect("a line");
+            self.begun.extend(byte);
+        }
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(mut self) -> Said {
-        let (mut stdout, mut stderr) = (String::new(), String::new());
+        let mut stdout = String::from_utf8(self.begun).expect("text");
+        let mut stderr = String::new();
         let mut err = self.child.stderr.take().expect("piped");
         // Both pipes are read at once, so that neither fills up.
         let reader = std::thread::spawn(move || {
