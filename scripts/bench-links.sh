@@ -40,7 +40,7 @@ trap finish EXIT
 
 # The variables that our workers set for themselves, for the same protocols on all sides.
 export UCX_POSIX_ERROR_HANDLING=y UCX_SYSV_ERROR_HANDLING=y UCX_CMA_MEMORY_INVALIDATE=y
-export UCX_WARN_UNUSED_ENV_VARS=n
+export UCX_CMA_TX_QUOTA=4 UCX_WARN_UNUSED_ENV_VARS=n
 
 # perftest TEST SIZE ITERATIONS: bandwidth in MiB/s, or latency in µs; the mean of all messages.
 perftest() {
@@ -58,15 +58,18 @@ perftest() {
 
 # links OPTION...: what `bench links` says, as JSON, in a file: whoever read it from a pipe would
 # start while it measures, and take the CPUs of what is measured.
-links() { "$binary" bench links "$name" "$@" --rounds 20 --pin "$cpus" -o json >"$scratch/links"; }
+links() { "$binary" bench links "$name" "$@" --pin "$cpus" -o json >"$scratch/links"; }
+
+# rounds SIZE MESSAGES: the rounds (of 64 MiB) that have as many messages.
+rounds() { echo $((($1 * $2 + (1 << 26) - 1) >> 26)); }
 
 # said EXPRESSION: the sum over the pairs of what was said.
 said() { python3 -c "import json
 print(sum($1 for pair in json.load(open('$scratch/links'))['pairs']))"; }
 
-# ours KEY SIZE: bandwidth in MiB/s, or latency in µs.
+# ours KEY SIZE MESSAGES: bandwidth in MiB/s, or latency in µs.
 ours() {
-    links --from gpu0 --to gpu1 --size "$2"
+    links --from gpu0 --to gpu1 --size "$2" --rounds "$(rounds "$2" "$3")"
     if [[ $1 == latency ]]; then said "pair['mean_latency_us']"
     else said "pair['mean_gb_per_s'] * 1e9 / 2**20"; fi
 }
@@ -108,11 +111,11 @@ down() { "$binary" down "$name" >/dev/null 2>&1; }
 over() {
     local transport=$1
     up
-    judge "$transport 8 B" 1.5 latency ucx_perftest "ours latency 8" "perftest ucp_am_lat 8 20000"
+    judge "$transport 8 B" 1.5 latency ucx_perftest "ours latency 8 20000" "perftest ucp_am_lat 8 20000"
     for size in 65536:20000 1048576:2000 67108864:50; do
-        local bytes=${size%:*}
+        local bytes=${size%:*} messages=${size#*:}
         judge "$transport $((bytes / 1024)) KiB" 0.95 bandwidth ucx_perftest \
-            "ours bandwidth $bytes" "perftest ucp_am_bw $bytes ${size#*:}"
+            "ours bandwidth $bytes $messages" "perftest ucp_am_bw $bytes $messages"
     done
     down
 }
@@ -122,9 +125,9 @@ if command -v ucx_perftest >/dev/null; then
     if wants tcp; then UCX_TLS=tcp,self UCX_NET_DEVICES=lo over tcp; fi
 fi
 
-# both SIZE: MiB/s of both ways together.
+# both SIZE MESSAGES: MiB/s of both ways together.
 both() {
-    links --bidirectional --size "$1"
+    links --bidirectional --size "$1" --rounds "$(rounds "$1" "$2")"
     said "pair['mean_gb_per_s'] * 1e9 / 2**20"
 }
 
@@ -148,7 +151,7 @@ if wants ucxx && "$python" -c 'import ucxx.benchmarks.send_recv' 2>/dev/null; th
     for size in 65536:5000 1048576:1000 67108864:30; do
         bytes=${size%:*}
         judge "ucxx $((bytes / 1024)) KiB" 0.95 bandwidth ucxx \
-            "both $bytes" "ucxx $bytes ${size#*:}"
+            "both $bytes ${size#*:}" "ucxx $bytes ${size#*:}"
     done
     unset UCX_TLS UCX_NET_DEVICES
     down

@@ -7,8 +7,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use cuda_cluster::ucx::{
-    Buffer, Completion, Library, Payload, Protocol, Setting, UcpContext, UcpEndpoint, UcpWorker,
-    environment,
+    Buffer, Library, Payload, Protocol, Setting, UcpContext, UcpEndpoint, UcpWorker, environment,
 };
 
 /// A context of this process, with the variables that its workers set for themselves.
@@ -76,12 +75,12 @@ fn messages_of_every_size_arrive_whole_with_their_header() {
             assert_eq!(arrival.header(), b"header");
             assert_eq!(arrival.len(), bytes);
             arrival.receive(Buffer::from(vec![0; bytes]), "receives").expect("it fits");
-            let Completion { purpose, result, payload } = pair.until(|| pair.b.next_completion());
-            assert_eq!((purpose, result), ("receives", Ok(())));
-            let buffer = payload.into_owned().expect("the buffer comes back");
+            let mut done = pair.until(|| pair.b.next_completion());
+            assert_eq!((*done.purpose(), done.result()), ("receives", Ok(())));
+            let buffer = done.take_payload().into_owned().expect("the buffer comes back");
             assert_eq!(buffer.host(), Some(&pattern(bytes)[..]), "{bytes} {protocol:?}");
             let done = pair.until(|| pair.a.next_completion());
-            assert_eq!((done.purpose, done.result), ("sends", Ok(())));
+            assert_eq!((*done.purpose(), done.result()), ("sends", Ok(())));
         }
     }
 }
@@ -150,9 +149,9 @@ fn a_closed_peer_gives_every_buffer_back() {
         ended.extend(std::iter::from_fn(|| a.next_completion()));
     }
     assert_eq!(ended.len(), 3);
-    for completion in ended {
-        assert!(completion.result.is_err(), "{completion:?}");
-        assert_eq!(completion.payload.buffer().map(Buffer::len), Some(1 << 20));
+    for mut completion in ended {
+        assert!(completion.result().is_err(), "{completion:?}");
+        assert_eq!(completion.take_payload().buffer().map(Buffer::len), Some(1 << 20));
     }
     drop(back);
 }

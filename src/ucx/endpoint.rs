@@ -17,7 +17,7 @@ use super::abi::{
 use super::address::WorkerAddress;
 use super::lanes;
 use super::memory::Payload;
-use super::operation::{HEADER_LIMIT, Operation, Protocol, sent};
+use super::operation::{HEADER_LIMIT, Kept, Operation, Protocol, sent};
 use super::print::printed;
 use super::status::Status;
 use super::worker::{EndpointFailure, EndpointId, MESSAGE_ID, Records, UcpWorker, WorkerInner};
@@ -100,8 +100,12 @@ impl<P> UcpEndpoint<P> {
         if header.len() > HEADER_LIMIT {
             return Err(Error::Header { bytes: header.len() });
         }
-        let mut operation = Operation::new(&self.worker.records, purpose, payload);
-        operation.header[..header.len()].copy_from_slice(header);
+        let records = &self.worker.records;
+        let mut operation =
+            Operation::new(records, purpose, payload, Kept::Header([0; HEADER_LIMIT]));
+        if let Kept::Header(kept) = &mut operation.kept {
+            kept[..header.len()].copy_from_slice(header);
+        }
         let (address, bytes) = match operation.payload.buffer() {
             Some(buffer) => (buffer.pointer(), buffer.len()),
             None => (std::ptr::null(), 0),
@@ -121,7 +125,7 @@ impl<P> UcpEndpoint<P> {
                 (self.functions().ucp_am_send_nbx)(
                     self.raw,
                     MESSAGE_ID,
-                    (&raw const (*operation).header).cast(),
+                    (*operation).header().as_ptr().cast(),
                     header.len(),
                     address,
                     bytes,
@@ -135,7 +139,9 @@ impl<P> UcpEndpoint<P> {
     /// Completes when everything sent before is delivered.
     #[doc(alias = "ucp_ep_flush_nbx")]
     pub fn flush(&self, purpose: P) {
-        Operation::new(&self.worker.records, purpose, Payload::Empty).submit(|operation| {
+        let records = &self.worker.records;
+        let operation = Operation::new(records, purpose, Payload::Empty, Kept::Nothing);
+        operation.submit(|operation| {
             let param = request(operation);
             // SAFETY: a live endpoint and a valid parameter structure.
             Submitted::from(unsafe {

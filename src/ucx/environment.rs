@@ -14,11 +14,16 @@ use super::context::Setting;
 /// Endpoints with error handling lose shared memory unless the transports are told to handle
 /// errors. What the last one waives, revoking a peer's access to a buffer after an error, is about
 /// reading here: receivers read from senders, and a sender's buffer is parked until the end.
+///
+/// UCX copies one piece of at most 512 KiB between two looks for messages. With four, what a
+/// message costs besides its copy is paid for several at once, before the next copy empties the
+/// caches; with more, other peers' messages would wait for longer than a fifth of a millisecond.
 pub fn defaults() -> Vec<Setting> {
     [
         ("POSIX_ERROR_HANDLING", "y"),
         ("SYSV_ERROR_HANDLING", "y"),
         ("CMA_MEMORY_INVALIDATE", "y"),
+        ("CMA_TX_QUOTA", "4"),
         // Variables of transports that are not here are no mistake.
         ("WARN_UNUSED_ENV_VARS", "n"),
     ]

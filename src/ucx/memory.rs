@@ -129,7 +129,7 @@ pub enum Payload {
     #[default]
     Empty,
     /// A buffer of its own.
-    Owned(Buffer),
+    Owned(Box<Buffer>),
     /// A buffer that others read at the same time.
     Shared(Arc<Buffer>),
 }
@@ -145,7 +145,7 @@ impl Payload {
     }
 
     /// The buffer, where it is owned.
-    pub fn into_owned(self) -> Option<Buffer> {
+    pub fn into_owned(self) -> Option<Box<Buffer>> {
         match self {
             Payload::Owned(buffer) => Some(buffer),
             Payload::Empty | Payload::Shared(_) => None,
@@ -155,6 +155,6 @@ impl Payload {
 
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
-        Payload::Owned(bytes.into())
+        Payload::Owned(Box::new(bytes.into()))
     }
 }

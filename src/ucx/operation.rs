@@ -2,10 +2,15 @@
 //!
 //! Does not start operations; endpoints and arrivals do.
 //!
+//! An operation is written where it stays until its completion is dealt with. Moving it costs more
+//! than all else that is done with it: a wide read of what was just written in pieces waits until
+//! the pieces are in the cache, and they wait for earlier writes to memory that the peer reads.
+//!
 //! *Invariant:* an [`Operation`] is owned by UCX (as a raw pointer in the request's user data) from
 //! its submission until its callback runs, and by nobody else.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::rc::Rc;
 
 use super::abi::{RawStatus, Submitted};
@@ -39,28 +44,71 @@ impl Protocol {
 }
 
 /// An operation that has come to its end, and the memory that it owned.
-#[derive(Debug)]
-pub struct Completion<P> {
+pub struct Completion<P>(Box<Operation<P>>);
+
+impl<P> Completion<P> {
     /// What its starter said that it is for.
-    pub purpose: P,
+    pub fn purpose(&self) -> &P {
+        &self.0.purpose
+    }
+
     /// How it ended.
-    pub result: Result<(), Status>,
-    /// The memory, whatever the result.
-    pub payload: Payload,
+    ///
+    /// # Errors
+    /// If it failed.
+    pub fn result(&self) -> Result<(), Status> {
+        if self.0.status.is_error() { Err(self.0.status) } else { Ok(()) }
+    }
+
+    /// The memory, whatever the result; nothing, the second time.
+    pub fn take_payload(&mut self) -> Payload {
+        std::mem::take(&mut self.0.payload)
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for Completion<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Operation { purpose, payload, .. } = &*self.0;
+        let mut completion = f.debug_struct("Completion");
+        completion.field("purpose", purpose).field("result", &self.result());
+        completion.field("payload", payload).finish()
+    }
 }
 
 /// What UCX holds for one operation.
 pub(super) struct Operation<P> {
+    /// Where its end is recorded.
     records: Rc<Records<P>>,
+    status: Status,
     purpose: P,
-    pub(super) header: [u8; HEADER_LIMIT],
     pub(super) payload: Payload,
+    pub(super) kept: Kept,
+}
+
+/// What an operation keeps for UCX besides the memory.
+pub(super) enum Kept {
+    /// The message's header, which UCX reads until it is sent.
+    Header([u8; HEADER_LIMIT]),
+    /// The descriptor of data that are to be fetched, and their length.
+    Descriptor(*mut c_void, usize),
+    /// Nothing.
+    Nothing,
 }
 
 impl<P> Operation<P> {
-    pub(super) fn new(records: &Rc<Records<P>>, purpose: P, payload: Payload) -> Box<Self> {
+    pub(super) fn new(
+        records: &Rc<Records<P>>,
+        purpose: P,
+        payload: Payload,
+        kept: Kept,
+    ) -> Box<Self> {
         let records = Rc::clone(records);
-        Box::new(Self { records, purpose, header: [0; HEADER_LIMIT], payload })
+        Box::write(Box::new_uninit(), Self { records, status: Status::OK, purpose, payload, kept })
+    }
+
+    /// The header's bytes, for UCX.
+    pub(super) fn header(&self) -> &[u8] {
+        if let Kept::Header(header) = &self.kept { header } else { &[] }
     }
 
     /// Hands the operation to UCX through `submit`, which gets it as user data.
@@ -69,8 +117,7 @@ impl<P> Operation<P> {
     /// [`sent`] or [`received`], or as the arguments of that one call, and nowhere else.
     pub(super) fn submit(self: Box<Self>, submit: impl FnOnce(*mut Self) -> Submitted) {
         let in_flight = &self.records.in_flight;
-        // Before UCX is called: a transport that copies synchronously (cma) runs the callback
-        // within the call.
+        // Before UCX is called: it may run the callback within the call.
         in_flight.set(in_flight.get() + 1);
         let raw = Box::into_raw(self);
         match submit(raw) {
@@ -87,7 +134,7 @@ impl<P> Operation<P> {
     }
 
     /// Ends a receive whose bytes are at hand already.
-    pub(super) fn fill(mut self, bytes: &[u8]) {
+    pub(super) fn fill(mut self: Box<Self>, bytes: &[u8]) {
         let status = match &mut self.payload {
             Payload::Owned(buffer) => match buffer.write(bytes) {
                 Ok(()) => Status::OK,
@@ -99,16 +146,16 @@ impl<P> Operation<P> {
     }
 
     /// Ends what UCX held.
-    fn finish(self, status: Status) {
+    fn finish(self: Box<Self>, status: Status) {
         let in_flight = &self.records.in_flight;
         in_flight.set(in_flight.get() - 1);
         self.end(status);
     }
 
-    fn end(self, status: Status) {
-        let Operation { records, purpose, payload, .. } = self;
-        let result = if status.is_error() { Err(status) } else { Ok(()) };
-        records.completions.borrow_mut().push_back(Completion { purpose, result, payload });
+    fn end(mut self: Box<Self>, status: Status) {
+        self.status = status;
+        let records = Rc::clone(&self.records);
+        records.completions.borrow_mut().push_back(Completion(self));
     }
 }
 
@@ -124,10 +171,9 @@ pub(super) unsafe extern "C" fn sent<P>(
 ) {
     // SAFETY: the caller's promise; UCX calls back once and gives the operation up.
     let operation = unsafe { Box::from_raw(user_data.cast::<Operation<P>>()) };
-    let free = operation.records.functions().ucp_request_free;
-    operation.finish(Status(status));
     // SAFETY: the request is complete and is not used after this.
-    unsafe { free(request) };
+    unsafe { (operation.records.functions().ucp_request_free)(request) };
+    operation.finish(Status(status));
 }
 
 /// UCX's callback for received message data.

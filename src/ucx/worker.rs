@@ -24,7 +24,7 @@ use super::address::WorkerAddress;
 use super::connections::Connections;
 use super::context::{ContextInner, UcpContext};
 use super::memory::{Buffer, Payload};
-use super::operation::{Completion, HEADER_LIMIT, Operation, received};
+use super::operation::{Completion, HEADER_LIMIT, Kept, Operation, received};
 use super::status::Status;
 
 /// The one active message id in use; kinds of messages are told apart by their headers.
@@ -56,9 +56,9 @@ pub(super) struct Records<P> {
     pub(super) in_flight: Cell<usize>,
     pub(super) completions: RefCell<VecDeque<Completion<P>>>,
     pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
-    arrivals: RefCell<VecDeque<RawArrival>>,
+    arrivals: RefCell<VecDeque<Box<RawArrival>>>,
     /// What the owner wants received.
-    receives: RefCell<VecDeque<Receive<P>>>,
+    receives: RefCell<VecDeque<Box<Operation<P>>>>,
     pub(super) endpoints: Cell<u64>,
     pub(super) connections: RefCell<Connections>,
     /// Endpoints that UCX still holds.
@@ -71,13 +71,16 @@ impl<P> Records<P> {
     pub(super) fn functions(&self) -> &abi::Functions {
         &self.context.library.functions
     }
-}
 
-/// A receive that UCX does not hold yet.
-struct Receive<P> {
-    operation: Box<Operation<P>>,
-    descriptor: *mut c_void,
-    length: usize,
+    /// Records a message, piece by piece where it stays, as [`Operation`]s are.
+    #[inline]
+    fn arrived(&self, header: &[u8], data: Data) {
+        let mut arrival = Box::write(Box::new_uninit(), RawArrival::EMPTY);
+        arrival.data = data;
+        arrival.header_length = header.len();
+        arrival.header[..header.len()].copy_from_slice(header);
+        self.arrivals.borrow_mut().push_back(arrival);
+    }
 }
 
 /// A message as the callback records it.
@@ -87,6 +90,10 @@ struct RawArrival {
     data: Data,
 }
 
+impl RawArrival {
+    const EMPTY: Self = Self { header: [0; HEADER_LIMIT], header_length: 0, data: Data::Nothing };
+}
+
 enum Data {
     /// The bytes, copied, for UCX needs its memory back.
     Copied(SmallVec<[u8; SMALL]>),
@@ -94,13 +101,8 @@ enum Data {
     Held { descriptor: *mut c_void, length: usize },
     /// UCX's descriptor of bytes that are still at the sender.
     Remote { descriptor: *mut c_void, length: usize },
-}
-
-impl Default for Data {
-    /// Nothing, which nobody keeps.
-    fn default() -> Self {
-        Data::Copied(SmallVec::new())
-    }
+    /// Nothing, or nothing any more, for a receive has it.
+    Nothing,
 }
 
 /// A UCX worker and its event file descriptor. Each operation is started with a purpose `P`, which
@@ -250,14 +252,15 @@ impl<P> WorkerInner<P> {
         let mut any = false;
         loop {
             let next = self.records.receives.borrow_mut().pop_front();
-            let Some(Receive { operation, descriptor, length }) = next else { return any };
-            self.fetch(operation, descriptor, length);
+            let Some(operation) = next else { return any };
+            self.fetch(operation);
             any = true;
         }
     }
 
     /// Has UCX fetch data that are still at the sender, and give their descriptor back.
-    fn fetch(&self, operation: Box<Operation<P>>, descriptor: *mut c_void, length: usize) {
+    fn fetch(&self, operation: Box<Operation<P>>) {
+        let Kept::Descriptor(descriptor, length) = operation.kept else { return };
         operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
             let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
@@ -328,9 +331,10 @@ impl<P> WorkerInner<P> {
 
 impl<P> Drop for WorkerInner<P> {
     fn drop(&mut self) {
-        // Each knows the records that it lies in.
-        for Receive { descriptor, length, .. } in self.records.receives.take() {
-            self.release(&Data::Remote { descriptor, length });
+        for operation in self.records.receives.take() {
+            if let Kept::Descriptor(descriptor, length) = operation.kept {
+                self.release(&Data::Remote { descriptor, length });
+            }
         }
         // No endpoint handle is left (each holds the worker), but UCX may still be closing some.
         let start = Instant::now();
@@ -339,6 +343,8 @@ impl<P> Drop for WorkerInner<P> {
         {
             self.progress();
         }
+        // Each holds the records that it lies in.
+        drop(self.records.completions.take());
         for raw in self.records.arrivals.take() {
             self.release(&raw.data);
         }
@@ -378,9 +384,7 @@ unsafe extern "C" fn arrived<P>(
         0 => &[],
         // Nobody of ours sent it. The owner hears of it: an empty header tells that as well.
         _ if header_length > HEADER_LIMIT => {
-            let data = Data::default();
-            let header = [0; HEADER_LIMIT];
-            records.arrivals.borrow_mut().push_back(RawArrival { header, header_length: 0, data });
+            records.arrived(&[], Data::Nothing);
             return Status::OK.0;
         }
         // SAFETY: UCX gives `header_length` readable bytes for the time of the callback.
@@ -389,30 +393,27 @@ unsafe extern "C" fn arrived<P>(
     // SAFETY: UCX gives a valid parameter structure.
     let attributes = unsafe { (*param).recv_attr };
     let is = |flag: attribute| attributes & flag as u64 != 0;
-    let (data, status) = if is(attribute::UCP_AM_RECV_ATTR_FLAG_RNDV) {
-        (Data::Remote { descriptor: data, length }, Status::IN_PROGRESS)
-    } else if is(attribute::UCP_AM_RECV_ATTR_FLAG_DATA) && length > 0 {
-        (Data::Held { descriptor: data, length }, Status::IN_PROGRESS)
-    } else if length > 0 {
-        // SAFETY: UCX gives `length` readable bytes for the time of the callback.
-        let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>().cast_const(), length) };
-        (Data::Copied(SmallVec::from_slice(bytes)), Status::OK)
-    } else {
-        (Data::Copied(SmallVec::new()), Status::OK)
-    };
-    let mut arrivals = records.arrivals.borrow_mut();
-    arrivals.push_back(RawArrival { header: [0; HEADER_LIMIT], header_length, data });
-    // Straight to where it stays.
-    if let Some(arrival) = arrivals.back_mut() {
-        arrival.header[..header.len()].copy_from_slice(header);
+    if is(attribute::UCP_AM_RECV_ATTR_FLAG_RNDV) {
+        records.arrived(header, Data::Remote { descriptor: data, length });
+        return Status::IN_PROGRESS.0;
     }
-    status.0
+    if is(attribute::UCP_AM_RECV_ATTR_FLAG_DATA) && length > 0 {
+        records.arrived(header, Data::Held { descriptor: data, length });
+        return Status::IN_PROGRESS.0;
+    }
+    let bytes = match length {
+        0 => &[],
+        // SAFETY: UCX gives `length` readable bytes for the time of the callback.
+        _ => unsafe { std::slice::from_raw_parts(data.cast::<u8>().cast_const(), length) },
+    };
+    records.arrived(header, Data::Copied(SmallVec::from_slice(bytes)));
+    Status::OK.0
 }
 
 /// A message that has arrived. Dropping it refuses what is still at the sender.
 pub struct Arrival<P: 'static> {
     worker: Rc<WorkerInner<P>>,
-    raw: RawArrival,
+    raw: Box<RawArrival>,
 }
 
 impl<P> Arrival<P> {
@@ -426,6 +427,7 @@ impl<P> Arrival<P> {
         match &self.raw.data {
             Data::Copied(bytes) => bytes.len(),
             Data::Held { length, .. } | Data::Remote { length, .. } => *length,
+            Data::Nothing => 0,
         }
     }
 
@@ -442,6 +444,7 @@ impl<P> Arrival<P> {
             Data::Held { descriptor, length } => Some(unsafe {
                 std::slice::from_raw_parts(descriptor.cast::<u8>().cast_const(), *length)
             }),
+            Data::Nothing => Some(&[]),
             Data::Remote { .. } => None,
         }
     }
@@ -452,22 +455,28 @@ impl<P> Arrival<P> {
     /// # Errors
     /// If the buffer is too small; it is lost then, and so is the message.
     #[doc(alias = "ucp_am_recv_data_nbx")]
-    pub fn receive(mut self, buffer: Buffer, purpose: P) -> Result<(), Error> {
+    pub fn receive(mut self, buffer: impl Into<Box<Buffer>>, purpose: P) -> Result<(), Error> {
+        let buffer = buffer.into();
         let (message, room) = (self.len(), buffer.len());
         if message > room {
             return Err(Error::Size { message, buffer: room });
         }
-        let operation = Operation::new(&self.worker.records, purpose, Payload::Owned(buffer));
+        let records = &self.worker.records;
+        let payload = Payload::Owned(buffer);
         match self.raw.data {
             Data::Remote { descriptor, length } if length > 0 => {
-                self.raw.data = Data::default();
-                let receive = Receive { operation, descriptor, length };
-                self.worker.records.receives.borrow_mut().push_back(receive);
+                self.raw.data = Data::Nothing;
+                let kept = Kept::Descriptor(descriptor, length);
+                let operation = Operation::new(records, purpose, payload, kept);
+                records.receives.borrow_mut().push_back(operation);
             }
             // Not by UCX's own call: that of 1.21 gives the descriptor back itself, that of a
             // message in several fragments to the wrong place (openucx/ucx#11468), and that of an
             // empty rendezvous message not at all.
-            _ => operation.fill(self.bytes().unwrap_or_default()),
+            _ => {
+                let operation = Operation::new(records, purpose, payload, Kept::Nothing);
+                operation.fill(self.bytes().unwrap_or_default());
+            }
         }
         Ok(())
     }

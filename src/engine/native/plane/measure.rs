@@ -20,9 +20,10 @@ use crate::wire::peer::{Kind, Measure, MemoryKind};
 const WINDOW: u32 = 32;
 
 /// Receives that may overlap, and their bytes: so few that a core's caches hold sender's and
-/// receiver's memory, as they do where receives all go to one place.
-const OVERLAPPING: u64 = 4;
-const OVERLAPPING_BYTES: u64 = 256 << 10;
+/// receiver's memory, as they do where receives all go to one place; and twice as many as UCX
+/// copies in one go, so that there always are some to copy.
+const OVERLAPPING: u64 = 8;
+const OVERLAPPING_BYTES: u64 = 512 << 10;
 
 /// Longest message that is measured, in bytes.
 const SIZE_LIMIT: u64 = 8 << 30;
@@ -62,7 +63,8 @@ struct Sending {
 struct Receiving {
     measure: Measure,
     /// Memory that no receive uses, one for each receive that may overlap with others.
-    free: Vec<Buffer>,
+    #[expect(clippy::vec_box, reason = "they move about with every message")]
+    free: Vec<Box<Buffer>>,
     /// What pings are answered with.
     answer: Option<Arc<Buffer>>,
     waiting: VecDeque<Arrival>,
@@ -121,6 +123,7 @@ impl Measurements {
     ) -> Out {
         let prepared = memory.is_some();
         if let Some(free) = memory {
+            let free = free.into_iter().map(Box::new).collect();
             let waiting = VecDeque::new();
             let receiving = Receiving { measure, free, answer: None, waiting, received: 0 };
             self.receiving.insert((from, id), receiving);
@@ -188,7 +191,7 @@ impl Measurements {
         &mut self,
         from: PeerKey,
         id: u64,
-        buffer: Option<Buffer>,
+        buffer: Option<Box<Buffer>>,
     ) -> Option<Out> {
         let receiving = self.receiving.get_mut(&(from, id))?;
         if let Some(buffer) = buffer {
@@ -287,7 +290,7 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
 }
 
 /// Receives a message of a stream into memory that it fits.
-fn receive(arrival: Arrival, buffer: Buffer, from: PeerKey, measurement: u64) {
+fn receive(arrival: Arrival, buffer: Box<Buffer>, from: PeerKey, measurement: u64) {
     let _ = arrival.receive(buffer, Purpose::Received { from, measurement });
 }
 

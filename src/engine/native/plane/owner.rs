@@ -347,16 +347,20 @@ impl Owner {
         }
     }
 
-    fn completed(&mut self, Completion { purpose, result, payload }: Completion<Purpose>) {
-        match purpose {
+    fn completed(&mut self, mut completion: Completion<Purpose>) {
+        let payload = completion.take_payload();
+        match *completion.purpose() {
             Purpose::Message => {
-                if let Err(status) = result {
+                if let Err(status) = completion.result() {
                     tracing::debug!(%status, "a message was not sent");
                 }
             }
-            Purpose::Probe { by, checksum } => self.probed(*by, checksum, result, &payload),
+            Purpose::Probe { ref by, checksum } => {
+                self.probed(by, checksum, completion.result(), &payload);
+            }
             Purpose::Object { request } => {
-                self.transfers.completed(request, result, payload.into_owned());
+                let buffer = payload.into_owned().map(|buffer| *buffer);
+                self.transfers.completed(request, completion.result(), buffer);
             }
             Purpose::Sent { measurement } => {
                 self.measurements.sent(measurement, &mut self.outbox);

@@ -23,7 +23,7 @@ impl Owner {
         }
         let name = sender.name.clone();
         let purpose = Purpose::Probe { by: Box::new(sender), checksum: argument };
-        if let Err(error) = arrival.receive(vec![0; PROBE_BYTES].into(), purpose) {
+        if let Err(error) = arrival.receive(Buffer::from(vec![0; PROBE_BYTES]), purpose) {
             tracing::warn!(peer = name, "{error}");
         }
     }
@@ -31,7 +31,7 @@ impl Owner {
     #[inline(never)]
     pub(super) fn probed(
         &mut self,
-        by: Member,
+        by: &Member,
         checksum: u64,
         result: Result<(), ucx::Status>,
         payload: &Payload,
@@ -39,7 +39,7 @@ impl Owner {
         let bytes = payload.buffer().and_then(Buffer::host).unwrap_or_default();
         match result {
             Ok(()) if u64::from(crc32c::crc32c(bytes)) == checksum => {
-                self.handle(Event::Probed { by });
+                self.handle(Event::Probed { by: by.clone() });
             }
             Ok(()) => tracing::error!(peer = by.name, "a probe arrived with the wrong checksum"),
             Err(status) => tracing::warn!(peer = by.name, %status, "a probe did not arrive"),
