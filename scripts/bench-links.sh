@@ -56,9 +56,14 @@ perftest() {
     awk -v c="$column" '{print $c}' <<<"$line"
 }
 
-# links OPTION...: what `bench links` says, as JSON, in a file: whoever read it from a pipe would
-# start while it measures, and take the CPUs of what is measured.
-links() { "$binary" bench links "$name" "$@" --pin "$cpus" -o json >"$scratch/links"; }
+# links OPTION...: what `bench links` says of a new cluster, as JSON. New, because a tenth of the
+# speed is decided by which pages of memory one gets. In a file, because whoever read it from a pipe
+# would start while it measures, and take the CPUs of what is measured.
+links() {
+    up
+    "$binary" bench links "$name" "$@" --pin "$cpus" -o json >"$scratch/links"
+    down
+}
 
 # rounds SIZE MESSAGES: the rounds (of 64 MiB) that have as many messages.
 rounds() { echo $((($1 * $2 + (1 << 26) - 1) >> 26)); }
@@ -97,27 +102,27 @@ judge() {
 }
 
 # Ours would take huge pages for large buffers, which is better, but another comparison.
+pages='import os, sys; os.execvp(sys.argv[1], sys.argv[1:])'
 small_pages='import ctypes, os, sys
 PR_SET_THP_DISABLE = 41
 ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 os.execvp(sys.argv[1], sys.argv[1:])'
 
+options=()
 up() {
-    python3 -c "${pages-$small_pages}" "$binary" up --topology dgx-h100 --simulate --n-workers 2 --name "$name" --detach "$@" \
-        >/dev/null 2>"$scratch/up" || { cat "$scratch/up" >&2; exit 1; }
+    python3 -c "$pages" "$binary" up --topology dgx-h100 --simulate --n-workers 2 --name "$name" \
+        --detach "${options[@]}" >/dev/null 2>"$scratch/up" || { cat "$scratch/up" >&2; exit 1; }
 }
 down() { "$binary" down "$name" >/dev/null 2>&1; }
 
 over() {
-    local transport=$1
-    up
+    local transport=$1 pages=$small_pages
     judge "$transport 8 B" 1.5 latency ucx_perftest "ours latency 8 20000" "perftest ucp_am_lat 8 20000"
     for size in 65536:20000 1048576:2000 67108864:50; do
         local bytes=${size%:*} messages=${size#*:}
         judge "$transport $((bytes / 1024)) KiB" 0.95 bandwidth ucx_perftest \
             "ours bandwidth $bytes $messages" "perftest ucp_am_bw $bytes $messages"
     done
-    down
 }
 
 if command -v ucx_perftest >/dev/null; then
@@ -147,14 +152,13 @@ ucxx() {
 if wants ucxx && "$python" -c 'import ucxx.benchmarks.send_recv' 2>/dev/null; then
     library=$("$python" -c 'import libucx, os; print(os.path.dirname(libucx.__file__) + "/lib")')
     export UCX_TLS=sm,self,tcp UCX_NET_DEVICES=lo
-    pages='import os, sys; os.execvp(sys.argv[1], sys.argv[1:])' up --ucx "$library"
+    options=(--ucx "$library")
     for size in 65536:5000 1048576:1000 67108864:30; do
         bytes=${size%:*}
         judge "ucxx $((bytes / 1024)) KiB" 0.95 bandwidth ucxx \
             "both $bytes ${size#*:}" "ucxx $bytes ${size#*:}"
     done
     unset UCX_TLS UCX_NET_DEVICES
-    down
 fi
 
 # Eight connected workers with nothing to do: CPU time of all processes in ten seconds.
