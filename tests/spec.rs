@@ -61,6 +61,8 @@ wrong! {
     tls_with_a_file_missing: "version: 1\nengine: dask\ntls:\n  cert: cert.pem\n",
     tcp_as_protocol_with_infiniband:
         "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  infiniband: true\n",
+    tcp_as_protocol_with_a_libucp:
+        "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  library: auto\n",
     too_few_ports: "version: 1\nworkers: 8\nworker:\n  ports: 9000:9003\n",
     one_listen_address_for_several_workers:
         "version: 1\ngpus: 0-3\nworker:\n  listen_address: 10.0.0.1\n",

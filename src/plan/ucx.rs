@@ -84,6 +84,7 @@ pub(super) fn protocol(spec: &ClusterSpec) -> String {
     let ucx = &spec.ucx;
     let asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].iter().any(Option::is_some)
         || ucx.net_devices.is_some()
+        || ucx.library.is_some()
         || ucx.compat.is_some();
     match &spec.dask.protocol {
         Some(protocol) => protocol.clone(),

@@ -196,9 +196,15 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
             "give the missing files, or none",
         );
     }
-    let ucx_asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].contains(&Some(true))
-        || matches!(protocol, Some("ucx" | "ucxx"));
-    if given > 0 && ucx_asked {
+    let needs_ucx = [
+        ("nvlink", ucx.nvlink == Some(true)),
+        ("infiniband", ucx.infiniband == Some(true)),
+        ("tcp", ucx.tcp == Some(true)),
+        ("rdmacm", ucx.rdmacm == Some(true)),
+        ("library", ucx.library.is_some()),
+    ];
+    let needs_ucx = needs_ucx.into_iter().find_map(|(key, asked)| asked.then_some(key));
+    if given > 0 && (needs_ucx.is_some() || matches!(protocol, Some("ucx" | "ucxx"))) {
         return refuse(
             "tls",
             "UCX does not encrypt: TLS would be promised and not given",
@@ -206,14 +212,7 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
         );
     }
     if matches!(protocol, Some("tcp" | "tls"))
-        && let Some((key, _)) = [
-            ("nvlink", ucx.nvlink),
-            ("infiniband", ucx.infiniband),
-            ("tcp", ucx.tcp),
-            ("rdmacm", ucx.rdmacm),
-        ]
-        .iter()
-        .find(|(_, on)| *on == Some(true))
+        && let Some(key) = needs_ucx
     {
         return refuse(
             "dask.protocol",

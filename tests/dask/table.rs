@@ -87,6 +87,7 @@ fn accepted() -> Vec<(&'static [&'static str], &'static str, Value)> {
             json!("tcp://127.0.0.1:9"),
         ),
         (&["--enable-tcp-over-ucx"], "/engine_options/dask/protocol", json!("ucxx")),
+        (&["--ucx", "system"], "/engine_options/dask/protocol", json!("ucxx")),
         (&["--protocol", "ucx"], "/engine_options/dask/protocol", json!("ucx")),
     ]
 }
