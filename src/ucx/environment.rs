@@ -12,8 +12,9 @@ use super::context::Setting;
 /// What every process of ours wants of UCX, unless its environment says otherwise.
 ///
 /// Endpoints with error handling lose shared memory unless the transports are told to handle
-/// errors. What the last one waives, revoking a peer's access to a buffer after an error, is about
-/// reading here: receivers read from senders, and a sender's buffer is parked until the end.
+/// errors. What `CMA_MEMORY_INVALIDATE` waives, revoking a peer's access to a buffer after an
+/// error, is about reading here: receivers read from senders, and a sender's buffer is parked until
+/// the end.
 ///
 /// UCX copies one piece of at most 512 KiB between two looks for messages. With four, what a
 /// message costs besides its copy is paid for several at once, before the next copy empties the

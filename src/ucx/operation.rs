@@ -152,7 +152,8 @@ impl<P> Operation<P> {
         self.end(status);
     }
 
-    fn end(mut self: Box<Self>, status: Status) {
+    /// Records the end of what UCX does not hold.
+    pub(super) fn end(mut self: Box<Self>, status: Status) {
         self.status = status;
         let records = Rc::clone(&self.records);
         records.completions.borrow_mut().push_back(Completion(self));

@@ -260,7 +260,10 @@ impl<P> WorkerInner<P> {
 
     /// Has UCX fetch data that are still at the sender, and give their descriptor back.
     fn fetch(&self, operation: Box<Operation<P>>) {
-        let Kept::Descriptor(descriptor, length) = operation.kept else { return };
+        let Kept::Descriptor(descriptor, length) = operation.kept else {
+            // There is nothing to fetch.
+            return operation.end(Status::OK);
+        };
         operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
             let mut param: abi::ucp_request_param_t = unsafe { zeroed() };
