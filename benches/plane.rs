@@ -9,12 +9,15 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
 use cuda_cluster::ucx::{Library, Setting, environment};
 use cuda_cluster::wire::native::{Member, ToWorker};
 use cuda_cluster::wire::secret::Secret;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 const MESSAGES: usize = 20_000;
@@ -37,8 +40,10 @@ impl Side {
         let library = library();
         let settings = vec![Setting::new("NET_DEVICES", "lo")];
         let opening = Opening { library, settings, ..Opening::default() };
+        stay_on(usize::try_from(number).expect("few"));
         let (plane, mut reports) =
             Plane::spawn(member.clone(), Secret::new([5; 32]), opening).expect("a thread");
+        stay_on(0);
         let Some(Report::Open { address, library }) = reports.recv().await else {
             panic!("{:?}", plane.stop())
         };
@@ -63,6 +68,20 @@ impl Side {
             }
         }
     }
+}
+
+/// Binds this thread, and what it starts from now on, to one CPU, as workers are bound to theirs.
+/// Two threads that poll on one CPU would only measure how they give way to each other.
+fn stay_on(number: usize) {
+    static USABLE: OnceLock<Vec<usize>> = OnceLock::new();
+    let here = Pid::from_raw(0);
+    let usable = USABLE.get_or_init(|| {
+        let all = sched_getaffinity(here).expect("this thread's CPUs");
+        (0..CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false)).collect()
+    });
+    let mut own = CpuSet::new();
+    own.set(usable[number % usable.len()]).expect("a CPU that there is");
+    sched_setaffinity(here, &own).expect("one of its CPUs");
 }
 
 /// The libucp to use: `CUDA_CLUSTER_UCX`, or the dynamic loader's.
@@ -109,8 +128,8 @@ fn summary(mut samples: Vec<Duration>) -> String {
     )
 }
 
-/// What waking takes without UCX or anything else: a thread that sleeps until a byte comes, and sends
-/// it back.
+/// What waking takes without UCX or anything else: a thread on the peer's CPU that sleeps until a
+/// byte comes, and sends it back.
 struct Bare {
     line: UnixStream,
 }
@@ -119,6 +138,7 @@ impl Bare {
     fn new() -> Self {
         let (line, mut other) = UnixStream::pair().expect("two sockets");
         std::thread::spawn(move || {
+            stay_on(1);
             let mut byte = [0];
             while other.read_exact(&mut byte).is_ok() && other.write_all(&byte).is_ok() {}
         });

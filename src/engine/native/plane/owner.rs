@@ -190,7 +190,8 @@ impl Owner {
             if looks == pause_after {
                 idle_since = Instant::now();
             }
-            if measuring || patience.lasts(idle_since.elapsed()) {
+            let expecting = !self.echoes.is_empty() || self.transfers.expecting();
+            if measuring || patience.lasts(idle_since.elapsed(), expecting) {
                 std::thread::yield_now();
             } else {
                 let began = Instant::now();

@@ -4,7 +4,7 @@
 //!
 //! Sleeping and being woken costs tens of microseconds, twice for a message and its answer, so a
 //! thread that will soon have work does better to look for it. Whether it will soon have work shows
-//! in how long it slept lately.
+//! in what it waits for, and in how long it slept lately.
 //!
 //! *Invariant:* a thread that has nothing to do looks for at most [`LONGEST`] at a time, and soon
 //! for [`SHORTEST`] only.
@@ -31,9 +31,10 @@ impl Patience {
         Self { limit: SHORTEST }
     }
 
-    /// Whether a thread that has looked for this long in vain shall look on.
-    pub(super) fn lasts(self, looked: Duration) -> bool {
-        looked < self.limit
+    /// Whether a thread that has looked for this long in vain shall look on. `expecting`: a peer
+    /// owes it an answer.
+    pub(super) fn lasts(self, looked: Duration, expecting: bool) -> bool {
+        looked < if expecting { LONGEST } else { self.limit }
     }
 
     /// Learns from a sleep, of which the look before it had been in vain.
@@ -54,10 +55,17 @@ mod tests {
     #[test]
     fn an_answer_that_came_soon_is_waited_for_the_next_time() {
         let mut patience = Patience::new();
-        assert!(!patience.lasts(Duration::from_micros(5)));
+        assert!(!patience.lasts(Duration::from_micros(5), false));
         patience.slept(Duration::from_micros(120));
-        assert!(patience.lasts(Duration::from_micros(120)));
-        assert!(!patience.lasts(LONGEST));
+        assert!(patience.lasts(Duration::from_micros(120), false));
+        assert!(!patience.lasts(LONGEST, false));
+    }
+
+    #[test]
+    fn an_answer_that_is_owed_is_waited_for_but_not_for_ever() {
+        let patience = Patience::new();
+        assert!(patience.lasts(LONGEST / 2, true));
+        assert!(!patience.lasts(LONGEST, true));
     }
 
     #[test]
@@ -67,6 +75,6 @@ mod tests {
         for _ in 0..2 {
             patience.slept(Duration::from_secs(1));
         }
-        assert!(!patience.lasts(SHORTEST));
+        assert!(!patience.lasts(SHORTEST, false));
     }
 }

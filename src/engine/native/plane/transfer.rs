@@ -139,6 +139,11 @@ impl Transfers {
         }
     }
 
+    /// Whether some peer owes an object.
+    pub(super) fn expecting(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
     /// Remembers a request that has been sent to a peer.
     pub(super) fn requested(&mut self, request: Request, peer: PeerKey) {
         let Request { id, peer: peer_name, name, target, checked, reply } = request;
