@@ -16,7 +16,8 @@ use crate::engine::native::plane::Plane;
 use crate::ucx::Buffer;
 use crate::wire::tasks::{Counters, ObjectId};
 
-/// Longest wait for device memory of objects that have left, which peers are still reading.
+/// Longest wait for device memory of objects that have left, which peers are still reading, and of
+/// objects that were to come from a peer that was lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time between two looks.
@@ -266,6 +267,9 @@ impl Store {
     fn device_memory(&self, device: &Device, bytes: usize) -> Result<Buffer, StoreError> {
         let start = Instant::now();
         loop {
+            // Asked before the attempt: what is free after it may have come too late for it.
+            let parked = self.plane.as_ref().map_or(0, Plane::parked_bytes);
+            let coming = self.lock().leaving_bytes() + parked;
             let refusal = match self.attempt(device, bytes) {
                 Ok(buffer) => return Ok(buffer),
                 Err(refusal) => refusal,
@@ -296,7 +300,7 @@ impl Store {
                 }
             }
             drop(inner);
-            if leaving == 0 || !waits {
+            if coming == 0 || !waits {
                 return Err(full.map_or_else(|| refusal.into(), Into::into));
             }
             std::thread::sleep(PAUSE);

@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::oneshot;
 
@@ -22,6 +23,9 @@ use crate::wire::native::{Member, PeerKey};
 /// Bytes that are read at a time for a checksum.
 const CHECKSUM_CHUNK: usize = 1 << 20;
 
+/// To whom an object goes.
+type Reply = oneshot::Sender<Result<Arrived, TransferError>>;
+
 /// Asks for an object.
 pub(super) struct Request {
     pub(super) id: u64,
@@ -29,7 +33,7 @@ pub(super) struct Request {
     pub(super) name: String,
     pub(super) target: Target,
     pub(super) checked: bool,
-    pub(super) reply: oneshot::Sender<Result<Arrived, TransferError>>,
+    pub(super) reply: Reply,
 }
 
 /// An object that is here, its checksum not yet verified.
@@ -93,7 +97,7 @@ struct Fetch {
     name: String,
     target: Target,
     checked: bool,
-    reply: oneshot::Sender<Result<Arrived, TransferError>>,
+    reply: Reply,
 }
 
 /// A receive that has not ended.
@@ -103,7 +107,7 @@ struct Receiving {
     length: usize,
     checksum: Option<u32>,
     /// `None` once its caller has given it up.
-    reply: Option<oneshot::Sender<Result<Arrived, TransferError>>>,
+    reply: Option<Reply>,
 }
 
 /// An announced object that waits for others to arrive.
@@ -124,10 +128,37 @@ pub(super) struct Transfers {
     bytes: u64,
     limit: u64,
     device: Option<Device>,
+    /// Bytes of receives that nobody waits for any more.
+    parked: Arc<AtomicU64>,
+}
+
+impl Fetch {
+    /// Tells the caller why there is no object, when the memory for it is free.
+    fn refuse(self, error: TransferError) {
+        drop(self.target);
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+impl Request {
+    /// As [`Fetch::refuse`].
+    pub(super) fn refuse(self, error: TransferError) {
+        drop(self.target);
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+impl Receiving {
+    /// Counts the memory as parked; whom to tell, if somebody still waits.
+    fn give_up(&mut self, parked: &AtomicU64) -> Option<Reply> {
+        let reply = self.reply.take()?;
+        parked.fetch_add(self.length as u64, Ordering::Release);
+        Some(reply)
+    }
 }
 
 impl Transfers {
-    pub(super) fn new(limit: u64, device: Option<Device>) -> Self {
+    pub(super) fn new(limit: u64, device: Option<Device>, parked: Arc<AtomicU64>) -> Self {
         Self {
             offered: HashMap::new(),
             fetches: NumberMap::default(),
@@ -136,6 +167,7 @@ impl Transfers {
             bytes: 0,
             limit,
             device,
+            parked,
         }
     }
 
@@ -156,7 +188,7 @@ impl Transfers {
         self.fetches.remove(&id);
         self.announced.retain(|announced| announced.id != id);
         if let Some(receiving) = self.receiving.get_mut(&id) {
-            receiving.reply = None;
+            drop(receiving.give_up(&self.parked));
         }
     }
 
@@ -190,8 +222,8 @@ impl Transfers {
             return;
         }
         if let Some(fetch) = self.fetches.remove(&id) {
-            let error = TransferError::Missing { peer: fetch.peer_name, name: fetch.name };
-            let _ = fetch.reply.send(Err(error));
+            let (peer, name) = (fetch.peer_name.clone(), fetch.name.clone());
+            fetch.refuse(TransferError::Missing { peer, name });
         }
     }
 
@@ -260,13 +292,21 @@ impl Transfers {
         let Some(receiving) = self.receiving.remove(&request) else { return };
         let Receiving { peer_name, length, checksum, reply, .. } = receiving;
         self.bytes -= length as u64;
-        if let Some(reply) = reply {
-            let answer = match (result, buffer) {
-                (Ok(()), Some(buffer)) => Ok(Arrived { buffer, length, checksum }),
-                (Ok(()), None) => Err(TransferError::Ended),
-                (Err(status), _) => Err(TransferError::Failed { peer: peer_name, status }),
-            };
-            let _ = reply.send(answer);
+        // Whoever hears that there is no object may count on the memory that was meant for it.
+        let answer = match (result, buffer) {
+            (Ok(()), Some(buffer)) => Ok(Arrived { buffer, length, checksum }),
+            (Ok(()), None) => Err(TransferError::Ended),
+            (Err(status), buffer) => {
+                drop(buffer);
+                Err(TransferError::Failed { peer: peer_name, status })
+            }
+        };
+        match reply {
+            Some(reply) => drop(reply.send(answer)),
+            None => {
+                drop(answer);
+                self.parked.fetch_sub(length as u64, Ordering::Release);
+            }
         }
         self.receive();
     }
@@ -277,11 +317,11 @@ impl Transfers {
         let key = peer.key();
         let error = || TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };
         for (_, fetch) in self.fetches.extract_if(|_, fetch| fetch.peer == key) {
-            let _ = fetch.reply.send(Err(error()));
+            fetch.refuse(error());
         }
         self.announced.retain(|announced| announced.peer != key);
         for receiving in self.receiving.values_mut().filter(|one| one.peer == key) {
-            if let Some(reply) = receiving.reply.take() {
+            if let Some(reply) = receiving.give_up(&self.parked) {
                 let _ = reply.send(Err(error()));
             }
         }

@@ -20,15 +20,14 @@ const INLINE_CHECKSUM: usize = 256 << 10;
 
 impl Owner {
     pub(super) fn get(&mut self, request: Request) {
-        let answer = |request: Request, error| drop(request.reply.send(Err(error)));
         let link = self.links.iter().find(|(_, link)| link.member.name == request.peer);
         let Some((&peer, link)) = link else {
             let peer = request.peer.clone();
-            return answer(request, TransferError::NoPeer { peer });
+            return request.refuse(TransferError::NoPeer { peer });
         };
         let bytes = request.name.len();
         if bytes > NAME_LIMIT {
-            return answer(request, TransferError::Name { bytes });
+            return request.refuse(TransferError::Name { bytes });
         }
         if !self.core.is_proven(&link.member) {
             return self.early.push(request);
@@ -48,8 +47,8 @@ impl Owner {
     /// Answers what waits for a peer that is gone.
     pub(super) fn drop_early(&mut self, peer: &Member, cause: &str) {
         for request in self.early.extract_if(.., |request| request.peer == peer.name) {
-            let (peer, cause) = (request.peer, cause.to_owned());
-            let _ = request.reply.send(Err(TransferError::PeerLost { peer, cause }));
+            let (peer, cause) = (request.peer.clone(), cause.to_owned());
+            request.refuse(TransferError::PeerLost { peer, cause });
         }
     }
 
