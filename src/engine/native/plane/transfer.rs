@@ -93,11 +93,7 @@ pub(super) struct Offered {
 /// A request whose object has not come.
 struct Fetch {
     peer: PeerKey,
-    peer_name: String,
-    name: String,
-    target: Target,
-    checked: bool,
-    reply: Reply,
+    request: Request,
 }
 
 /// A receive that has not ended.
@@ -132,16 +128,8 @@ pub(super) struct Transfers {
     parked: Arc<AtomicU64>,
 }
 
-impl Fetch {
-    /// Tells the caller why there is no object, when the memory for it is free.
-    fn refuse(self, error: TransferError) {
-        drop(self.target);
-        let _ = self.reply.send(Err(error));
-    }
-}
-
 impl Request {
-    /// As [`Fetch::refuse`].
+    /// Tells the caller why there is no object, when the memory for it is free.
     pub(super) fn refuse(self, error: TransferError) {
         drop(self.target);
         let _ = self.reply.send(Err(error));
@@ -178,8 +166,7 @@ impl Transfers {
 
     /// Remembers a request that has been sent to a peer.
     pub(super) fn requested(&mut self, request: Request, peer: PeerKey) {
-        let Request { id, peer: peer_name, name, target, checked, reply } = request;
-        self.fetches.insert(id, Fetch { peer, peer_name, name, target, checked, reply });
+        self.fetches.insert(request.id, Fetch { peer, request });
     }
 
     /// Forgets a request that its caller has given up. What is being received goes on into memory
@@ -221,9 +208,9 @@ impl Transfers {
         if self.fetches.get(&id).is_none_or(|fetch| fetch.peer != peer) {
             return;
         }
-        if let Some(fetch) = self.fetches.remove(&id) {
-            let (peer, name) = (fetch.peer_name.clone(), fetch.name.clone());
-            fetch.refuse(TransferError::Missing { peer, name });
+        if let Some(Fetch { request, .. }) = self.fetches.remove(&id) {
+            let (peer, name) = (request.peer.clone(), request.name.clone());
+            request.refuse(TransferError::Missing { peer, name });
         }
     }
 
@@ -244,7 +231,7 @@ impl Transfers {
         let Announced { id, peer, arrival, checksum } = announced;
         let Some(fetch) = self.fetches.remove(&id) else { return };
         let length = arrival.len();
-        let Fetch { peer_name, name, target, checked, reply, .. } = fetch;
+        let Request { peer: peer_name, name, target, checked, reply, .. } = fetch.request;
         let started = match (proof(checked, checksum), self.room(target, length)) {
             (Ok(checksum), Ok(buffer)) => arrival
                 .receive(buffer, Purpose::Object { request: id })
@@ -317,7 +304,7 @@ impl Transfers {
         let key = peer.key();
         let error = || TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };
         for (_, fetch) in self.fetches.extract_if(|_, fetch| fetch.peer == key) {
-            fetch.refuse(error());
+            fetch.request.refuse(error());
         }
         self.announced.retain(|announced| announced.peer != key);
         for receiving in self.receiving.values_mut().filter(|one| one.peer == key) {
