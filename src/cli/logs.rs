@@ -56,18 +56,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let show = |process: &str, line: &Line| {
         let time =
             arguments.timestamps.then(|| humantime::format_rfc3339_millis(line.at).to_string());
-        let mut text = String::new();
+        let mut heading = String::new();
         if let Some(time) = time {
-            text.push_str(&time);
-            text.push(' ');
+            heading.push_str(&time);
+            heading.push(' ');
         }
         if several {
             let colour = colour_of(process);
-            text.push_str(&format!("{colour}{process:width$}{colour:#} "));
+            heading.push_str(&format!("{colour}{process:width$}{colour:#} "));
         }
-        text.push_str(&line.text);
-        text.push('\n');
-        output::print(&text)
+        output::relay(&heading, format!("{}\n", line.text).as_bytes())
     };
 
     let mut logs = Vec::new();

@@ -24,6 +24,7 @@ mod ps;
 mod reach;
 mod restart;
 mod run;
+mod sanitize;
 mod service_manager;
 mod signals;
 mod source;
@@ -96,8 +97,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let code = if error.use_stderr() { Exit::Usage } else { Exit::Done };
-            // Nothing to do when even the terminal is gone.
-            let _ = error.print();
+            output::usage(&error);
             return code.into();
         }
     };

@@ -1,12 +1,16 @@
 //! Standard output and standard error: tables, JSON, errors, colours where they are wanted.
+//!
+//! *Invariant:* whatever goes to a terminal has passed [`sanitize`]; what goes elsewhere and was
+//! written by a program ([`relay`]) is that program's bytes.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::sanitize::sanitized;
 
 /// The forms of a command that shows a table.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
@@ -26,14 +30,33 @@ const fn heading(colour: AnsiColor) -> Style {
 /// Prints an error with its causes and its hint.
 pub(super) fn failure(failure: &Failure) {
     let (red, cyan) = (heading(AnsiColor::Red), heading(AnsiColor::Cyan));
-    let mut err = anstream::stderr().lock();
-    // When standard error is gone there is nobody left to tell.
-    let _ = writeln!(err, "{red}error:{red:#} {}", failure.error);
+    let mut text = format!("{red}error:{red:#} {}\n", failure.error);
     for cause in failure.error.chain().skip(1) {
-        let _ = writeln!(err, "  caused by: {cause}");
+        text.push_str(&format!("  caused by: {cause}\n"));
     }
     if let Some(hint) = &failure.hint {
-        let _ = writeln!(err, "{cyan}hint:{cyan:#} {hint}");
+        text.push_str(&format!("{cyan}hint:{cyan:#} {hint}\n"));
+    }
+    tell(&text);
+}
+
+/// Writes to standard error. When that is gone there is nobody left to tell.
+fn tell(text: &str) {
+    let mut err = anstream::stderr().lock();
+    let _ = match io::stderr().is_terminal() {
+        true => err.write_all(&sanitized(text.as_bytes())),
+        false => err.write_all(text.as_bytes()),
+    };
+}
+
+/// Prints what clap has to say: of wrong usage on standard error, help and version on standard
+/// output.
+pub(super) fn usage(error: &clap::Error) {
+    let text = error.render().ansi().to_string();
+    match error.use_stderr() {
+        true => tell(&text),
+        // Nobody reads any more, and nobody waits for an answer.
+        false => drop(print(&text)),
     }
 }
 
@@ -45,18 +68,35 @@ pub(super) fn note(text: &dyn std::fmt::Display) {
 /// Prints a remark under a heading word of its own on standard error.
 pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let yellow = heading(AnsiColor::Yellow);
-    let _ = writeln!(anstream::stderr().lock(), "{yellow}{word}:{yellow:#} {text}");
+    tell(&format!("{yellow}{word}:{yellow:#} {text}\n"));
 }
 
 /// Prints what is going on, on standard error.
 pub(super) fn status(text: &str) {
-    let _ = writeln!(anstream::stderr().lock(), "{text}");
+    tell(&format!("{text}\n"));
 }
 
 /// Prints the answer.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(unwritable)
+    let written = match io::stdout().is_terminal() {
+        true => out.write_all(&sanitized(text.as_bytes())),
+        false => out.write_all(text.as_bytes()),
+    };
+    written.and_then(|()| out.flush()).map_err(unwritable)
+}
+
+/// Prints a whole line that a program wrote, with its line feed, under a heading of ours:
+/// sanitized on a terminal, byte for byte elsewhere.
+pub(super) fn relay(heading: &str, line: &[u8]) -> Result<(), Failure> {
+    print(heading)?;
+    // Not through `anstream`: whether a program colours its lines is the program's business.
+    let mut out = io::stdout().lock();
+    let written = match out.is_terminal() {
+        true => out.write_all(&sanitized(line)),
+        false => out.write_all(line),
+    };
+    written.map_err(unwritable)
 }
 
 /// Prints the answer as JSON, two blanks a level, with a line feed.

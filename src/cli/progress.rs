@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::sanitize::sanitized;
 use crate::plan::Plan;
 use crate::supervise::{ClusterState, ProcessPhase};
 
@@ -36,7 +37,9 @@ impl Progress {
             Some(step) => format!("{}: {step}", process.name),
             None => process.name.clone(),
         });
-        self.bar.set_message(steps.take(3).collect::<Vec<_>>().join(", "));
+        let message = steps.take(3).collect::<Vec<_>>().join(", ");
+        let message = sanitized(message.as_bytes());
+        self.bar.set_message(String::from_utf8_lossy(&message).into_owned());
     }
 
     /// Ends, leaving no line.

@@ -1,0 +1,285 @@
+//! Text from outside for a terminal: colours pass, every other control sequence is made visible.
+//!
+//! A log, a worker's output or a name in a topology file can contain sequences that retitle the
+//! window, clear the screen, or make the terminal type an answer. Nothing is dropped: a byte that
+//! the terminal would obey is shown as `\x1b`, so that an unfinished sequence can't swallow what
+//! comes after it.
+//!
+//! *Invariant:* what is written depends on the bytes alone, not on how they were split; it holds
+//! printable UTF-8, line feeds (perhaps after a carriage return), tabs, and whole SGR sequences.
+
+/// Longest SGR sequence that passes, in bytes; a 24-bit foreground and background need 40.
+const SGR_LIMIT: usize = 64;
+
+/// Filters one stream of bytes for a terminal. Keeps what may be the beginning of a sequence until
+/// the rest of it has come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sanitizer {
+    /// The beginning of a sequence or of a character, at most [`SGR_LIMIT`] bytes.
+    pending: Vec<u8>,
+    /// Whether a colour is in force.
+    styled: bool,
+}
+
+/// What stands at the beginning of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// This many bytes are harmless.
+    Plain(usize),
+    /// This many bytes are an SGR sequence, which leaves a colour in force or not.
+    Sgr(usize, bool),
+    /// This many bytes are shown by their numbers.
+    Hidden(usize),
+    /// Only what follows can tell.
+    Incomplete,
+}
+
+impl Sanitizer {
+    /// Appends what a terminal may get of `bytes` to `out`.
+    pub(crate) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        if self.pending.is_empty() {
+            let left = self.pass(bytes, out);
+            self.pending.extend_from_slice(left);
+        } else {
+            let mut joined = std::mem::take(&mut self.pending);
+            joined.extend_from_slice(bytes);
+            let left = self.pass(&joined, out).len();
+            joined.drain(..joined.len() - left);
+            self.pending = joined;
+        }
+    }
+
+    /// Ends the text: shows what was an unfinished sequence, and puts the colours back.
+    pub(crate) fn finish(&mut self, out: &mut Vec<u8>) {
+        for byte in std::mem::take(&mut self.pending) {
+            show(byte, out);
+        }
+        if std::mem::take(&mut self.styled) {
+            out.extend_from_slice(b"\x1b[0m");
+        }
+    }
+
+    /// Filters as much as is certain, and returns the rest.
+    fn pass<'a>(&mut self, mut bytes: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
+        while !bytes.is_empty() {
+            let length = match first_piece(bytes) {
+                Piece::Plain(length) => {
+                    out.extend_from_slice(&bytes[..length]);
+                    length
+                }
+                Piece::Sgr(length, styled) => {
+                    self.styled = styled;
+                    out.extend_from_slice(&bytes[..length]);
+                    length
+                }
+                Piece::Hidden(length) => {
+                    bytes[..length].iter().for_each(|&byte| show(byte, out));
+                    length
+                }
+                Piece::Incomplete => break,
+            };
+            bytes = &bytes[length..];
+        }
+        bytes
+    }
+}
+
+/// The whole of a text for a terminal.
+pub(crate) fn sanitized(text: &[u8]) -> Vec<u8> {
+    let mut sanitizer = Sanitizer::default();
+    let mut out = Vec::with_capacity(text.len());
+    sanitizer.feed(text, &mut out);
+    sanitizer.finish(&mut out);
+    out
+}
+
+/// A byte by its number, or as itself where it is printable.
+fn show(byte: u8, out: &mut Vec<u8>) {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    match byte {
+        b' '..=b'~' => out.push(byte),
+        _ => {
+            let (high, low) = (DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]);
+            out.extend_from_slice(&[b'\\', b'x', high, low]);
+        }
+    }
+}
+
+/// What `bytes`, which are not empty, begin with.
+fn first_piece(bytes: &[u8]) -> Piece {
+    let plain = bytes.iter().take_while(|byte| matches!(byte, b' '..=b'~' | b'\n' | b'\t')).count();
+    match bytes[plain.min(bytes.len() - 1)] {
+        _ if plain > 0 => Piece::Plain(plain),
+        b'\x1b' => sgr(bytes),
+        b'\r' => match bytes.get(1) {
+            None => Piece::Incomplete,
+            Some(b'\n') => Piece::Plain(2),
+            // Alone it would let the rest of a line overwrite its beginning.
+            Some(_) => Piece::Hidden(1),
+        },
+        0x80.. => character(bytes),
+        _ => Piece::Hidden(1),
+    }
+}
+
+/// Judges bytes that begin with an escape: `ESC [ 0-9;: m` or not.
+fn sgr(bytes: &[u8]) -> Piece {
+    let known = &bytes[..bytes.len().min(SGR_LIMIT)];
+    match known.get(1) {
+        None => return Piece::Incomplete,
+        Some(b'[') => {}
+        Some(_) => return Piece::Hidden(1),
+    }
+    let parameters = &known[2..];
+    let length = parameters.iter().take_while(|byte| matches!(byte, b'0'..=b';')).count();
+    match parameters.get(length) {
+        Some(b'm') => {
+            // `ESC [ m`, `ESC [ 0 m`, `ESC [ 31 ; 0 m`.
+            let last = parameters[..length].rsplit(|byte| *byte == b';').next();
+            let reset = last.is_none_or(|last| last.iter().all(|digit| *digit == b'0'));
+            Piece::Sgr(length + 3, !reset)
+        }
+        None if known.len() < SGR_LIMIT => Piece::Incomplete,
+        _ => Piece::Hidden(1),
+    }
+}
+
+/// Judges bytes that begin a character beyond ASCII, or no character at all.
+fn character(bytes: &[u8]) -> Piece {
+    let known = &bytes[..bytes.len().min(4)];
+    let (length, text) = match std::str::from_utf8(known) {
+        Ok(text) => (known.len(), text),
+        Err(error) if error.valid_up_to() > 0 => {
+            let valid = &known[..error.valid_up_to()];
+            (valid.len(), std::str::from_utf8(valid).unwrap_or_default())
+        }
+        Err(error) if error.error_len().is_none() => return Piece::Incomplete,
+        Err(_) => return Piece::Hidden(1),
+    };
+    let first = text.chars().next();
+    let length = first.map_or(length, char::len_utf8);
+    // U+0080 to U+009F are control characters: U+009B is an escape and '[' to many terminals.
+    if first.is_some_and(char::is_control) { Piece::Hidden(length) } else { Piece::Plain(length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn clean(text: &[u8]) -> String {
+        String::from_utf8(sanitized(text)).expect("what passes is UTF-8")
+    }
+
+    #[test]
+    fn colours_pass_and_nothing_else_does() {
+        for (from, to) in [
+            (&b"plain\ttext\n"[..], "plain\ttext\n"),
+            (b"\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m"),
+            (b"\x1b[38:2::1:2:3mtrue\x1b[m", "\x1b[38:2::1:2:3mtrue\x1b[m"),
+            (b"\x1b[31mleft red", "\x1b[31mleft red\x1b[0m"),
+            (b"\x1b[0;31mleft red", "\x1b[0;31mleft red\x1b[0m"),
+            (b"\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+            (b"\x1b]52;c;aGk=\x1b\\", "\\x1b]52;c;aGk=\\x1b\\"),
+            (b"\x1b[2J\x1b[H", "\\x1b[2J\\x1b[H"),
+            (b"\x1b[>4m", "\\x1b[>4m"),
+            (b"\x1bc", "\\x1bc"),
+            (b"\x1b\x1b[31mx", "\\x1b\x1b[31mx\x1b[0m"),
+            (b"forged\rline", "forged\\x0dline"),
+            (b"dos\r\n", "dos\r\n"),
+            (b"cut \x1b[3", "cut \\x1b[3"),
+            (b"bell\x07 back\x08 delete\x7f nul\0", "bell\\x07 back\\x08 delete\\x7f nul\\x00"),
+            ("caf\u{e9} \u{1f600}".as_bytes(), "caf\u{e9} \u{1f600}"),
+            (b"caf\xe9!", "caf\\xe9!"),
+            ("\u{9b}2J".as_bytes(), "\\xc2\\x9b2J"),
+            (b"\x9b2J", "\\x9b2J"),
+        ] {
+            assert_eq!(clean(from), to, "{:?}", from.escape_ascii().to_string());
+        }
+    }
+
+    #[test]
+    fn a_sequence_without_an_end_is_not_waited_for() {
+        let mut sanitizer = Sanitizer::default();
+        let mut out = Vec::new();
+        sanitizer.feed(b"\x1b[", &mut out);
+        assert_eq!(out, b"", "a colour may still come of it");
+        sanitizer.feed(&[b'1'; SGR_LIMIT], &mut out);
+        assert!(out.starts_with(b"\\x1b[111"), "{}", out.escape_ascii());
+        assert!(sanitizer.pending.is_empty());
+    }
+
+    /// Pieces that make interesting streams more often than random bytes do.
+    fn streams() -> impl Strategy<Value = Vec<u8>> {
+        let pieces = prop_oneof![
+            Just(b"\x1b".to_vec()),
+            Just(b"\x1b[".to_vec()),
+            Just(b"\x1b[31m".to_vec()),
+            Just(b"\x1b]0;".to_vec()),
+            Just(b"m".to_vec()),
+            Just(b"12;34".to_vec()),
+            Just(b"\r".to_vec()),
+            Just(b"\n".to_vec()),
+            Just("\u{9b}\u{e9}\u{1f600}".as_bytes().to_vec()),
+            proptest::collection::vec(any::<u8>(), 0..6),
+        ];
+        proptest::collection::vec(pieces, 0..30).prop_map(|pieces| pieces.concat())
+    }
+
+    /// Whether a terminal may get this: a reading of the rule that shares no code with the filter.
+    fn harmless(text: &str) -> bool {
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let length = match first {
+                '\n' | '\t' => 1,
+                '\r' if rest.starts_with("\r\n") => 2,
+                '\x1b' => match rest.strip_prefix("\x1b[").and_then(|rest| rest.split_once('m')) {
+                    Some((inside, _))
+                        if !inside.contains(|c: char| !";:0123456789".contains(c)) =>
+                    {
+                        inside.len() + 3
+                    }
+                    _ => return false,
+                },
+                control if control.is_control() => return false,
+                plain => plain.len_utf8(),
+            };
+            rest = &rest[length..];
+        }
+        true
+    }
+
+    proptest! {
+        #[test]
+        fn a_terminal_gets_nothing_that_it_would_obey_but_colours(stream in streams()) {
+            let shown = clean(&stream);
+            prop_assert!(harmless(&shown), "{shown:?}");
+        }
+
+        #[test]
+        fn splits_do_not_matter(stream in streams(), cuts in proptest::collection::vec(0usize..200, 0..8)) {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(stream.len())).collect();
+            cuts.extend([0, stream.len()]);
+            cuts.sort_unstable();
+            let mut sanitizer = Sanitizer::default();
+            let mut out = Vec::new();
+            for ends in cuts.windows(2) {
+                sanitizer.feed(&stream[ends[0]..ends[1]], &mut out);
+                prop_assert!(sanitizer.pending.len() < SGR_LIMIT);
+            }
+            sanitizer.finish(&mut out);
+            prop_assert_eq!(out, sanitized(&stream));
+        }
+
+        #[test]
+        fn printable_text_is_untouched(text in "[^\\p{Cc}]{0,80}") {
+            prop_assert_eq!(clean(text.as_bytes()), text);
+        }
+
+        #[test]
+        fn what_was_cleaned_stays_as_it_is(stream in streams()) {
+            let once = sanitized(&stream);
+            prop_assert_eq!(sanitized(&once), once);
+        }
+    }
+}
