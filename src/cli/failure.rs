@@ -21,6 +21,11 @@ pub(crate) enum Exit {
     Program(u8),
 }
 
+impl Exit {
+    /// Nobody reads the answer any more (SIGPIPE).
+    pub(crate) const BROKEN_PIPE: Self = Exit::Signal(13);
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         ExitCode::from(match exit {

@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             let colour = colour_of(process);
             heading.push_str(&format!("{colour}{process:width$}{colour:#} "));
         }
-        output::relay(&heading, format!("{}\n", line.text).as_bytes())
+        output::relay(&heading, &[&line.text[..], b"\n"].concat())
     };
 
     let mut logs = Vec::new();
@@ -74,7 +74,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let path = paths.log(&process);
         let (reader, lines) =
             LogReader::open(&path, wanted).map_err(|error| unreadable(&path, error))?;
-        old.extend(lines.into_iter().map(|line| (process.clone(), line)));
+        // What is followed comes when it is whole.
+        let unfinished = reader.unfinished().filter(|_| !arguments.follow);
+        old.extend(lines.into_iter().chain(unfinished).map(|line| (process.clone(), line)));
         logs.push(Log { process, reader });
     }
     // Each log is in order already; a stable sort keeps it so.

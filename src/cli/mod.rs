@@ -22,9 +22,11 @@ mod plan;
 mod progress;
 mod ps;
 mod reach;
+mod relay;
 mod restart;
 mod run;
 mod sanitize;
+mod screen;
 mod service_manager;
 mod signals;
 mod source;
@@ -92,7 +94,6 @@ pub fn main() -> ExitCode {
     if let Some(code) = crate::cluster::dispatch() {
         return code;
     }
-    output::die_quietly_on_broken_pipe();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -101,13 +102,12 @@ pub fn main() -> ExitCode {
             return code.into();
         }
     };
-    match run(arguments.command) {
-        Ok(exit) => exit.into(),
-        Err(failure) => {
-            output::failure(&failure);
-            failure.exit.into()
-        }
-    }
+    let exit = run(arguments.command).unwrap_or_else(|failure| {
+        output::failure(&failure);
+        failure.exit
+    });
+    screen::close(exit);
+    exit.into()
 }
 
 fn run(command: Command) -> Result<Exit, Failure> {

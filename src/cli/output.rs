@@ -3,14 +3,20 @@
 //! *Invariant:* whatever goes to a terminal has passed [`sanitize`]; what goes elsewhere and was
 //! written by a program ([`relay`]) is that program's bytes.
 
+use std::borrow::Cow;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 
+use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::sanitize::sanitized;
+use super::screen::{self, To};
 
 /// The forms of a command that shows a table.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
@@ -29,6 +35,9 @@ const fn heading(colour: AnsiColor) -> Style {
 
 /// Prints an error with its causes and its hint.
 pub(super) fn failure(failure: &Failure) {
+    if failure.exit == Exit::BROKEN_PIPE {
+        return;
+    }
     let (red, cyan) = (heading(AnsiColor::Red), heading(AnsiColor::Cyan));
     let mut text = format!("{red}error:{red:#} {}\n", failure.error);
     for cause in failure.error.chain().skip(1) {
@@ -42,11 +51,41 @@ pub(super) fn failure(failure: &Failure) {
 
 /// Writes to standard error. When that is gone there is nobody left to tell.
 fn tell(text: &str) {
-    let mut err = anstream::stderr().lock();
-    let _ = match io::stderr().is_terminal() {
-        true => err.write_all(&sanitized(text.as_bytes())),
-        false => err.write_all(text.as_bytes()),
+    let _ = emit(To::Error, text.as_bytes(), Wrote::We);
+}
+
+/// Who wrote a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrote {
+    /// Its colours are for terminals that want them.
+    We,
+    /// Its colours are the program's business.
+    AProgram,
+}
+
+/// Writes a text where it belongs: filtered for a terminal, and by the screen's thread where there
+/// is one.
+fn emit(to: To, text: &[u8], wrote: Wrote) -> io::Result<()> {
+    let (terminal, choice) = match to {
+        To::Output => (io::stdout().is_terminal(), AutoStream::choice(&io::stdout())),
+        To::Error => (io::stderr().is_terminal(), AutoStream::choice(&io::stderr())),
     };
+    let harmless = if terminal { Cow::Owned(sanitized(text)) } else { Cow::Borrowed(text) };
+    let bytes = match wrote {
+        Wrote::AProgram => harmless.into_owned(),
+        Wrote::We => {
+            let mut coloured = AutoStream::new(Vec::new(), choice);
+            coloured.write_all(&harmless)?;
+            coloured.into_inner()
+        }
+    };
+    screen::write(to, &bytes).unwrap_or_else(|| match to {
+        To::Output => {
+            let mut out = io::stdout().lock();
+            out.write_all(&bytes).and_then(|()| out.flush())
+        }
+        To::Error => io::stderr().lock().write_all(&bytes),
+    })
 }
 
 /// Prints what clap has to say: of wrong usage on standard error, help and version on standard
@@ -78,25 +117,14 @@ pub(super) fn status(text: &str) {
 
 /// Prints the answer.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
-    let mut out = anstream::stdout().lock();
-    let written = match io::stdout().is_terminal() {
-        true => out.write_all(&sanitized(text.as_bytes())),
-        false => out.write_all(text.as_bytes()),
-    };
-    written.and_then(|()| out.flush()).map_err(unwritable)
+    emit(To::Output, text.as_bytes(), Wrote::We).map_err(unwritable)
 }
 
 /// Prints a whole line that a program wrote, with its line feed, under a heading of ours:
 /// sanitized on a terminal, byte for byte elsewhere.
 pub(super) fn relay(heading: &str, line: &[u8]) -> Result<(), Failure> {
     print(heading)?;
-    // Not through `anstream`: whether a program colours its lines is the program's business.
-    let mut out = io::stdout().lock();
-    let written = match out.is_terminal() {
-        true => out.write_all(&sanitized(line)),
-        false => out.write_all(line),
-    };
-    written.map_err(unwritable)
+    emit(To::Output, line, Wrote::AProgram).map_err(unwritable)
 }
 
 /// Prints the answer as JSON, two blanks a level, with a line feed.
@@ -106,14 +134,27 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&(text + "\n"))
 }
 
-fn unwritable(error: io::Error) -> Failure {
-    let error = anyhow::Error::new(error).context("cannot write to standard output");
-    Failure::new(Exit::Failed, error)
+/// What a command ends with that cannot print its answer. A reader that has gone, as in
+/// `cuda-cluster … | head`, is no error to tell of; the command ends as if by SIGPIPE.
+pub(super) fn unwritable(error: io::Error) -> Failure {
+    let exit = match error.kind() {
+        io::ErrorKind::BrokenPipe => Exit::BROKEN_PIPE,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, anyhow::Error::new(error).context("cannot write to standard output"))
 }
 
-/// Lets `cuda-cluster … | head` end without an error, as every Unix tool does.
-pub(super) fn die_quietly_on_broken_pipe() {
-    crate::os::default_broken_pipe();
+/// Whether standard output and standard error go to the same place, as in a terminal or after
+/// `2>&1`.
+pub(super) fn streams_are_one() -> bool {
+    let identity = |stream: &dyn AsFd| -> io::Result<(u64, u64)> {
+        let file = File::from(stream.as_fd().try_clone_to_owned()?).metadata()?;
+        Ok((file.dev(), file.ino()))
+    };
+    match (identity(&io::stdout()), identity(&io::stderr())) {
+        (Ok(output), Ok(error)) => output == error,
+        _ => false,
+    }
 }
 
 /// A heading in capitals, unless it is a unit: `GB/s`, `µs`.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::sanitize::sanitized;
+use super::screen;
 use crate::plan::Plan;
 use crate::supervise::{ClusterState, ProcessPhase};
 
@@ -16,10 +17,8 @@ pub(super) struct Progress {
 impl Progress {
     /// Begins.
     pub(super) fn new(plan: &Plan) -> Self {
-        let bar = ProgressBar::with_draw_target(
-            Some(plan.workers.len() as u64),
-            ProgressDrawTarget::stderr(),
-        );
+        let workers = plan.workers.len() as u64;
+        let bar = ProgressBar::with_draw_target(Some(workers), screen::progress());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} READY  {wide_msg}") {
             bar.set_style(style);
         }

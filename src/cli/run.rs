@@ -2,24 +2,20 @@
 //! done.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
 
 use clap::Args;
 
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
+use super::relay::Relay;
 use super::signals::Signals;
-use super::{output, reach, up};
-use crate::cluster::{self, Prepared};
-use crate::os::log_file::{LogReader, Selection};
+use super::{output, reach, screen, up};
+use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start};
 use crate::os::process;
-use crate::os::run_directory::{Paths, RunDirectory};
+use crate::os::run_directory::Paths;
 use crate::os::session;
 use crate::spec::EngineKind;
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
-
-/// How often the ranks' output is looked at.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -43,43 +39,50 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
     })?;
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
-    reach::runtime()?.block_on(attend(&prepared, arguments.prefix))
+    reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }
 
 /// Passes the ranks' output on until they have ended.
-async fn attend(prepared: &Prepared, prefix: bool) -> Result<Exit, Failure> {
-    let plan = &prepared.plan;
+async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
+    let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
+    screen::open();
     let program = session::own_program();
-    let supervisor = cluster::start(prepared, &program).await.map_err(up::refused)?;
-    let mut output =
-        Output::new(&Paths::of(&plan.name), plan.workers.iter().map(|w| &w.name), prefix);
-    let mut state = supervisor.state();
-    loop {
-        tokio::select! {
-            changed = state.changed() => {
-                if changed.is_err() || state.borrow_and_update().state.is_end() {
-                    break;
-                }
-            }
-            number = signals.next() => supervisor.stop(signals.escalation(number)),
-            () = tokio::time::sleep(LOOK) => output.pass_on().inspect_err(|_| {
+    let form = OutputForm { separate_streams: !output::streams_are_one() };
+    let lifetime = Lifetime::Owned;
+    let start = Start { program: &program, lifetime, attended: true, output: Some(form) };
+    let (mut supervisor, pipe) = Detached::spawn(prepared, start).await.map_err(up::refused)?;
+    let names: Vec<String> = plan.workers.iter().map(|worker| worker.name.clone()).collect();
+    let mut relay = Relay::begin(pipe, names, prefix, form.separate_streams)?;
+    let mut unwritable = None;
+    let ended = loop {
+        let report = tokio::select! {
+            report = supervisor.next() => report.map_err(up::refused)?,
+            error = relay.failed() => {
                 // Nobody reads any more: the ranks are to end as a pipe's writers do.
-                supervisor.stop(Escalation::Graceful);
-            })?,
+                unwritable = Some(output::unwritable(error));
+                supervisor.stop(Escalation::Graceful, None).await;
+                continue;
+            }
+            number = signals.next() => {
+                up::insist(&mut supervisor, &mut signals, number, false).await;
+                continue;
+            }
+        };
+        match report {
+            Some(Report::Ended { outcome, state }) => break Some((outcome, state)),
+            Some(_) => {}
+            None => break None,
         }
-    }
-    let outcome = supervisor.wait().await;
-    let last = state.borrow().clone();
-    output.pass_on()?;
-    if outcome.is_good()
-        && let Ok(directory) = RunDirectory::acquire(&plan.name)
-    {
-        // Everything in it has been shown; what cannot be removed is cleaned by the next owner.
-        let _ = directory.remove();
-    }
+    };
+    relay.finish(&mut signals).await;
+    let Some((outcome, last)) = ended else {
+        let failure = up::refused(supervisor.silence().await);
+        return signals.first().map_or(Err(failure), |number| Ok(Exit::Signal(number)));
+    };
     match (outcome, signals.first()) {
         (_, Some(number)) => Ok(Exit::Signal(number)),
+        _ if unwritable.is_some() => unwritable.map_or(Ok(Exit::Failed), Err),
         (Outcome::Finished | Outcome::Stopped { .. }, None) => Ok(Exit::Done),
         (Outcome::Failed(cause) | Outcome::NotReady(cause), None) => {
             let root = root(&last, &cause.text);
@@ -119,48 +122,5 @@ fn program_exit(exit: process::Exit) -> Exit {
         (Some(code), _) => Exit::Program(code),
         (None, Some(signal)) => Exit::Signal(signal),
         (None, None) => Exit::Failed,
-    }
-}
-
-/// What the ranks write, read from their logs.
-struct Output {
-    ranks: Vec<Rank>,
-    prefix: bool,
-    since: SystemTime,
-}
-
-struct Rank {
-    name: String,
-    log: PathBuf,
-    reader: Option<LogReader>,
-}
-
-impl Output {
-    fn new<'a>(paths: &Paths, names: impl Iterator<Item = &'a String>, prefix: bool) -> Self {
-        let rank = |name: &String| Rank { name: name.clone(), log: paths.log(name), reader: None };
-        Self { ranks: names.map(rank).collect(), prefix, since: SystemTime::UNIX_EPOCH }
-    }
-
-    /// Prints what was written since the last time.
-    fn pass_on(&mut self) -> Result<(), Failure> {
-        let unreadable = |error| Failure::new(Exit::Failed, anyhow::Error::new(error));
-        let wanted = Selection { tail: None, since: Some(self.since) };
-        for rank in &mut self.ranks {
-            let lines = match &mut rank.reader {
-                Some(reader) => reader.appended().map_err(unreadable)?,
-                None => {
-                    let (reader, lines) = LogReader::open(&rank.log, wanted).map_err(unreadable)?;
-                    rank.reader = Some(reader);
-                    lines
-                }
-            };
-            for line in lines {
-                match self.prefix {
-                    true => output::print(&format!("[{}] {}\n", rank.name, line.text))?,
-                    false => output::print(&format!("{}\n", line.text))?,
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -1,46 +1,61 @@
 //! Tells systemd, where it started this process, how the cluster stands.
 //!
-//! *Invariant:* without `NOTIFY_SOCKET` nothing happens.
+//! *Invariant:* without `NOTIFY_SOCKET` nothing happens; the watchdog hears of this process only
+//! while the supervisor answers.
 
-use tokio::sync::watch;
+use std::time::Duration;
+
 use tokio::time::Interval;
 
+use crate::cluster::Control;
 use crate::os::notify::Notifier;
+use crate::os::run_directory::Paths;
 use crate::supervise::{ClusterPhase, ClusterState, ProcessPhase};
 
-/// Says READY, and from then on what changes and that this process is alive, in a task of its own.
-pub(super) fn stand_by(state: watch::Receiver<ClusterState>) {
-    if let Some(manager) = Notifier::from_environment() {
-        manager.ready(&summary(&state.borrow()));
-        tokio::spawn(tell(manager, state));
-    }
+/// Longest wait for the supervisor's answer, when its interval leaves as much.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// The service manager, from READY on.
+#[derive(Default)]
+pub(super) struct ServiceManager(Option<Service>);
+
+struct Service {
+    manager: Notifier,
+    beats: Option<Interval>,
+    control: Control,
 }
 
-async fn tell(manager: Notifier, mut state: watch::Receiver<ClusterState>) {
-    let mut beats = manager.watchdog().map(tokio::time::interval);
-    loop {
-        tokio::select! {
-            changed = state.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                let now = state.borrow_and_update().clone();
-                manager.status(&summary(&now));
-                if now.state == ClusterPhase::Stopping {
-                    manager.stopping();
-                }
-            }
-            () = next(&mut beats) => manager.alive(),
+impl ServiceManager {
+    /// Says READY.
+    pub(super) fn stand_by(state: &ClusterState) -> Self {
+        let Some(manager) = Notifier::from_environment() else { return Self(None) };
+        manager.ready(&summary(state));
+        let beats = manager.watchdog().map(tokio::time::interval);
+        let control = Control::new(Paths::of(&state.name).control());
+        Self(Some(Service { manager, beats, control }))
+    }
+
+    /// Says what has changed.
+    pub(super) fn tell(&self, state: &ClusterState) {
+        let Some(Service { manager, .. }) = &self.0 else { return };
+        manager.status(&summary(state));
+        if state.state == ClusterPhase::Stopping {
+            manager.stopping();
         }
     }
-}
 
-async fn next(beats: &mut Option<Interval>) {
-    match beats {
-        Some(beats) => {
-            beats.tick().await;
+    /// Waits for the time to say that the cluster is looked after, and says so if it is. Dropping
+    /// the future skips one time at most.
+    pub(super) async fn beat(&mut self) {
+        let Some(Service { manager, beats: Some(beats), control }) = &mut self.0 else {
+            return std::future::pending().await;
+        };
+        beats.tick().await;
+        let within = ANSWER_WITHIN.min(beats.period());
+        let asked = tokio::time::timeout(within, control.read::<ClusterState>("/v1/state"));
+        if matches!(asked.await, Ok(Ok(_))) {
+            manager.alive();
         }
-        None => std::future::pending().await,
     }
 }
 

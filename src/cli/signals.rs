@@ -50,6 +50,11 @@ impl Signals {
         Escalation::of_request(self.count)
     }
 
+    /// How many came.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
     /// The number of the first one, if one came.
     pub(super) fn first(&self) -> Option<u8> {
         self.first

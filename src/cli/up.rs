@@ -5,18 +5,21 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use clap::Args;
-use tokio::sync::watch;
 
 use super::failure::{Exit, Failure};
 use super::flags::{self, Asked, Flags};
 use super::progress::Progress;
+use super::service_manager::ServiceManager;
 use super::signals::Signals;
-use super::{output, plan, reach, service_manager, source, verify, workers};
-use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, UpError};
+use super::{output, plan, reach, screen, source, verify, workers};
+use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{rest, session};
 use crate::plan::{EngineKind, Origin, Plan, difference};
 use crate::spec::Request;
-use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome, Supervisor};
+use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome};
+
+/// Signals after which a supervisor that is still there is killed.
+const MOST_SIGNALS: u32 = 3;
 
 /// Arguments of `up`.
 #[derive(Args, Debug)]
@@ -61,7 +64,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     // Dask's workers prove their ways themselves.
     let native = prepared.plan.engine == EngineKind::Native;
     prepared.to_be_verified = native && verify;
-    if arguments.detach { detached(&prepared) } else { foreground(&prepared) }
+    let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
+    reach::runtime()?.block_on(attend(prepared, lifetime))
 }
 
 /// Reads a plan, to be run under the name that is asked for, if one is.
@@ -96,172 +100,124 @@ fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> 
     Ok(prepared)
 }
 
-/// Starts a plan and stays until the cluster has ended.
-fn foreground(prepared: &Prepared) -> Result<Exit, Failure> {
-    let plan = &prepared.plan;
-    reach::runtime()?.block_on(async {
-        let began = Instant::now();
-        let mut signals = Signals::new()?;
-        let supervisor = cluster::start(prepared, &session::own_program())
-            .await
-            .map_err(|error| told_apart(refused(error), plan))?;
-        let mut progress = Progress::new(plan);
-        let mut verification = Verification::default();
-        let mut state = supervisor.state();
-        loop {
-            tokio::select! {
-                changed = state.changed() => {
-                    let now = state.borrow_and_update().clone();
-                    progress.show(&now);
-                    verification.begin_when_due(&now, &progress);
-                    if now.ready_after_ms.is_some() || changed.is_err() {
-                        break;
-                    }
-                }
-                verified = verification.end() => match verified {
+/// Starts a plan under a supervisor of its own, and shows the way to READY. Returns then, if the
+/// cluster is to live on by itself; otherwise when it has ended, which its owner's end brings about,
+/// too.
+async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure> {
+    let began = Instant::now();
+    let plan = prepared.plan.clone();
+    let mut signals = Signals::new()?;
+    screen::open();
+    let program = session::own_program();
+    let attended = lifetime == Lifetime::Owned;
+    let start = Start { program: &program, lifetime, attended, output: None };
+    let (mut supervisor, _) = Detached::spawn(prepared, start).await.map_err(refused)?;
+    let mut progress = Progress::new(&plan);
+    let mut verification = Verification::default();
+    let mut unverified = None;
+    let mut manager = ServiceManager::default();
+    let mut ready = false;
+    loop {
+        let report = tokio::select! {
+            report = supervisor.next() => report.map_err(refused),
+            verified = verification.end() => {
+                match verified {
                     Ok(said) => {
                         output::status(&said);
-                        supervisor.verified();
+                        supervisor.verified().await;
                     }
                     Err(failure) => {
-                        supervisor.stop(Escalation::Graceful);
-                        // A worker's death tells more than the verification that it broke.
-                        return match supervisor.wait().await {
-                            Outcome::Failed(cause) => Err(failed(Exit::Failed, &cause)),
-                            _ => Err(failure),
-                        };
-                    }
-                },
-                ended = supervisor.ready() => {
-                    if ended.is_err() {
-                        break;
+                        unverified = Some(failure);
+                        supervisor.stop(Escalation::Graceful, None).await;
                     }
                 }
-                number = signals.next() => supervisor.stop(signals.escalation(number)),
-            }
-        }
-        let now = state.borrow_and_update().clone();
-        progress.finish();
-        if now.ready_after_ms.is_some() && supervisor.ready().await.is_ok() {
-            output::print(&workers::table(&now, plan, false))?;
-            announce(&now, began);
-            output::status("Ctrl-C takes it down.");
-            service_manager::stand_by(supervisor.state());
-            rest::give_back_memory();
-        }
-        attend(supervisor, state, signals).await
-    })
-}
-
-/// Stays with a cluster until it has ended, and tells what changes.
-async fn attend(
-    supervisor: Supervisor,
-    mut state: watch::Receiver<ClusterState>,
-    mut signals: Signals,
-) -> Result<Exit, Failure> {
-    let mut events = supervisor.events();
-    loop {
-        tokio::select! {
-            changed = state.changed() => {
-                if changed.is_err() || state.borrow_and_update().state.is_end() {
-                    break;
-                }
+                continue;
             }
             number = signals.next() => {
-                let how = signals.escalation(number);
-                match how {
-                    Escalation::Graceful => output::status("stopping; Ctrl-C again kills"),
-                    Escalation::Kill | Escalation::Abandon => output::status("killing"),
-                }
-                supervisor.stop(how);
+                progress.finish();
+                insist(&mut supervisor, &mut signals, number, ready).await;
+                continue;
             }
-            Ok(record) = events.recv() => {
-                let ready = state.borrow().ready_after_ms.is_some();
+            () = manager.beat() => continue,
+        };
+        match report.inspect_err(|_| progress.finish()).map_err(|it| told_apart(it, &plan))? {
+            Some(Report::State(state)) => {
+                progress.show(&state);
+                verification.begin_when_due(&state, &progress);
+                manager.tell(&state);
+            }
+            Some(Report::Ready(state)) => {
+                progress.finish();
+                ready = true;
+                output::print(&workers::table(&state, &plan, false))?;
+                announce(&state, began);
+                if lifetime == Lifetime::Free {
+                    output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
+                    return Ok(Exit::Done);
+                }
+                output::status("Ctrl-C takes it down.");
+                manager = ServiceManager::stand_by(&state);
+                rest::give_back_memory();
+            }
+            Some(Report::Event(record)) => {
                 if let Some(line) = workers::remark(&record).filter(|_| ready) {
                     output::status(&line);
                 }
             }
+            Some(Report::Ended { outcome, .. }) => {
+                progress.finish();
+                return verdict(outcome, signals.first(), unverified);
+            }
+            Some(Report::Refused { .. }) | None => {
+                progress.finish();
+                let failure = refused(supervisor.silence().await);
+                return signals.first().map_or(Err(failure), |number| Ok(Exit::Signal(number)));
+            }
         }
-    }
-    match (supervisor.wait().await, signals.first()) {
-        (Outcome::NotReady(cause), _) => Err(failed(Exit::NotReady, &cause)),
-        (Outcome::Failed(cause), _) => Err(failed(Exit::Failed, &cause)),
-        (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
-        (Outcome::Stopped { degraded: Some(cause) }, None) => Err(failed(Exit::Failed, &cause)),
-        (Outcome::Stopped { degraded: None } | Outcome::Finished, None) => Ok(Exit::Done),
     }
 }
 
-/// Starts a plan under a supervisor of its own, and returns when it is READY.
-fn detached(prepared: &Prepared) -> Result<Exit, Failure> {
-    let plan = &prepared.plan;
-    reach::runtime()?.block_on(async {
-        let began = Instant::now();
-        let mut signals = Signals::new()?;
-        let mut supervisor =
-            Detached::spawn(prepared.clone(), Lifetime::Free, &session::own_program())
-                .await
-                .map_err(refused)?;
-        let mut progress = Progress::new(plan);
-        let mut last = None;
-        let mut verification = Verification::default();
-        let mut unverified = None;
-        loop {
-            let report = tokio::select! {
-                report = supervisor.next() => report,
-                verified = verification.end() => {
-                    match verified {
-                        Ok(said) => {
-                            output::status(&said);
-                            // One that has ended says so in its reports.
-                            let _ = supervisor.verified().await;
-                        }
-                        Err(failure) => {
-                            unverified = Some(failure);
-                            supervisor.let_go();
-                        }
-                    }
-                    continue;
-                }
-                number = signals.next() => {
-                    // The supervisor tears everything down and then says that it has ended.
-                    signals.escalation(number);
-                    if let Some(pid) = supervisor.pid() {
-                        session::terminate(pid);
-                    }
-                    continue;
-                }
-            };
-            let report = report.inspect_err(|_| progress.finish()).map_err(refused);
-            match report.map_err(|failure| told_apart(failure, plan))? {
-                Some(Report::State(state)) => {
-                    progress.show(&state);
-                    verification.begin_when_due(&state, &progress);
-                    last = Some(state);
-                }
-                Some(Report::Ended { late, cause }) => {
-                    progress.finish();
-                    return match (cause, signals.first()) {
-                        (_, Some(number)) => Ok(Exit::Signal(number)),
-                        (Some(cause), None) if late => Err(failed(Exit::NotReady, &cause)),
-                        // A worker's death tells more than the verification that it broke.
-                        (Some(cause), None) => Err(failed(Exit::Failed, &cause)),
-                        (None, None) => unverified.map_or(Ok(Exit::Done), Err),
-                    };
-                }
-                Some(Report::Refused { .. }) | None => break,
-            }
+/// Hands a signal on: the first asks, the next ones insist, and the last does without the
+/// supervisor.
+pub(super) async fn insist(
+    supervisor: &mut Detached,
+    signals: &mut Signals,
+    number: u8,
+    tell: bool,
+) {
+    let how = signals.escalation(number);
+    if tell {
+        output::status(match how {
+            Escalation::Graceful => "stopping; Ctrl-C again kills",
+            Escalation::Kill | Escalation::Abandon => "killing",
+        });
+    }
+    supervisor.stop(how, Some(number.into())).await;
+    if signals.count() > MOST_SIGNALS {
+        supervisor.kill();
+    }
+}
+
+/// What a cluster's end means for the command that owned it.
+fn verdict(
+    outcome: Outcome,
+    signal: Option<u8>,
+    unverified: Option<Failure>,
+) -> Result<Exit, Failure> {
+    match (outcome, signal) {
+        (Outcome::NotReady(cause), None) => Err(failed(Exit::NotReady, &cause)),
+        (Outcome::Failed(cause), None) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::NotReady(cause) | Outcome::Failed(cause), Some(number)) => {
+            output::status(&cause.to_string());
+            Ok(Exit::Signal(number))
         }
-        progress.finish();
-        let Some(state) = last.filter(|state| state.ready_after_ms.is_some()) else {
-            let error = anyhow::anyhow!("the supervisor ended before the cluster was READY");
-            return Err(Failure::new(Exit::Failed, error));
-        };
-        output::print(&workers::table(&state, plan, false))?;
-        announce(&state, began);
-        output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
-        Ok(Exit::Done)
-    })
+        (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
+        // A worker's death tells more than the verification that it broke.
+        (Outcome::Stopped { degraded: Some(cause) }, None) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::Stopped { degraded: None } | Outcome::Finished, None) => {
+            unverified.map_or(Ok(Exit::Done), Err)
+        }
+    }
 }
 
 /// The verification of a cluster that is READY but for it.

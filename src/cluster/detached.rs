@@ -1,28 +1,39 @@
-//! A supervisor in a process of its own: both ends of the pipe between it and whoever started it.
+//! A supervisor in a process of its own: both ends of what is between it and whoever started it.
 //!
-//! The plan goes in on standard input. Reports come out on standard output, until READY or the end.
-//! With [`Lifetime::Owned`] standard input stays open, and its end is the owner's.
+//! The plan goes in on standard input, and after it what the starter wishes. Reports come out on
+//! standard output: until READY, or for a starter that attends, until the end. On standard error
+//! comes what the ranks of a run write, as `wire::output` has it. The supervisor never waits for a
+//! starter that reads nothing: states that were not taken are replaced by newer ones, and at the
+//! end it waits for a moment only.
+//!
+//! With [`Lifetime::Owned`] the end of standard input is the owner's, and the cluster's.
 
-use std::io::Write;
-use std::os::fd::AsFd;
+use std::io::{PipeReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::unix::pipe::Receiver;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{broadcast, oneshot, watch};
+use tokio::task::JoinHandle;
 
 use super::{Prepared, UpError, start};
 use crate::os::{rest, session};
-use crate::supervise::{Cause, ClusterState, Escalation, Outcome, Supervisor};
+use crate::supervise::{
+    ClusterState, Escalation, Outcome, OutputPipe, Record, Stopper, Supervisor,
+};
 
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
 
-/// What an owner says when it has verified the cluster.
-const VERIFIED: u8 = b'V';
+/// Longest wait for a starter to take the last report.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether a cluster lives on without whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,18 +45,36 @@ pub enum Lifetime {
     Owned,
 }
 
-impl Lifetime {
-    /// Whether the cluster ends with its starter's pipe: who has yet to verify one owns it.
-    fn holds(self, prepared: &Prepared) -> bool {
-        self == Lifetime::Owned || prepared.to_be_verified
-    }
-}
-
-/// What the supervisor process is told, one JSON line.
+/// What the supervisor process is told first, one JSON line.
 #[derive(Serialize, Deserialize)]
 struct Instructions {
     prepared: Prepared,
     lifetime: Lifetime,
+    /// Whether the starter reads reports until the end, rather than until READY.
+    attended: bool,
+    output: Option<OutputForm>,
+}
+
+/// How what the ranks write is handed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputForm {
+    /// Whether a rank's standard output and standard error are two streams, rather than one in
+    /// which the order of both is kept.
+    pub separate_streams: bool,
+}
+
+/// What the starter says later, a JSON line each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Word {
+    /// The cluster is as it should be.
+    Verified,
+    /// It is to end.
+    Stop {
+        how: Escalation,
+        /// The signal by which the ranks of a run are to hear of it.
+        signal: Option<i32>,
+    },
 }
 
 /// What the supervisor process tells, a JSON line each.
@@ -54,6 +83,10 @@ struct Instructions {
 pub enum Report {
     /// The state changed.
     State(Box<ClusterState>),
+    /// Something happened; only for a starter that attends.
+    Event(Box<Record>),
+    /// It is READY for the first time.
+    Ready(Box<ClusterState>),
     /// It could not begin.
     Refused {
         /// The error with its causes.
@@ -61,24 +94,26 @@ pub enum Report {
         /// What to do.
         hint: Option<String>,
     },
-    /// It ended instead of becoming READY.
+    /// It has ended, and nothing of it is left.
     Ended {
-        /// Whether time ran out.
-        late: bool,
-        /// Why; `None` if somebody asked.
-        cause: Option<Cause>,
+        /// How.
+        outcome: Outcome,
+        /// As it last was.
+        state: Box<ClusterState>,
     },
 }
 
-impl From<Outcome> for Report {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::NotReady(cause) => Report::Ended { late: true, cause: Some(cause) },
-            Outcome::Failed(cause) => Report::Ended { late: false, cause: Some(cause) },
-            Outcome::Stopped { degraded } => Report::Ended { late: false, cause: degraded },
-            Outcome::Finished => Report::Ended { late: false, cause: None },
-        }
-    }
+/// What a starter asks of a supervisor process.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// A `cuda-cluster` binary, or one that embeds this crate.
+    pub program: &'a Path,
+    /// Whether the cluster lives on without the starter.
+    pub lifetime: Lifetime,
+    /// Whether the starter reads reports until the end.
+    pub attended: bool,
+    /// Whether the starter reads what the ranks of a run write, and how.
+    pub output: Option<OutputForm>,
 }
 
 /// The starter's end of a supervisor process.
@@ -86,39 +121,40 @@ impl From<Outcome> for Report {
 pub struct Detached {
     child: Child,
     reports: Lines<BufReader<ChildStdout>>,
-    /// Held while the cluster is to live, if it is owned or still to be verified.
-    leash: Option<ChildStdin>,
-    lifetime: Lifetime,
+    /// Its end is the owner's.
+    words: Option<ChildStdin>,
 }
 
 impl Detached {
-    /// Starts `program __supervise` in a session of its own, and hands it a plan.
+    /// Starts `program __supervise` in a session of its own, and hands it a plan. With
+    /// [`Start::output`] there is a pipe to read, and to go on reading: ranks whose output nobody
+    /// takes have to wait.
     ///
     /// # Errors
     /// If the process cannot be started.
     pub async fn spawn(
         prepared: Prepared,
-        lifetime: Lifetime,
-        program: &Path,
-    ) -> Result<Self, UpError> {
-        let held = lifetime.holds(&prepared);
-        let mut text =
-            serde_json::to_vec(&Instructions { prepared, lifetime }).map_err(UpError::Plan)?;
+        start: Start<'_>,
+    ) -> Result<(Self, Option<PipeReader>), UpError> {
+        let Start { program, lifetime, attended, output } = start;
+        let instructions = Instructions { prepared, lifetime, attended, output };
+        let mut text = serde_json::to_vec(&instructions).map_err(UpError::Plan)?;
         text.push(b'\n');
         let failed = |source| UpError::Spawn { program: program.to_owned(), source };
         let missing = || failed(std::io::ErrorKind::BrokenPipe.into());
+        let pipe = output.map(|_| std::io::pipe()).transpose().map_err(failed)?;
+        let (reader, writer) = pipe.unzip();
         let mut child = Command::new(program)
             .arg(SUBCOMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(writer.map_or_else(Stdio::null, Stdio::from))
             .spawn()
             .map_err(failed)?;
-        let mut stdin = child.stdin.take().ok_or_else(missing)?;
-        stdin.write_all(&text).await.map_err(failed)?;
+        let mut words = child.stdin.take().ok_or_else(missing)?;
+        words.write_all(&text).await.map_err(failed)?;
         let reports = BufReader::new(child.stdout.take().ok_or_else(missing)?).lines();
-        let leash = held.then_some(stdin);
-        Ok(Self { child, reports, leash, lifetime })
+        Ok((Self { child, reports, words: Some(words) }, reader))
     }
 
     /// Process id of the supervisor, while it lives.
@@ -126,11 +162,10 @@ impl Detached {
         self.child.id()
     }
 
-    /// The next report; `None` when there will be none, because it is READY. Dropping the future
-    /// loses nothing.
+    /// The next report; `None` when there will be none. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// If it could not begin, or died.
+    /// If it could not begin, or died before it said what had to be said.
     pub async fn next(&mut self) -> Result<Option<Report>, UpError> {
         match self.reports.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
@@ -138,35 +173,50 @@ impl Detached {
                 Ok(report) => Ok(Some(report)),
                 Err(error) => Err(UpError::Silent { status: error.to_string() }),
             },
-            Ok(None) => match self.child.try_wait() {
-                Ok(Some(status)) if !status.success() => {
-                    Err(UpError::Silent { status: status.to_string() })
-                }
-                _ => Ok(None),
-            },
+            Ok(None) => Ok(None),
             Err(error) => Err(UpError::Silent { status: error.to_string() }),
         }
     }
 
+    /// How the supervisor ended that said nothing more.
+    pub async fn silence(&mut self) -> UpError {
+        let status = match self.child.wait().await {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        UpError::Silent { status }
+    }
+
     /// Says that the cluster is as it should be, where READY waits for that; one without an owner
     /// then lives on by itself.
-    ///
-    /// # Errors
-    /// If the supervisor has ended.
-    pub async fn verified(&mut self) -> std::io::Result<()> {
-        if let Some(leash) = &mut self.leash {
-            leash.write_all(&[VERIFIED]).await?;
-        }
-        if self.lifetime == Lifetime::Free {
-            self.let_go();
-        }
-        Ok(())
+    pub async fn verified(&mut self) {
+        self.say(Word::Verified).await;
+    }
+
+    /// Asks for the end; the reports go on until it has come. The ranks of a run hear of it by
+    /// `signal`, where there is one.
+    pub async fn stop(&mut self, how: Escalation, signal: Option<i32>) {
+        self.say(Word::Stop { how, signal }).await;
+    }
+
+    async fn say(&mut self, word: Word) {
+        let Some(words) = &mut self.words else { return };
+        let Ok(mut line) = serde_json::to_vec(&word) else { return };
+        line.push(b'\n');
+        // One that has ended says so in its reports.
+        let _ = words.write_all(&line).await;
     }
 
     /// Lets go of a cluster, which then ends if it is owned or still to be verified. The reports go
     /// on until it has.
     pub fn let_go(&mut self) {
-        self.leash = None;
+        self.words = None;
+    }
+
+    /// Ends a supervisor that does not answer; the guardian ends its processes.
+    pub fn kill(&mut self) {
+        // One that has ended needs no killing.
+        let _ = self.child.start_kill();
     }
 
     /// Lets go of an owned cluster, and waits until its supervisor has ended.
@@ -188,7 +238,10 @@ pub fn main() -> ExitCode {
     match worked {
         Ok(code) => code,
         Err(refused) => {
-            tell(&refused);
+            // Nobody else writes there then, and a line fits into an empty pipe.
+            if let Ok(line) = line(&refused) {
+                let _ = std::io::stdout().lock().write_all(&line);
+            }
             ExitCode::from(2)
         }
     }
@@ -198,112 +251,174 @@ fn refusal(error: impl Into<anyhow::Error>) -> Report {
     Report::Refused { message: format!("{:#}", error.into()), hint: None }
 }
 
+fn line(report: &Report) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn duplicate(descriptor: impl AsFd) -> Result<OwnedFd, Report> {
+    descriptor.as_fd().try_clone_to_owned().map_err(refusal)
+}
+
 async fn work() -> Result<ExitCode, Report> {
     let mut signals = Signals::new().map_err(refusal)?;
-    let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(refusal)?;
-    let stdin = Receiver::from_owned_fd(stdin).map_err(refusal)?;
+    let stdin = Receiver::from_owned_fd(duplicate(std::io::stdin())?).map_err(refusal)?;
     let mut stdin = BufReader::new(stdin);
-    let mut line = String::new();
-    stdin.read_line(&mut line).await.map_err(refusal)?;
-    let Instructions { prepared, lifetime } = serde_json::from_str(&line).map_err(refusal)?;
-    let supervisor = start(&prepared, &session::own_program()).await.map_err(|error| {
+    let mut first = String::new();
+    stdin.read_line(&mut first).await.map_err(refusal)?;
+    let Instructions { prepared, lifetime, attended, output } =
+        serde_json::from_str(&first).map_err(refusal)?;
+    let output = match output {
+        Some(OutputForm { separate_streams }) => {
+            let pipe = Arc::new(duplicate(std::io::stderr())?);
+            Some(OutputPipe { pipe, separate_streams })
+        }
+        None => None,
+    };
+    let supervisor = start(&prepared, &session::own_program(), output).await.map_err(|error| {
         let hint = error.hint();
         Report::Refused { message: format!("{:#}", anyhow::Error::new(error)), hint }
     })?;
-    // Only an owner's pipe says anything by its end.
-    let pipe = lifetime.holds(&prepared).then_some(stdin);
-    let mut owner = Owner { pipe, lifetime };
-    until_settled(&supervisor, &mut signals, &mut owner).await;
-    if supervisor.ready().await.is_ok() {
-        // Whoever started this process sees the end of the pipe, and goes on. An owner's pipe is
-        // not among the three.
-        let _ = session::let_go_of_output();
-        rest::give_back_memory();
-    }
-    let mut state = supervisor.state();
-    while !state.borrow_and_update().state.is_end() {
+    let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
+    let reports = Reports::begin(reports, attended, &supervisor);
+    // From here on nobody writes to the three but the reports' task, and the guardian.
+    let _ = session::let_go_of_output();
+    let to_be_verified = prepared.to_be_verified;
+    drop(prepared);
+    let mut starter = Starter { words: Some(stdin.lines()), lifetime, to_be_verified };
+    let (stopper, mut state) = (supervisor.stopper(), supervisor.state());
+    let mut ready = false;
+    let mut ended = Box::pin(supervisor.wait());
+    let outcome = loop {
         tokio::select! {
-            changed = state.changed() => if changed.is_err() { break },
-            word = owner.word() => word.obey(&supervisor),
-            how = signals.next() => supervisor.stop(how),
+            outcome = &mut ended => break outcome,
+            word = starter.next() => starter.obey(word, &stopper),
+            how = signals.next() => stopper.stop(how),
+            Ok(()) = state.changed() => {
+                let now = state.borrow_and_update().ready_after_ms.is_some();
+                if now && !std::mem::replace(&mut ready, now) {
+                    rest::give_back_memory();
+                }
+            }
         }
-    }
-    let outcome = supervisor.wait().await;
+    };
     let code = match outcome {
         Outcome::Stopped { .. } | Outcome::Finished => ExitCode::SUCCESS,
         Outcome::Failed(_) => ExitCode::FAILURE,
         Outcome::NotReady(_) => ExitCode::from(3),
     };
-    tell(&Report::from(outcome));
+    let state = Box::new(state.borrow().clone());
+    reports.end(Report::Ended { outcome, state }).await;
     Ok(code)
 }
 
-/// Reports every state until the cluster is READY, or clearly will not be.
-async fn until_settled(supervisor: &Supervisor, signals: &mut Signals, owner: &mut Owner) {
-    let mut state = supervisor.state();
+/// Tells the starter what happens, in a task of its own, so that only the task waits for a starter
+/// that does not read.
+struct Reports {
+    task: JoinHandle<()>,
+    last: oneshot::Sender<Report>,
+}
+
+impl Reports {
+    fn begin(pipe: Sender, attended: bool, supervisor: &Supervisor) -> Self {
+        let (last, farewell) = oneshot::channel();
+        let events = attended.then(|| supervisor.events());
+        let task = tokio::spawn(tell(pipe, supervisor.state(), events, farewell));
+        Self { task, last }
+    }
+
+    async fn end(self, report: Report) {
+        // Whoever attends no more has closed the pipe, and the task has ended.
+        let _ = self.last.send(report);
+        let _ = tokio::time::timeout(FAREWELL, self.task).await;
+    }
+}
+
+async fn tell(
+    mut pipe: Sender,
+    mut state: watch::Receiver<ClusterState>,
+    mut events: Option<broadcast::Receiver<Record>>,
+    mut farewell: oneshot::Receiver<Report>,
+) {
+    let mut ready = false;
     loop {
-        tokio::select! {
-            settled = supervisor.ready() => {
-                if settled.is_ok() {
-                    tell(&Report::State(Box::new(state.borrow().clone())));
+        let report = tokio::select! {
+            biased;
+            Some(record) = next_event(&mut events) => Report::Event(Box::new(record)),
+            Ok(()) = state.changed() => {
+                let now = state.borrow_and_update().clone();
+                let first = now.ready_after_ms.is_some() && !ready;
+                ready |= first;
+                let now = Box::new(now);
+                if first { Report::Ready(now) } else { Report::State(now) }
+            }
+            last = &mut farewell => {
+                // Without a last word the supervisor has broken off, and its exit status tells.
+                if let Some(Ok(line)) = last.ok().map(|last| line(&last)) {
+                    let _ = pipe.write_all(&line).await;
                 }
                 return;
             }
-            Ok(()) = state.changed() => {
-                tell(&Report::State(Box::new(state.borrow_and_update().clone())));
-            }
-            word = owner.word() => word.obey(supervisor),
-            how = signals.next() => supervisor.stop(how),
+        };
+        let Ok(line) = line(&report) else { continue };
+        let gone = pipe.write_all(&line).await.is_err();
+        // A starter that does not attend goes on now, and sees by the end of the pipe that no more
+        // will come.
+        if gone || (matches!(report, Report::Ready(_)) && events.is_none()) {
+            return;
         }
     }
 }
 
-/// Who ends a cluster by its own end: for the cluster's life, or until it is verified.
-struct Owner {
-    pipe: Option<BufReader<Receiver>>,
+/// What happens next; `None` when nothing will, or nobody attends. A starter that lags behind
+/// misses some, and finds them in `events.jsonl`.
+async fn next_event(events: &mut Option<broadcast::Receiver<Record>>) -> Option<Record> {
+    loop {
+        match events.as_mut()?.recv().await {
+            Ok(record) => return Some(record),
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return None,
+        }
+    }
+}
+
+/// Who started this process: ends an owned cluster by its own end, and one that is to be verified
+/// until it is.
+struct Starter {
+    words: Option<Lines<BufReader<Receiver>>>,
     lifetime: Lifetime,
+    to_be_verified: bool,
 }
 
-/// What an owner says.
-enum Word {
-    /// The cluster is as it should be.
-    Verified,
-    /// Nothing more: the owner is gone.
-    Gone,
-}
-
-impl Owner {
-    /// Waits for the next word; for ever, where there is no owner any more. Dropping the future
+impl Starter {
+    /// Waits for the next word; `None` is the starter's end, which comes once. Dropping the future
     /// loses nothing.
-    async fn word(&mut self) -> Word {
-        let Some(pipe) = &mut self.pipe else { return std::future::pending().await };
-        let mut byte = [0u8];
-        while matches!(pipe.read(&mut byte).await, Ok(read) if read > 0) {
+    async fn next(&mut self) -> Option<Word> {
+        let Some(words) = &mut self.words else { return std::future::pending().await };
+        while let Ok(Some(line)) = words.next_line().await {
             // What else it says is passed over.
-            if byte == [VERIFIED] {
-                self.pipe = self.pipe.take().filter(|_| self.lifetime == Lifetime::Owned);
-                return Word::Verified;
+            if let Ok(word) = serde_json::from_str(&line) {
+                return Some(word);
             }
         }
-        self.pipe = None;
-        Word::Gone
+        self.words = None;
+        None
     }
-}
 
-impl Word {
-    fn obey(self, supervisor: &Supervisor) {
-        match self {
-            Word::Verified => supervisor.verified(),
-            Word::Gone => supervisor.stop(Escalation::Graceful),
+    fn obey(&mut self, word: Option<Word>, stopper: &Stopper) {
+        match word {
+            Some(Word::Verified) => {
+                self.to_be_verified = false;
+                stopper.verified();
+            }
+            Some(Word::Stop { how, signal: Some(signal) }) => stopper.stop_with(how, signal),
+            Some(Word::Stop { how, signal: None }) => stopper.stop(how),
+            None if self.lifetime == Lifetime::Owned || self.to_be_verified => {
+                stopper.stop(Escalation::Graceful);
+            }
+            None => {}
         }
-    }
-}
-
-/// A line for whoever started this process; nobody reads it after READY.
-fn tell(report: &Report) {
-    if let Ok(line) = serde_json::to_string(report) {
-        let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 }
 
@@ -311,20 +426,25 @@ fn tell(report: &Report) {
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hangup: Signal,
     count: u32,
 }
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        let (interrupt, terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        Ok(Self { interrupt, terminate, count: 0 })
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+            count: 0,
+        })
     }
 
     async fn next(&mut self) -> Escalation {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
         }
         self.count += 1;
         Escalation::of_request(self.count)

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use super::detached::Lifetime;
 use super::{
-    Client, ClientError, Control, ControlError, Detached, Lines, PrepareError, Prepared, Report,
-    UpError,
+    Client, ClientError, Control, ControlError, Detached, Lifetime, Lines, PrepareError, Prepared,
+    Report, Start, UpError,
 };
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::os::session;
 use crate::plan::Plan;
 use crate::spec::{ClusterSpec, Request, SpecError};
-use crate::supervise::{Cause, ClusterState, Record};
+use crate::supervise::{Cause, ClusterState, Outcome, Record};
 use crate::topology::Topology;
 
 /// Why there is no cluster.
@@ -148,25 +147,38 @@ fn own_name() -> ClusterName {
 
 async fn bring_up(prepared: Prepared, program: &Path) -> Result<Cluster, LaunchFailure> {
     let plan = prepared.plan.clone();
-    let mut supervisor = Detached::spawn(prepared, Lifetime::Owned, program).await?;
+    let start = Start { program, lifetime: Lifetime::Owned, attended: false, output: None };
+    let (mut supervisor, _) = Detached::spawn(prepared, start).await?;
     loop {
         match supervisor.next().await? {
-            Some(Report::Ended { late, cause }) => {
+            Some(Report::Ready(_)) => break,
+            Some(Report::Ended { outcome, .. }) => {
                 supervisor.end().await;
-                let stopped = || Cause {
-                    process: None,
-                    text: "it was stopped while it started".to_owned(),
-                    exit: None,
-                    log_tail: Vec::new(),
-                };
-                return Err(LaunchFailure::NotReady { late, cause: cause.unwrap_or_else(stopped) });
+                return Err(not_ready(outcome));
             }
             Some(_) => {}
-            None => break,
+            None => return Err(supervisor.silence().await.into()),
         }
     }
     let control = Control::new(Paths::of(&plan.name).control());
     Ok(Cluster { supervisor, control, plan })
+}
+
+/// Why a cluster is not there that ended before it was READY.
+fn not_ready(outcome: Outcome) -> LaunchFailure {
+    let stopped = || Cause {
+        process: None,
+        text: "it was stopped while it started".to_owned(),
+        exit: None,
+        log_tail: Vec::new(),
+    };
+    let late = matches!(outcome, Outcome::NotReady(_));
+    let cause = match outcome {
+        Outcome::NotReady(cause) | Outcome::Failed(cause) => cause,
+        Outcome::Stopped { degraded } => degraded.unwrap_or_else(stopped),
+        Outcome::Finished => stopped(),
+    };
+    LaunchFailure::NotReady { late, cause }
 }
 
 /// A running cluster, owned by this program.

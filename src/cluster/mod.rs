@@ -26,7 +26,7 @@ pub use crate::engine::native::built_in::{CudaParameter, CudaTask};
 pub use crate::engine::native::registry::{Context, FunctionError, Input, Outputs, Registry};
 pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError, Lines};
-pub use detached::{Detached, Lifetime, Report};
+pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use find::{FindError, Found, find, running};
 pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};

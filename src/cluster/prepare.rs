@@ -17,8 +17,7 @@ pub struct Prepared {
     pub launched: Plan,
     /// How the two differ.
     pub notes: Vec<Note>,
-    /// Whether the command engine's ranks are expected to end; their logs then stay for whoever
-    /// asked for that, who removes the run directory.
+    /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
     /// Whether READY waits until whoever starts the cluster has verified it.
     pub to_be_verified: bool,

@@ -12,7 +12,7 @@ use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::os::shared_memory;
 use crate::plan::Plan;
 use crate::supervise::gpu::GpuWatch;
-use crate::supervise::{Options, StartError, Supervisor};
+use crate::supervise::{Options, OutputPipe, StartError, Supervisor};
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
 const SECRET_BYTES: usize = 32;
@@ -51,7 +51,7 @@ pub enum UpError {
         source: std::io::Error,
     },
     /// The supervisor process ended without a word.
-    #[error("the supervisor process ended before the cluster was READY ({status})")]
+    #[error("the supervisor process ended without saying how the cluster ended ({status})")]
     Silent {
         /// How it ended.
         status: String,
@@ -81,12 +81,17 @@ impl UpError {
 
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
-/// The run directory holds `plan.json` and `secret` before the first process starts. Call it inside
-/// a tokio runtime, in a process whose children are all its own: the supervisor reaps them.
+/// The run directory holds `plan.json` and `secret` before the first process starts. What the ranks
+/// of a run write goes into `output` too. Call it inside a tokio runtime, in a process whose
+/// children are all its own: the supervisor reaps them.
 ///
 /// # Errors
 /// If the name is taken, or the supervisor cannot begin.
-pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, UpError> {
+pub async fn start(
+    prepared: &Prepared,
+    program: &Path,
+    output: Option<OutputPipe>,
+) -> Result<Supervisor, UpError> {
     let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let directory = RunDirectory::acquire(&plan.name)?;
@@ -117,7 +122,7 @@ pub async fn start(prepared: &Prepared, program: &Path) -> Result<Supervisor, Up
     directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;
     let options = Options {
         helper: program.to_owned(),
-        keep: *to_completion,
+        output,
         // Simulated GPUs are in no driver's list.
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()

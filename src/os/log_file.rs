@@ -6,7 +6,10 @@
 //! that is killed, so its death neither loses nor blocks output; were the guardian killed, the
 //! kernel would end the process too, and only what is still in the pipe (64 KiB) would be lost.
 //!
-//! *Invariant:* each line of the file begins with the time at which its first byte came, and the
+//! A log of which a part was rotated away says so where it is read. For that, every file but a
+//! log's first begins with a line that numbers it: `# part 3 of this log`.
+//!
+//! *Invariant:* each line of output begins with the time at which its first byte came, and the
 //! rest is as the process wrote it; what could not be written is counted and said.
 
 use std::fs::{self, File, OpenOptions};
@@ -20,6 +23,18 @@ use serde::Serialize;
 /// Bytes of a stamp with its blank: `2026-01-31T23:59:59.000Z `.
 const STAMP: usize = 25;
 
+/// How the line begins that numbers a file, from 0; the first file has none.
+const PART: &str = "# part ";
+
+/// The number of the file that begins with these bytes.
+fn part_of(text: &[u8]) -> u64 {
+    let number = text.strip_prefix(PART.as_bytes()).and_then(|rest| {
+        let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+        std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+    });
+    number.unwrap_or(0)
+}
+
 /// Writes one log file.
 #[derive(Debug)]
 pub(super) struct LogWriter {
@@ -28,6 +43,8 @@ pub(super) struct LogWriter {
     keep: u32,
     file: Option<File>,
     size: u64,
+    /// The number of the file.
+    part: u64,
     inside_line: bool,
     lost: u64,
 }
@@ -35,7 +52,7 @@ pub(super) struct LogWriter {
 impl LogWriter {
     /// A writer of `path`, rotated when it is larger than `limit` bytes, `keep` old ones kept.
     pub(super) fn new(path: PathBuf, limit: u64, keep: u32) -> Self {
-        Self { path, limit, keep, file: None, size: 0, inside_line: false, lost: 0 }
+        Self { path, limit, keep, file: None, size: 0, part: 0, inside_line: false, lost: 0 }
     }
 
     /// Writes output that came at `now`. Never fails: what a full disk refuses is counted, and
@@ -44,6 +61,14 @@ impl LogWriter {
         if output.is_empty() {
             return;
         }
+        if self.size > self.limit.saturating_mul(2) {
+            // A line without an end must not keep a file from being rotated.
+            self.end_line(now);
+        }
+        self.append_raw(output, now);
+    }
+
+    fn append_raw(&mut self, output: &[u8], now: SystemTime) {
         let stamp = format!("{} ", humantime::format_rfc3339_millis(now));
         let mut text = Vec::with_capacity(output.len() + 8 * STAMP);
         if self.lost > 0 {
@@ -74,6 +99,13 @@ impl LogWriter {
         }
     }
 
+    /// Ends a line that its writer left without an end, so that what comes next is not part of it.
+    pub(super) fn end_line(&mut self, now: SystemTime) {
+        if self.inside_line {
+            self.append_raw(b"\n", now);
+        }
+    }
+
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
         self.open()?;
         if self.size > 0 && !self.inside_line && self.size + text.len() as u64 > self.limit {
@@ -98,12 +130,26 @@ impl LogWriter {
         {
             return Ok(());
         }
+        if self.file.take().is_some() {
+            // Somebody removed it: what it held is missing.
+            self.part += 1;
+        }
         if let Some(parent) = self.path.parent() {
             // Where it exists, or its own parent does not, opening the file tells.
             let _ = fs::DirBuilder::new().mode(0o700).create(parent);
         }
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).append(true).create(true).mode(0o600).open(&self.path)?;
         self.size = file.metadata()?.len();
+        if self.size > 0 {
+            let mut begin = [0; 64];
+            let length = file.read(&mut begin)?;
+            self.part = part_of(&begin[..length]);
+        } else if self.part > 0 {
+            let heading = format!("{PART}{} of this log\n", self.part);
+            file.write_all(heading.as_bytes())?;
+            self.size = heading.len() as u64;
+        }
         self.file = Some(file);
         Ok(())
     }
@@ -115,9 +161,11 @@ impl LogWriter {
             let _ = fs::rename(aged(&self.path, age), aged(&self.path, age + 1));
         }
         match self.keep {
-            0 => fs::remove_file(&self.path),
-            _ => fs::rename(&self.path, aged(&self.path, 1)),
+            0 => fs::remove_file(&self.path)?,
+            _ => fs::rename(&self.path, aged(&self.path, 1))?,
         }
+        self.part += 1;
+        Ok(())
     }
 }
 
@@ -134,28 +182,63 @@ pub struct Line {
     /// When its first byte came; RFC 3339 as text.
     #[serde(serialize_with = "as_rfc3339")]
     pub at: SystemTime,
-    /// The text, without its line feed.
-    pub text: String,
+    /// As the process wrote it, without its line feed; in a text form, what is not UTF-8 is
+    /// U+FFFD.
+    #[serde(serialize_with = "as_text")]
+    pub text: Vec<u8>,
 }
 
 fn as_rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_millis(*at))
 }
 
-/// Takes a stored line apart; `None` for one without a stamp.
-fn parse(line: &[u8]) -> Option<Line> {
-    let (stamp, text) = line.split_at_checked(STAMP)?;
-    let at = humantime::parse_rfc3339(std::str::from_utf8(stamp).ok()?.trim_end()).ok()?;
-    Some(Line { at, text: String::from_utf8_lossy(text).into_owned() })
+fn as_text<S: serde::Serializer>(text: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&String::from_utf8_lossy(text))
+}
+
+impl Line {
+    /// Takes a stored line apart; `None` for one without a stamp.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let (stamp, text) = line.split_at_checked(STAMP)?;
+        let at = humantime::parse_rfc3339(std::str::from_utf8(stamp).ok()?.trim_end()).ok()?;
+        Some(Self { at, text: text.to_vec() })
+    }
+
+    /// Says that something is missing before `next`.
+    fn gap(next: Option<&Line>) -> Self {
+        let at = next.map_or(SystemTime::UNIX_EPOCH, |line| line.at);
+        Self { at, text: b"[output is missing here: the log was rotated]".to_vec() }
+    }
+}
+
+/// One file of a log.
+struct Part {
+    number: u64,
+    lines: Vec<Line>,
+}
+
+impl Part {
+    fn parse(text: &[u8]) -> Self {
+        let lines = text.split(|byte| *byte == b'\n').filter_map(Line::parse).collect();
+        Self { number: part_of(text), lines }
+    }
 }
 
 /// Reads a log, its rotated files included, and then what is appended to it.
 #[derive(Debug)]
 pub struct LogReader {
     path: PathBuf,
-    /// The file being read, its inode, and how far it was read.
-    current: Option<(File, u64)>,
+    current: Option<Current>,
+    /// What was read and is no whole line yet.
     rest: Vec<u8>,
+}
+
+/// The file being read.
+#[derive(Debug)]
+struct Current {
+    file: File,
+    inode: u64,
+    part: u64,
 }
 
 /// Which of a log's old lines are wanted.
@@ -170,7 +253,7 @@ pub struct Selection {
 impl LogReader {
     /// A reader of the log at `path`, and the lines that it has, oldest first.
     ///
-    /// A log that does not exist yet has no lines.
+    /// A log that does not exist yet has no lines. Where files are missing, a line says so.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -181,12 +264,23 @@ impl LogReader {
             wanted.tail.is_some_and(|tail| lines.len() >= tail)
                 || wanted.since.is_some_and(|since| lines.first().is_some_and(|l| l.at < since))
         };
+        let mut number = reader.current.as_ref().map_or(0, |current| current.part);
         let mut age = 1;
         while !enough(&lines)
             && let Some(older) = whole(&aged(path, age))?
         {
-            lines.splice(0..0, older);
+            if older.number + 1 < number {
+                lines.insert(0, Line::gap(lines.first()));
+            }
+            // One that was rotated between two looks has been read already.
+            if older.number < number || number == 0 {
+                lines.splice(0..0, older.lines);
+                number = older.number;
+            }
             age += 1;
+        }
+        if number > 0 && !enough(&lines) {
+            lines.insert(0, Line::gap(lines.first()));
         }
         lines.retain(|line| wanted.since.is_none_or(|since| line.at >= since));
         let surplus = wanted.tail.map_or(0, |tail| lines.len().saturating_sub(tail));
@@ -194,42 +288,76 @@ impl LogReader {
         Ok((reader, lines))
     }
 
-    /// Complete lines that were appended since the last call. A rotation in between is followed.
+    /// Complete lines that were appended since the last call. Rotations in between are followed;
+    /// where files are missing, a line says so.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// If a file cannot be read.
     pub fn appended(&mut self) -> io::Result<Vec<Line>> {
-        if let Some((file, inode)) = &mut self.current {
-            file.read_to_end(&mut self.rest)?;
+        let mut lines = Vec::new();
+        let mut before = None;
+        if let Some(current) = &mut self.current {
+            current.file.read_to_end(&mut self.rest)?;
             let named = fs::metadata(&self.path).map(|metadata| metadata.ino());
-            if named.ok() == Some(*inode) {
+            if named.ok() == Some(current.inode) {
                 return Ok(self.take_lines());
             }
             // It was rotated; what was written to it between the two looks is its end.
-            file.read_to_end(&mut self.rest)?;
+            current.file.read_to_end(&mut self.rest)?;
+            before = Some(current.part);
+            lines = self.take_lines();
         }
         match File::open(&self.path) {
             Ok(mut file) => {
+                self.rest.clear();
                 file.read_to_end(&mut self.rest)?;
-                let inode = file.metadata()?.ino();
-                self.current = Some((file, inode));
+                let (inode, part) = (file.metadata()?.ino(), part_of(&self.rest));
+                self.current = Some(Current { file, inode, part });
+                let new = self.take_lines();
+                if let Some(before) = before {
+                    lines.extend(self.between(before, part, new.first())?);
+                }
+                lines.extend(new);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        Ok(self.take_lines())
+        Ok(lines)
+    }
+
+    /// The lines of the files between two, as far as they are still there.
+    fn between(&self, before: u64, after: u64, next: Option<&Line>) -> io::Result<Vec<Line>> {
+        let missing = after.saturating_sub(before).saturating_sub(1);
+        let mut found = Vec::new();
+        for age in (1..=u32::try_from(missing).unwrap_or(u32::MAX))
+            .map_while(|age| aged(&self.path, age).exists().then_some(age))
+        {
+            let part = whole(&aged(&self.path, age))?;
+            found.extend(part.filter(|part| before < part.number && part.number < after));
+        }
+        let whole = found.len() as u64 == missing;
+        let mut lines: Vec<Line> = found.into_iter().rev().flat_map(|part| part.lines).collect();
+        if !whole {
+            lines.insert(0, Line::gap(lines.first().or(next)));
+        }
+        Ok(lines)
+    }
+
+    /// The line that was begun and has no end yet.
+    pub fn unfinished(&self) -> Option<Line> {
+        Line::parse(&self.rest)
     }
 
     fn take_lines(&mut self) -> Vec<Line> {
         let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let complete: Vec<u8> = self.rest.drain(..end).collect();
-        complete.split(|byte| *byte == b'\n').filter_map(parse).collect()
+        complete.split(|byte| *byte == b'\n').filter_map(Line::parse).collect()
     }
 }
 
-fn whole(path: &Path) -> io::Result<Option<Vec<Line>>> {
+fn whole(path: &Path) -> io::Result<Option<Part>> {
     match fs::read(path) {
-        Ok(text) => Ok(Some(text.split(|byte| *byte == b'\n').filter_map(parse).collect())),
+        Ok(text) => Ok(Some(Part::parse(&text))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -248,8 +376,9 @@ pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
         Ok(text)
     };
     let text = read().unwrap_or_default();
+    let lines = text.split(|byte| *byte == b'\n').filter_map(Line::parse);
     let mut lines: Vec<String> =
-        text.split(|byte| *byte == b'\n').filter_map(parse).map(|line| line.text).collect();
+        lines.map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect();
     lines.drain(..lines.len().saturating_sub(count));
     lines
 }
@@ -263,9 +392,11 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(secs)
     }
 
-    fn texts(lines: &[Line]) -> Vec<&str> {
-        lines.iter().map(|line| line.text.as_str()).collect()
+    fn texts(lines: &[Line]) -> Vec<String> {
+        lines.iter().map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect()
     }
+
+    const GAP: &str = "[output is missing here: the log was rotated]";
 
     #[test]
     fn a_line_is_stamped_once_however_it_arrives() {
@@ -303,13 +434,46 @@ mod tests {
         }
         assert!(aged(&path, 1).exists() && aged(&path, 2).exists() && !aged(&path, 3).exists());
         let (_, all) = LogReader::open(&path, Selection::default()).expect("readable");
-        assert_eq!(texts(&all), ["line 2", "line 3", "line 4", "line 5", "line 6", "line 7"]);
+        assert_eq!(texts(&all), [GAP, "line 5", "line 6", "line 7"], "the first files are gone");
         let last = Selection { tail: Some(3), since: None };
         let (_, last) = LogReader::open(&path, last).expect("readable");
         assert_eq!(texts(&last), ["line 5", "line 6", "line 7"]);
         let recent = Selection { tail: None, since: Some(at(6)) };
         let (_, recent) = LogReader::open(&path, recent).expect("readable");
         assert_eq!(texts(&recent), ["line 6", "line 7"]);
+    }
+
+    #[test]
+    fn a_reader_that_falls_behind_finds_what_is_still_there_and_says_what_is_not() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("gpu0.log");
+        let mut writer = LogWriter::new(path.clone(), 16, 2);
+        let mut line = |second| writer.append(format!("line {second}\n").as_bytes(), at(second));
+        line(0);
+        let (mut reader, _) = LogReader::open(&path, Selection::default()).expect("readable");
+        (1..4).for_each(&mut line);
+        let appended = reader.appended().expect("readable");
+        assert_eq!(texts(&appended), ["line 1", "line 2", "line 3"], "each in a file of its own");
+        (4..9).for_each(&mut line);
+        let appended = reader.appended().expect("readable");
+        assert_eq!(texts(&appended), [GAP, "line 6", "line 7", "line 8"]);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_kept_and_does_not_keep_the_log_from_rotation() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("gpu0.log");
+        let mut writer = LogWriter::new(path.clone(), 100, 2);
+        for second in 0..10 {
+            writer.append(&[b'x'; 99], at(second));
+        }
+        let sizes = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+        assert!(sizes(&path) < 400 && sizes(&aged(&path, 1)) < 400);
+        let (reader, _) = LogReader::open(&path, Selection::default()).expect("readable");
+        assert!(reader.unfinished().is_some(), "dying words need no line feed");
+        writer.end_line(at(10));
+        let (reader, _) = LogReader::open(&path, Selection::default()).expect("readable");
+        assert_eq!(reader.unfinished(), None);
     }
 
     #[test]

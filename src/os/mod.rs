@@ -46,3 +46,14 @@ pub fn default_broken_pipe() {
     };
     debug_assert!(result.is_ok(), "SIGPIPE has a default action");
 }
+
+/// Restores the default actions of the signals that ask a process to end, for one that listens to
+/// them no more.
+pub fn default_stop_signals() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: no handler is installed, only the default action.
+        let result = unsafe { signal(number, SigHandler::SigDfl) };
+        debug_assert!(result.is_ok(), "these signals have default actions");
+    }
+}

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{PipeReader, Write};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,7 +19,7 @@ use super::control::Control;
 use super::core::{Action, Core, Event, SeatNumber};
 use super::gpu::GpuWatch;
 use super::heal::{Belongings, open_journal};
-use super::service::{Handle, Options, StartError, WishError};
+use super::service::{Handle, Options, OutputPipe, StartError, WishError};
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
@@ -46,7 +47,7 @@ const BACKLOG: usize = 1024;
 /// What somebody wants.
 #[derive(Debug)]
 pub(super) enum Wish {
-    Stop(Escalation),
+    Stop { how: Escalation, signal: Option<i32> },
     Verified,
     Restart { process: String, answer: oneshot::Sender<Result<(), WishError>> },
     Scale { workers: usize, answer: oneshot::Sender<Result<(), WishError>> },
@@ -87,6 +88,10 @@ pub(super) struct Actor {
     pub(super) control: Control,
     /// Whether logs are kept, because of a bad end.
     keep: bool,
+    /// The signal that asks processes to end.
+    stop_signal: i32,
+    /// Who reads what the workers write.
+    output: Option<OutputPipe>,
 }
 
 impl Actor {
@@ -100,7 +105,8 @@ impl Actor {
         let mark = format!("{MARK_VARIABLE}={token}");
         let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
         let label = options.control_groups.then_some(label.as_str());
-        let guardian = Guardian::start(&options.helper, &directory, label, mark)
+        let output = options.output.as_ref().map(|output| output.pipe.as_fd());
+        let guardian = Guardian::start(&options.helper, &directory, label, mark, output)
             .await
             .map_err(StartError::Guardian)?;
         let paths = directory.paths().clone();
@@ -148,7 +154,9 @@ impl Actor {
             heal_at: None,
             abandoned: false,
             control,
-            keep: options.keep,
+            keep: false,
+            stop_signal: libc::SIGTERM,
+            output: options.output,
         };
         Ok((actor, handle))
     }
@@ -249,8 +257,11 @@ impl Actor {
     fn weigh(&mut self, wish: Wish) -> Option<Event> {
         let ending = matches!(self.state.borrow().state, ClusterPhase::Stopping);
         let (event, answer) = match wish {
-            Wish::Stop(how) => {
+            Wish::Stop { how, signal } => {
                 self.abandoned |= how == Escalation::Abandon;
+                if let Some(signal) = signal.filter(|_| self.launch.run_to_completion) {
+                    self.stop_signal = signal;
+                }
                 return Some(Event::Stop(how));
             }
             Wish::Verified => return Some(Event::Verified),
@@ -278,7 +289,7 @@ impl Actor {
             Action::Start { seat, key } => self.start(seat, key),
             // A guardian that takes no requests is noticed when its reports end, or not at all
             // until the processes are given up; either way the end stands in for it.
-            Action::Terminate { key } => drop(self.guardian.signal(key, libc::SIGTERM)),
+            Action::Terminate { key } => drop(self.guardian.signal(key, self.stop_signal)),
             Action::Kill { key } => drop(self.guardian.kill(key)),
             Action::AwaitGpu { seat } => self.await_gpu(seat),
             Action::Bundle { seat } => self.bundle(seat),
@@ -306,6 +317,8 @@ impl Actor {
             log: self.paths.log(&spec.name),
             log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
             log_keep: self.launch.supervision.log_keep,
+            deliver_as: self.output.as_ref().and(self.rank(seat)),
+            separate_streams: self.output.as_ref().is_some_and(|output| output.separate_streams),
             cgroup: None,
             fork_server: spec.fork_server.clone(),
         };
@@ -319,6 +332,12 @@ impl Actor {
                 self.tell_later(Event::NotStarted { key, reason: in_full(&error) });
             }
         }
+    }
+
+    /// The rank of a worker's seat.
+    fn rank(&self, seat: SeatNumber) -> Option<u32> {
+        let worker = seat.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
+        u32::try_from(worker).ok()
     }
 
     fn instructions(&self, spec: &ProcessSpec) -> Instructions {
@@ -368,6 +387,10 @@ impl Actor {
         // What is not written by then will not be.
         let _ = tokio::time::timeout(LAST_WORDS * 4, bundles.join_all()).await;
         if !self.abandoned {
+            if self.output.take().is_some() {
+                let stopped = matches!(outcome, Outcome::Stopped { .. });
+                self.deliver(stopped).await;
+            }
             let guardian = Arc::clone(&self.guardian);
             // Its end takes some milliseconds, in which listeners hear of the cluster's.
             let ended = tokio::task::spawn_blocking(move || guardian.end()).await;
@@ -378,6 +401,25 @@ impl Actor {
         let done = tokio::task::spawn_blocking(move || drop(self)).await;
         debug_assert!(done.is_ok(), "dropping an actor does not panic");
         outcome
+    }
+}
+
+impl Actor {
+    /// Waits until what the workers wrote is handed on, and with it for the guardian's end. Who
+    /// asks for the end meanwhile wants it without what nobody reads.
+    async fn deliver(&mut self, mut hurry: bool) {
+        let mut asked = self.guardian.deliver(hurry).is_ok();
+        while asked {
+            tokio::select! {
+                report = self.guardian.report() => asked = report.is_some(),
+                Some(wish) = self.wishes.recv() => if let Wish::Stop { how, .. } = wish {
+                    asked = how == Escalation::Graceful && !hurry;
+                    hurry = true;
+                    // A guardian that takes no requests any more has ended.
+                    asked &= self.guardian.deliver(hurry).is_ok();
+                },
+            }
+        }
     }
 }
 

@@ -242,7 +242,7 @@ struct StopQuery {
 async fn stop(State(shared): State<Arc<Shared>>, Query(query): Query<StopQuery>) -> StatusCode {
     let how = query.how.unwrap_or(Escalation::Graceful);
     // A supervisor that has ended needs no telling.
-    let _ = shared.handle.wishes.send(Wish::Stop(how));
+    let _ = shared.handle.wishes.send(Wish::Stop { how, signal: None });
     StatusCode::ACCEPTED
 }
 

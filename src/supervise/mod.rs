@@ -28,7 +28,7 @@ mod service;
 pub mod state;
 
 pub use record::{Cause, Outcome, Record};
-pub use service::{Options, StartError, Stopper, Supervisor, WishError};
+pub use service::{Options, OutputPipe, StartError, Stopper, Supervisor, WishError};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* dropping a [`Supervisor`] leaves no process of its cluster.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,9 +27,19 @@ pub struct Options {
     pub control_groups: bool,
     /// Looks at GPUs; without one, a dead process's GPU counts as free.
     pub gpus: Option<Arc<dyn GpuWatch>>,
-    /// Whether the run directory stays after a good end too, unlocked, for whoever reads its logs
-    /// and then removes it.
-    pub keep: bool,
+    /// Who reads what the workers write, if anybody does.
+    pub output: Option<OutputPipe>,
+}
+
+/// A pipe that carries what the workers write, as [`crate::wire::output`] has it, to somebody who
+/// reads it. Whoever holds its other end and does not read holds up the workers, and nobody else.
+#[derive(Clone, Debug)]
+pub struct OutputPipe {
+    /// The writing end.
+    pub pipe: Arc<OwnedFd>,
+    /// Whether a worker's standard output and standard error are two streams, rather than one in
+    /// which the order of both is kept.
+    pub separate_streams: bool,
 }
 
 impl Default for Options {
@@ -37,7 +48,7 @@ impl Default for Options {
             helper: PathBuf::from("/proc/self/exe"),
             control_groups: true,
             gpus: None,
-            keep: false,
+            output: None,
         }
     }
 }
@@ -216,7 +227,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// Asks a supervisor for the end; does not keep it alive.
+/// Asks a supervisor for the end, or tells it of the cluster; does not keep it alive.
 #[derive(Clone, Debug)]
 pub struct Stopper(mpsc::UnboundedSender<Wish>);
 
@@ -224,7 +235,17 @@ impl Stopper {
     /// Asks for the end; returns at once.
     pub fn stop(&self, how: Escalation) {
         // A supervisor that has ended needs no telling.
-        let _ = self.0.send(Wish::Stop(how));
+        let _ = self.0.send(Wish::Stop { how, signal: None });
+    }
+
+    /// Says that the cluster is as it should be, where READY waits for that.
+    pub fn verified(&self) {
+        let _ = self.0.send(Wish::Verified);
+    }
+
+    /// As [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
+    pub fn stop_with(&self, how: Escalation, signal: i32) {
+        let _ = self.0.send(Wish::Stop { how, signal: Some(signal) });
     }
 }
 

@@ -24,11 +24,13 @@
 //! malformed, or not the expected value ends its connection, with the reason in the log. Who does
 //! not read its answers is not heard any more, and in the end dropped.
 //!
-//! Between workers, [`peer`] says what travels over UCX. `scripts/fuzz.sh` feeds all decoders.
+//! Between workers, [`peer`] says what travels over UCX; [`output`] carries what the ranks of a run
+//! write. `scripts/fuzz.sh` feeds all decoders.
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 
 pub mod native;
+pub mod output;
 pub mod peer;
 pub mod secret;
 pub mod status;

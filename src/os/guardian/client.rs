@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::channel::Channel;
 use super::descendants::kill_marked;
-use super::process::{CHANNEL_FD, LOCK_FD, spawn_helper_at};
+use super::process::{CHANNEL_FD, LOCK_FD, NO_CGROUP, OUTPUT_FD, WITH_OUTPUT};
 use super::{Key, Report, Request, SUBCOMMAND, Start};
 use crate::os::containment::{Cgroup, Containment};
 use crate::os::pidfd::PidFd;
@@ -94,7 +94,8 @@ impl Guardian {
     ///
     /// `label` names the control group, without one there is none; `mark` is an entry
     /// (`VARIABLE=value`) of the environment of every process of the cluster, and of no other;
-    /// the guardian holds the lock of `directory` too.
+    /// the guardian holds the lock of `directory` too. What processes write that are started with
+    /// `deliver_as` goes into `output`, as `wire::output` has it.
     ///
     /// # Errors
     /// If `helper` cannot be started or is no program of ours.
@@ -103,6 +104,7 @@ impl Guardian {
         directory: &RunDirectory,
         label: Option<&str>,
         mark: String,
+        output: Option<BorrowedFd<'_>>,
     ) -> Result<Self, GuardianError> {
         let failed = |source| GuardianError::Spawn { helper: helper.to_owned(), source };
         let (here, there) = Channel::pair().map_err(failed)?;
@@ -110,10 +112,15 @@ impl Guardian {
         let shared_memory = directory.paths().shared_memory();
         let mut arguments = vec![SUBCOMMAND.to_owned(), std::process::id().to_string()];
         arguments.push(shared_memory.display().to_string());
-        arguments.extend(cgroup.iter().map(|group| group.path().display().to_string()));
-        let descriptors =
-            [(there.as_raw_fd(), CHANNEL_FD), (directory.lock().as_raw_fd(), LOCK_FD)];
-        let pid = spawn_helper_at(helper, &arguments, &descriptors).map_err(failed)?;
+        let group = cgroup.as_ref().map(|group| group.path().display().to_string());
+        arguments.push(group.unwrap_or_else(|| NO_CGROUP.to_owned()));
+        let mut descriptors =
+            vec![(there.as_raw_fd(), CHANNEL_FD), (directory.lock().as_raw_fd(), LOCK_FD)];
+        if let Some(output) = output {
+            arguments.push(WITH_OUTPUT.to_owned());
+            descriptors.push((output.as_raw_fd(), OUTPUT_FD));
+        }
+        let pid = super::helper::spawn_at(helper, &arguments, &descriptors).map_err(failed)?;
         drop(there);
         let process = PidFd::open(pid).map_err(|errno| failed(errno.into()))?;
         // SAFETY: a channel holds one open descriptor for all its life, and never another.
@@ -194,12 +201,13 @@ impl Guardian {
         self.request(&Request::Kill { key })
     }
 
-    /// Asks the guardian to kill what is left, and to end.
+    /// Asks the guardian to kill what is left, to hand on what the ranks wrote, and to end. With
+    /// `hurry` it waits only while the reader takes something; it may be asked again so.
     ///
     /// # Errors
     /// If the guardian takes no requests.
-    pub fn finish(&self) -> Result<(), GuardianError> {
-        self.request(&Request::Finish)
+    pub fn deliver(&self, hurry: bool) -> Result<(), GuardianError> {
+        self.request(&Request::Deliver { hurry })
     }
 
     /// The next report; `None` when the guardian is gone.

@@ -26,6 +26,8 @@ mod channel;
 mod client;
 mod descendants;
 mod fork;
+mod helper;
+mod output;
 mod process;
 
 use std::path::PathBuf;
@@ -61,6 +63,10 @@ pub struct Start {
     pub log_rotate_bytes: u64,
     /// Rotated logs kept.
     pub log_keep: u32,
+    /// The rank as which its output is handed on to whoever reads the ranks' output.
+    pub deliver_as: Option<u32>,
+    /// Whether its standard output and its standard error are two streams, rather than one.
+    pub separate_streams: bool,
     /// Its control group, which exists.
     pub cgroup: Option<PathBuf>,
     /// The socket of a server to ask for a fork, rather than executing a shim.
@@ -77,8 +83,9 @@ enum Request {
     Signal { key: Key, signal: i32 },
     /// Send SIGKILL to a process and everything that it started.
     Kill { key: Key },
-    /// Kill what is left, and end.
-    Finish,
+    /// Kill what is left, wait until the ranks' output is handed on, and end; with `hurry`, wait
+    /// only while its reader takes something.
+    Deliver { hurry: bool },
 }
 
 /// What the guardian tells.

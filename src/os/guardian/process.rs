@@ -3,35 +3,31 @@
 //! *Invariant:* every child is in `children` until it is reaped, and is reaped only after its
 //! group, its control group and its marked orphans were sent SIGKILL.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
-use std::ffi::CString;
-use std::io::{self, PipeReader, Read};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::stat::Mode;
 use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
 use super::channel::Channel;
 use super::descendants::{Family, carries};
-use super::{Key, Report, Request, Start, fork};
+use super::output::{Delivery, Ends, Output};
+use super::{Key, Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
 use crate::os::{shared_memory, shim};
+use crate::wire::output::{Source, Stream};
 
 /// Where the supervisor puts the socket.
 pub(super) const CHANNEL_FD: RawFd = 3;
@@ -39,9 +35,24 @@ pub(super) const CHANNEL_FD: RawFd = 3;
 /// Where the supervisor puts the run directory's lock.
 pub(super) const LOCK_FD: RawFd = 4;
 
+/// Where the supervisor puts the pipe for the ranks' output, if somebody is to read it.
+pub(super) const OUTPUT_FD: RawFd = 5;
+
+/// What stands in the arguments for a control group, where there is none.
+pub(super) const NO_CGROUP: &str = "-";
+
+/// What stands in the arguments where there is a pipe for the ranks' output.
+pub(super) const WITH_OUTPUT: &str = "output";
+
 /// Longest wait for a dead process's last output; a descendant that could not be killed at once
 /// may hold the pipe.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// Longest wait for a reader of the ranks' output that takes nothing, once the end was asked for.
+const STALLED: Duration = Duration::from_secs(2);
+
+/// Longest wait for a reader when the supervisor waits for nothing more.
+const LAST_DELIVERY: Duration = Duration::from_millis(200);
 
 /// Longest wait for processes to end that were sent SIGKILL; a driver may hold them.
 const UNKILLABLE: Duration = Duration::from_secs(30);
@@ -54,8 +65,8 @@ struct Child {
     start: Start,
     pid: Pid,
     exit: Option<Exit>,
-    /// Its log's thread has seen the end of its output.
-    drained: bool,
+    /// Streams whose end was not seen yet.
+    streams: usize,
     /// When its exit is reported even so.
     report_by: Option<Instant>,
 }
@@ -71,34 +82,52 @@ struct Guard {
     /// Control groups of dead processes, to be removed when they are empty.
     leaving: Vec<Cgroup>,
     logs: BTreeMap<PathBuf, Arc<Mutex<LogWriter>>>,
-    drained: (Sender<Key>, Receiver<Key>),
-    /// Wakes the loop when a log thread has something in `drained`.
-    wake: (Arc<io::PipeWriter>, PipeReader),
+    /// Where streams tell of their ends.
+    ends: Ends,
+    /// Who reads what the ranks write.
+    delivery: Option<Arc<Delivery>>,
+    /// How long the end waits for that reader.
+    patience: Patience,
 }
 
-/// Does the subcommand's work: `__guard SUPERVISOR_PID SHARED_MEMORY [CGROUP]`.
+/// How long a reader of the ranks' output is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// As long as it takes.
+    Full,
+    /// As long as it takes something.
+    WhileTaking,
+    /// A moment.
+    Short,
+}
+
+/// Does the subcommand's work: `__guard SUPERVISOR_PID SHARED_MEMORY CGROUP|- [output]`.
 pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the supervisor put the socket there for this process alone.
     let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
     // The lock is held as long as this process lives; nothing is ever done with it.
     // SAFETY: as for the socket.
     let _lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
+    let with_output = arguments.get(3).is_some_and(|word| word == WITH_OUTPUT);
+    // SAFETY: as for the socket; the argument says that it is there.
+    let output = with_output.then(|| unsafe { OwnedFd::from_raw_fd(OUTPUT_FD) });
+    let last = if with_output { OUTPUT_FD } else { LOCK_FD };
     // What the program of the supervisor left open, like a pipe whose reader waits for its end.
     // SAFETY: no object in this process owns a descriptor above these yet. Before Linux 5.9 the
     // call fails, and the descriptors stay.
-    unsafe { libc::syscall(libc::SYS_close_range, LOCK_FD + 1, libc::c_uint::MAX, 0) };
-    match watch(channel, arguments) {
+    unsafe { libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0) };
+    match watch(channel, output, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn watch(channel: Channel, arguments: &[String]) -> io::Result<()> {
+fn watch(channel: Channel, output: Option<OwnedFd>, arguments: &[String]) -> io::Result<()> {
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
-    let cgroup = arguments.get(2).and_then(|path| enter(Path::new(path)));
+    let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
+    let cgroup = cgroup.and_then(|path| enter(Path::new(path)));
     let shared_memory = arguments.get(1).map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
-    let (reader, writer) = io::pipe()?;
     let mut guard = Guard {
         channel,
         shared_memory,
@@ -107,11 +136,12 @@ fn watch(channel: Channel, arguments: &[String]) -> io::Result<()> {
         unsent: VecDeque::from([Report::Watching]),
         leaving: Vec::new(),
         logs: BTreeMap::new(),
-        drained: std::sync::mpsc::channel(),
-        wake: (Arc::new(writer), reader),
+        ends: Ends::new()?,
+        delivery: output.map(Delivery::begin).transpose()?,
+        patience: Patience::Short,
     };
     while guard.turn(&supervisor, &signals)? {}
-    guard.finish();
+    guard.finish(&supervisor);
     Ok(())
 }
 
@@ -158,7 +188,7 @@ impl Guard {
             PollFd::new(self.channel.as_fd(), waiting),
             PollFd::new(supervisor.as_fd(), PollFlags::POLLIN),
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.wake.1.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.ends.readable().as_fd(), PollFlags::POLLIN),
         ];
         match poll(&mut watched, self.patience()) {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -175,7 +205,8 @@ impl Guard {
             }
         }
         if woken {
-            self.hear_drained();
+            self.ends.rearm();
+            self.note_ends();
         }
         self.reap();
         self.report_exits();
@@ -205,7 +236,11 @@ impl Guard {
                 Ok(Some((Request::Start(start), descriptors))) => self.start(start, descriptors),
                 Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
                 Ok(Some((Request::Kill { key }, _))) => self.kill(key),
-                Ok(Some((Request::Finish, _)) | None) => return Ok(false),
+                Ok(Some((Request::Deliver { hurry }, _))) => {
+                    self.patience = if hurry { Patience::WhileTaking } else { Patience::Full };
+                    return Ok(false);
+                }
+                Ok(None) => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -216,62 +251,61 @@ impl Guard {
     fn start(&mut self, start: Start, descriptors: Vec<OwnedFd>) {
         let key = start.key;
         match self.spawn(&start, &descriptors) {
-            Ok(pid) => {
+            Ok((pid, streams)) => {
                 self.tell(Report::Started { key, pid: pid.as_raw().cast_unsigned() });
-                let child = Child { start, pid, exit: None, drained: false, report_by: None };
+                let child = Child { start, pid, exit: None, streams, report_by: None };
                 self.children.insert(key, child);
             }
             Err(error) => self.tell(Report::NotStarted { key, reason: error.to_string() }),
         }
     }
 
-    fn spawn(&mut self, start: &Start, descriptors: &[OwnedFd]) -> io::Result<Pid> {
+    /// Starts a process; says which, and how many streams it writes.
+    fn spawn(&mut self, start: &Start, descriptors: &[OwnedFd]) -> io::Result<(Pid, usize)> {
         let [instructions, status] = descriptors else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "two descriptors belong here"));
         };
-        let (output, input) = io::pipe()?;
-        // Should the start fail, `input` is dropped, and the thread ends.
-        self.write_log(start, output)?;
+        let separate = start.separate_streams;
+        // Should the start fail, the writing ends are dropped, and the threads end.
+        let output = self.stream(start, Stream::Output)?;
+        let error = separate.then(|| self.stream(start, Stream::Error)).transpose()?;
+        let streams = 1 + usize::from(separate);
         if let Some(socket) = &start.fork_server {
-            match fork::ask(socket, [instructions.as_fd(), status.as_fd(), input.as_fd()]) {
-                Ok(pid) => return Ok(pid),
+            match fork::ask(socket, [instructions.as_fd(), status.as_fd(), output.as_fd()]) {
+                Ok(pid) => return Ok((pid, streams)),
                 Err(error) => fork::excuse(status, &error),
             }
         }
-        spawn_helper(
+        let pid = helper::spawn(
             &[shim::SUBCOMMAND.to_owned(), getpid().to_string()],
             &[
-                (input.as_raw_fd(), 1),
-                (input.as_raw_fd(), 2),
+                (output.as_raw_fd(), 1),
+                (error.as_ref().unwrap_or(&output).as_raw_fd(), 2),
                 (instructions.as_raw_fd(), shim::INSTRUCTIONS_FD),
                 (status.as_raw_fd(), shim::STATUS_FD),
             ],
-        )
+        )?;
+        Ok((pid, streams))
     }
 
-    /// Gives a process's output a thread that writes it to its log, and ends with it.
-    fn write_log(&mut self, start: &Start, mut output: PipeReader) -> io::Result<()> {
+    /// Makes a stream for a process to write, and has it followed.
+    fn stream(&mut self, start: &Start, stream: Stream) -> io::Result<io::PipeWriter> {
+        let (pipe, writer) = io::pipe()?;
         let log = self.logs.entry(start.log.clone()).or_insert_with(|| {
             let (limit, keep) = (start.log_rotate_bytes, start.log_keep);
             Arc::new(Mutex::new(LogWriter::new(start.log.clone(), limit, keep)))
         });
-        let (log, key) = (Arc::clone(log), start.key);
-        let (drained, wake) = (self.drained.0.clone(), Arc::clone(&self.wake.0));
-        let write = move || {
-            let mut buffer = vec![0; 16 << 10];
-            while let Ok(length @ 1..) = output.read(&mut buffer) {
-                let mut log = log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                log.append(&buffer[..length], SystemTime::now());
-            }
-            // When nobody listens the guardian is ending.
-            let _ = drained.send(key);
-            let _ = io::Write::write(&mut &*wake, &[0]);
+        let source = start.deliver_as.map(|rank| Source { rank, stream });
+        let output = Output {
+            key: start.key,
+            name: start.name.clone(),
+            pipe,
+            log: Arc::clone(log),
+            shares_log: start.separate_streams,
+            delivery: self.delivery.clone().zip(source),
         };
-        std::thread::Builder::new()
-            .name(start.name.chars().take(15).collect())
-            .stack_size(128 << 10)
-            .spawn(write)?;
-        Ok(())
+        output.follow(&self.ends)?;
+        Ok(writer)
     }
 
     fn signal(&self, key: Key, signal: i32) {
@@ -335,22 +369,22 @@ impl Guard {
             {
                 child.exit = Some(exit);
                 child.report_by = Some(Instant::now() + LAST_OUTPUT);
+                if let Some(delivery) = &self.delivery {
+                    delivery.let_through(key);
+                }
             }
         }
     }
 
-    fn hear_drained(&mut self) {
-        let mut bytes = [0; 64];
-        // The bytes say nothing, the channel does.
-        let _ = self.wake.1.read(&mut bytes);
-        self.note_drained();
+    fn note_ends(&mut self) {
+        while let Some(key) = self.ends.next() {
+            self.note_end(key);
+        }
     }
 
-    fn note_drained(&mut self) {
-        while let Ok(key) = self.drained.1.try_recv() {
-            if let Some(child) = self.children.get_mut(&key) {
-                child.drained = true;
-            }
+    fn note_end(&mut self, key: Key) {
+        if let Some(child) = self.children.get_mut(&key) {
+            child.streams = child.streams.saturating_sub(1);
         }
     }
 
@@ -358,7 +392,8 @@ impl Guard {
     fn report_exits(&mut self) {
         let now = Instant::now();
         let complete = |child: &Child| {
-            child.exit.is_some() && (child.drained || child.report_by.is_some_and(|by| by <= now))
+            let waited = child.report_by.is_some_and(|by| by <= now);
+            child.exit.is_some() && (child.streams == 0 || waited)
         };
         let keys: Vec<Key> = self
             .children
@@ -392,7 +427,7 @@ impl Guard {
     }
 
     /// Kills everything that descends from this process, until nothing is left, and cleans up.
-    fn finish(mut self) {
+    fn finish(mut self, supervisor: &PidFd) {
         let deadline = Instant::now() + UNKILLABLE;
         loop {
             for child in self.children.values().filter(|child| child.exit.is_none()) {
@@ -412,18 +447,50 @@ impl Guard {
         self.finish_logs();
         shared_memory::remove(&self.shared_memory);
         self.leave();
+        self.deliver(supervisor);
+    }
+
+    /// Waits until the ranks' output is handed on, as long as the supervisor wishes.
+    fn deliver(&mut self, supervisor: &PidFd) {
+        let Some(delivery) = self.delivery.take() else { return };
+        delivery.complete();
+        let (mut last, mut since) = (0, Instant::now());
+        loop {
+            let (done, taken) = delivery.wait(Duration::from_millis(20));
+            if taken > last {
+                (last, since) = (taken, Instant::now());
+            }
+            let at_most = match self.patience {
+                Patience::Full => Duration::MAX,
+                Patience::WhileTaking => STALLED,
+                Patience::Short => LAST_DELIVERY,
+            };
+            if done || since.elapsed() >= at_most {
+                return;
+            }
+            if supervisor.wait(Duration::ZERO) {
+                self.patience = Patience::Short;
+            }
+            match self.channel.receive::<Request>() {
+                Ok(Some((Request::Deliver { hurry: true }, _))) => {
+                    self.patience = Patience::WhileTaking;
+                }
+                Ok(None) => self.patience = Patience::Short,
+                _ => {}
+            }
+        }
     }
 
     /// Waits for the logs' threads, whose pipes have no writers any more.
     fn finish_logs(&mut self) {
         let deadline = Instant::now() + LAST_OUTPUT;
-        self.note_drained();
-        while self.children.values().any(|child| !child.drained) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(key) = self.drained.1.recv_timeout(left) else { return };
-            if let Some(child) = self.children.get_mut(&key) {
-                child.drained = true;
-            }
+        if let Some(delivery) = &self.delivery {
+            self.children.keys().for_each(|key| delivery.let_through(*key));
+        }
+        self.note_ends();
+        while self.children.values().any(|child| child.streams > 0) {
+            let Some(key) = self.ends.next_by(deadline) else { return };
+            self.note_end(key);
         }
     }
 
@@ -441,57 +508,4 @@ impl Guard {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-}
-
-/// Starts this program again with a hidden subcommand, as leader of its own process group, with
-/// default signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors`
-/// (its number here, its number there) besides.
-pub(super) fn spawn_helper_at(
-    helper: &Path,
-    arguments: &[String],
-    descriptors: &[(RawFd, RawFd)],
-) -> io::Result<Pid> {
-    let mut actions = PosixSpawnFileActions::init()?;
-    actions.add_open(0, c"/dev/null", OFlag::O_RDONLY, Mode::empty())?;
-    // First to numbers beyond every source and target, so that none overwrites another.
-    let used = descriptors.iter().flat_map(|(source, target)| [*source, *target]);
-    let beyond = used.max().unwrap_or(2) + 1;
-    for (source, target) in descriptors {
-        actions.add_dup2(*source, target + beyond)?;
-    }
-    for (_, target) in descriptors {
-        actions.add_dup2(target + beyond, *target)?;
-        actions.add_close(target + beyond)?;
-    }
-    for standard in [1, 2] {
-        if !descriptors.iter().any(|(_, target)| *target == standard) {
-            actions.add_open(standard, c"/dev/null", OFlag::O_WRONLY, Mode::empty())?;
-        }
-    }
-    let mut attributes = PosixSpawnAttr::init()?;
-    attributes.set_flags(
-        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF
-            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
-    )?;
-    attributes.set_pgroup(Pid::from_raw(0))?;
-    attributes.set_sigdefault(&SigSet::all())?;
-    attributes.set_sigmask(&SigSet::empty())?;
-    let text = |text: &str| CString::new(text).map_err(io::Error::from);
-    let mut argv = vec![c"cuda-cluster".to_owned()];
-    for argument in arguments {
-        argv.push(text(argument)?);
-    }
-    let mut environment = Vec::new();
-    for (name, value) in std::env::vars_os() {
-        let mut entry = name.into_encoded_bytes();
-        entry.push(b'=');
-        entry.extend(value.into_encoded_bytes());
-        environment.push(CString::new(entry)?);
-    }
-    Ok(posix_spawn(helper, &actions, &attributes, &argv, &environment)?)
-}
-
-fn spawn_helper(arguments: &[String], descriptors: &[(RawFd, RawFd)]) -> io::Result<Pid> {
-    spawn_helper_at(Path::new("/proc/self/exe"), arguments, descriptors)
 }

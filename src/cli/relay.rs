@@ -1,0 +1,206 @@
+//! What the ranks of a run write, on its way to standard output and standard error.
+//!
+//! A thread of its own reads the ranks' pipe and writes; when it cannot write, the ranks have to
+//! wait, and nobody else.
+//!
+//! *Invariant:* a stream's bytes are written as the rank wrote them, in order. Of several streams
+//! whole lines are written, as long as a line has at most [`LONGEST_LINE`] bytes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IsTerminal, PipeReader, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::oneshot;
+
+use super::failure::{Exit, Failure};
+use super::sanitize::sanitized;
+use super::signals::Signals;
+use crate::wire::output::{LineBuffer, Source, Stream, read};
+
+/// A longer line is written in pieces.
+const LONGEST_LINE: usize = 64 << 20;
+
+/// After a signal, a reader that takes nothing for so long is given up.
+const STALLED: Duration = Duration::from_millis(500);
+
+/// The thread, as its owner sees it.
+pub(super) struct Relay {
+    /// How it ended; taken when that was told.
+    end: Option<oneshot::Receiver<io::Result<()>>>,
+    /// Texts that were written.
+    written: Arc<AtomicU64>,
+}
+
+impl Relay {
+    /// Writes what comes from `pipe`, with a prefix for each line if it is wished. `names` are the
+    /// ranks'.
+    pub(super) fn begin(
+        pipe: Option<PipeReader>,
+        names: Vec<String>,
+        prefix: bool,
+        separate_streams: bool,
+    ) -> Result<Self, Failure> {
+        let failed = |error: io::Error| {
+            let error = anyhow::Error::new(error).context("cannot pass the ranks' output on");
+            Failure::new(Exit::Failed, error)
+        };
+        let pipe = pipe.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let written = Arc::new(AtomicU64::new(0));
+        let (told, end) = oneshot::channel();
+        let mut lines = Lines {
+            alone: names.len() == 1 && !separate_streams && !prefix,
+            names,
+            prefix,
+            buffers: BTreeMap::new(),
+            output: Sink::of(io::stdout()).map_err(failed)?,
+            error: Sink::of(io::stderr()).map_err(failed)?,
+            written: Arc::clone(&written),
+        };
+        std::thread::Builder::new()
+            .name("relay".to_owned())
+            .spawn(move || drop(told.send(lines.pass_on(pipe))))
+            .map_err(failed)?;
+        Ok(Self { end: Some(end), written })
+    }
+
+    /// Waits until it cannot write any more. Dropping the future loses nothing.
+    pub(super) async fn failed(&mut self) -> io::Error {
+        if let Some(end) = &mut self.end {
+            let ended = end.await;
+            self.end = None;
+            if let Ok(Err(error)) = ended {
+                return error;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Waits until everything is written that the ranks wrote; after a signal, only while somebody
+    /// takes it.
+    pub(super) async fn finish(mut self, signals: &mut Signals) {
+        let Some(mut end) = self.end.take() else { return };
+        let mut before = None;
+        loop {
+            tokio::select! {
+                _ = &mut end => return,
+                number = signals.next() => drop(signals.escalation(number)),
+                () = tokio::time::sleep(STALLED) => {
+                    let now = Some(self.written.load(Ordering::Relaxed));
+                    if signals.first().is_some() && now == before {
+                        return;
+                    }
+                    before = now;
+                }
+            }
+        }
+    }
+}
+
+/// What is done with the streams' bytes.
+struct Lines {
+    /// Whether there is one stream only, which needs no care for lines.
+    alone: bool,
+    names: Vec<String>,
+    prefix: bool,
+    buffers: BTreeMap<Source, LineBuffer>,
+    output: Sink,
+    error: Sink,
+    written: Arc<AtomicU64>,
+}
+
+impl Lines {
+    fn pass_on(&mut self, mut pipe: PipeReader) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        while let Some(source) = read(&mut pipe, &mut bytes)? {
+            let text = self.text(source, &bytes);
+            self.write(source, &text)?;
+        }
+        // A guardian that was killed tells of no ends.
+        for source in self.buffers.keys().copied().collect::<Vec<_>>() {
+            let text = self.text(source, &[]);
+            self.write(source, &text)?;
+        }
+        Ok(())
+    }
+
+    /// What is to be written now that a stream brought these bytes, or its end.
+    fn text(&mut self, source: Source, bytes: &[u8]) -> Vec<u8> {
+        if self.alone {
+            return bytes.to_vec();
+        }
+        // Without a prefix a progress bar, which goes back to the beginning of its line, is shown.
+        let ends: &[u8] = if self.prefix { b"\n" } else { b"\n\r" };
+        let buffer =
+            self.buffers.entry(source).or_insert_with(|| LineBuffer::new(ends, LONGEST_LINE));
+        let lines = if bytes.is_empty() { buffer.finish() } else { buffer.feed(bytes) };
+        if !self.prefix {
+            return lines;
+        }
+        let rank = usize::try_from(source.rank).ok();
+        let name = rank.and_then(|rank| self.names.get(rank)).map_or("?", String::as_str);
+        let terminal = match source.stream {
+            Stream::Output => self.output.terminal,
+            Stream::Error => self.error.terminal,
+        };
+        let mut text = Vec::with_capacity(lines.len() + 64);
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
+            text.extend_from_slice(format!("[{name}] ").as_bytes());
+            if terminal {
+                text.extend_from_slice(&sanitized(line));
+            } else {
+                text.extend_from_slice(line);
+            }
+            if !line.ends_with(b"\n") {
+                // Another rank's prefix begins a line.
+                text.push(b'\n');
+            }
+        }
+        text
+    }
+
+    fn write(&mut self, source: Source, text: &[u8]) -> io::Result<()> {
+        match source.stream {
+            Stream::Output => self.output.write(text)?,
+            // Without standard error, standard output goes on.
+            Stream::Error => drop(self.error.write(text)),
+        }
+        self.written.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A standard stream, without a buffer of its own.
+struct Sink {
+    file: File,
+    terminal: bool,
+}
+
+impl Sink {
+    fn of(stream: impl AsFd + IsTerminal) -> io::Result<Self> {
+        let terminal = stream.is_terminal();
+        Ok(Self { file: File::from(stream.as_fd().try_clone_to_owned()?), terminal })
+    }
+
+    /// Writes all of it, however long that takes.
+    fn write(&mut self, mut text: &[u8]) -> io::Result<()> {
+        while !text.is_empty() {
+            match self.file.write(text) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(length) => text = &text[length..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Somebody who shares the terminal has made it so.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let mut file = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
+                    poll(&mut file, PollTimeout::NONE)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Standard output and standard error of a command that must go on listening: written by a thread
+//! of its own, because a terminal that is stopped (Ctrl-S) lets nobody write.
+//!
+//! *Invariant:* what is written through it comes in order, and nobody who writes waits. What a
+//! reader does not take in time is dropped beyond [`LIMIT`], and counted.
+
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressDrawTarget, TermLike};
+
+use super::failure::Exit;
+
+/// Most bytes that wait to be written.
+const LIMIT: usize = 1 << 20;
+
+/// Longest wait for a reader after a signal.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    Output,
+    Error,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    texts: VecDeque<(To, Vec<u8>)>,
+    /// Bytes in `texts`.
+    waiting: usize,
+    /// Texts that found no room.
+    dropped: u64,
+    /// Whether the thread is writing.
+    writing: bool,
+    /// What standard output refused.
+    refused: Option<io::ErrorKind>,
+}
+
+#[derive(Debug, Default)]
+struct Screen {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+static SCREEN: OnceLock<Screen> = OnceLock::new();
+
+/// From now on everything goes through the thread. Where there can be none, nothing changes.
+pub(super) fn open() {
+    let screen = SCREEN.get_or_init(Screen::default);
+    let thread = std::thread::Builder::new().name("screen".to_owned());
+    if thread.spawn(|| screen.work()).is_err() {
+        screen.locked().refused = Some(io::ErrorKind::WouldBlock);
+    }
+}
+
+/// Has a text written by the thread; `None` where there is none, and the caller writes.
+pub(super) fn write(to: To, text: &[u8]) -> Option<io::Result<()>> {
+    SCREEN.get().map(|screen| screen.put(to, text.to_vec()))
+}
+
+/// Waits until everything is written. A command that ends by a signal does not wait for a reader
+/// that has stalled, and one that waits can be ended by a signal.
+pub(super) fn close(exit: Exit) {
+    let Some(screen) = SCREEN.get() else { return };
+    let busy = |queue: &mut Queue| queue.writing || !queue.texts.is_empty();
+    let within = match exit {
+        Exit::Signal(_) => LAST_WORDS,
+        _ => {
+            crate::os::default_stop_signals();
+            Duration::MAX
+        }
+    };
+    let waited = screen.changed.wait_timeout_while(screen.locked(), within, busy);
+    drop(waited.unwrap_or_else(PoisonError::into_inner));
+}
+
+impl Screen {
+    fn locked(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, to: To, text: Vec<u8>) -> io::Result<()> {
+        let mut queue = self.locked();
+        if let (To::Output, Some(kind)) = (to, queue.refused) {
+            return Err(kind.into());
+        }
+        if queue.waiting + text.len() > LIMIT {
+            queue.dropped += 1;
+            return Ok(());
+        }
+        if queue.dropped > 0 {
+            let missing = format!("[{} lines could not be shown]\n", queue.dropped).into_bytes();
+            queue.dropped = 0;
+            queue.waiting += missing.len();
+            queue.texts.push_back((To::Error, missing));
+        }
+        queue.waiting += text.len();
+        queue.texts.push_back((to, text));
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn work(&self) {
+        loop {
+            let idle = |queue: &mut Queue| queue.texts.is_empty();
+            let waited = self.changed.wait_while(self.locked(), idle);
+            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+            let Some((to, text)) = queue.texts.pop_front() else { continue };
+            queue.writing = true;
+            drop(queue);
+            let written = match to {
+                To::Output => io::stdout().write_all(&text).and_then(|()| io::stdout().flush()),
+                To::Error => io::stderr().write_all(&text),
+            };
+            let mut queue = self.locked();
+            queue.writing = false;
+            queue.waiting -= text.len();
+            if let (To::Output, Err(error)) = (to, written) {
+                queue.refused = Some(error.kind());
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Where a progress bar is drawn: standard error, through the thread.
+pub(super) fn progress() -> ProgressDrawTarget {
+    match SCREEN.get() {
+        Some(_) if io::stderr().is_terminal() => ProgressDrawTarget::term_like(Box::new(Bar)),
+        Some(_) => ProgressDrawTarget::hidden(),
+        None => ProgressDrawTarget::stderr(),
+    }
+}
+
+/// A terminal as a progress bar knows it.
+#[derive(Debug)]
+struct Bar;
+
+impl Bar {
+    fn send(text: String) -> io::Result<()> {
+        let screen = SCREEN.get_or_init(Screen::default);
+        // A frame that has to wait is of no use later.
+        if screen.locked().texts.len() < 64 {
+            screen.put(To::Error, text.into_bytes())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn moved(count: usize, direction: char) -> io::Result<()> {
+        if count > 0 { Self::send(format!("\x1b[{count}{direction}")) } else { Ok(()) }
+    }
+}
+
+impl TermLike for Bar {
+    fn width(&self) -> u16 {
+        console::Term::stderr().size().1
+    }
+
+    fn move_cursor_up(&self, count: usize) -> io::Result<()> {
+        Self::moved(count, 'A')
+    }
+
+    fn move_cursor_down(&self, count: usize) -> io::Result<()> {
+        Self::moved(count, 'B')
+    }
+
+    fn move_cursor_right(&self, count: usize) -> io::Result<()> {
+        Self::moved(count, 'C')
+    }
+
+    fn move_cursor_left(&self, count: usize) -> io::Result<()> {
+        Self::moved(count, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        Self::send(format!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        Self::send(text.to_owned())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        Self::send("\r\x1b[2K".to_owned())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

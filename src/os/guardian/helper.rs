@@ -1,0 +1,69 @@
+//! Starts a program of ours with a hidden subcommand.
+//!
+//! *Invariant:* the new process has the descriptors that it is given, and besides them standard
+//! input, output and error only; whatever else is open here is closed by `exec`.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::SigSet;
+use nix::sys::stat::Mode;
+use nix::unistd::Pid;
+
+/// Starts this program again with a hidden subcommand, as leader of its own process group, with
+/// default signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors`
+/// (its number here, its number there) besides.
+pub(super) fn spawn_at(
+    helper: &Path,
+    arguments: &[String],
+    descriptors: &[(RawFd, RawFd)],
+) -> io::Result<Pid> {
+    let mut actions = PosixSpawnFileActions::init()?;
+    actions.add_open(0, c"/dev/null", OFlag::O_RDONLY, Mode::empty())?;
+    // First to numbers beyond every source and target, so that none overwrites another.
+    let used = descriptors.iter().flat_map(|(source, target)| [*source, *target]);
+    let beyond = used.max().unwrap_or(2) + 1;
+    for (source, target) in descriptors {
+        actions.add_dup2(*source, target + beyond)?;
+    }
+    for (_, target) in descriptors {
+        actions.add_dup2(target + beyond, *target)?;
+        actions.add_close(target + beyond)?;
+    }
+    for standard in [1, 2] {
+        if !descriptors.iter().any(|(_, target)| *target == standard) {
+            actions.add_open(standard, c"/dev/null", OFlag::O_WRONLY, Mode::empty())?;
+        }
+    }
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
+    )?;
+    attributes.set_pgroup(Pid::from_raw(0))?;
+    attributes.set_sigdefault(&SigSet::all())?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    let text = |text: &str| CString::new(text).map_err(io::Error::from);
+    let mut argv = vec![c"cuda-cluster".to_owned()];
+    for argument in arguments {
+        argv.push(text(argument)?);
+    }
+    let mut environment = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let mut entry = name.into_encoded_bytes();
+        entry.push(b'=');
+        entry.extend(value.into_encoded_bytes());
+        environment.push(CString::new(entry)?);
+    }
+    Ok(posix_spawn(helper, &actions, &attributes, &argv, &environment)?)
+}
+
+/// As [`spawn_at`], with the program that this process runs.
+pub(super) fn spawn(arguments: &[String], descriptors: &[(RawFd, RawFd)]) -> io::Result<Pid> {
+    spawn_at(Path::new("/proc/self/exe"), arguments, descriptors)
+}
