@@ -19,6 +19,10 @@ use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+What ranks write is handed on byte for byte, of several ranks in whole lines. Their standard input
+is empty. Ctrl-C reaches them as SIGINT, SIGTERM as SIGTERM; a second signal kills them. Ctrl-Z
+stops only this command, and the ranks when nobody takes their output any more.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,

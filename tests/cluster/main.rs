@@ -6,6 +6,7 @@ mod embedded;
 mod fake_machine;
 mod run;
 mod sandbox;
+mod terminals;
 mod verify;
 
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,11 @@ impl Sandbox {
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(runtime.path(), mode).expect("its mode");
         Self { runtime }
+    }
+
+    /// Where run directories lie.
+    pub(crate) fn runtime(&self) -> &Path {
+        self.runtime.path()
     }
 
     /// Runs a command to its end.

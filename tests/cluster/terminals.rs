@@ -1,0 +1,294 @@
+//! Terminals and readers that stall, clients that hang up, and the bytes of `run`.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{Sandbox, eventually};
+
+const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "2"];
+
+/// Long, because other tests run beside these.
+const LONG: Duration = Duration::from_secs(60);
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    kill(pid, signal).expect("it lives");
+}
+
+/// The program in this sandbox, not started yet.
+fn program(sandbox: &Sandbox, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.args(arguments).env("XDG_RUNTIME_DIR", sandbox.runtime()).stdin(Stdio::null());
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+fn up(name: &str) -> Vec<&str> {
+    [&["up"], &MACHINE[..], &["--name", name]].concat()
+}
+
+fn until_ready(sandbox: &Sandbox, name: &str) {
+    eventually("READY", LONG, || {
+        sandbox.try_state(name).is_some_and(|state| state["state"] == "ready")
+    });
+}
+
+/// What `run` writes to standard output when every rank runs a script, and its exit code.
+fn bytes_of(sandbox: &Sandbox, flags: &[&str], script: &str) -> (Vec<u8>, Option<i32>) {
+    let arguments = [&["run"], &MACHINE[..], flags, &["--", "sh", "-c", script]].concat();
+    let output = program(sandbox, &arguments).stderr(Stdio::inherit()).output().expect("it runs");
+    (output.stdout, output.status.code())
+}
+
+#[test]
+fn clients_that_hang_up_do_not_end_a_foreground_cluster() {
+    let sandbox = Sandbox::new();
+    let mut running = sandbox.spawn(&up("calm"));
+    until_ready(&sandbox, "calm");
+    let socket = sandbox.runtime().join("cuda-cluster/calm/control.sock");
+    for at in 0..300 {
+        let mut stream = UnixStream::connect(&socket).expect("somebody listens");
+        let request = "GET /v1/plan HTTP/1.1\r\nhost: cuda-cluster\r\n\r\n";
+        let sent = if at % 3 == 0 { &request[..at % request.len()] } else { request };
+        stream.write_all(sent.as_bytes()).expect("sent");
+    }
+    assert_eq!(sandbox.state("calm")["state"], "ready");
+    running.signal(Signal::SIGTERM);
+    let said = running.wait();
+    assert_eq!(said.code, 128 + 15, "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_terminal_that_is_stopped_stops_nobody_but_its_reader() {
+    let sandbox = Sandbox::new();
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = openpty(Some(&size), None).expect("a terminal");
+    let mut master = File::from(terminal.master);
+    let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
+    let mut command = program(&sandbox, &up("stalled"));
+    command.stdin(end()).stdout(end()).stderr(end());
+    let mut running = command.spawn().expect("it starts");
+    until_ready(&sandbox, "stalled");
+    // Ctrl-S; nobody reads either.
+    master.write_all(&[0x13]).expect("typed");
+    for _ in 0..3 {
+        let dead = sandbox.state("stalled")["workers"][0]["pid"].as_u64().expect("a pid");
+        sandbox.kill(dead);
+        eventually("its worker is back, and somebody answers", LONG, || {
+            let state = sandbox.state("stalled");
+            state["state"] == "ready" && state["workers"][0]["pid"] != dead
+        });
+    }
+    signal(&running, Signal::SIGTERM);
+    let status = running.wait().expect("it ends");
+    assert_eq!(status.code(), Some(128 + 15));
+    sandbox.assert_only_the_causes_are_left("stalled");
+}
+
+#[test]
+fn a_terminal_that_goes_away_takes_its_cluster_along() {
+    let sandbox = Sandbox::new();
+    let terminal = openpty(None, None).expect("a terminal");
+    let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
+    let mut command = program(&sandbox, &up("hangup"));
+    command.stdin(end()).stdout(end()).stderr(end());
+    let mut running = command.spawn().expect("it starts");
+    until_ready(&sandbox, "hangup");
+    drop(terminal.master);
+    signal(&running, Signal::SIGHUP);
+    assert_eq!(running.wait().expect("it ends").code(), Some(128 + 1));
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_killed_owner_takes_its_cluster_along() {
+    let sandbox = Sandbox::new();
+    let mut running = sandbox.spawn(&up("orphan"));
+    until_ready(&sandbox, "orphan");
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_reader_that_stalls_does_not_keep_a_run_from_ending() {
+    let sandbox = Sandbox::new();
+    for number in [Signal::SIGTERM, Signal::SIGINT] {
+        let arguments = [&["run"], &MACHINE[..], &["--name", "stall", "--", "yes"]].concat();
+        let mut command = program(&sandbox, &arguments);
+        let mut running =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        until_ready(&sandbox, "stall");
+        signal(&running, number);
+        let status = running.wait().expect("it ends, though nobody reads");
+        assert_eq!(status.code(), Some(128 + number as i32));
+        sandbox.assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_rank_that_fails_stops_the_others_though_nobody_reads() {
+    let sandbox = Sandbox::new();
+    let script = "if [ $RANK = 1 ]; then sleep 1; echo dying words; exit 7; fi; exec yes";
+    let arguments =
+        [&["run"], &MACHINE[..], &["--name", "fails", "--", "sh", "-c", script]].concat();
+    let mut command = program(&sandbox, &arguments);
+    let mut running = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    until_ready(&sandbox, "fails");
+    eventually("no rank is left", LONG, || {
+        // The supervisor, its guardian and `run` wait for the reader.
+        sandbox.pids().len() <= 3
+    });
+    let mut bytes = Vec::new();
+    running.stdout.take().expect("piped").read_to_end(&mut bytes).expect("read");
+    assert_eq!(running.wait().expect("it ends").code(), Some(7));
+    let text = String::from_utf8(bytes).expect("text");
+    assert_eq!(text.matches("dying words\n").count(), 1, "the last words come, too");
+}
+
+#[test]
+fn what_ranks_write_comes_byte_for_byte() {
+    let sandbox = Sandbox::new();
+    let (text, code) = bytes_of(&sandbox, &[], "printf hello");
+    assert_eq!((text.as_slice(), code), (&b"hellohello"[..], Some(0)));
+    let (text, _) = bytes_of(&sandbox, &["--prefix"], "printf 'a\\nb'");
+    let mut lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').collect();
+    lines.sort_unstable();
+    let wanted = [&b"[gpu0] a\n"[..], b"[gpu0] b\n", b"[gpu3] a\n", b"[gpu3] b\n"];
+    assert_eq!(lines, wanted, "{}", String::from_utf8_lossy(&text));
+    let (text, _) = bytes_of(&sandbox, &[], "[ $RANK = 0 ] && printf '\\377\\000\\376\\n'; true");
+    assert_eq!(text, b"\xff\0\xfe\n");
+    // Lines are whole, and none is missing or doubled.
+    let (text, _) = bytes_of(&sandbox, &[], "seq 1 300000");
+    let mut lines: Vec<u64> = String::from_utf8(text)
+        .expect("text")
+        .lines()
+        .map(|line| line.parse().expect("a whole line"))
+        .collect();
+    lines.sort_unstable();
+    assert!(lines.iter().copied().eq((1..=300_000).flat_map(|number| [number, number])));
+    // A line without an end is longer than any buffer on the way.
+    let script = "[ $RANK = 1 ] && head -c 100000000 /dev/zero | tr '\\0' x; true";
+    let (text, _) = bytes_of(&sandbox, &[], script);
+    assert_eq!(text.len(), 100_000_000);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn the_two_streams_of_a_rank_stay_apart_and_in_order() {
+    let sandbox = Sandbox::new();
+    let script = "for i in 1 2 3; do echo out $i; echo err $i >&2; done";
+    let one = ["run", "--topology", "dgx-1-v100", "--simulate", "--n-workers", "1"];
+    let arguments = [&one[..], &["--", "sh", "-c", script]].concat();
+    let apart = program(&sandbox, &arguments).output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&apart.stdout), "out 1\nout 2\nout 3\n");
+    assert!(String::from_utf8_lossy(&apart.stderr).contains("err 1\nerr 2\nerr 3\n"));
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let mut together = program(&sandbox, &arguments);
+    together.stdout(writer.try_clone().expect("a descriptor")).stderr(writer);
+    let mut running = together.spawn().expect("it starts");
+    drop(together);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("read");
+    assert_eq!(running.wait().expect("it ends").code(), Some(0));
+    assert!(text.contains("out 1\nerr 1\nout 2\nerr 2\nout 3\nerr 3\n"), "{text}");
+}
+
+#[test]
+fn a_slow_reader_gets_every_byte() {
+    let sandbox = Sandbox::new();
+    let arguments = [&["run"], &MACHINE[..], &["--", "seq", "1", "100000"]].concat();
+    let mut command = program(&sandbox, &arguments);
+    let mut running = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut stdout = running.stdout.take().expect("piped");
+    let (mut total, mut buffer) = (0, vec![0; 4 << 10]);
+    while let Ok(length @ 1..) = stdout.read(&mut buffer) {
+        total += length;
+        // The ranks have ended long before the last byte is read.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(running.wait().expect("it ends").code(), Some(0));
+    assert_eq!(total, 2 * 588_895, "seq 1 100000 has 588,895 bytes");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run_as_a_pipe_ends_a_writer() {
+    let sandbox = Sandbox::new();
+    let arguments = [&["run"], &MACHINE[..], &["--", "yes"]].concat();
+    let mut command = program(&sandbox, &arguments);
+    let mut running =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut stdout = running.stdout.take().expect("piped");
+    stdout.read_exact(&mut [0; 1000]).expect("output");
+    drop(stdout);
+    let output = running.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(128 + 13));
+    assert_eq!(String::from_utf8_lossy(&output.stderr).matches("error:").count(), 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn an_output_that_is_full_is_an_error_and_ends_the_run() {
+    let sandbox = Sandbox::new();
+    let arguments = [&["run"], &MACHINE[..], &["--", "yes"]].concat();
+    let full = File::options().write(true).open("/dev/full").expect("a full disk");
+    let output = program(&sandbox, &arguments).stdout(full).stderr(Stdio::piped()).output();
+    let output = output.expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+    assert!(stderr.contains("No space left"), "{stderr}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn ranks_hear_the_signal_that_came() {
+    let sandbox = Sandbox::new();
+    let script = "trap 'echo saved; exit 0' INT; echo running; while :; do sleep 0.05; done";
+    let arguments = [&["run"], &MACHINE[..], &["--", "sh", "-c", script]].concat();
+    let mut command = program(&sandbox, &arguments);
+    let mut running = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut stdout = running.stdout.take().expect("piped");
+    let mut text = vec![0; 2 * "running\n".len()];
+    stdout.read_exact(&mut text).expect("both run");
+    signal(&running, Signal::SIGINT);
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("read");
+    assert_eq!(rest, "saved\nsaved\n");
+    assert_eq!(running.wait().expect("it ends").code(), Some(128 + 2));
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn nobody_reads_standard_input() {
+    let sandbox = Sandbox::new();
+    let arguments = [&["run"], &MACHINE[..], &["--", "cat"]].concat();
+    let mut command = program(&sandbox, &arguments);
+    let mut running =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    // Held open: a rank that read it would wait.
+    let held = running.stdin.take();
+    assert_eq!(running.wait().expect("it ends").code(), Some(0));
+    drop(held);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn dying_words_are_in_the_log_without_a_line_feed() {
+    let sandbox = Sandbox::new();
+    let arguments =
+        [&["run"], &MACHINE[..], &["--name", "words", "--", "sh", "-c", "printf last; exit 3"]];
+    let said = sandbox.run(&arguments.concat());
+    assert_eq!(said.code, 3, "{said}");
+    let logs = sandbox.run(&["logs", "words", "gpu0"]);
+    assert_eq!((logs.code, logs.stdout.as_str()), (0, "last\n"), "{logs}");
+}
