@@ -106,8 +106,15 @@ pub fn main() -> ExitCode {
         output::failure(&failure);
         failure.exit
     });
-    screen::close(exit);
-    exit.into()
+    match screen::close(exit).map_err(output::unwritable) {
+        Err(failure) if exit == Exit::Done => {
+            output::failure(&failure);
+            // Standard error may be refused, too, and then nobody is left to tell.
+            let _ = screen::close(failure.exit);
+            failure.exit.into()
+        }
+        _ => exit.into(),
+    }
 }
 
 fn run(command: Command) -> Result<Exit, Failure> {

@@ -81,8 +81,11 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     };
     relay.finish(&mut signals).await;
     let Some((outcome, last)) = ended else {
-        let failure = up::refused(supervisor.silence().await);
-        return signals.first().map_or(Err(failure), |number| Ok(Exit::Signal(number)));
+        return match (supervisor.unsaid().await, signals.first()) {
+            (_, Some(number)) => Ok(Exit::Signal(number)),
+            (Ok(_), None) => Ok(Exit::Done),
+            (Err(error), None) => Err(up::refused(error)),
+        };
     };
     match (outcome, signals.first()) {
         (_, Some(number)) => Ok(Exit::Signal(number)),

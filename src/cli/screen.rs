@@ -35,8 +35,8 @@ struct Queue {
     dropped: u64,
     /// Whether the thread is writing.
     writing: bool,
-    /// What standard output refused.
-    refused: Option<io::ErrorKind>,
+    /// Why standard output refused something, until somebody was told.
+    refused: Option<io::Error>,
 }
 
 #[derive(Debug, Default)]
@@ -47,12 +47,13 @@ struct Screen {
 
 static SCREEN: OnceLock<Screen> = OnceLock::new();
 
-/// From now on everything goes through the thread. Where there can be none, nothing changes.
+/// From now on everything goes through the thread. Where there can be none, what is printed next
+/// fails.
 pub(super) fn open() {
     let screen = SCREEN.get_or_init(Screen::default);
     let thread = std::thread::Builder::new().name("screen".to_owned());
-    if thread.spawn(|| screen.work()).is_err() {
-        screen.locked().refused = Some(io::ErrorKind::WouldBlock);
+    if let Err(error) = thread.spawn(|| screen.work()) {
+        screen.locked().refused = Some(error);
     }
 }
 
@@ -63,8 +64,11 @@ pub(super) fn write(to: To, text: &[u8]) -> Option<io::Result<()>> {
 
 /// Waits until everything is written. A command that ends by a signal does not wait for a reader
 /// that has stalled, and one that waits can be ended by a signal.
-pub(super) fn close(exit: Exit) {
-    let Some(screen) = SCREEN.get() else { return };
+///
+/// # Errors
+/// If standard output refused something.
+pub(super) fn close(exit: Exit) -> io::Result<()> {
+    let Some(screen) = SCREEN.get() else { return Ok(()) };
     let busy = |queue: &mut Queue| queue.writing || !queue.texts.is_empty();
     let within = match exit {
         Exit::Signal(_) => LAST_WORDS,
@@ -74,7 +78,8 @@ pub(super) fn close(exit: Exit) {
         }
     };
     let waited = screen.changed.wait_timeout_while(screen.locked(), within, busy);
-    drop(waited.unwrap_or_else(PoisonError::into_inner));
+    let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    queue.refused.take().map_or(Ok(()), Err)
 }
 
 impl Screen {
@@ -84,8 +89,10 @@ impl Screen {
 
     fn put(&self, to: To, text: Vec<u8>) -> io::Result<()> {
         let mut queue = self.locked();
-        if let (To::Output, Some(kind)) = (to, queue.refused) {
-            return Err(kind.into());
+        if to == To::Output
+            && let Some(error) = queue.refused.take()
+        {
+            return Err(error);
         }
         if queue.waiting + text.len() > LIMIT {
             queue.dropped += 1;
@@ -119,7 +126,7 @@ impl Screen {
             queue.writing = false;
             queue.waiting -= text.len();
             if let (To::Output, Err(error)) = (to, written) {
-                queue.refused = Some(error.kind());
+                queue.refused = Some(error);
             }
             self.changed.notify_all();
         }

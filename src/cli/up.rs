@@ -101,8 +101,7 @@ fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> 
 }
 
 /// Starts a plan under a supervisor of its own, and shows the way to READY. Returns then, if the
-/// cluster is to live on by itself; otherwise when it has ended, which its owner's end brings about,
-/// too.
+/// cluster is to live on by itself; otherwise when it has ended, as it does with its owner, too.
 async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure> {
     let began = Instant::now();
     let plan = prepared.plan.clone();
@@ -170,8 +169,11 @@ async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure>
             }
             Some(Report::Refused { .. }) | None => {
                 progress.finish();
-                let failure = refused(supervisor.silence().await);
-                return signals.first().map_or(Err(failure), |number| Ok(Exit::Signal(number)));
+                return match (supervisor.unsaid().await, signals.first()) {
+                    (Ok(outcome), signal) => verdict(outcome, signal, unverified),
+                    (Err(_), Some(number)) => Ok(Exit::Signal(number)),
+                    (Err(error), None) => Err(refused(error)),
+                };
             }
         }
     }

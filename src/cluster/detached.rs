@@ -171,6 +171,8 @@ impl Detached {
             Ok(Some(line)) => match serde_json::from_str(&line) {
                 Ok(Report::Refused { message, hint }) => Err(UpError::Refused { message, hint }),
                 Ok(report) => Ok(Some(report)),
+                // A supervisor that could not wait for this reader has broken off.
+                Err(error) if error.is_eof() => Ok(None),
                 Err(error) => Err(UpError::Silent { status: error.to_string() }),
             },
             Ok(None) => Ok(None),
@@ -178,13 +180,17 @@ impl Detached {
         }
     }
 
-    /// How the supervisor ended that said nothing more.
-    pub async fn silence(&mut self) -> UpError {
-        let status = match self.child.wait().await {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        };
-        UpError::Silent { status }
+    /// How a cluster ended whose supervisor said nothing more: its exit status tells as much as
+    /// that it was stopped.
+    ///
+    /// # Errors
+    /// If it failed, or died.
+    pub async fn unsaid(&mut self) -> Result<Outcome, UpError> {
+        match self.child.wait().await {
+            Ok(status) if status.success() => Ok(Outcome::Stopped { degraded: None }),
+            Ok(status) => Err(UpError::Silent { status: status.to_string() }),
+            Err(error) => Err(UpError::Silent { status: error.to_string() }),
+        }
     }
 
     /// Says that the cluster is as it should be, where READY waits for that; one without an owner

@@ -157,7 +157,7 @@ async fn bring_up(prepared: Prepared, program: &Path) -> Result<Cluster, LaunchF
                 return Err(not_ready(outcome));
             }
             Some(_) => {}
-            None => return Err(supervisor.silence().await.into()),
+            None => return Err(not_ready(supervisor.unsaid().await?)),
         }
     }
     let control = Control::new(Paths::of(&plan.name).control());

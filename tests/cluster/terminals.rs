@@ -251,6 +251,20 @@ fn an_output_that_is_full_is_an_error_and_ends_the_run() {
 }
 
 #[test]
+fn a_table_that_nobody_could_get_is_an_error() {
+    let sandbox = Sandbox::new();
+    let full = File::options().write(true).open("/dev/full").expect("a full disk");
+    let arguments = [&up("unread")[..], &["--detach"]].concat();
+    let output = program(&sandbox, &arguments).stdout(full).stderr(Stdio::piped()).output();
+    let output = output.expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+    assert_eq!(sandbox.run(&["down", "unread"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn ranks_hear_the_signal_that_came() {
     let sandbox = Sandbox::new();
     let script = "trap 'echo saved; exit 0' INT; echo running; while :; do sleep 0.05; done";
