@@ -47,6 +47,9 @@ impl Size {
 
 const SIZE: &str = "a size: bytes, '5GB', '5000MiB', or a fraction of the whole like 0.8";
 
+/// What a size is not whose digits are right and too many.
+const SIZE_THAT_FITS: &str = "a size below 16 EiB";
+
 /// Suffixes as dask's `parse_bytes` has them: decimal without an `i`, binary with one.
 const SUFFIXES: [(&str, u64); 12] = [
     ("", 1),
@@ -76,9 +79,11 @@ impl FromStr for Size {
         let (digits, suffix) = trimmed.split_at(split);
         let suffix = suffix.trim().to_ascii_lowercase();
         let digits = digits.replace('_', "");
-        if let Ok(whole) = digits.parse::<u64>() {
+        if !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit()) {
             let unit = factor(&suffix).ok_or_else(error)?;
-            return whole.checked_mul(unit).map(Size::Bytes).ok_or_else(error);
+            let bytes = digits.parse::<u64>().ok().and_then(|whole| whole.checked_mul(unit));
+            let too_large = || UnitError { expected: SIZE_THAT_FITS, ..error() };
+            return bytes.map(Size::Bytes).ok_or_else(too_large);
         }
         let number: f64 = digits.parse().map_err(|_| error())?;
         if suffix.is_empty() {
@@ -111,8 +116,9 @@ impl fmt::Display for Size {
     /// The shortest exact text: a fraction, or bytes in the largest binary unit that divides them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            // `{:?}` keeps the point of `1.0`, which tells a fraction from one byte.
-            Size::Fraction(share) => write!(f, "{share:?}"),
+            // The point of `1.0` tells it from one byte; `{:?}` would keep it, and write 1e-5.
+            Size::Fraction(share) if share.fract() == 0.0 => write!(f, "{share:.1}"),
+            Size::Fraction(share) => write!(f, "{share}"),
             Size::Bytes(bytes) => {
                 let units =
                     [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
@@ -148,8 +154,12 @@ impl<'de> Deserialize<'de> for Size {
                 Ok(Size::Bytes(bytes))
             }
 
+            fn visit_u128<E: serde::de::Error>(self, bytes: u128) -> Result<Size, E> {
+                bytes.to_string().parse().map_err(E::custom)
+            }
+
             fn visit_f64<E: serde::de::Error>(self, share: f64) -> Result<Size, E> {
-                format!("{share:?}").parse().map_err(E::custom)
+                Size::Fraction(share).to_string().parse().map_err(E::custom)
             }
 
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Size, E> {
@@ -193,6 +203,9 @@ pub struct Span(pub Duration);
 
 const SPAN: &str = "a span of time, like 250ms, 30s, 5m, 1h, or plain seconds";
 
+/// What a span is not that is well written and too long.
+const SPAN_THAT_ENDS: &str = "a span of time of at most ten years";
+
 impl Span {
     /// A span of whole seconds.
     pub const fn secs(secs: u64) -> Self {
@@ -225,7 +238,7 @@ impl FromStr for Span {
         };
         // Ten years: longer is a slip.
         if seconds > 3.2e8 {
-            return Err(error());
+            return Err(UnitError { expected: SPAN_THAT_ENDS, ..error() });
         }
         Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| error())
     }
@@ -263,6 +276,10 @@ impl<'de> Deserialize<'de> for Span {
             }
 
             fn visit_u64<E: serde::de::Error>(self, seconds: u64) -> Result<Span, E> {
+                seconds.to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_u128<E: serde::de::Error>(self, seconds: u128) -> Result<Span, E> {
                 seconds.to_string().parse().map_err(E::custom)
             }
 
@@ -312,6 +329,25 @@ mod tests {
     }
 
     #[test]
+    fn small_fractions_are_sizes() {
+        for share in [1.0, 0.5, 1e-4, 1e-5, 1e-17, 5e-324] {
+            let size = Size::Fraction(share);
+            assert_eq!(size.to_string().parse(), Ok(size), "{size}");
+            let json = serde_json::to_value(size).expect("a number");
+            assert_eq!(serde_json::from_value::<Size>(json).expect("a size"), size);
+        }
+        assert_eq!(Size::Fraction(1e-5).to_string(), "0.00001");
+    }
+
+    #[test]
+    fn what_is_too_large_is_said_so() {
+        let digits = "12345678901234567890123456";
+        let said = |error: UnitError| error.to_string();
+        assert!(digits.parse::<Size>().map_err(said).is_err_and(|s| s.contains("below 16 EiB")));
+        assert!(digits.parse::<Span>().map_err(said).is_err_and(|s| s.contains("ten years")));
+    }
+
+    #[test]
     fn spans_read_and_print() {
         for (text, printed) in
             [("250ms", "250ms"), ("90", "90s"), ("120s", "2m"), ("0.5h", "30m"), ("0", "0s")]
@@ -327,6 +363,14 @@ mod tests {
         #[test]
         fn a_size_survives_its_text(bytes: u64) {
             prop_assert_eq!(Size::Bytes(bytes).to_string().parse(), Ok(Size::Bytes(bytes)));
+        }
+
+        #[test]
+        fn a_fraction_survives_its_text_and_its_json(share in f64::MIN_POSITIVE..=1.0) {
+            let size = Size::Fraction(share);
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+            let json = serde_json::to_string(&size).expect("a number");
+            prop_assert_eq!(serde_json::from_str::<Size>(&json).expect("a size"), size);
         }
 
         #[test]

@@ -6,13 +6,12 @@
 //! dask-cuda has one.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Command, Id};
 
 use super::failure::{Exit, Failure};
+use super::text;
 use crate::ids::ClusterName;
 use crate::spec::{
     self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
@@ -452,7 +451,7 @@ impl Asked {
         &self,
         change: impl FnOnce(&mut ClusterSpec),
     ) -> Result<Request, Failure> {
-        let file = self.file.as_ref().map(read_spec).transpose()?;
+        let file = self.file.as_deref().map(read_spec).transpose()?;
         let mut flags = self.flags.overrides();
         flags.topology = self.topology.clone();
         flags.simulate = self.simulate.then_some(true);
@@ -462,19 +461,13 @@ impl Asked {
     }
 }
 
+/// Most bytes of a spec; people write specs.
+const SPEC_LIMIT: usize = 1 << 20;
+
 /// Reads a spec from a file, or from standard input for `-`.
-pub(super) fn read_spec(path: &PathBuf) -> Result<ClusterSpec, Failure> {
-    let shown = path.display().to_string();
-    let text = match shown.as_str() {
-        "-" => io::read_to_string(io::stdin().lock()),
-        _ => fs::read_to_string(path),
-    };
-    let text = text.map_err(|error| {
-        let error = anyhow::Error::new(error).context(format!("cannot read spec {shown}"));
-        Failure::new(Exit::Usage, error)
-    })?;
-    let origin = if shown == "-" { "standard input" } else { &shown };
-    spec::parse(&text, origin).map_err(wrong_spec)
+pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
+    let text = text::read(path, SPEC_LIMIT).map_err(|error| error.failure("spec", path))?;
+    spec::parse(&text, &text::shown(path)).map_err(wrong_spec)
 }
 
 fn wrong_spec(error: SpecError) -> Failure {

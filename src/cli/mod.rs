@@ -31,6 +31,7 @@ mod service_manager;
 mod signals;
 mod source;
 mod spec;
+mod text;
 mod topo;
 mod up;
 mod verify;

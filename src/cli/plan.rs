@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
-use super::{output, source};
+use super::{output, source, text};
 use crate::plan::{self, CallerEnvironment, Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
 use crate::spec::Request;
 use crate::topology::Topology;
@@ -94,26 +94,24 @@ fn decided(
     })
 }
 
+/// Most bytes of a plan; one of a thousand workers has 10 MiB.
+const PLAN_LIMIT: usize = 64 << 20;
+
 /// Reads a plan from a file, or `-`. JSON is YAML too.
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
-    let shown = path.display();
-    let text = match path.to_str() {
-        Some("-") => std::io::read_to_string(std::io::stdin().lock()),
-        _ => std::fs::read_to_string(path),
-    };
-    let wrong = |error: anyhow::Error, what, hint| {
-        let error = error.context(format!("cannot {what} plan {shown}"));
+    let text = text::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let wrong = |error: anyhow::Error, hint| {
+        let error = error.context(format!("cannot use plan {}", text::shown(path)));
         Failure::new(Exit::Usage, error).hint(hint)
     };
     let made = "'cuda-cluster plan -o yaml > FILE' writes a plan";
-    let text = text.map_err(|error| wrong(error.into(), "read", made))?;
-    let plan: Plan =
-        serde_yaml::from_str(&text).map_err(|error| wrong(error.into(), "use", made))?;
+    let plan: Plan = serde_yaml::from_str(text).map_err(|error| wrong(error.into(), made))?;
     if plan.version == crate::plan::VERSION {
         return Ok(plan);
     }
     let error = anyhow::anyhow!("version {} is not {}", plan.version, crate::plan::VERSION);
-    Err(wrong(error, "use", "plan again with this version"))
+    Err(wrong(error, "plan again with this version"))
 }
 
 /// Shows a plan on a page, as `plan` without further arguments does.

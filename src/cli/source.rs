@@ -4,11 +4,10 @@
 //!
 //! *Invariant:* whatever goes wrong with a text names it as the user gave it, and exits with 2.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use super::failure::{Exit, Failure};
+use super::text::{self, TextError};
 use crate::probe::{self, Options, ProbeError, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
 
@@ -29,16 +28,13 @@ pub(crate) fn load(src: &str) -> Result<Topology, Failure> {
     if let Some(text) = topology::builtin(src) {
         return parse(src, text);
     }
-    let text = match src {
-        "-" => read(io::stdin().lock()),
-        _ => File::open(src).and_then(|file| {
-            if file.metadata()?.is_dir() {
-                return Err(io::ErrorKind::IsADirectory.into());
-            }
-            read(file)
-        }),
-    };
-    parse(src, &text.map_err(|error| unreadable(src, error))?)
+    let path = Path::new(src);
+    let text = text::read(path, SIZE_LIMIT).map_err(|error| {
+        let absent = matches!(error, TextError::Absent);
+        let failure = error.failure("topology", path);
+        if absent { failure.hint(nearest(src)) } else { failure }
+    })?;
+    parse(&text::shown(path), &text)
 }
 
 fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
@@ -50,31 +46,6 @@ fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
         )
         .maybe_hint(hint)
     })
-}
-
-/// Reads UTF-8 text, up to [`SIZE_LIMIT`].
-fn read(from: impl Read) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    let limit = u64::try_from(SIZE_LIMIT).unwrap_or(u64::MAX);
-    from.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() > SIZE_LIMIT {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-}
-
-fn unreadable(src: &str, error: io::Error) -> Failure {
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => Some(nearest(src)),
-        io::ErrorKind::InvalidData => Some("a topology is UTF-8 text".to_owned()),
-        io::ErrorKind::IsADirectory => Some("name a file in it".to_owned()),
-        io::ErrorKind::FileTooLarge => {
-            Some(format!("a topology has at most {} MiB", SIZE_LIMIT >> 20))
-        }
-        _ => None,
-    };
-    let error = anyhow::Error::new(error).context(format!("cannot read topology {src}"));
-    Failure::new(Exit::Usage, error).maybe_hint(hint)
 }
 
 /// The built-in machines that a name may have meant: the likely ones, or all.

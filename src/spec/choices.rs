@@ -209,7 +209,11 @@ impl FromStr for Limit {
         match text.trim() {
             "auto" | "default" => Ok(Limit::Auto),
             "none" | "0" => Ok(Limit::None),
-            size => size.parse().map(Limit::Size).map_err(|_| unit_error(text, LIMIT)),
+            size => size.parse().map(Limit::Size).map_err(|error: UnitError| {
+                // Of digits that are right and too many, the size's own words say more.
+                let digits = size.bytes().all(|byte| byte.is_ascii_digit());
+                if digits && !size.is_empty() { error } else { unit_error(text, LIMIT) }
+            }),
         }
     }
 }
@@ -342,8 +346,12 @@ macro_rules! text_or_number {
                         number.to_string().parse().map_err(E::custom)
                     }
 
+                    fn visit_u128<E: de::Error>(self, number: u128) -> Result<$type, E> {
+                        number.to_string().parse().map_err(E::custom)
+                    }
+
                     fn visit_f64<E: de::Error>(self, number: f64) -> Result<$type, E> {
-                        format!("{number:?}").parse().map_err(E::custom)
+                        Size::Fraction(number).to_string().parse().map_err(E::custom)
                     }
 
                     fn visit_str<E: de::Error>(self, text: &str) -> Result<$type, E> {

@@ -44,6 +44,7 @@ impl SpecError {
                 Some(format!("did you mean '{name}'?"))
             }
             Problem::NoVersion => Some("begin the file with 'version: 1'".to_owned()),
+            Problem::Tab => Some("replace the tabs at the beginning of lines by blanks".to_owned()),
             Problem::Contradiction { hint, .. } => Some((*hint).to_owned()),
             _ => None,
         }
@@ -59,6 +60,9 @@ pub enum Problem {
         /// The YAML reader's words.
         message: String,
     },
+    /// A tab in a line's indentation.
+    #[error("a tab indents this line, and YAML knows only blanks")]
+    Tab,
     /// A key that a spec does not have.
     #[error("unknown key; expected one of {}", .expected.join(", "))]
     UnknownKey {

@@ -20,6 +20,8 @@ use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions};
 /// If the text is no YAML, has unknown keys or wrong values, has another version, or contradicts
 /// itself.
 pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
+    // Editors on Windows begin a file with it and do not show it.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let read = serde_yaml::Deserializer::from_str(text);
     let spec: Option<ClusterSpec> =
         serde_path_to_error::deserialize(read).map_err(|error| explain(&error, text, origin))?;
@@ -126,6 +128,14 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(Scalar(number.to_string()))
             }
 
+            fn visit_u128<E: de::Error>(self, number: u128) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+
+            fn visit_i128<E: de::Error>(self, number: i128) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+
             fn visit_f64<E: de::Error>(self, number: f64) -> Result<Scalar, E> {
                 Ok(Scalar(number.to_string()))
             }
@@ -144,7 +154,7 @@ fn explain(
     origin: &str,
 ) -> SpecError {
     if let Err(error) = serde_yaml::from_str::<IgnoredAny>(text) {
-        return no_yaml(&error, origin);
+        return no_yaml(&error, text, origin);
     }
     let place = error.inner().location().map(|place| (place.line(), place.column()));
     let message = without_place(error.inner());
@@ -163,13 +173,22 @@ fn explain(
 }
 
 /// The error of a text that is no YAML at all.
-fn no_yaml(error: &serde_yaml::Error, origin: &str) -> SpecError {
-    SpecError {
-        origin: origin.to_owned(),
-        place: error.location().map(|place| (place.line(), place.column())),
-        key: String::new(),
-        problem: Box::new(Problem::Syntax { message: without_place(error) }),
-    }
+fn no_yaml(error: &serde_yaml::Error, text: &str, origin: &str) -> SpecError {
+    let place = error.location().map(|place| (place.line(), place.column()));
+    let tab = place.and_then(|(line, _)| Some((line, column_of_tab(text, line)?)));
+    let problem = match tab {
+        Some(_) => Problem::Tab,
+        None => Problem::Syntax { message: without_place(error) },
+    };
+    let problem = Box::new(problem);
+    SpecError { origin: origin.to_owned(), place: tab.or(place), key: String::new(), problem }
+}
+
+/// Column, from 1, of a tab in a line's indentation.
+fn column_of_tab(text: &str, line: usize) -> Option<usize> {
+    let line = text.lines().nth(line.checked_sub(1)?)?;
+    let indentation = line.len() - line.trim_start().len();
+    line[..indentation].find('\t').map(|at| at + 1)
 }
 
 /// The YAML reader's message without the place, which stands before it.
@@ -231,6 +250,9 @@ fn in_words(message: &str) -> String {
         other => {
             let bare = ["string ", "integer ", "boolean ", "floating point "];
             let bare = bare.iter().find_map(|kind| other.strip_prefix(kind)).unwrap_or(other);
+            // serde quotes digits that fit into no usual integer, and names the type that has them.
+            let bare =
+                bare.strip_suffix(" as u128").or(bare.strip_suffix(" as i128")).unwrap_or(bare);
             bare.trim_matches('`').to_owned()
         }
     };
@@ -240,7 +262,10 @@ fn in_words(message: &str) -> String {
 /// Rust's names of types in words.
 fn people_say(expected: &str) -> String {
     match expected {
-        "u8" | "u16" | "u32" | "u64" => "a whole number from 0".to_owned(),
+        "u8" => format!("a whole number from 0 to {}", u8::MAX),
+        "u16" => format!("a whole number from 0 to {}", u16::MAX),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "u64" => format!("a whole number from 0 to {}", u64::MAX),
         "f64" => "a number".to_owned(),
         "a string" => "a text".to_owned(),
         "a boolean" => "true or false".to_owned(),

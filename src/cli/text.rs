@@ -1,0 +1,182 @@
+//! Text that a user names: a file, a pipe, or `-` for standard input.
+//!
+//! Does not say what the text should be; its reader does.
+//!
+//! *Invariant:* at most the limit is read, whatever the name leads to, and nothing waits for a pipe
+//! that nobody writes into.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use super::failure::{Exit, Failure};
+
+/// How long a pipe may be without a writer.
+const WRITER_WITHIN: Duration = Duration::from_secs(5);
+
+/// How often a pipe that is empty is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why there is no text.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TextError {
+    #[error("it does not exist")]
+    Absent,
+    #[error("it is a directory")]
+    Directory,
+    #[error("it has more than {} MiB, which is the limit", .limit >> 20)]
+    TooLarge { limit: usize },
+    #[error("it is not UTF-8 text (byte {at})")]
+    Encoding { at: usize },
+    #[error("it is UTF-16 text")]
+    Utf16,
+    #[error("nobody writes into this pipe")]
+    NoWriter,
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<io::Error> for TextError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Absent,
+            io::ErrorKind::IsADirectory => Self::Directory,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl TextError {
+    /// What the user can do.
+    fn hint(&self, what: &str) -> Option<String> {
+        Some(match self {
+            Self::Absent => "check the path; '-' is standard input".to_owned(),
+            Self::Directory => "name a file in it".to_owned(),
+            Self::TooLarge { .. } => format!("no {what} is that large: is this the right file?"),
+            Self::Encoding { .. } => format!("a {what} is UTF-8 text: is this the right file?"),
+            Self::Utf16 => "save it as UTF-8; in PowerShell: Set-Content -Encoding utf8".to_owned(),
+            Self::NoWriter => "start what writes into it first, or name a file".to_owned(),
+            Self::Io(_) => return None,
+        })
+    }
+
+    /// As the failure of a command that was to read `what` from `path`.
+    pub(super) fn failure(self, what: &str, path: &Path) -> Failure {
+        let hint = self.hint(what);
+        let error = anyhow::Error::new(self).context(format!("cannot read {what} {}", shown(path)));
+        Failure::new(Exit::Usage, error).maybe_hint(hint)
+    }
+}
+
+/// What errors call a text.
+pub(super) fn shown(path: &Path) -> String {
+    if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// Reads at most `limit` bytes of UTF-8 text.
+pub(super) fn read(path: &Path, limit: usize) -> Result<String, TextError> {
+    let bytes = match path.as_os_str() == "-" {
+        true => at_most(limit, &mut io::stdin().lock())?,
+        false => from_file(path, limit)?,
+    };
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return Err(TextError::Utf16);
+    }
+    String::from_utf8(bytes)
+        .map_err(|error| TextError::Encoding { at: error.utf8_error().valid_up_to() + 1 })
+}
+
+fn from_file(path: &Path, limit: usize) -> Result<Vec<u8>, TextError> {
+    // Without waiting: opening a pipe would wait for its writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_dir() {
+        return Err(TextError::Directory);
+    }
+    let mut source = Patient { source: file, pipe: kind.is_fifo(), begun: false };
+    at_most(limit, &mut source)
+}
+
+fn at_most(limit: usize, source: &mut dyn Read) -> Result<Vec<u8>, TextError> {
+    let mut bytes = Vec::new();
+    let beyond = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    source.take(beyond).read_to_end(&mut bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => TextError::NoWriter,
+        _ => error.into(),
+    })?;
+    if bytes.len() > limit { Err(TextError::TooLarge { limit }) } else { Ok(bytes) }
+}
+
+/// A file that was opened without waiting, read with waiting: for a writer's next words as long as
+/// they take, for a writer [`WRITER_WITHIN`].
+struct Patient<R> {
+    source: R,
+    pipe: bool,
+    /// Whether somebody has written, or had it open for that.
+    begun: bool,
+}
+
+impl<R: Read> Read for Patient<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match self.source.read(buffer) {
+                // The end, or a pipe that nobody has opened for writing yet.
+                Ok(0) if self.pipe && !self.begun => {
+                    if waited >= WRITER_WITHIN {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.begun = true,
+                done => {
+                    self.begun = true;
+                    return done;
+                }
+            }
+            std::thread::sleep(LOOK);
+            waited += LOOK;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_ends_is_given_up() {
+        let error = read(Path::new("/dev/zero"), 1 << 20).expect_err("without an end");
+        assert!(matches!(error, TextError::TooLarge { limit } if limit == 1 << 20), "{error}");
+    }
+
+    #[test]
+    fn a_file_at_the_limit_is_read_and_one_beyond_is_not() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "0123").expect("written");
+        assert_eq!(read(file.path(), 4).expect("as long as it may be"), "0123");
+        assert!(matches!(read(file.path(), 3), Err(TextError::TooLarge { limit: 3 })));
+    }
+
+    #[test]
+    fn other_encodings_are_named() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), b"\xff\xfev\0e\0").expect("written");
+        assert!(matches!(read(file.path(), 100), Err(TextError::Utf16)));
+        std::fs::write(file.path(), b"name: caf\xe9").expect("written");
+        assert!(matches!(read(file.path(), 100), Err(TextError::Encoding { at: 10 })));
+    }
+
+    #[test]
+    fn a_pipe_whose_writer_comes_late_and_pauses_is_read_to_its_end() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let script = "sleep 0.1; (echo one; sleep 0.2; echo two) > \"$0\"";
+        let mut writer = std::process::Command::new("sh");
+        let mut writer = writer.args(["-c", script]).arg(&pipe).spawn().expect("a shell");
+        assert_eq!(read(&pipe, 100).expect("its words"), "one\ntwo\n");
+        assert!(writer.wait().expect("its end").success());
+    }
+}
