@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
+use super::flags::whole;
 use super::measure::{Form, Outcome, Subject, Together, Ways};
 use super::{output, reach, source, workloads};
 use crate::cluster::{Cluster, FindError};
@@ -56,7 +57,7 @@ struct LinksArguments {
     #[arg(long, value_name = "SRC", conflicts_with = "name")]
     topology: Option<String>,
     /// Workers of the cluster that is started, where none runs
-    #[arg(long, value_name = "COUNT", conflicts_with = "name")]
+    #[arg(long, value_name = "COUNT", conflicts_with = "name", value_parser = whole::<u32>)]
     n_workers: Option<u32>,
     /// The form to show it in
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]

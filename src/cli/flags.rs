@@ -5,6 +5,8 @@
 //! *Invariant:* every flag sets exactly one key of the spec, and has dask-cuda's name where
 //! dask-cuda has one.
 
+pub(super) mod spoken;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +47,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     name: Option<ClusterName>,
     /// READY only when every pair of workers has moved data over the expected transport
-    #[arg(long, overrides_with = "no_verify", help_heading = "Cluster")]
+    #[arg(long, conflicts_with = "no_verify", help_heading = "Cluster")]
     verify: bool,
     #[arg(long, hide = true)]
     no_verify: bool,
@@ -79,16 +81,16 @@ struct WorkerFlags {
     #[arg(long, value_name = "GPUS")]
     gpus: Option<GpuSelection>,
     /// Workers with a GPU; fewer than there are picks the best-connected ones
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     n_workers: Option<u32>,
     /// Workers for each GPU
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     workers_per_gpu: Option<u32>,
     /// Extra workers without a GPU
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     cpu_workers: Option<u32>,
     /// Threads of a worker that run tasks
-    #[arg(long, value_name = "N", visible_alias = "nthreads")]
+    #[arg(long, value_name = "N", visible_alias = "nthreads", value_parser = whole::<u32>)]
     threads_per_worker: Option<u32>,
     /// GPUs that other processes use: skip, warn, use
     #[arg(long, value_name = "HOW")]
@@ -101,7 +103,7 @@ struct WorkerFlags {
     #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
     cpus: Option<CpuBinding>,
     /// Whole cores kept for the scheduler under --cpus split
-    #[arg(long, value_name = "N", help_heading = "CPUs and memory")]
+    #[arg(long, value_name = "N", help_heading = "CPUs and memory", value_parser = whole::<u32>)]
     scheduler_cores: Option<u32>,
     /// Placement of memory: preferred, bind, none
     #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
@@ -123,12 +125,12 @@ struct RmmFlags {
     #[arg(long, value_name = "SIZE")]
     rmm_maximum_pool_size: Option<Size>,
     /// Managed (unified) memory
-    #[arg(long, overrides_with = "no_rmm_managed_memory")]
+    #[arg(long, conflicts_with = "no_rmm_managed_memory")]
     rmm_managed_memory: bool,
     #[arg(long, hide = true)]
     no_rmm_managed_memory: bool,
     /// CUDA's stream-ordered allocator
-    #[arg(long, overrides_with = "no_rmm_async")]
+    #[arg(long, conflicts_with = "no_rmm_async")]
     rmm_async: bool,
     #[arg(long, hide = true)]
     no_rmm_async: bool,
@@ -139,7 +141,7 @@ struct RmmFlags {
     #[arg(long, value_name = "DIR")]
     rmm_log_directory: Option<String>,
     /// Count allocations
-    #[arg(long, overrides_with = "no_rmm_track_allocations")]
+    #[arg(long, conflicts_with = "no_rmm_track_allocations")]
     rmm_track_allocations: bool,
     #[arg(long, hide = true)]
     no_rmm_track_allocations: bool,
@@ -151,25 +153,25 @@ struct RmmFlags {
 #[derive(Args, Clone, Debug, Default)]
 struct UcxFlags {
     /// NVLink must be there and used
-    #[arg(long, overrides_with = "disable_nvlink")]
+    #[arg(long, conflicts_with = "disable_nvlink")]
     enable_nvlink: bool,
     /// Leave NVLink (cuda_ipc) out
     #[arg(long)]
     disable_nvlink: bool,
     /// InfiniBand or RoCE must be there and used
-    #[arg(long, overrides_with = "disable_infiniband")]
+    #[arg(long, conflicts_with = "disable_infiniband")]
     enable_infiniband: bool,
     /// Leave InfiniBand and RoCE (rc) out
     #[arg(long)]
     disable_infiniband: bool,
     /// TCP for data
-    #[arg(long, overrides_with = "disable_tcp_over_ucx")]
+    #[arg(long, conflicts_with = "disable_tcp_over_ucx")]
     enable_tcp_over_ucx: bool,
     /// Leave TCP out where something else can carry every connection
     #[arg(long)]
     disable_tcp_over_ucx: bool,
     /// Set connections up over RDMA
-    #[arg(long, overrides_with = "disable_rdmacm")]
+    #[arg(long, conflicts_with = "disable_rdmacm")]
     enable_rdmacm: bool,
     /// Set connections up over TCP
     #[arg(long)]
@@ -246,7 +248,7 @@ struct DaskFlags {
     #[arg(long, value_name = "PROTOCOL")]
     protocol: Option<String>,
     /// Serve a dashboard
-    #[arg(long, overrides_with = "no_dashboard")]
+    #[arg(long, conflicts_with = "no_dashboard")]
     dashboard: bool,
     /// Serve no dashboard
     #[arg(long)]
@@ -270,18 +272,18 @@ struct DaskFlags {
     #[arg(long, value_name = "SPAN")]
     lifetime: Option<Span>,
     /// Fewest workers; more, up to all, run when the scheduler's work needs them
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     adapt_minimum: Option<u32>,
     /// Class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
     /// cuDF's own spilling
-    #[arg(long, overrides_with = "disable_cudf_spill")]
+    #[arg(long, conflicts_with = "disable_cudf_spill")]
     enable_cudf_spill: bool,
     #[arg(long, hide = true)]
     disable_cudf_spill: bool,
     /// Statistics of cuDF's spilling, a level from 0
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", value_parser = whole::<u32>)]
     cudf_spill_stats: Option<u32>,
     /// Authorities to trust, PEM
     #[arg(long, value_name = "FILE")]
@@ -301,6 +303,17 @@ struct DaskFlags {
     /// Scheduler to join, instead of starting one
     #[arg(long, value_name = "ADDRESS", allow_hyphen_values = true)]
     join: Option<String>,
+}
+
+/// Reads a whole number, and says in words when it is none or too large.
+pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err("it is not a whole number from 0".to_owned());
+    }
+    let most = (u64::MAX >> (64 - 8 * size_of::<T>())).to_string();
+    let fits = digits.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    fits.ok_or_else(|| format!("it is too large; the most is {most}"))
 }
 
 type Resources = BTreeMap<String, f64>;
@@ -457,7 +470,8 @@ impl Asked {
         flags.simulate = self.simulate.then_some(true);
         flags.strict = self.strict.then_some(true);
         change(&mut flags);
-        Request::merge(file.as_ref(), &flags).map_err(wrong_spec)
+        Request::merge(file.as_ref(), &flags)
+            .map_err(|error| spoken::contradiction(&error, file.as_ref()))
     }
 }
 

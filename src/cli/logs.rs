@@ -8,6 +8,7 @@ use anstyle::{AnsiColor, Style};
 use clap::Args;
 
 use super::failure::{Exit, Failure};
+use super::flags::whole;
 use super::output;
 use crate::cluster;
 use crate::ids::ClusterName;
@@ -28,7 +29,7 @@ pub(super) struct Arguments {
     #[arg(short, long)]
     follow: bool,
     /// Only the last lines of each log
-    #[arg(long, value_name = "LINES")]
+    #[arg(long, value_name = "LINES", value_parser = whole::<usize>)]
     tail: Option<usize>,
     /// Only lines of the last while, like 5m
     #[arg(long, value_name = "SPAN")]

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::flags::whole;
 use super::{heat, output, source};
 use crate::cluster::Found;
 use crate::engine::native;
@@ -40,7 +41,7 @@ pub(super) struct Ways {
     #[arg(long, value_enum, default_value_t)]
     memory: Memory,
     /// Rounds whose median is taken
-    #[arg(long, default_value_t = 7, value_name = "COUNT")]
+    #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = whole::<u32>)]
     rounds: u32,
     /// CPUs for the sender's and the receiver's UCX thread while they are measured, like 0,1
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]

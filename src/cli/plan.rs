@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
+use super::flags::spoken::Keys;
 use super::{output, source, text};
 use crate::plan::{self, CallerEnvironment, Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
 use crate::spec::Request;
@@ -70,6 +71,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
     let mut caller = probe::caller();
     let Some(src) = &request.spec.topology else {
+        cluster::check_interface(request, &caller)
+            .map_err(|error| Keys::of(request).unprepared(error))?;
         let plan = decided(&source::live()?.topology, request, &caller)?;
         cluster::check_libraries(&plan).map_err(|error| {
             let hint = error.hint();
@@ -88,10 +91,7 @@ fn decided(
     request: &Request,
     caller: &CallerEnvironment,
 ) -> Result<Plan, Failure> {
-    plan::plan(topology, request, caller).map_err(|error| {
-        let hint = error.hint();
-        Failure::new(Exit::Usage, error).maybe_hint(hint)
-    })
+    plan::plan(topology, request, caller).map_err(|error| Keys::of(request).no_plan(error))
 }
 
 /// Most bytes of a plan; one of a thousand workers has 10 MiB.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 
 use super::failure::{Exit, Failure};
+use super::flags::spoken::Keys;
 use super::flags::{self, Asked, Flags};
 use super::progress::Progress;
 use super::service_manager::ServiceManager;
@@ -51,7 +52,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             if arguments.dry_run {
                 return plan::show(&plan);
             }
-            (noted(cluster::prepare_plan(plan))?, arguments.asked.flags.verify())
+            (
+                noted(cluster::prepare_plan(plan), &Request::default())?,
+                arguments.asked.flags.verify(),
+            )
         }
         None => {
             let request = arguments.asked.request()?;
@@ -85,17 +89,15 @@ fn filed(path: &Path, flags: &Flags) -> Result<Plan, Failure> {
 /// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
 pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
     let machine = request.spec.topology.as_deref().map(source::load).transpose()?;
-    noted(cluster::prepare(request, machine.as_ref()))
+    noted(cluster::prepare(request, machine.as_ref()), request)
 }
 
 /// Says what is worth knowing of a prepared plan, or why there is none.
-fn noted(prepared: Result<Prepared, PrepareError>) -> Result<Prepared, Failure> {
-    let prepared = prepared.map_err(|error| {
-        let hint = error.hint();
-        Failure::new(Exit::Usage, error).maybe_hint(hint)
-    })?;
+fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<Prepared, Failure> {
+    let keys = Keys::of(request);
+    let prepared = prepared.map_err(|error| keys.unprepared(error))?;
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
-        output::note(note);
+        output::note(&keys.note(note));
     }
     Ok(prepared)
 }
@@ -292,7 +294,9 @@ fn told_apart(failure: Failure, plan: &Plan) -> Failure {
 pub(super) fn refused(error: UpError) -> Failure {
     let hint = error.hint();
     let exit = match error {
-        UpError::RunDirectory(_) | UpError::Launch(_) | UpError::Refused { .. } => Exit::Usage,
+        UpError::RunDirectory(_)
+        | UpError::Launch(_)
+        | UpError::Refused { exhausted: false, .. } => Exit::Usage,
         _ => Exit::Failed,
     };
     Failure::new(exit, error).maybe_hint(hint)

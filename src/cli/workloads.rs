@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::flags::whole;
 use super::output::{self, Form};
 use super::reach;
 use crate::cluster::workloads::{Matrix, Merge, Shape, queued_task_bytes, small_tasks};
@@ -23,7 +24,7 @@ struct Common {
     #[arg(value_name = "NAME")]
     name: Option<ClusterName>,
     /// How often it is done; the figures are those of the median run
-    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = whole::<u32>)]
     runs: u32,
     /// The form to show it in
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
@@ -36,7 +37,7 @@ pub(super) struct TasksArguments {
     #[command(flatten)]
     common: Common,
     /// How many tasks
-    #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
+    #[arg(long, default_value_t = 100_000, value_name = "COUNT", value_parser = whole::<usize>)]
     count: usize,
     /// How they depend on each other; all three ways, unless said otherwise
     #[arg(long, value_enum)]
@@ -66,13 +67,13 @@ pub(super) struct TransposeArguments {
     #[command(flatten)]
     common: Common,
     /// Chunks in each direction
-    #[arg(long, default_value_t = 8, value_name = "COUNT")]
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u64>)]
     chunks: u64,
     /// Elements of a chunk in each direction, eight bytes each
-    #[arg(long, default_value_t = 1024, value_name = "COUNT")]
+    #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = whole::<u64>)]
     chunk_size: u64,
     /// Decides the elements
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
     /// Compare with the same computation in this process
     #[arg(long)]
@@ -85,13 +86,13 @@ pub(super) struct MergeArguments {
     #[command(flatten)]
     common: Common,
     /// Parts of each table
-    #[arg(long, default_value_t = 8, value_name = "COUNT")]
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u32>)]
     parts: u32,
     /// Rows of each part, sixteen bytes each
-    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
+    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT", value_parser = whole::<u64>)]
     rows: u64,
     /// Decides keys and values
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
     /// Compare with the same computation in this process
     #[arg(long)]

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::places::{self, PlaceError};
 use crate::ids::GpuUuid;
-use crate::plan::{Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
+use crate::plan::{CallerEnvironment, Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
 use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
 use crate::spec::Request;
 use crate::topology::{Note, Topology};
@@ -54,6 +55,20 @@ pub enum PrepareError {
     /// The libucp that the processes are to load is not there.
     #[error(transparent)]
     Libucp(#[from] NoLibucp),
+    /// Something that the plan's processes are to write cannot be written.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// A network interface was asked for that is not here.
+    #[error(
+        "'scheduler.interface': there is no network interface {name} here; there {}",
+        list(present)
+    )]
+    NoInterface {
+        /// As it was asked for.
+        name: String,
+        /// What there is.
+        present: Vec<String>,
+    },
     /// The plan is for GPUs that are not here.
     #[error("the GPUs of {machine} are not in this machine")]
     Elsewhere {
@@ -69,6 +84,10 @@ impl PrepareError {
             PrepareError::Probe(error) => error.hint(),
             PrepareError::Plan(error) => error.hint(),
             PrepareError::Libucp(error) => error.hint(),
+            PrepareError::Place(error) => Some(error.hint()),
+            PrepareError::NoInterface { .. } => {
+                Some("leave it out for the usual one, or name one that is up".to_owned())
+            }
             PrepareError::Elsewhere { .. } => Some(
                 "add --simulate to run its plan with simulated GPUs, or --dry-run to see it"
                     .to_owned(),
@@ -84,8 +103,31 @@ impl PrepareError {
 /// simulated, or no libucp lies where it was said.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
     let live = look()?;
-    let decided = plan(machine.unwrap_or(&live), request, &probe::caller())?;
+    let caller = probe::caller();
+    check_interface(request, &caller)?;
+    let decided = plan(machine.unwrap_or(&live), request, &caller)?;
     fit(decided, &live, machine.is_none())
+}
+
+/// Makes sure that a network interface that is asked for is here, where the processes will be.
+///
+/// # Errors
+/// If it is not, or is down.
+pub fn check_interface(request: &Request, caller: &CallerEnvironment) -> Result<(), PrepareError> {
+    let Some(name) = &request.spec.scheduler.interface else { return Ok(()) };
+    let present: Vec<String> = caller.interfaces.iter().map(|one| one.name.clone()).collect();
+    // Without any the kernel was not willing to tell.
+    if present.is_empty() || present.contains(name) {
+        return Ok(());
+    }
+    Err(PrepareError::NoInterface { name: name.clone(), present })
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [one] => format!("is {one}"),
+        several => format!("are {}", several.join(", ")),
+    }
 }
 
 /// Makes sure that a plan made earlier can run here.
@@ -113,6 +155,7 @@ fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareErr
         return Err(PrepareError::Elsewhere { machine });
     };
     check_libraries(&prepared.launched)?;
+    places::check(&prepared.launched)?;
     Ok(prepared)
 }
 

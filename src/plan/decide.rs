@@ -13,8 +13,11 @@ use super::{
     Binding, CallerEnvironment, EngineKind, Machine, MemoryPolicy, Plan, PlanError, Requirements,
     SchedulerPlan, Supervision, VERSION, Why, cpus, gpus, network, options, shares, ucx,
 };
-use crate::spec::{ClusterSpec, Limit, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec};
+use crate::spec::{
+    ClusterSpec, Limit, Origin, Problem, Request, SpecError, TlsSpec, Ulimit, UlimitSpec,
+};
 use crate::topology::{Device, Gpu, LinkKind, Note, Topology};
+use crate::units::{HumanBytes, Size};
 
 /// Everything that the parts decide from.
 pub(super) struct Context<'a> {
@@ -49,6 +52,7 @@ pub fn plan(
         slots: &slots,
     };
     context.one_address_for_each()?;
+    context.within_the_device()?;
     context.requirements(&mut notes);
     let lanes = network::share(&context, &mut notes)?;
     let shares = shares::share(&context, &mut notes)?;
@@ -93,6 +97,13 @@ pub fn plan(
     Ok(plan)
 }
 
+/// Refuses values that this machine contradicts.
+fn refuse(key: &str, message: String, hint: &'static str) -> Result<(), PlanError> {
+    let problem = Box::new(Problem::Contradiction { message, hint });
+    let origin = "plan".to_owned();
+    Err(SpecError { origin, place: None, key: key.to_owned(), problem }.into())
+}
+
 fn without_repetition(notes: Vec<Note>) -> Vec<Note> {
     let mut seen = BTreeSet::new();
     notes.into_iter().filter(|note| seen.insert(note.clone())).collect()
@@ -114,11 +125,6 @@ impl<'a> Context<'a> {
     fn one_address_for_each(&self) -> Result<(), PlanError> {
         let workers = self.slots.len();
         let worker = &self.spec.worker;
-        let refuse = |key: &str, message: String, hint| {
-            let problem = Box::new(Problem::Contradiction { message, hint });
-            let origin = "plan".to_owned();
-            Err(SpecError { origin, place: None, key: key.to_owned(), problem }.into())
-        };
         for (key, address) in [
             ("worker.listen_address", &worker.listen_address),
             ("worker.contact_address", &worker.contact_address),
@@ -143,9 +149,86 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
+    /// Checks sizes that are asked for against the GPUs.
+    fn within_the_device(&self) -> Result<(), PlanError> {
+        let spec = self.spec;
+        for slot in self.slots {
+            let Some(memory) = slot.chosen.and_then(|chosen| chosen.memory_bytes()) else {
+                continue;
+            };
+            let differing = slot.differences.iter().rev();
+            let limit = differing.clone().find_map(|d| d.device_memory_limit);
+            let limit = match limit.or(spec.device.memory_limit) {
+                Some(Limit::Size(size)) => Some(size),
+                _ => None,
+            };
+            // Managed memory may be larger than the device.
+            let pool = differing.clone().find_map(|d| d.rmm_pool_size).or(spec.rmm.pool_size);
+            let pool = pool.filter(|_| spec.rmm.managed != Some(true));
+            for (key, size) in [("device.memory_limit", limit), ("rmm.pool_size", pool)] {
+                if let Some(Size::Bytes(bytes)) = size
+                    && bytes > memory
+                {
+                    let (asked, there) = (HumanBytes(bytes), HumanBytes(memory));
+                    let name = &slot.name;
+                    return refuse(
+                        key,
+                        format!("{asked} are more than the GPU of {name} has, which is {there}"),
+                        "a fraction, like 0.8, is a share of each GPU's own memory",
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes options that mean nothing to the engine.
+    fn ignored(&self, notes: &mut Vec<Note>) {
+        let reason = match self.engine {
+            EngineKind::Dask => return,
+            EngineKind::Native => {
+                "the native engine's processes meet at sockets in the run directory"
+            }
+            EngineKind::Command => "the command engine runs the program and nothing else",
+        };
+        let (scheduler, worker) = (&self.spec.scheduler, &self.spec.worker);
+        let network = [
+            ("scheduler.host", scheduler.host.is_some()),
+            ("scheduler.port", scheduler.port.is_some()),
+            ("scheduler.file", scheduler.file.is_some()),
+            ("scheduler.dashboard", scheduler.dashboard == Some(true)),
+            ("scheduler.dashboard_address", scheduler.dashboard_address.is_some()),
+            ("worker.ports", worker.ports.is_some()),
+            ("worker.listen_address", worker.listen_address.is_some()),
+            ("worker.contact_address", worker.contact_address.is_some()),
+            ("tls", self.spec.tls != TlsSpec::default()),
+        ];
+        let command = self.engine == EngineKind::Command;
+        let data = [
+            ("worker.local_directory", command && worker.local_directory.is_some()),
+            ("worker.resources", command && worker.resources.is_some()),
+        ];
+        for (key, _) in network.into_iter().chain(data).filter(|(_, set)| *set) {
+            notes.push(Note::new(key, format!("ignored: {reason}")));
+        }
+        let rmm = &self.spec.rmm;
+        let pools = [
+            ("rmm.pool_size", rmm.pool_size.is_some()),
+            ("rmm.managed", rmm.managed == Some(true)),
+            ("rmm.async", rmm.asynchronous == Some(true)),
+            ("rmm.log_directory", rmm.log_directory.is_some()),
+            ("rmm.track_allocations", rmm.track_allocations == Some(true)),
+            ("rmm.set_allocator_for", rmm.set_allocator_for.is_some()),
+        ];
+        for (key, _) in pools.into_iter().filter(|(_, set)| *set) {
+            notes.push(Note::new(key, "ignored: only Dask's workers allocate through RMM"));
+        }
+    }
+
     /// Notes what was asked for and cannot be had, or is dangerous.
     fn requirements(&self, notes: &mut Vec<Note>) {
         self.nvlink_is_there(notes);
+        self.ignored(notes);
         let mig: Vec<&str> = self
             .slots
             .iter()

@@ -77,7 +77,7 @@ pub enum PlanError {
         why: String,
     },
     /// NICs were to be pinned, and none is usable.
-    #[error("'net_devices: {mode}' needs a usable NIC, and {machine} has none{}", in_brackets(.rejected))]
+    #[error("'ucx.net_devices: {mode}' needs a usable NIC, and {machine} has none{}", in_brackets(.rejected))]
     NoNic {
         /// `pin` or `stripe`.
         mode: String,
@@ -159,10 +159,10 @@ impl PlanError {
                 return Some(format!("did you mean '{name}'?"));
             }
             PlanError::NoSuchNic { .. } | PlanError::UnusableNic { .. } => {
-                "'cuda-cluster topo' shows every NIC; 'net_devices: auto' takes the nearest usable"
+                "'cuda-cluster topo' shows every NIC; 'ucx.net_devices: auto' takes the nearest usable"
             }
             PlanError::NoNic { .. } => {
-                "use 'net_devices: auto', which leaves the choice to UCX then"
+                "use 'ucx.net_devices: auto', which leaves the choice to UCX then"
             }
             PlanError::Template { .. } => {
                 "a template's numbers are 'gpu', 'rank' and 'numa': mlx5_{gpu//2}:1"

@@ -4,6 +4,8 @@
 //!
 //! *Invariant:* each check names the key that the user should look at first.
 
+mod implausible;
+
 use std::collections::BTreeMap;
 
 use super::error::nearest;
@@ -40,6 +42,8 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     network(spec)?;
     addresses(spec)?;
     processes(spec)?;
+    implausible::addresses(spec)?;
+    implausible::memory(spec)?;
     environment("ucx.env", spec.ucx.env.as_ref(), true)?;
     environment("worker.env", spec.worker.env.as_ref(), false)?;
     overrides(spec)
@@ -53,11 +57,7 @@ fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
     ];
     for (key, count) in counts {
         if count == Some(0) {
-            return refuse(
-                key,
-                "0 is too few; the least is 1",
-                "leave the key out for the default",
-            );
+            return refuse(key, "0 is too few; the least is 1", "leave it out for the default");
         }
     }
     // More would exhaust process ids long before it helped anybody.
@@ -192,7 +192,7 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
     if given > 0 && given < secured.len() {
         return refuse(
             "tls",
-            "TLS needs all three of 'ca_file', 'cert' and 'key'",
+            "TLS needs all three of 'tls.ca_file', 'tls.cert' and 'tls.key'",
             "give the missing files, or none",
         );
     }
@@ -253,8 +253,8 @@ fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
     if scheduler.host.is_some() && scheduler.interface.is_some() {
         return refuse(
             "scheduler.interface",
-            "'host' already says where to listen",
-            "give 'host' or 'interface'",
+            "'scheduler.host' already says where to listen",
+            "give 'scheduler.host' or 'scheduler.interface'",
         );
     }
     if spec.dask.join.as_deref().is_some_and(|address| address.starts_with('-')) {
@@ -433,7 +433,7 @@ fn overrides(spec: &ClusterSpec) -> Result<(), Found> {
             return refuse(
                 &format!("{key}.threads"),
                 "0 is too few; the least is 1",
-                "leave the key out for the default",
+                "leave it out for the default",
             );
         }
         let decided = difference.env.keys().find(|name| DECIDED.contains(&name.as_str()));

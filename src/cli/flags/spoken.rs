@@ -1,0 +1,290 @@
+//! Errors in the words of whoever typed flags: `--enable-nvlink` instead of `ucx.nvlink`.
+//!
+//! The floors below know keys of the spec alone, and quote them in their sentences. A key that the
+//! spec file sets keeps its name; any other is what a flag sets, or could.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::cli::failure::{Exit, Failure};
+use crate::cluster::PrepareError;
+use crate::plan::PlanError;
+use crate::spec::{ClusterSpec, Origin, Request, SpecError};
+use crate::topology::Note;
+
+/// Each key that a flag sets, the flag, and for a switch the flag that sets it to false.
+const FLAGS: [(&str, &str, &str); 65] = [
+    ("name", "--name", ""),
+    ("topology", "--topology", ""),
+    ("simulate", "--simulate", ""),
+    ("strict", "--strict", ""),
+    ("engine", "--engine", ""),
+    ("gpus", "--gpus", ""),
+    ("workers", "--n-workers", ""),
+    ("workers_per_gpu", "--workers-per-gpu", ""),
+    ("cpu_workers", "--cpu-workers", ""),
+    ("threads", "--threads-per-worker", ""),
+    ("busy_gpus", "--busy-gpus", ""),
+    ("display_gpus", "--display-gpus", ""),
+    ("cpus", "--cpus", ""),
+    ("scheduler_cores", "--scheduler-cores", ""),
+    ("memory.policy", "--memory-policy", ""),
+    ("memory.limit", "--memory-limit", ""),
+    ("device.memory_limit", "--device-memory-limit", ""),
+    ("rmm.pool_size", "--rmm-pool-size", ""),
+    ("rmm.maximum_pool_size", "--rmm-maximum-pool-size", ""),
+    ("rmm.managed", "--rmm-managed-memory", "--no-rmm-managed-memory"),
+    ("rmm.async", "--rmm-async", "--no-rmm-async"),
+    ("rmm.release_threshold", "--rmm-release-threshold", ""),
+    ("rmm.log_directory", "--rmm-log-directory", ""),
+    ("rmm.track_allocations", "--rmm-track-allocations", "--no-rmm-track-allocations"),
+    ("rmm.set_allocator_for", "--set-rmm-allocator-for-libs", ""),
+    ("ucx.nvlink", "--enable-nvlink", "--disable-nvlink"),
+    ("ucx.infiniband", "--enable-infiniband", "--disable-infiniband"),
+    ("ucx.tcp", "--enable-tcp-over-ucx", "--disable-tcp-over-ucx"),
+    ("ucx.rdmacm", "--enable-rdmacm", "--disable-rdmacm"),
+    ("ucx.net_devices", "--net-devices", ""),
+    ("ucx.exclude_nics", "--exclude-nics", ""),
+    ("ucx.control_device", "--control-device", ""),
+    ("ucx.compat", "--ucx-compat", ""),
+    ("ucx.preset", "--ucx-preset", ""),
+    ("ucx.version", "--ucx-version", ""),
+    ("ucx.library", "--ucx", ""),
+    ("scheduler.host", "--host", ""),
+    ("scheduler.interface", "--interface", ""),
+    ("scheduler.port", "--scheduler-port", ""),
+    ("scheduler.file", "--scheduler-file", ""),
+    ("scheduler.dashboard", "--dashboard", "--no-dashboard"),
+    ("scheduler.dashboard_address", "--dashboard-address", ""),
+    ("worker.ports", "--worker-port", ""),
+    ("worker.listen_address", "--listen-address", ""),
+    ("worker.contact_address", "--contact-address", ""),
+    ("worker.local_directory", "--local-directory", ""),
+    ("worker.pid_file", "--pid-file", ""),
+    ("worker.resources", "--resources", ""),
+    ("supervision.restart", "--restart", ""),
+    ("supervision.ready_within", "--ready-within", ""),
+    ("supervision.grace", "--grace", ""),
+    ("tls.ca_file", "--tls-ca-file", ""),
+    ("tls.cert", "--tls-cert", ""),
+    ("tls.key", "--tls-key", ""),
+    ("dask.verify", "--verify", "--no-verify"),
+    ("dask.protocol", "--protocol", ""),
+    ("dask.dashboard_prefix", "--dashboard-prefix", ""),
+    ("dask.preload", "--preload", ""),
+    ("dask.pre_import", "--pre-import", ""),
+    ("dask.death_timeout", "--death-timeout", ""),
+    ("dask.lifetime", "--lifetime", ""),
+    ("dask.adapt_minimum", "--adapt-minimum", ""),
+    ("dask.worker_class", "--worker-class", ""),
+    ("dask.enable_cudf_spill", "--enable-cudf-spill", "--disable-cudf-spill"),
+    ("dask.cudf_spill_stats", "--cudf-spill-stats", ""),
+];
+
+/// Flags of Dask that are their own keys but for the section.
+const MORE: [(&str, &str, &str); 3] = [
+    ("dask.python", "--python", ""),
+    ("dask.start_method", "--start-method", ""),
+    ("dask.join", "--join", ""),
+];
+
+/// What is called by its key, because the spec file sets it.
+pub(in crate::cli) struct Keys<'a>(Vec<&'a str>);
+
+impl<'a> Keys<'a> {
+    /// The keys of the file in a merged request.
+    pub(in crate::cli) fn of(request: &'a Request) -> Self {
+        let from_file = |(key, origin): (&'a String, &Origin)| {
+            (*origin == Origin::Spec).then_some(key.as_str())
+        };
+        Self(request.origins.iter().filter_map(from_file).collect())
+    }
+
+    /// The flag that sets a key, or would.
+    fn flag(&self, key: &str) -> Option<(&'static str, &'static str)> {
+        if self.0.contains(&key) {
+            return None;
+        }
+        let rows = FLAGS.iter().chain(&MORE);
+        rows.filter(|(name, ..)| *name == key).map(|(_, on, off)| (*on, *off)).next()
+    }
+
+    /// A key, or a key with its value (`cpus: split`), as it is typed.
+    fn typed(&self, quoted: &str) -> Option<String> {
+        let (key, value) = quoted.split_once(": ").unwrap_or((quoted, ""));
+        let (on, off) = self.flag(key)?;
+        Some(match value {
+            "" | "true" => on.to_owned(),
+            "false" if !off.is_empty() => off.to_owned(),
+            value => format!("{on} {value}"),
+        })
+    }
+
+    /// A sentence with the keys that it quotes as they are typed.
+    pub(in crate::cli) fn in_flags(&self, sentence: &str) -> String {
+        let mut text = String::new();
+        let mut rest = sentence;
+        while let Some(start) = rest.find('\'') {
+            let (before, from) = rest.split_at(start);
+            text.push_str(before);
+            let quoted = from[1..].split_once('\'');
+            match quoted.and_then(|(quoted, after)| Some((self.typed(quoted)?, after))) {
+                Some((typed, after)) => {
+                    text.push_str(&typed);
+                    rest = after;
+                }
+                // An apostrophe, or a quotation of something else.
+                None => {
+                    text.push('\'');
+                    rest = &from[1..];
+                }
+            }
+        }
+        text + rest
+    }
+
+    /// A note about a key as one about what was typed.
+    pub(in crate::cli) fn note(&self, note: &Note) -> Note {
+        let about = self.flag(&note.about).map_or(note.about.as_str(), |(on, _)| on);
+        Note::new(about, self.in_flags(&note.text))
+    }
+
+    /// The failure of values that contradict each other.
+    pub(in crate::cli) fn contradiction(&self, error: &SpecError) -> Failure {
+        let problem = self.in_flags(&error.problem.to_string());
+        let text = match self.flag(&error.key) {
+            Some((flag, _)) => format!("{flag}: {problem}"),
+            None if self.0.contains(&error.key.as_str()) => format!("{}: {problem}", error.key),
+            None => problem,
+        };
+        self.failure(text, error.hint())
+    }
+
+    /// The failure of a request that no plan could be made for.
+    pub(in crate::cli) fn no_plan(&self, error: PlanError) -> Failure {
+        let hint = error.hint();
+        match error {
+            PlanError::Spec(error) => self.contradiction(&error),
+            PlanError::Strict { notes } => {
+                let notes = notes.iter().map(|note| self.note(note)).collect();
+                self.failure(PlanError::Strict { notes }.to_string(), hint)
+            }
+            error => self.failure(self.in_flags(&error.to_string()), hint),
+        }
+    }
+
+    /// The failure of a plan that this machine cannot run.
+    pub(in crate::cli) fn unprepared(&self, error: PrepareError) -> Failure {
+        let hint = error.hint();
+        match error {
+            PrepareError::Plan(error) => self.no_plan(error),
+            PrepareError::Place(_) | PrepareError::NoInterface { .. } => {
+                let error = anyhow::Error::new(error);
+                let cause = error.root_cause().to_string();
+                let text = error.to_string();
+                // What was tried, and what the system said to it.
+                let text = if cause == text { text } else { format!("{text}: {cause}") };
+                let exit = Failure::new(Exit::Usage, error).exit;
+                Failure { exit, ..self.failure(self.in_flags(&text), hint) }
+            }
+            error => Failure::new(Exit::Usage, error).maybe_hint(hint),
+        }
+    }
+
+    fn failure(&self, text: String, hint: Option<String>) -> Failure {
+        let hint = hint.map(|hint| self.in_flags(&hint));
+        Failure::new(Exit::Usage, anyhow::anyhow!(text)).maybe_hint(hint)
+    }
+}
+
+/// The failure of a spec file and flags that contradict each other.
+pub(super) fn contradiction(error: &SpecError, file: Option<&ClusterSpec>) -> Failure {
+    let mut paths = BTreeMap::new();
+    if let Some(file) = file.and_then(|file| serde_json::to_value(file).ok()) {
+        collect_paths(&file, "", &mut paths);
+    }
+    Keys(paths.keys().map(String::as_str).collect()).contradiction(error)
+}
+
+/// The path of every value.
+fn collect_paths(value: &Value, path: &str, paths: &mut BTreeMap<String, ()>) {
+    if !path.is_empty() {
+        paths.insert(path.to_owned(), ());
+    }
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        collect_paths(value, &path, paths);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::flags::Asked;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        asked: Asked,
+    }
+
+    /// The keys that a command line sets.
+    fn keys_of(words: &[&str]) -> Option<Vec<String>> {
+        let line = Line::try_parse_from([&["cuda-cluster"], words].concat()).ok()?;
+        let mut flags = line.asked.flags.overrides();
+        flags.topology = line.asked.topology;
+        flags.simulate = line.asked.simulate.then_some(true);
+        flags.strict = line.asked.strict.then_some(true);
+        let json = serde_json::to_value(flags).expect("JSON");
+        let mut paths = BTreeMap::new();
+        collect_paths(&json, "", &mut paths);
+        let sections =
+            |path: &String| paths.keys().any(|other| other.starts_with(&format!("{path}.")));
+        Some(paths.keys().filter(|path| !sections(path)).cloned().collect())
+    }
+
+    #[test]
+    fn every_row_is_the_flag_that_sets_its_key() {
+        for (key, on, off) in FLAGS.iter().chain(&MORE) {
+            let samples =
+                ["1", "1GB", "local", "warn", "native", "1.18", "5s", "preferred", "dask"];
+            let more = ["auto", "never", "GPU=1", "cpu", "x"];
+            let with_value = samples.iter().chain(&more).find_map(|value| keys_of(&[on, value]));
+            let set = keys_of(&[on]).or(with_value).unwrap_or_else(|| panic!("{on} is no flag"));
+            let set: Vec<&String> =
+                set.iter().filter(|path| !path.starts_with("worker.resources.")).collect();
+            assert!(set.is_empty() || set == [key], "{on} sets {set:?}");
+            if !off.is_empty() {
+                assert_eq!(keys_of(&[off]).as_deref(), Some(&[(*key).to_owned()][..]), "{off}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_flag_has_a_row() {
+        use clap::CommandFactory;
+        for flag in Line::command().get_arguments().filter_map(|flag| flag.get_long()) {
+            let flag = format!("--{flag}");
+            let mut rows = FLAGS.iter().chain(&MORE);
+            let named = rows.any(|(_, on, off)| [*on, *off].contains(&flag.as_str()));
+            assert!(named || flag == "--file", "{flag} is in no row");
+        }
+    }
+
+    #[test]
+    fn sentences_speak_of_what_was_typed() {
+        let keys = Keys(vec!["ucx.nvlink"]);
+        for (from, to) in [
+            ("set 'cpus: split' too", "set --cpus split too"),
+            ("set 'rmm.async: true' too", "set --rmm-async too"),
+            ("'ucx.tcp: false' is", "--disable-tcp-over-ucx is"),
+            ("drop 'rmm.managed' or 'ucx.nvlink'", "drop --rmm-managed-memory or 'ucx.nvlink'"),
+            ("the user's 'gpus' aren't 'wrong'", "the user's --gpus aren't 'wrong'"),
+        ] {
+            assert_eq!(keys.in_flags(from), to);
+        }
+    }
+}
