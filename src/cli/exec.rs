@@ -1,11 +1,14 @@
 //! `exec`: binds this one process as the worker of its local rank, and becomes a program.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
 use super::failure::{Exit, Failure};
-use super::flags::Asked;
+use super::flags::{Asked, whole};
 use super::{output, up};
 use crate::engine::command;
+use crate::os::argument::encoded;
 use crate::os::execute;
 use crate::spec::EngineKind;
 
@@ -15,21 +18,24 @@ pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
     /// The rank on this machine [default: what the launcher around this says]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     rank: Option<u32>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
+
+/// Where a rank came from that no launcher told.
+const GIVEN: &str = "--rank";
 
 /// Binds this process and becomes a program; returns only if that fails.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = arguments.asked.request_with(|spec| {
         spec.engine = Some(EngineKind::Command);
-        spec.command.argv = Some(arguments.command.clone());
+        spec.command.argv = Some(arguments.command.iter().map(|text| encoded(text)).collect());
     })?;
     let (source, rank) = match arguments.rank {
-        Some(rank) => ("--rank", rank),
+        Some(rank) => (GIVEN, rank),
         None => command::local_rank(|name| std::env::var(name).ok()).map_err(|error| {
             let hint = error.hint();
             Failure::new(Exit::Usage, error).maybe_hint(hint)
@@ -55,10 +61,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let (program, rest) = arguments.command.split_first().ok_or_else(|| {
         Failure::new(Exit::Usage, anyhow::anyhow!("there is no program to become"))
     })?;
-    let error = execute::execute(program, rest, &worker.env);
+    let mut env = worker.env.clone();
+    let told = |name: &str| std::env::var(name).ok();
+    env.extend(command::told_by_launcher(rank, source == GIVEN, told));
+    let error = execute::execute(program, rest, &env);
     let exit = match error.kind() {
         std::io::ErrorKind::NotFound => Exit::Program(127),
         _ => Exit::Program(126),
     };
-    Err(Failure::new(exit, anyhow::Error::new(error).context(format!("cannot execute {program}"))))
+    Err(Failure::new(
+        exit,
+        anyhow::Error::new(error).context(format!("cannot execute {}", program.display())),
+    ))
 }

@@ -1,6 +1,7 @@
 //! `run`: one rank of a program per GPU, bound and supervised, until the first fails or all are
 //! done.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -11,6 +12,7 @@ use super::relay::Relay;
 use super::signals::Signals;
 use super::{output, reach, screen, up};
 use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start};
+use crate::os::argument::encoded;
 use crate::os::process;
 use crate::os::run_directory::Paths;
 use crate::os::session;
@@ -31,14 +33,14 @@ pub(super) struct Arguments {
     prefix: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 /// Runs a program on every GPU.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = arguments.asked.request_with(|spec| {
         spec.engine = Some(EngineKind::Command);
-        spec.command.argv = Some(arguments.command.clone());
+        spec.command.argv = Some(arguments.command.iter().map(|text| encoded(text)).collect());
         // Two runs at once are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
     })?;

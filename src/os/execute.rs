@@ -3,6 +3,7 @@
 //! *Invariant:* the program runs only with the binding in force, or with its absence told.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -29,6 +30,10 @@ pub fn bind(binding: &Binding) -> Bound {
 }
 
 /// Becomes `program`. Returns only with the reason why it could not.
-pub fn execute(program: &str, arguments: &[String], env: &BTreeMap<String, String>) -> io::Error {
+pub fn execute(
+    program: &OsStr,
+    arguments: &[OsString],
+    env: &BTreeMap<String, String>,
+) -> io::Error {
     Command::new(program).args(arguments).envs(env).exec()
 }

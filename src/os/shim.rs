@@ -7,10 +7,11 @@
 //! input (`/dev/null`), output and error (the log), and the status pipe where it is to use it.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,6 +21,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
+use super::argument;
 use super::binding::{self, InForce};
 use super::containment::Cgroup;
 use crate::plan::Binding;
@@ -40,7 +42,8 @@ const REFUSED: u8 = 125;
 /// What the shim does, and what it becomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {
-    /// Program and arguments; the program is looked up in `PATH`.
+    /// Program and arguments, as [`super::argument`] writes them; the program is looked up in
+    /// `PATH`.
     pub argv: Vec<String>,
     /// Variables to set.
     pub env: BTreeMap<String, String>,
@@ -226,10 +229,12 @@ fn close_the_rest(pipe: &File, keep_status: bool) {
 }
 
 fn execute(argv: &[String]) -> Result<std::convert::Infallible, Refusal> {
-    let program = argv.first().cloned().unwrap_or_default();
+    let argv: Vec<OsString> = argv.iter().map(|text| argument::decoded(text)).collect();
+    let program = argv.first().map(|program| program.to_string_lossy().into_owned());
+    let program = program.unwrap_or_default();
     let refusal = |errno| Refusal::Execute { program: program.clone(), errno };
     let arguments: Result<Vec<CString>, _> =
-        argv.iter().map(|argument| CString::new(argument.as_str())).collect();
+        argv.iter().map(|argument| CString::new(argument.as_bytes())).collect();
     let arguments = arguments.map_err(|_| refusal(Errno::EINVAL))?;
     let first = arguments.first().ok_or_else(|| refusal(Errno::ENOENT))?;
     // Rust's runtime ignores SIGPIPE, and `exec` would hand that on.

@@ -5,8 +5,12 @@
 //! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on one machine a rank is its local
 //! rank.
 
+mod launcher;
+
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+pub use launcher::told_by_launcher;
 
 /// What `torchrun` tells its ranks, by the same names: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
 /// `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
