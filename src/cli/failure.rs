@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::os::exhausted::Exhausted;
+
 /// The documented exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -52,9 +54,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure with an exit code.
+    /// A failure with an exit code. What ran out is nobody's wrong input, and has a hint.
     pub(crate) fn new(exit: Exit, error: impl Into<anyhow::Error>) -> Self {
-        Self { exit, error: error.into(), hint: None }
+        let error = error.into();
+        let exhausted = Exhausted::behind(error.as_ref());
+        let exit = if exhausted.is_some() && exit == Exit::Usage { Exit::Failed } else { exit };
+        Self { exit, error, hint: exhausted.map(Exhausted::hint) }
     }
 
     /// Adds what to do.

@@ -5,6 +5,7 @@ use std::future::Future;
 use super::failure::{Exit, Failure};
 use crate::cluster::{self, ControlError, Found};
 use crate::ids::ClusterName;
+use crate::os::event_loop;
 
 /// The running cluster of this name, or the only one.
 pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
@@ -39,7 +40,7 @@ pub(super) fn lost(error: ControlError) -> Failure {
 
 /// An event loop on this thread.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+    event_loop::new().map_err(|error| {
         Failure::new(Exit::Failed, anyhow::Error::new(error).context("cannot start an event loop"))
     })
 }

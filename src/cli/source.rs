@@ -17,7 +17,9 @@ pub(crate) fn live() -> Result<Probed, Failure> {
         let hint = error.hint();
         let exit = match error {
             ProbeError::Limit(_) => Exit::Usage,
-            ProbeError::Driver(_) | ProbeError::DriverHangs { .. } => Exit::Failed,
+            ProbeError::Driver(_) | ProbeError::DriverHangs { .. } | ProbeError::Thread(_) => {
+                Exit::Failed
+            }
         };
         Failure::new(exit, error).maybe_hint(hint)
     })

@@ -3,6 +3,7 @@
 use tokio::runtime::Runtime;
 
 use super::{Builder, Client, ClientError, ControlError, LaunchFailure, UpError};
+use crate::os::event_loop;
 use crate::plan::Plan;
 use crate::supervise::ClusterState;
 
@@ -14,8 +15,7 @@ pub struct Cluster {
 }
 
 pub(super) fn launch(builder: Builder) -> Result<Cluster, LaunchFailure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(UpError::Runtime)?;
+    let runtime = event_loop::new().map_err(UpError::Runtime)?;
     let cluster = runtime.block_on(builder.launch())?;
     Ok(Cluster { cluster, runtime })
 }

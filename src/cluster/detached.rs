@@ -24,7 +24,8 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Prepared, UpError, start};
-use crate::os::{rest, session};
+use crate::os::exhausted::Exhausted;
+use crate::os::{event_loop, rest, session};
 use crate::supervise::{
     ClusterState, Escalation, Outcome, OutputPipe, Record, Stopper, Supervisor,
 };
@@ -93,6 +94,9 @@ pub enum Report {
         message: String,
         /// What to do.
         hint: Option<String>,
+        /// Whether something ran out: nothing that was asked for is wrong.
+        #[serde(default)]
+        exhausted: bool,
     },
     /// It has ended, and nothing of it is left.
     Ended {
@@ -169,7 +173,9 @@ impl Detached {
     pub async fn next(&mut self) -> Result<Option<Report>, UpError> {
         match self.reports.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
-                Ok(Report::Refused { message, hint }) => Err(UpError::Refused { message, hint }),
+                Ok(Report::Refused { message, hint, exhausted }) => {
+                    Err(UpError::Refused { message, hint, exhausted })
+                }
                 Ok(report) => Ok(Some(report)),
                 // A supervisor that could not wait for this reader has broken off.
                 Err(error) if error.is_eof() => Ok(None),
@@ -236,8 +242,7 @@ impl Detached {
 /// Does the subcommand's work: becomes the supervisor of the plan on standard input.
 pub fn main() -> ExitCode {
     session::become_session_leader();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let worked = match runtime {
+    let worked = match event_loop::new() {
         Ok(runtime) => runtime.block_on(work()),
         Err(error) => Err(refusal(error)),
     };
@@ -254,7 +259,14 @@ pub fn main() -> ExitCode {
 }
 
 fn refusal(error: impl Into<anyhow::Error>) -> Report {
-    Report::Refused { message: format!("{:#}", error.into()), hint: None }
+    let error = error.into();
+    let up = error.downcast_ref::<UpError>();
+    let exhausted = Exhausted::behind(error.as_ref());
+    Report::Refused {
+        message: format!("{error:#}"),
+        hint: up.and_then(UpError::hint).or_else(|| exhausted.map(Exhausted::hint)),
+        exhausted: exhausted.is_some() || matches!(up, Some(UpError::Limits(_))),
+    }
 }
 
 fn line(report: &Report) -> serde_json::Result<Vec<u8>> {
@@ -282,10 +294,7 @@ async fn work() -> Result<ExitCode, Report> {
         }
         None => None,
     };
-    let supervisor = start(&prepared, &session::own_program(), output).await.map_err(|error| {
-        let hint = error.hint();
-        Report::Refused { message: format!("{:#}", anyhow::Error::new(error)), hint }
-    })?;
+    let supervisor = start(&prepared, &session::own_program(), output).await.map_err(refusal)?;
     let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
     let reports = Reports::begin(reports, attended, &supervisor);
     // From here on nobody writes to the three but the reports' task, and the guardian.

@@ -13,6 +13,7 @@ mod embedded;
 mod find;
 mod gpus;
 mod launch;
+mod places;
 mod prepare;
 mod start;
 pub mod workloads;
@@ -30,7 +31,10 @@ pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use find::{FindError, Found, find, running};
 pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
-pub use prepare::{PrepareError, Prepared, check_libraries, prepare, prepare_plan};
+pub use places::PlaceError;
+pub use prepare::{
+    PrepareError, Prepared, check_interface, check_libraries, prepare, prepare_plan,
+};
 pub use start::{UpError, start};
 
 /// Does the work of a hidden subcommand, when this process was started for one: the guardian, the
@@ -47,13 +51,13 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     if let Some(code) = crate::os::dispatch() {
         return Some(code);
     }
-    let subcommand = std::env::args().nth(1)?;
+    let subcommand = std::env::args_os().nth(1)?;
     if subcommand == detached::SUBCOMMAND {
         return Some(detached::main());
     }
-    let worked = match subcommand.as_str() {
-        "__scheduler" => native::scheduler::main(),
-        "__worker" => native::worker::main(registry()),
+    let worked = match subcommand.to_str() {
+        Some("__scheduler") => native::scheduler::main(),
+        Some("__worker") => native::worker::main(registry()),
         _ => return None,
     };
     Some(match worked {

@@ -8,18 +8,25 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use crate::engine::command;
+use crate::os::limits::{self, TooFew};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::os::shared_memory;
-use crate::plan::Plan;
+use crate::plan::{EngineKind, Plan};
 use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Options, OutputPipe, StartError, Supervisor};
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
 const SECRET_BYTES: usize = 32;
 
+/// Least threads of a worker or scheduler of ours or of Dask's, with the one that writes its log.
+const THREADS_EACH: u64 = 5;
+
 /// Why a cluster could not begin to start.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
+    /// This user's limits leave no room for it.
+    #[error(transparent)]
+    Limits(#[from] TooFew),
     /// The run directory cannot be had.
     #[error(transparent)]
     RunDirectory(#[from] RunDirectoryError),
@@ -63,6 +70,8 @@ pub enum UpError {
         message: String,
         /// What to do.
         hint: Option<String>,
+        /// Whether something ran out: nothing that was asked for is wrong.
+        exhausted: bool,
     },
 }
 
@@ -70,6 +79,7 @@ impl UpError {
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
         match self {
+            UpError::Limits(error) => Some(error.hint()),
             UpError::RunDirectory(error) => error.hint(),
             UpError::Supervisor(error) => error.hint(),
             UpError::Launch(error) => error.hint(),
@@ -93,6 +103,12 @@ pub async fn start(
     output: Option<OutputPipe>,
 ) -> Result<Supervisor, UpError> {
     let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
+    let threads_each = match plan.engine {
+        EngineKind::Native | EngineKind::Dask => THREADS_EACH,
+        // Its own, and the one that writes its log.
+        EngineKind::Command => 2,
+    };
+    limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let directory = RunDirectory::acquire(&plan.name)?;
     let paths = directory.paths();

@@ -8,10 +8,14 @@
 
 use std::process::ExitCode;
 
+pub mod argument;
 pub mod binding;
 pub mod containment;
+pub mod event_loop;
 pub mod execute;
+pub mod exhausted;
 pub mod guardian;
+pub mod limits;
 pub mod log_file;
 pub mod notify;
 mod pidfd;

@@ -136,6 +136,9 @@ impl std::fmt::Display for Timings {
 /// Why this machine could not be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
+    /// There is no thread to ask the driver in.
+    #[error("cannot start a thread to look at the machine")]
+    Thread(#[source] std::io::Error),
     /// There is an NVIDIA driver, and it does not work.
     #[error("the NVIDIA driver does not work")]
     Driver(#[source] DriverFault),
@@ -155,7 +158,7 @@ impl ProbeError {
     pub fn hint(&self) -> Option<String> {
         match self {
             ProbeError::Driver(fault) => fault.hint(),
-            ProbeError::Limit(_) => None,
+            ProbeError::Limit(_) | ProbeError::Thread(_) => None,
             ProbeError::DriverHangs { .. } => Some(
                 "see whether `nvidia-smi` hangs too, and look for 'NVRM: Xid' in the kernel's log"
                     .to_owned(),
@@ -175,17 +178,22 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
     let libraries = options.nvml.clone();
     // A thread of its own, because a broken driver can hang in the kernel for ever; a scoped one
     // would have to be waited for.
-    std::thread::spawn(move || {
+    let ask = move || {
         let begin = Instant::now();
         let findings = nvml::look(&libraries);
         // Nobody listens any more when the time limit has passed.
         let _ = sender.send((findings, begin.elapsed()));
-    });
+    };
+    std::thread::Builder::new().spawn(ask).map_err(ProbeError::Thread)?;
 
     let ((processors, hwloc_time), (host, host_time)) = std::thread::scope(|beside| {
-        let processors = beside.spawn(|| timed(hwloc::look));
+        let processors = std::thread::Builder::new().spawn_scoped(beside, || timed(hwloc::look));
         let host = timed(|| sysfs::look(&options.sysfs, &options.procfs));
-        let processors = processors.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let processors = match processors {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // One after the other then.
+            Err(_) => timed(hwloc::look),
+        };
         (processors, host)
     });
 

@@ -25,6 +25,7 @@ use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
     RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control, ears, first,
 };
+use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Key, Report, Start};
 use crate::os::log_file;
 use crate::os::presence::Presence;
@@ -466,13 +467,16 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// An error with its causes, in one line.
-pub(super) fn in_full(error: &dyn std::error::Error) -> String {
+/// An error with its causes, in one line, and what to do where something ran out.
+pub(super) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
         text = format!("{text}: {cause}");
         next = cause.source();
+    }
+    if let Some(exhausted) = Exhausted::behind(error) {
+        text = format!("{text}; {}", exhausted.hint());
     }
     text
 }

@@ -23,6 +23,7 @@ use super::descendants::{Family, carries};
 use super::output::{Delivery, Ends, Output};
 use super::{Key, Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
+use crate::os::exhausted::Explained;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
@@ -256,7 +257,9 @@ impl Guard {
                 let child = Child { start, pid, exit: None, streams, report_by: None };
                 self.children.insert(key, child);
             }
-            Err(error) => self.tell(Report::NotStarted { key, reason: error.to_string() }),
+            Err(error) => {
+                self.tell(Report::NotStarted { key, reason: Explained(&error).to_string() });
+            }
         }
     }
 

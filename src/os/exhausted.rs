@@ -1,0 +1,118 @@
+//! What a machine or a user has run out of, told from a failed call.
+//!
+//! Such a failure is nobody's wrong input, whatever the call was for: it is the same for every file,
+//! thread and process, and so is what to do.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+
+/// What there is no more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exhausted {
+    /// Room on a disk, or in a quota.
+    Disk,
+    /// Descriptors of this process.
+    Descriptors,
+    /// Descriptors of the whole machine.
+    MachineDescriptors,
+    /// Processes and threads of this user, or of its control group.
+    Processes,
+    /// Memory.
+    Memory,
+}
+
+impl Exhausted {
+    /// Looks for a failed call among an error and its causes.
+    pub fn behind(error: &(dyn Error + 'static)) -> Option<Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+            let code = code.map(Errno::from_raw).or(error.downcast_ref::<Errno>().copied());
+            if let Some(exhausted) = code.and_then(Self::of) {
+                return Some(exhausted);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// What an error number means, if it means that.
+    fn of(errno: Errno) -> Option<Self> {
+        match errno {
+            Errno::ENOSPC | Errno::EDQUOT => Some(Self::Disk),
+            Errno::EMFILE => Some(Self::Descriptors),
+            Errno::ENFILE => Some(Self::MachineDescriptors),
+            // Of fork(2) and clone(2); a read or write that would wait is not told to people.
+            Errno::EAGAIN => Some(Self::Processes),
+            Errno::ENOMEM => Some(Self::Memory),
+            _ => None,
+        }
+    }
+
+    /// What the user can do.
+    pub fn hint(self) -> String {
+        match self {
+            Self::Disk => "free some space; run directories lie in XDG_RUNTIME_DIR, else in /tmp, \
+                           and shared memory in /dev/shm"
+                .to_owned(),
+            Self::Descriptors => {
+                format!(
+                    "a process may have {} open files: raise 'ulimit -n'",
+                    soft(Resource::RLIMIT_NOFILE)
+                )
+            }
+            Self::MachineDescriptors => "raise the machine's fs.file-max".to_owned(),
+            Self::Processes => format!(
+                "this user may have {} processes and threads: raise 'ulimit -u', or pids.max of \
+                 the control group (TasksMax of a systemd unit)",
+                soft(Resource::RLIMIT_NPROC)
+            ),
+            Self::Memory => "free some memory, or raise 'ulimit -v'".to_owned(),
+        }
+    }
+}
+
+/// A limit in words.
+fn soft(resource: Resource) -> String {
+    match getrlimit(resource) {
+        Ok((libc::RLIM_INFINITY, _)) => "any number of".to_owned(),
+        Ok((soft, _)) => soft.to_string(),
+        Err(_) => "a limited number of".to_owned(),
+    }
+}
+
+/// A failed call with what to do about it where something ran out, in one line.
+#[derive(Clone, Copy, Debug)]
+pub struct Explained<'a>(pub &'a io::Error);
+
+impl fmt::Display for Explained<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)?;
+        match Exhausted::behind(self.0) {
+            Some(exhausted) => write!(f, "; {}", exhausted.hint()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_found_below_other_errors() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot write")]
+        struct Outer(#[source] io::Error);
+        let full = Outer(io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!(Exhausted::behind(&full), Some(Exhausted::Disk));
+        let absent = Outer(io::Error::from_raw_os_error(libc::ENOENT));
+        assert_eq!(Exhausted::behind(&absent), None);
+        let many = io::Error::from_raw_os_error(libc::EMFILE);
+        assert!(Explained(&many).to_string().contains("ulimit -n"));
+    }
+}
