@@ -1,8 +1,42 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests, with everything they need installed first.
+# Sets up and runs the tests, with everything they need installed first. Says at the end what was
+# skipped and how many passed, failed and were skipped; ends as `cargo test` does.
+#
+#   scripts/test.sh [ARGUMENTS OF cargo test]
+#   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh --tests
 # shellcheck disable=SC1091
 [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
-exec cargo test --locked "$@"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export CUDA_CLUSTER_SKIPS=$scratch/skips
+touch "$CUDA_CLUSTER_SKIPS"
+
+status=0
+all=(--no-fail-fast)
+for argument in "$@"; do
+    [ "$argument" = -- ] && break
+    [ "$argument" = --no-fail-fast ] && all=()
+done
+cargo test --locked "${all[@]}" "$@" | tee "$scratch/output" || status=$?
+
+# libtest counts a test that was skipped among those that passed.
+skips=$(sort -u "$CUDA_CLUSTER_SKIPS")
+skipped=$(printf '%s' "$skips" | grep -c '' || true)
+count() { awk -v word="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) n += $(i - 1) } END { print n + 0 }' "$scratch/output"; }
+passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
+begun=$(grep -cE '^running [0-9]+ tests?$' "$scratch/output" || true)
+ended=$(grep -c '^test result:' "$scratch/output" || true)
+if [ "$skipped" -gt 0 ]; then
+    echo "$skipped skipped for want of something:"
+    printf '%s\n' "$skips" | sed 's/^/  /'
+fi
+[ "$ignored" -eq 0 ] || echo "$ignored ignored: they run only when asked for"
+if [ "$begun" -ne "$ended" ] || { [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; }; then
+    echo "not every test came to its end: cargo test ended with $status"
+else
+    echo "$((passed - skipped)) passed, $failed failed, $((skipped + ignored)) skipped"
+fi
+exit "$status"

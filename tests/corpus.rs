@@ -1,10 +1,12 @@
 //! Every file of the corpus of real machines equals its expected answer, or is refused with its
 //! place. The corpus is other people's data and not part of this repository: it is looked for in
-//! `$CUDA_CLUSTER_CORPUS`, then in `../shared/corpus`; without it these tests say so and pass.
+//! `$CUDA_CLUSTER_CORPUS`, then in `../shared/corpus`; without it these tests are skipped.
+
+#[path = "skip/mod.rs"]
+mod skip;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cuda_cluster::cpuset::CpuSet;
@@ -19,8 +21,7 @@ fn folder(name: &str) -> Option<PathBuf> {
     if folder.is_dir() {
         return Some(folder);
     }
-    // Not `println!`, which the test harness keeps to itself.
-    let _ = writeln!(std::io::stderr(), "skipped: there is no corpus at {}", corpus.display());
+    skip::skip("corpus", &format!("there is no corpus at {}", corpus.display()));
     None
 }
 

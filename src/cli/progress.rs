@@ -22,7 +22,10 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} READY  {wide_msg}") {
             bar.set_style(style);
         }
-        bar.enable_steady_tick(Duration::from_millis(120));
+        // The tick has a thread, and indicatif panics where there is none to be had.
+        if !bar.is_hidden() && std::thread::Builder::new().spawn(|| ()).is_ok() {
+            bar.enable_steady_tick(Duration::from_millis(120));
+        }
         Self { bar }
     }
 

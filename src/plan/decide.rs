@@ -173,7 +173,7 @@ impl<'a> Context<'a> {
                     let name = &slot.name;
                     return refuse(
                         key,
-                        format!("{asked} are more than the GPU of {name} has, which is {there}"),
+                        format!("{asked} is more than the {there} of the GPU of {name}"),
                         "a fraction, like 0.8, is a share of each GPU's own memory",
                     );
                 }

@@ -6,6 +6,8 @@ mod embedded;
 mod fake_machine;
 mod run;
 mod sandbox;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod terminals;
 mod verify;
 
@@ -178,7 +180,7 @@ fn a_name_that_is_taken_is_refused_and_the_running_cluster_is_left_alone() {
 #[test]
 fn without_a_gpu_and_without_simulate_it_says_what_to_try() {
     if std::path::Path::new("/dev/nvidiactl").exists() {
-        println!("skipped: this machine has an NVIDIA driver");
+        skip::skip("no-gpu", "this machine has an NVIDIA driver");
         return;
     }
     let sandbox = Sandbox::new();

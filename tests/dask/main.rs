@@ -1,7 +1,7 @@
 //! The Dask engine with real Dask: what its users do, and what must come of it.
 //!
 //! Needs the packages of `tests/python/requirements.txt` in `.venv`; without them the tests are
-//! skipped with a printed reason, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
+//! skipped, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
 
 mod errors;
 mod life;
@@ -12,6 +12,8 @@ mod python;
 #[allow(dead_code)]
 #[path = "../cluster/sandbox.rs"]
 mod sandbox;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod slurm;
 mod table;
 mod work;

@@ -8,36 +8,27 @@ use serde_json::Value;
 
 use super::run_directory;
 use super::sandbox::Sandbox;
+use super::skip::skip;
 
 /// The tests' own Python.
 pub(crate) fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
 }
 
-/// Whether it has what the tests need. Says so, once, where it has not.
-#[allow(clippy::print_stderr)] // A skipped test says why.
+/// Whether it has what the tests need; the test that asks is skipped where it has not.
 pub(crate) fn packages() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
-    *THERE.get_or_init(|| {
+    let there = *THERE.get_or_init(|| {
         let needed = "import dask_cuda, distributed_ucxx, pandas, pyarrow, bokeh";
         let there = Command::new(path()).args(["-c", needed]).output();
-        let there = there.is_ok_and(|output| output.status.success());
-        let required = std::env::var("CUDA_CLUSTER_REQUIRE").unwrap_or_default();
+        there.is_ok_and(|output| output.status.success())
+    });
+    if !there {
         let line =
             "python3 -m venv .venv && .venv/bin/pip install -r tests/python/requirements.txt";
-        let required = required.split(',').any(|what| what == "dask");
-        assert!(there || !required, "CUDA_CLUSTER_REQUIRE=dask, and its packages lack: {line}");
-        if !there {
-            eprintln!("skipped: .venv has no Dask; {line}");
-        }
-        there
-    })
-}
-
-/// Says why a test is skipped.
-#[allow(clippy::print_stderr)] // A skipped test says why.
-pub(crate) fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
+        skip("dask", &format!(".venv has no Dask; {line}"));
+    }
+    there
 }
 
 /// Runs a program that can import the engine's own package; returns the JSON that it prints.

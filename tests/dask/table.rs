@@ -195,7 +195,7 @@ fn tls_is_spoken_by_all_and_handed_to_clients() {
         .args(["-keyout", &key, "-out", &cert])
         .output();
     if !made.is_ok_and(|made| made.status.success()) {
-        python::skip("there is no openssl to make a certificate with");
+        crate::skip::skip("openssl", "there is no openssl to make a certificate with");
         return;
     }
     let flags =

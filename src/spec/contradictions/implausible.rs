@@ -73,7 +73,7 @@ pub(super) fn memory(spec: &ClusterSpec) -> Result<(), Found> {
             return refuse(
                 &key,
                 format!(
-                    "{} are too few for a worker; the least is {}",
+                    "{} too few for a worker; the least is {}",
                     counted(bytes),
                     Size::Bytes(least)
                 ),
@@ -85,5 +85,5 @@ pub(super) fn memory(spec: &ClusterSpec) -> Result<(), Found> {
 }
 
 fn counted(bytes: u64) -> String {
-    if bytes == 1 { "1 byte".to_owned() } else { format!("{bytes} bytes") }
+    if bytes == 1 { "1 byte is".to_owned() } else { format!("{bytes} bytes are") }
 }
