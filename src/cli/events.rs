@@ -1,4 +1,4 @@
-//! `events`: what happened to a cluster, and what happens.
+//! `events`: what happened to a cluster, running or ended, and what happens.
 
 use std::collections::VecDeque;
 use std::io::BufRead;
@@ -29,14 +29,16 @@ const OVERLAP: usize = 1024;
 
 /// Shows events.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let found = reach::find(arguments.name.as_ref())?;
+    let (paths, found) = reach::find_also_ended(arguments.name.as_ref())?;
     let runtime = reach::runtime()?;
     // Listening begins before the file is read, so that nothing falls between the two.
-    let mut stream = match arguments.follow {
-        true => Some(runtime.block_on(found.control().stream("/v1/events")).map_err(reach::lost)?),
-        false => None,
+    let mut stream = match found.filter(|_| arguments.follow) {
+        Some(found) => {
+            Some(runtime.block_on(found.control().stream("/v1/events")).map_err(reach::lost)?)
+        }
+        None => None,
     };
-    let path = found.paths.events();
+    let path = paths.events();
     let file = std::fs::File::open(&path).map_err(|error| {
         let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
         Failure::new(Exit::Failed, error)

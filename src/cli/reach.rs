@@ -3,15 +3,48 @@
 use std::future::Future;
 
 use super::failure::{Exit, Failure};
-use crate::cluster::{self, ControlError, Found};
+use super::output;
+use crate::cluster::{self, ControlError, FindError, Found};
 use crate::ids::ClusterName;
+use crate::os::run_directory::{Paths, RunDirectoryError};
 
 /// The running cluster of this name, or the only one.
 pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
-    cluster::find(name).map_err(|error| {
-        let hint = error.hint();
-        Failure::new(Exit::Usage, error).maybe_hint(hint)
-    })
+    cluster::find(name).map_err(not_found)
+}
+
+/// There is no such running cluster, or nobody can tell.
+pub(super) fn not_found(error: FindError) -> Failure {
+    let exit = if matches!(error, FindError::Unreadable(_)) { Exit::Failed } else { Exit::Usage };
+    let hint = error.hint();
+    Failure::new(exit, error).maybe_hint(hint)
+}
+
+/// The files of the running cluster of this name, or of the ended one, which is said to be one.
+pub(super) fn find_also_ended(
+    name: Option<&ClusterName>,
+) -> Result<(Paths, Option<Found>), Failure> {
+    match cluster::find(name) {
+        Ok(found) => Ok((found.paths.clone(), Some(found))),
+        Err(FindError::Ended(ended)) => {
+            output::status(&format!("{} {}", ended.name, ended.story()));
+            Ok((ended.paths, None))
+        }
+        Err(error) => Err(not_found(error)),
+    }
+}
+
+/// A run directory that cannot be used.
+pub(super) fn unusable(error: RunDirectoryError) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
+}
+
+/// Tells of all failures but the last, which is the command's.
+pub(super) fn last_of(mut failures: Vec<Failure>) -> Result<Exit, Failure> {
+    let last = failures.pop();
+    failures.iter().for_each(output::failure);
+    last.map_or(Ok(Exit::Done), Err)
 }
 
 /// Waits for a supervisor's answer.

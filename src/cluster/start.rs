@@ -94,7 +94,10 @@ pub async fn start(
 ) -> Result<Supervisor, UpError> {
     let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
-    let directory = RunDirectory::acquire(&plan.name)?;
+    let name = plan.name.clone();
+    // It may wait for the end of the cluster that had the name.
+    let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
+    let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);

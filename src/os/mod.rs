@@ -14,6 +14,7 @@ pub mod execute;
 pub mod guardian;
 pub mod log_file;
 pub mod notify;
+pub mod owners;
 mod pidfd;
 pub(crate) mod presence;
 pub mod process;

@@ -26,6 +26,7 @@ use crate::os::containment::Cgroup;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
+use crate::os::run_directory::ORPHANED;
 use crate::os::{shared_memory, shim};
 use crate::wire::output::{Source, Stream};
 
@@ -88,6 +89,8 @@ struct Guard {
     delivery: Option<Arc<Delivery>>,
     /// How long the end waits for that reader.
     patience: Patience,
+    /// Whether the supervisor told it to end, rather than vanish.
+    dismissed: bool,
 }
 
 /// How long a reader of the ranks' output is waited for.
@@ -105,9 +108,9 @@ enum Patience {
 pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the supervisor put the socket there for this process alone.
     let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
-    // The lock is held as long as this process lives; nothing is ever done with it.
+    // The lock is held as long as this process lives.
     // SAFETY: as for the socket.
-    let _lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
+    let lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
     let with_output = arguments.get(3).is_some_and(|word| word == WITH_OUTPUT);
     // SAFETY: as for the socket; the argument says that it is there.
     let output = with_output.then(|| unsafe { OwnedFd::from_raw_fd(OUTPUT_FD) });
@@ -116,13 +119,18 @@ pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: no object in this process owns a descriptor above these yet. Before Linux 5.9 the
     // call fails, and the descriptors stay.
     unsafe { libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0) };
-    match watch(channel, output, arguments) {
+    match watch(channel, &lock, output, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn watch(channel: Channel, output: Option<OwnedFd>, arguments: &[String]) -> io::Result<()> {
+fn watch(
+    channel: Channel,
+    lock: &OwnedFd,
+    output: Option<OwnedFd>,
+    arguments: &[String],
+) -> io::Result<()> {
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
     let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
@@ -139,10 +147,23 @@ fn watch(channel: Channel, output: Option<OwnedFd>, arguments: &[String]) -> io:
         ends: Ends::new()?,
         delivery: output.map(Delivery::begin).transpose()?,
         patience: Patience::Short,
+        dismissed: false,
     };
-    while guard.turn(&supervisor, &signals)? {}
+    // Whatever goes wrong with the channel, nothing of the cluster is to be left.
+    while guard.turn(&supervisor, &signals).unwrap_or(false) {}
+    let (dismissed, ended) = (guard.dismissed, SystemTime::now());
     guard.finish(&supervisor);
-    Ok(())
+    if dismissed { Ok(()) } else { write_down_end(lock, ended) }
+}
+
+/// Says in the run directory when the supervisor ended that could not say so itself.
+fn write_down_end(directory: &OwnedFd, at: SystemTime) -> io::Result<()> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
+    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+    // By the descriptor: the path may lead to another cluster's directory by now.
+    let file = nix::fcntl::openat(directory, ORPHANED, flags, mode)?;
+    let text = humantime::format_rfc3339_millis(at).to_string();
+    io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
 }
 
 /// Leaves the terminal and its signals, adopts orphans, and takes SIGCHLD and SIGTERM as
@@ -201,6 +222,8 @@ impl Guard {
         }
         while signalled && let Ok(Some(signal)) = signals.read_signal() {
             if signal.ssi_signo == Signal::SIGTERM as u32 {
+                // Somebody else's wish, of which the supervisor tells.
+                self.dismissed = true;
                 return Ok(false);
             }
         }
@@ -237,7 +260,12 @@ impl Guard {
                 Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
                 Ok(Some((Request::Kill { key }, _))) => self.kill(key),
                 Ok(Some((Request::Deliver { hurry }, _))) => {
+                    self.dismissed = true;
                     self.patience = if hurry { Patience::WhileTaking } else { Patience::Full };
+                    return Ok(false);
+                }
+                Ok(Some((Request::Finish, _))) => {
+                    self.dismissed = true;
                     return Ok(false);
                 }
                 Ok(None) => return Ok(false),

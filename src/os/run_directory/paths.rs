@@ -1,0 +1,147 @@
+//! The files of a run directory, and whether somebody lives there.
+//!
+//! *Invariant:* looking leaves nothing behind, and two that look do not disturb each other.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+
+use super::{RunDirectoryError, base, check_own, open_directory};
+use crate::ids::ClusterName;
+use crate::os::shared_memory;
+
+const PLAN: &str = "plan.json";
+const CONTROL: &str = "control.sock";
+const SECRET: &str = "secret";
+const EVENTS: &str = "events.jsonl";
+const LOGS: &str = "logs";
+const CRASHES: &str = "crashes";
+const CGROUP: &str = "cgroup";
+const OWNERS: &str = "owners.json";
+const STATE: &str = "state.json";
+/// Made by a guardian whose supervisor vanished.
+pub(in crate::os) const ORPHANED: &str = "orphaned";
+
+/// The files of a run directory, by name; says nothing about whether they exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    root: PathBuf,
+}
+
+impl Paths {
+    /// Those of a cluster, below this user's [`base`].
+    pub fn of(name: &ClusterName) -> Self {
+        Self::below(&base(), name)
+    }
+
+    /// Those of a cluster below another directory of run directories.
+    pub fn below(base: &Path, name: &ClusterName) -> Self {
+        Self { root: base.join(name.as_str()) }
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The plan, as JSON.
+    pub fn plan(&self) -> PathBuf {
+        self.root.join(PLAN)
+    }
+
+    /// The control API's socket.
+    pub fn control(&self) -> PathBuf {
+        self.root.join(CONTROL)
+    }
+
+    /// The cluster's secret.
+    pub fn secret(&self) -> PathBuf {
+        self.root.join(SECRET)
+    }
+
+    /// What happened, one JSON object a line.
+    pub fn events(&self) -> PathBuf {
+        self.root.join(EVENTS)
+    }
+
+    /// The directory of logs.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join(LOGS)
+    }
+
+    /// The log of one process.
+    pub fn log(&self, process: &str) -> PathBuf {
+        self.logs().join(format!("{process}.log"))
+    }
+
+    /// The directory of crash bundles.
+    pub fn crashes(&self) -> PathBuf {
+        self.root.join(CRASHES)
+    }
+
+    /// Holds the path of the cluster's control group, where it has one, for whoever cleans up.
+    pub fn cgroup(&self) -> PathBuf {
+        self.root.join(CGROUP)
+    }
+
+    /// Who keeps the cluster: [`Owners`], as JSON.
+    pub fn owners(&self) -> PathBuf {
+        self.root.join(OWNERS)
+    }
+
+    /// The state, as JSON, as it was when the cluster's phase last changed.
+    pub fn state(&self) -> PathBuf {
+        self.root.join(STATE)
+    }
+
+    /// Holds the time at which the guardian saw that its supervisor was gone.
+    pub fn orphaned(&self) -> PathBuf {
+        self.root.join(ORPHANED)
+    }
+
+    /// The cluster's own place for files of shared memory, elsewhere.
+    pub fn shared_memory(&self) -> PathBuf {
+        shared_memory::beside(&self.root)
+    }
+
+    /// Whether a supervisor or a guardian lives here, as far as can be seen: what cannot be read
+    /// counts as in use.
+    pub fn is_alive(&self) -> bool {
+        self.look().unwrap_or(true)
+    }
+
+    /// Whether a supervisor or a guardian lives here.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, or is not this user's.
+    pub fn look(&self) -> Result<bool, RunDirectoryError> {
+        let io = |source| RunDirectoryError::Io { action: "read", path: self.root.clone(), source };
+        let directory = match open_directory(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(io)?,
+        };
+        check_own(&self.root)?;
+        // Shared, so that of two that look neither takes the other for a supervisor.
+        match Flock::lock(directory, FlockArg::LockSharedNonblock) {
+            Ok(_) => Ok(false),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+            Err((_, errno)) => Err(io(errno.into())),
+        }
+    }
+
+    /// Whether somebody listens on the control socket, be it stopped.
+    pub(super) fn is_listening(&self) -> bool {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let end = socket(AddressFamily::Unix, SockType::Stream, flags, None);
+        let Ok((end, address)) = end.and_then(|end| Ok((end, UnixAddr::new(&self.control())?)))
+        else {
+            return false;
+        };
+        // A listener that takes no connections any more has a full queue.
+        matches!(connect(end.as_raw_fd(), &address), Ok(()) | Err(Errno::EAGAIN))
+    }
+}
