@@ -35,7 +35,7 @@ pub use paths::Paths;
 pub const SOCKET_PATH_LIMIT: usize = 107;
 
 /// Longest wait for the last processes of the cluster that had the name before.
-const LAST_MOMENTS: Duration = Duration::from_secs(10);
+pub const LAST_MOMENTS: Duration = Duration::from_secs(10);
 
 /// How often a lock is looked at that somebody holds.
 const LOOK: Duration = Duration::from_millis(5);
@@ -150,7 +150,12 @@ impl RunDirectory {
         Self::acquire_within(base, name, Duration::ZERO)
     }
 
-    fn acquire_within(
+    /// As [`RunDirectory::acquire`], below another directory of run directories, waiting at most
+    /// this long for a cluster that is ending.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire_within(
         base: &Path,
         name: &ClusterName,
         patience: Duration,
@@ -168,7 +173,7 @@ impl RunDirectory {
                 break lock;
             }
             // The last moments of a cluster are its guardian's, who answers nobody.
-            if Instant::now() >= deadline || paths.is_listening() {
+            if Instant::now() >= deadline || paths.has_supervisor() {
                 return Err(taken());
             }
             std::thread::sleep(LOOK);
@@ -194,11 +199,11 @@ impl RunDirectory {
         let io = |action| move |source| RunDirectoryError::Io { action, path: path.into(), source };
         let deadline = Instant::now() + patience;
         loop {
+            check_own(path)?;
             let directory = match open_directory(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 opened => opened.map_err(io("open"))?,
             };
-            check_own(path)?;
             match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) if is_at(&lock, path) => {
                     return Ok(Some(Self { name: name.clone(), paths: paths.clone(), lock }));
@@ -379,14 +384,18 @@ pub fn names() -> Result<Vec<ClusterName>, RunDirectoryError> {
 
 fn names_below(base: &Path) -> Result<Vec<ClusterName>, RunDirectoryError> {
     let io = |source| RunDirectoryError::Io { action: "read", path: base.to_owned(), source };
+    check_own(base)?;
     let entries = match fs::read_dir(base) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(io)?,
     };
-    check_own(base)?;
     let mut names = Vec::new();
     for entry in entries {
-        names.extend(entry.map_err(io)?.file_name().to_str().and_then(|name| name.parse().ok()));
+        let entry = entry.map_err(io)?;
+        // Files are none of ours, whatever they are called.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
+        }
     }
     names.sort();
     Ok(names)
@@ -540,7 +549,7 @@ mod tests {
         let file = base.path().join("file");
         fs::write(&file, "x").expect("written");
         let read = names_below(&file);
-        assert!(matches!(read, Err(RunDirectoryError::Io { action: "read", .. })), "{read:?}");
+        assert!(matches!(read, Err(RunDirectoryError::NoDirectory { .. })), "{read:?}");
         assert_eq!(names_below(&base.path().join("nothing")).expect("empty"), []);
         if Uid::effective().is_root() {
             std::os::unix::fs::chown(base.path(), Some(65534), None).expect("another owner");

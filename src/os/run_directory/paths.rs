@@ -2,13 +2,17 @@
 //!
 //! *Invariant:* looking leaves nothing behind, and two that look do not disturb each other.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket,
+};
 
 use super::{RunDirectoryError, base, check_own, open_directory};
 use crate::ids::ClusterName;
@@ -25,6 +29,9 @@ const OWNERS: &str = "owners.json";
 const STATE: &str = "state.json";
 /// Made by a guardian whose supervisor vanished.
 pub(in crate::os) const ORPHANED: &str = "orphaned";
+
+/// Longest wait for a supervisor's answer.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The files of a run directory, by name; says nothing about whether they exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,11 +127,11 @@ impl Paths {
     /// If the directory cannot be read, or is not this user's.
     pub fn look(&self) -> Result<bool, RunDirectoryError> {
         let io = |source| RunDirectoryError::Io { action: "read", path: self.root.clone(), source };
+        check_own(&self.root)?;
         let directory = match open_directory(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(io)?,
         };
-        check_own(&self.root)?;
         // Shared, so that of two that look neither takes the other for a supervisor.
         match Flock::lock(directory, FlockArg::LockSharedNonblock) {
             Ok(_) => Ok(false),
@@ -133,15 +140,29 @@ impl Paths {
         }
     }
 
-    /// Whether somebody listens on the control socket, be it stopped.
-    pub(super) fn is_listening(&self) -> bool {
+    /// Whether a supervisor is at its work. One that was just killed may still hold its socket; one
+    /// that is stopped says nothing, and counts as being there.
+    pub(super) fn has_supervisor(&self) -> bool {
+        match self.ask() {
+            Ok(answer) => !answer.is_empty(),
+            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+
+    /// Asks the supervisor how it is; the first bytes of its answer, none if it hung up. An error
+    /// of the kind `WouldBlock` when there is no answer, or no room for the question.
+    fn ask(&self) -> io::Result<Vec<u8>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let end = socket(AddressFamily::Unix, SockType::Stream, flags, None);
-        let Ok((end, address)) = end.and_then(|end| Ok((end, UnixAddr::new(&self.control())?)))
-        else {
-            return false;
-        };
-        // A listener that takes no connections any more has a full queue.
-        matches!(connect(end.as_raw_fd(), &address), Ok(()) | Err(Errno::EAGAIN))
+        let end = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        connect(end.as_raw_fd(), &UnixAddr::new(&self.control())?)?;
+        let mut stream = UnixStream::from(end);
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        // A listener that is gone must not end this process by SIGPIPE.
+        send(stream.as_raw_fd(), b"GET /health HTTP/1.0\r\n\r\n", MsgFlags::MSG_NOSIGNAL)?;
+        let mut answer = vec![0; 1024];
+        let length = stream.read(&mut answer)?;
+        answer.truncate(length);
+        Ok(answer)
     }
 }
