@@ -83,9 +83,10 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
 /// Supervisor and guardian die in one instant: neither sees the other's end.
 fn kill_both(keeper: &bench::Keeper) {
     let guardian = Pid::from_raw(keeper.state().guardian_pid.expect("a guardian").cast_signed());
-    kill(guardian, Signal::SIGSTOP).expect("it lives");
-    keeper.signal(Signal::SIGKILL);
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    keeper.signal(Signal::SIGSTOP);
     kill(guardian, Signal::SIGKILL).expect("it lives");
+    keeper.signal(Signal::SIGKILL);
 }
 
 /// The command line, whose run directories are the bench's.

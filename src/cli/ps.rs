@@ -71,15 +71,15 @@ impl Arguments {
         let running = clusters.running.iter().map(|found| Ok(json!(state_of(found)?)));
         let ended = clusters.ended.iter().map(|ended| Ok(final_state(ended)));
         let states: Vec<Value> = running.chain(ended).collect::<Result<_, Failure>>()?;
-        match (&states[..], &self.name, self.all) {
-            ([only], Some(_), _) | ([only], None, false) => output::print_json(only)?,
+        match (&states[..], self.name.is_some() || !self.all) {
+            ([only], true) => output::print_json(only)?,
             _ => output::print_json(&json!({ "version": state::VERSION, "clusters": states }))?,
         }
         reach::last_of(clusters.unreadable.into_iter().map(reach::unusable).collect())
     }
 
     fn show(&self, clusters: Clusters) -> Result<Exit, Failure> {
-        let Clusters { running, ended, unreadable } = clusters;
+        let Clusters { running, mut ended, unreadable } = clusters;
         let mut failures = Vec::new();
         let mut gap = "";
         for found in &running {
@@ -89,10 +89,14 @@ impl Arguments {
                     output::print(&format!("{gap}{text}"))?;
                     gap = "\n";
                 }
-                Err(failure) => failures.push(Failure {
-                    error: failure.error.context(format!("cannot show {}", found.name)),
-                    ..failure
-                }),
+                Err(failure) => match reach::ended_meanwhile(found) {
+                    Some(FindError::Ended(one)) => ended.push(*one),
+                    Some(_) => {}
+                    None => failures.push(Failure {
+                        error: failure.error.context(format!("cannot show {}", found.name)),
+                        ..failure
+                    }),
+                },
             }
         }
         for ended in ended.iter().filter(|_| self.all) {
@@ -100,7 +104,7 @@ impl Arguments {
             gap = "\n";
         }
         failures.extend(unreadable.into_iter().map(reach::unusable));
-        if running.is_empty() && failures.is_empty() && !(self.all && !ended.is_empty()) {
+        if gap.is_empty() && failures.is_empty() {
             match ended.len() {
                 0 => output::note(&"no cluster is running"),
                 1 => output::note(&"no cluster is running, 1 has ended: cuda-cluster ps -a"),

@@ -1,12 +1,19 @@
 //! From a name on the command line to a running cluster, and its answers.
 
 use std::future::Future;
+use std::time::{Duration, Instant};
 
 use super::failure::{Exit, Failure};
 use super::output;
 use crate::cluster::{self, ControlError, FindError, Found};
 use crate::ids::ClusterName;
 use crate::os::run_directory::{Paths, RunDirectoryError};
+
+/// Longest wait for the rest of a cluster whose supervisor cannot be reached.
+const LAST_MOMENTS: Duration = Duration::from_secs(1);
+
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The running cluster of this name, or the only one.
 pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
@@ -66,8 +73,21 @@ pub(super) fn lost(error: ControlError) -> Failure {
         ControlError::Refused { status, .. } if status.is_client_error() => {
             Failure::new(Exit::Usage, error)
         }
-        _ => Failure::new(Exit::Failed, error),
+        _ => {
+            let hint = error.hint();
+            Failure::new(Exit::Failed, error).maybe_hint(hint)
+        }
     }
+}
+
+/// How a cluster ended that was there a moment ago; `None` while it lives. Its supervisor may be
+/// gone some milliseconds before the rest.
+pub(super) fn ended_meanwhile(cluster: &Found) -> Option<FindError> {
+    let deadline = Instant::now() + LAST_MOMENTS;
+    while cluster.paths.is_alive() && Instant::now() < deadline {
+        std::thread::sleep(LOOK);
+    }
+    cluster::find(Some(&cluster.name)).err()
 }
 
 /// An event loop on this thread.

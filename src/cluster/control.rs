@@ -58,6 +58,19 @@ pub enum ControlError {
     },
 }
 
+impl ControlError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ControlError::Silent { socket } => {
+                let name = socket.parent()?.file_name()?.to_string_lossy();
+                Some(format!("cuda-cluster down --kill {name} ends it even so"))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// One supervisor, by its socket.
 #[derive(Clone, Debug)]
 pub struct Control {

@@ -150,9 +150,10 @@ fn a_cluster_that_failed_says_so_and_why_when_it_is_gone() {
 fn when_the_guardian_is_killed_too_nobody_makes_up_the_time() {
     let sandbox = Sandbox::new();
     let (supervisor, guardian) = up_well(&sandbox, "d");
-    sandbox.signal(guardian, Signal::SIGSTOP);
-    sandbox.kill(supervisor);
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    sandbox.signal(supervisor, Signal::SIGSTOP);
     sandbox.kill(guardian);
+    sandbox.kill(supervisor);
     eventually("nothing lives", Duration::from_secs(60), || sandbox.pids().is_empty());
     let all = sandbox.run(&["ps", "-a"]);
     let first = all.stdout.lines().next().expect("a line");

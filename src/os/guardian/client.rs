@@ -247,8 +247,8 @@ impl Guardian {
         ended
     }
 
-    /// Asks the guardian to kill what is left, and to end. It would by the end of the channel alone,
-    /// but then it says that this supervisor ended without a word.
+    /// Asks the guardian to kill what is left, and to end. It would by the end of the channel
+    /// alone, but then it says that this supervisor ended without a word.
     fn say_farewell(&self) {
         // One that takes no requests is killed in the end.
         let _ = self.request(&Request::Finish);
