@@ -4,10 +4,10 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::time::Duration;
 
+use super::takedown;
 use crate::ids::ClusterName;
-use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+use crate::os::run_directory::{Paths, RunDirectoryError};
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
 
 /// A cluster that has ended, and whose name was not used again.
@@ -57,12 +57,9 @@ impl Ended {
     /// Ends the processes that it left, if it could not end them itself. The story stays.
     ///
     /// # Errors
-    /// If the name is in use again, or the system refuses.
+    /// If the system refuses.
     pub fn sweep(&self) -> Result<(), RunDirectoryError> {
-        if let Some(left) = RunDirectory::left_over(&self.name, &self.paths, Duration::ZERO)? {
-            left.sweep();
-        }
-        Ok(())
+        takedown::sweep(&self.name, &self.paths)
     }
 }
 

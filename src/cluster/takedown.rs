@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{ControlError, Found};
 use crate::ids::ClusterName;
-use crate::os::run_directory::{RunDirectory, RunDirectoryError};
+use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 use crate::supervise::Escalation;
 use crate::units::Span;
 
@@ -21,6 +21,9 @@ const DEATH: Duration = Duration::from_secs(3);
 
 /// How often a cluster that ends is looked at.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// Longest wait for somebody who only looks at a run directory.
+const LOOKERS: Duration = Duration::from_millis(500);
 
 /// Why a cluster is not down.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +72,17 @@ impl TakeDownError {
     }
 }
 
+/// Ends what a cluster that does not live has left running; its story stays.
+pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirectoryError> {
+    match RunDirectory::left_over(name, paths, LOOKERS) {
+        Ok(left) => left.iter().for_each(RunDirectory::sweep),
+        // Who uses the name again has swept already.
+        Err(RunDirectoryError::Taken { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
 impl Found {
     /// Asks for the cluster's end, and waits until no process of it is left.
     ///
@@ -85,7 +99,18 @@ impl Found {
             }
             tokio::time::sleep(LOOK).await;
         }
-        Ok(())
+        self.sweep().await
+    }
+
+    /// Ends what a supervisor and a guardian left that were killed meanwhile.
+    async fn sweep(&self) -> Result<(), TakeDownError> {
+        let cluster = self.clone();
+        let swept = tokio::task::spawn_blocking(move || {
+            sweep(&cluster.name, &cluster.paths)
+                .map_err(|source| TakeDownError::Left { name: cluster.name, source })
+        });
+        // It does not panic, and nobody cancels it.
+        swept.await.unwrap_or(Ok(()))
     }
 
     /// Has the cluster killed. If nobody does, within a few seconds, this process kills the

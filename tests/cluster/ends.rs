@@ -129,6 +129,19 @@ fn a_detached_cluster_that_died_is_explained_until_its_name_is_used_again() {
 }
 
 #[test]
+fn who_follows_the_events_hears_that_the_supervisor_was_killed() {
+    let sandbox = Sandbox::new();
+    let (supervisor, _) = up_well(&sandbox, "d");
+    let mut follow = sandbox.spawn(&["events", "d", "--follow"]);
+    // It listens before it prints.
+    follow.wait_for_a_line();
+    sandbox.kill(supervisor);
+    let said = follow.wait();
+    assert_eq!(said.code, 1, "{said}");
+    assert!(said.stderr.contains("d is not running: it failed at 2"), "{said}");
+}
+
+#[test]
 fn a_cluster_that_failed_says_so_and_why_when_it_is_gone() {
     let sandbox = Sandbox::new();
     let said = up(&sandbox, "d", "sleep 0.5; echo bang; exit 3", "supervision: {restart: never}\n");
