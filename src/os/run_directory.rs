@@ -12,7 +12,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -343,7 +343,10 @@ impl RunDirectory {
             return;
         }
         let paths = &self.paths;
-        for path in [paths.control(), paths.secret(), paths.cgroup(), paths.owners()] {
+        let files = [paths.secret(), paths.cgroup(), paths.owners()];
+        let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
+        let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+        for path in sockets.map(|entry| entry.path()).chain(files) {
             // What is gone already needs no removing, and what cannot be removed hurts nobody.
             let _ = fs::remove_file(path);
         }

@@ -175,7 +175,9 @@ fn when_the_guardian_is_killed_too_nobody_makes_up_the_time() {
     // What it left goes, its story does not.
     assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
     sandbox.assert_no_shared_memory_is_left();
-    assert!(!sandbox.base().join("d").join("secret").exists());
+    for gone in ["secret", "owners.json", "control.sock"] {
+        assert!(!sandbox.base().join("d").join(gone).exists(), "{gone}");
+    }
     assert!(sandbox.run(&["ps", "-a"]).stdout.starts_with(first));
 }
 
