@@ -14,10 +14,11 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::Mode;
 use nix::unistd::Uid;
 
 use super::containment::Cgroup;
@@ -28,7 +29,6 @@ use crate::ids::ClusterName;
 mod paths;
 mod prune;
 
-pub(super) use paths::ORPHANED;
 pub use paths::Paths;
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
@@ -367,6 +367,15 @@ impl RunDirectory {
         }
         Ok(())
     }
+}
+
+/// Says in a run directory, which the guardian holds open, when the supervisor ended that could not
+/// say so itself.
+pub(super) fn write_orphaned(directory: &OwnedFd, at: SystemTime) -> io::Result<()> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
+    // By the descriptor: the path may lead to another cluster's directory by now.
+    let file = openat(directory, paths::ORPHANED, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    File::from(file).write_all(humantime::format_rfc3339_millis(at).to_string().as_bytes())
 }
 
 /// The directory of this user's run directories.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::os::containment::Cgroup;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
-use crate::os::run_directory::ORPHANED;
+use crate::os::run_directory;
 use crate::os::{shared_memory, shim};
 use crate::wire::output::{Source, Stream};
 
@@ -134,7 +134,10 @@ fn watch(
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
     let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
-    let cgroup = cgroup.and_then(|path| enter(Path::new(path)));
+    // Everything is born there. Without the right to enter it, there is none.
+    let cgroup = cgroup.map(|path| Cgroup::at(path.into()));
+    let cgroup =
+        cgroup.filter(|group| group.child("guardian").is_ok_and(|own| own.enter().is_ok()));
     let shared_memory = arguments.get(1).map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let mut guard = Guard {
         channel,
@@ -151,19 +154,9 @@ fn watch(
     };
     // Whatever goes wrong with the channel, nothing of the cluster is to be left.
     while guard.turn(&supervisor, &signals).unwrap_or(false) {}
-    let (dismissed, ended) = (guard.dismissed, SystemTime::now());
+    let (dismissed, ended) = (guard.dismissed, std::time::SystemTime::now());
     guard.finish(&supervisor);
-    if dismissed { Ok(()) } else { write_down_end(lock, ended) }
-}
-
-/// Says in the run directory when the supervisor ended that could not say so itself.
-fn write_down_end(directory: &OwnedFd, at: SystemTime) -> io::Result<()> {
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
-    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-    // By the descriptor: the path may lead to another cluster's directory by now.
-    let file = nix::fcntl::openat(directory, ORPHANED, flags, mode)?;
-    let text = humantime::format_rfc3339_millis(at).to_string();
-    io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
+    if dismissed { Ok(()) } else { run_directory::write_orphaned(lock, ended) }
 }
 
 /// Leaves the terminal and its signals, adopts orphans, and takes SIGCHLD and SIGTERM as
@@ -187,14 +180,6 @@ fn supervisor(arguments: &[String]) -> io::Result<PidFd> {
     let supervisor = PidFd::open(pid)?;
     // Were it dead already, this process would have another parent by now.
     if getppid() == pid { Ok(supervisor) } else { Err(io::ErrorKind::NotFound.into()) }
-}
-
-/// Moves this process into the cluster's control group, so that everything is born there; without
-/// the right to, there is none.
-fn enter(path: &Path) -> Option<Cgroup> {
-    let group = Cgroup::at(path.to_owned());
-    let own = group.child("guardian").ok()?;
-    own.enter().ok().map(|()| group)
 }
 
 impl Guard {
@@ -474,7 +459,7 @@ impl Guard {
         }
         self.finish_logs();
         shared_memory::remove(&self.shared_memory);
-        self.leave();
+        self.cgroup.iter().for_each(Cgroup::leave);
         self.deliver(supervisor);
     }
 
@@ -519,21 +504,6 @@ impl Guard {
         while self.children.values().any(|child| child.streams > 0) {
             let Some(key) = self.ends.next_by(deadline) else { return };
             self.note_end(key);
-        }
-    }
-
-    /// Goes back to the control group it came from and removes the cluster's.
-    fn leave(&self) {
-        let Some(group) = &self.cgroup else { return };
-        let Some(home) = group.path().parent() else { return };
-        if Cgroup::at(home.to_owned()).enter().is_err() {
-            return;
-        }
-        for _ in 0..100 {
-            if group.remove() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

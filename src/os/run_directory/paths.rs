@@ -28,7 +28,7 @@ const CGROUP: &str = "cgroup";
 const OWNERS: &str = "owners.json";
 const STATE: &str = "state.json";
 /// Made by a guardian whose supervisor vanished.
-pub(in crate::os) const ORPHANED: &str = "orphaned";
+pub(super) const ORPHANED: &str = "orphaned";
 
 /// Longest wait for a supervisor's answer.
 const ANSWER: Duration = Duration::from_secs(1);
