@@ -80,6 +80,80 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
     }
 }
 
+/// Supervisor and guardian die in one instant: neither sees the other's end.
+fn kill_both(keeper: &bench::Keeper) {
+    let guardian = Pid::from_raw(keeper.state().guardian_pid.expect("a guardian").cast_signed());
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    keeper.signal(Signal::SIGSTOP);
+    kill(guardian, Signal::SIGKILL).expect("it lives");
+    keeper.signal(Signal::SIGKILL);
+}
+
+/// The command line, whose run directories are the bench's.
+fn cuda_cluster(bench: &Bench, arguments: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new(bench::helper());
+    command.env("XDG_RUNTIME_DIR", bench.folder.path()).args(arguments);
+    command.output().expect("it runs")
+}
+
+/// A bench with its run directories where the command line looks for them.
+fn findable() -> (Bench, Bench) {
+    let outer = Bench::new();
+    let mut folder = tempfile::Builder::new();
+    folder.prefix("cuda-cluster").rand_bytes(0);
+    let folder = folder.tempdir_in(outer.folder.path()).expect("a directory");
+    (outer, Bench::over(folder))
+}
+
+#[test]
+fn what_supervisor_and_guardian_leave_when_killed_at_once_is_swept_by_the_next_of_that_name() {
+    for containment in BOTH {
+        let bench = Bench::new();
+        let keeper = bench.keep(&launch("both", &BAD), &[containment]);
+        kill_both(&keeper);
+        // The kernel kills the guardian's children, and nobody theirs.
+        assert!(!marked(&keeper.run_directory).is_empty(), "there is something to sweep");
+        let again = bench.keep(&launch("both", &["ready"]), &[containment]);
+        assert!(again.first.starts_with("READY"), "{}", again.first);
+        assert_eq!(marked(&keeper.run_directory).len(), 1, "only the new one is there");
+    }
+}
+
+#[test]
+fn what_supervisor_and_guardian_leave_when_killed_at_once_is_swept_by_down() {
+    for containment in BOTH {
+        for arguments in [&["down", "--all"][..], &["down", "both"]] {
+            let (outer, bench) = findable();
+            let keeper = bench.keep(&launch("both", &BAD), &[containment]);
+            kill_both(&keeper);
+            assert!(!marked(&keeper.run_directory).is_empty(), "there is something to sweep");
+            let down = cuda_cluster(&outer, arguments);
+            assert!(down.status.success(), "{down:?}");
+            gone(&keeper);
+            assert!(keeper.run_directory.join("events.jsonl").exists(), "the story stays");
+        }
+    }
+}
+
+#[test]
+fn down_with_kill_ends_what_a_stopped_supervisor_keeps_daemons_included() {
+    for containment in BOTH {
+        for stopped in ["the supervisor", "both"] {
+            let (outer, bench) = findable();
+            let keeper = bench.keep(&launch("stopped", &BAD), &[containment]);
+            let guardian = keeper.state().guardian_pid.expect("a guardian");
+            keeper.signal(Signal::SIGSTOP);
+            if stopped == "both" {
+                kill(Pid::from_raw(guardian.cast_signed()), Signal::SIGSTOP).expect("it lives");
+            }
+            let down = cuda_cluster(&outer, &["down", "--kill", "stopped"]);
+            assert!(down.status.success(), "{down:?}");
+            gone(&keeper);
+            assert!(!lives(guardian) && !keeper.run_directory.exists());
+        }
+    }
+}
+
 #[test]
 fn of_two_that_come_at_once_one_is_told_that_the_name_is_taken() {
     let bench = Bench::new();

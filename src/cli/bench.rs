@@ -86,7 +86,7 @@ impl LinksArguments {
     async fn measure(&self) -> Result<Outcome, Failure> {
         let own_machine = self.topology.is_some() || self.n_workers.is_some();
         let found = crate::cluster::find(self.name.as_ref());
-        if own_machine || (self.name.is_none() && matches!(found, Err(FindError::None))) {
+        if own_machine || (self.name.is_none() && matches!(found, Err(FindError::None { .. }))) {
             let cluster = self.start().await?;
             let measured = self.measure_own(&cluster).await;
             cluster.stop().await;

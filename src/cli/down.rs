@@ -1,12 +1,13 @@
 //! `down`: ends a running cluster and waits until nothing of it is left.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
 
 use clap::Args;
+use tokio::task::JoinSet;
 
 use super::failure::{Exit, Failure};
 use super::{output, reach};
-use crate::cluster::{self, Found};
+use crate::cluster::{self, Clusters, Ended, FindError, Found, TakeDownError};
 use crate::ids::ClusterName;
 use crate::supervise::Escalation;
 use crate::units::Span;
@@ -16,10 +17,10 @@ use crate::units::Span;
 pub(super) struct Arguments {
     /// The cluster; may be left out when only one runs.
     name: Option<ClusterName>,
-    /// End every cluster of this user.
+    /// End every cluster of this user, and what clusters left that were killed.
     #[arg(long, conflicts_with = "name")]
     all: bool,
-    /// Kill at once, without grace.
+    /// Kill at once, without grace; the supervisor too, if it does not answer.
     #[arg(long)]
     kill: bool,
     /// Longest wait for the end
@@ -29,41 +30,71 @@ pub(super) struct Arguments {
 
 /// Ends clusters.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    arguments.carry_out()
+    if arguments.all {
+        return arguments.end_all();
+    }
+    match cluster::find(arguments.name.as_ref()) {
+        Ok(found) => arguments.end(vec![found]),
+        Err(FindError::Ended(ended)) => {
+            ended.sweep().map_err(reach::unusable)?;
+            output::status(&format!("{} is down: it {}", ended.name, ended.story()));
+            Ok(Exit::Done)
+        }
+        Err(error) => Err(reach::not_found(error)),
+    }
 }
 
 impl Arguments {
-    fn carry_out(&self) -> Result<Exit, Failure> {
-        let found = match self.all {
-            true => cluster::running(),
-            false => vec![reach::find(self.name.as_ref())?],
-        };
-        if found.is_empty() {
+    fn end_all(&self) -> Result<Exit, Failure> {
+        let Clusters { running, ended, unreadable } =
+            cluster::clusters().map_err(reach::not_found)?;
+        if running.is_empty() && unreadable.is_empty() {
             output::note(&"no cluster is running");
         }
-        let how = if self.kill { Escalation::Kill } else { Escalation::Graceful };
-        let began = Instant::now();
-        for cluster in &found {
-            reach::block_on(cluster.control().order(&format!("/v1/stop?how={how}")))?;
-        }
-        for cluster in &found {
-            self.wait(cluster, began)?;
-            output::status(&format!("{} is down", cluster.name));
-        }
-        Ok(Exit::Done)
+        let swept = ended.iter().map(Ended::sweep).filter_map(Result::err);
+        let mut failures: Vec<Failure> =
+            unreadable.into_iter().chain(swept).map(reach::unusable).collect();
+        failures.extend(self.end(running).err());
+        reach::last_of(failures)
     }
 
-    /// The lock of the run directory is free when no process of the cluster is left.
-    fn wait(&self, cluster: &Found, began: Instant) -> Result<(), Failure> {
-        while cluster.paths.is_alive() {
-            if began.elapsed() > self.timeout.0 {
-                let error =
-                    anyhow::anyhow!("{} is still ending after {}", cluster.name, self.timeout);
-                let hint = format!("cuda-cluster down --kill {}", cluster.name);
-                return Err(Failure::new(Exit::NotReady, error).hint(hint));
+    /// Ends clusters side by side, and says of each when it is down.
+    fn end(&self, clusters: Vec<Found>) -> Result<Exit, Failure> {
+        let (kill, within) = (self.kill, self.timeout.0);
+        reach::runtime()?.block_on(async move {
+            let mut ending = JoinSet::new();
+            let mut names = BTreeMap::new();
+            for found in clusters {
+                let name = found.name.clone();
+                let task = ending.spawn(async move {
+                    match kill {
+                        true => found.kill(within).await,
+                        false => found.stop(Escalation::Graceful, within).await,
+                    }
+                });
+                names.insert(task.id(), name);
             }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+            let mut failures = Vec::new();
+            while let Some(ended) = ending.join_next_with_id().await {
+                match ended {
+                    Ok((id, Ok(()))) => {
+                        let name = names.get(&id).map(ClusterName::as_str).unwrap_or_default();
+                        output::status(&format!("{name} is down"));
+                    }
+                    Ok((_, Err(error))) => failures.push(failure(error)),
+                    Err(error) => failures.push(Failure::new(Exit::Failed, error)),
+                }
+            }
+            reach::last_of(failures)
+        })
     }
+}
+
+fn failure(error: TakeDownError) -> Failure {
+    let exit = match error {
+        TakeDownError::StillEnding { .. } => Exit::NotReady,
+        _ => Exit::Failed,
+    };
+    let hint = error.hint();
+    Failure::new(exit, error).maybe_hint(hint)
 }

@@ -1,4 +1,4 @@
-//! `events`: what happened to a cluster, and what happens.
+//! `events`: what happened to a cluster, running or ended, and what happens.
 
 use std::collections::VecDeque;
 use std::io::BufRead;
@@ -29,14 +29,18 @@ const OVERLAP: usize = 1024;
 
 /// Shows events.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let found = reach::find(arguments.name.as_ref())?;
+    let (paths, found) = reach::find_also_ended(arguments.name.as_ref())?;
+    let lost = |error| match found.as_ref().and_then(reach::ended_meanwhile) {
+        Some(ended) => Failure { exit: Exit::Failed, ..reach::not_found(ended) },
+        None => reach::lost(error),
+    };
     let runtime = reach::runtime()?;
     // Listening begins before the file is read, so that nothing falls between the two.
-    let mut stream = match arguments.follow {
-        true => Some(runtime.block_on(found.control().stream("/v1/events")).map_err(reach::lost)?),
-        false => None,
+    let mut stream = match found.as_ref().filter(|_| arguments.follow) {
+        Some(found) => Some(runtime.block_on(found.control().stream("/v1/events")).map_err(lost)?),
+        None => None,
     };
-    let path = found.paths.events();
+    let path = paths.events();
     let file = std::fs::File::open(&path).map_err(|error| {
         let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
         Failure::new(Exit::Failed, error)
@@ -51,7 +55,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     }
     while let Some(stream) = &mut stream {
-        let next = runtime.block_on(stream.next_event()).map_err(reach::lost)?;
+        let next = runtime.block_on(stream.next_event()).map_err(lost)?;
         let Some(line) = next else { break };
         if !shown.contains(&line) {
             show(&line, arguments.json)?;

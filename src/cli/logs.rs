@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
-use super::output;
+use super::{output, reach};
 use crate::cluster;
 use crate::ids::ClusterName;
 use crate::os::log_file::{Line, LogReader, Selection};
@@ -119,9 +119,9 @@ fn follow(
 /// The cluster and the processes that the words mean.
 fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
     let named = words.first().and_then(|word| word.parse::<ClusterName>().ok());
-    let named = named.map(|name| Paths::of(&name)).filter(|paths| paths.logs().is_dir());
+    let named = named.filter(|name| Paths::of(name).logs().is_dir());
     let (paths, rest) = match named {
-        Some(paths) => (paths, &words[1..]),
+        Some(name) => (reach::find_also_ended(Some(&name))?.0, &words[1..]),
         None => match cluster::find(None) {
             Ok(found) => (found.paths, words),
             Err(error) => {
@@ -133,9 +133,8 @@ fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
                         )
                     },
                 );
-                let hint = error.hint();
-                let error = anyhow::Error::new(error).context(about);
-                return Err(Failure::new(Exit::Usage, error).maybe_hint(hint));
+                let failure = reach::not_found(error);
+                return Err(Failure { error: failure.error.context(about), ..failure });
             }
         },
     };

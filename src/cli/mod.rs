@@ -66,11 +66,11 @@ enum Command {
     Run(Box<run::Arguments>),
     /// Binds this one process by its local rank and becomes a program (under srun, torchrun, …).
     Exec(Box<exec::Arguments>),
-    /// Shows running clusters and their processes.
+    /// Shows running clusters and their processes; with -a also why others have ended.
     Ps(ps::Arguments),
-    /// Shows what a cluster's processes wrote.
+    /// Shows what the processes of a cluster, running or ended, wrote.
     Logs(logs::Arguments),
-    /// Shows what happened to a cluster.
+    /// Shows what happened to a cluster, running or ended.
     Events(events::Arguments),
     /// Says why a task does not run, or why it ran where it did.
     Explain(explain::Arguments),

@@ -1,65 +1,122 @@
-//! `ps`: the processes of running clusters.
+//! `ps`: the processes of running clusters, and how others have ended.
 
 use std::collections::BTreeSet;
 
 use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
 
 use super::failure::{Exit, Failure};
 use super::{output, reach, workers};
-use crate::cluster::{self, Found};
+use crate::cluster::{self, Clusters, Ended, FindError, Found};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
-use crate::supervise::{ClusterState, ProcessState};
+use crate::supervise::state::{self, ClusterState};
+use crate::supervise::{ClusterPhase, ProcessState};
 
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
     /// The cluster; all of them when left out.
     name: Option<ClusterName>,
+    /// Also clusters that have ended, with the cause, until their names are used again.
+    #[arg(short, long)]
+    all: bool,
     /// How to show them.
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
     /// A table.
     Table,
     /// A table, with what keeps the processes together, their UCX, lanes and last exits.
     Wide,
-    /// JSON, stable.
+    /// JSON, stable: a cluster, or with -a and without a name a list of them.
     Json,
 }
 
-/// Shows running clusters.
+/// Shows clusters.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    arguments.carry_out()
+    let clusters = arguments.meant()?;
+    match arguments.output {
+        Form::Json => arguments.print(clusters),
+        Form::Table | Form::Wide => arguments.show(clusters),
+    }
 }
 
 impl Arguments {
-    fn carry_out(&self) -> Result<Exit, Failure> {
-        let found = match (&self.name, self.output) {
-            (None, Form::Table | Form::Wide) => cluster::running(),
-            (name, _) => vec![reach::find(name.as_ref())?],
+    /// The clusters to show.
+    fn meant(&self) -> Result<Clusters, Failure> {
+        // JSON without a list is one cluster.
+        let one = self.name.is_some() || (self.output == Form::Json && !self.all);
+        let found = match one {
+            true => cluster::find(self.name.as_ref()),
+            false => return cluster::clusters().map_err(reach::not_found),
         };
-        if found.is_empty() {
-            output::note(&"no cluster is running");
-            return Ok(Exit::Done);
-        }
-        for (at, cluster) in found.iter().enumerate() {
-            let state: ClusterState = reach::block_on(cluster.control().read("/v1/state"))?;
-            match self.output {
-                Form::Json => output::print_json(&state)?,
-                Form::Table | Form::Wide => {
-                    let gap = if at > 0 { "\n" } else { "" };
-                    output::print(&format!("{gap}{}", self.show(cluster, &state)?))?;
-                }
+        match found {
+            Ok(found) => Ok(Clusters { running: vec![found], ..Clusters::default() }),
+            Err(FindError::Ended(ended)) if self.all => {
+                Ok(Clusters { ended: vec![*ended], ..Clusters::default() })
             }
+            Err(FindError::Ended(ended)) => {
+                let hint = format!("cuda-cluster ps -a {}", ended.name);
+                Err(reach::not_found(FindError::Ended(ended)).hint(hint))
+            }
+            Err(error) => Err(reach::not_found(error)),
         }
-        Ok(Exit::Done)
     }
 
-    fn show(&self, cluster: &Found, state: &ClusterState) -> Result<String, Failure> {
+    fn print(&self, clusters: Clusters) -> Result<Exit, Failure> {
+        let running = clusters.running.iter().map(|found| Ok(json!(state_of(found)?)));
+        let ended = clusters.ended.iter().map(|ended| Ok(final_state(ended)));
+        let states: Vec<Value> = running.chain(ended).collect::<Result<_, Failure>>()?;
+        match (&states[..], self.name.is_some() || !self.all) {
+            ([only], true) => output::print_json(only)?,
+            _ => output::print_json(&json!({ "version": state::VERSION, "clusters": states }))?,
+        }
+        reach::last_of(clusters.unreadable.into_iter().map(reach::unusable).collect())
+    }
+
+    fn show(&self, clusters: Clusters) -> Result<Exit, Failure> {
+        let Clusters { running, mut ended, unreadable } = clusters;
+        let mut failures = Vec::new();
+        let mut gap = "";
+        for found in &running {
+            // One that cannot be shown does not hide the others.
+            match state_of(found).and_then(|state| self.table(found, &state)) {
+                Ok(text) => {
+                    output::print(&format!("{gap}{text}"))?;
+                    gap = "\n";
+                }
+                Err(failure) => match reach::ended_meanwhile(found) {
+                    Some(FindError::Ended(one)) => ended.push(*one),
+                    Some(_) => {}
+                    None => failures.push(Failure {
+                        error: failure.error.context(format!("cannot show {}", found.name)),
+                        ..failure
+                    }),
+                },
+            }
+        }
+        for ended in ended.iter().filter(|_| self.all) {
+            output::print(&format!("{gap}{}", self.end_of(ended)))?;
+            gap = "\n";
+        }
+        failures.extend(unreadable.into_iter().map(reach::unusable));
+        if gap.is_empty() && failures.is_empty() {
+            match ended.len() {
+                0 => output::note(&"no cluster is running"),
+                1 => output::note(&"no cluster is running, 1 has ended: cuda-cluster ps -a"),
+                some => output::note(&format!(
+                    "no cluster is running, {some} have ended: cuda-cluster ps -a"
+                )),
+            }
+        }
+        reach::last_of(failures)
+    }
+
+    fn table(&self, cluster: &Found, state: &ClusterState) -> Result<String, Failure> {
         let plan: Plan = reach::block_on(cluster.control().read("/v1/plan"))?;
         let simulated = if state.simulated { ", simulated GPUs" } else { "" };
         let mut text =
@@ -68,8 +125,30 @@ impl Arguments {
             text.push_str(&format!(": {}", cause.text));
         }
         text.push('\n');
-        text.push_str(&workers::table(state, &plan, matches!(self.output, Form::Wide)));
-        if matches!(self.output, Form::Wide) {
+        text.push_str(&self.processes(state, &plan));
+        Ok(text)
+    }
+
+    /// How a cluster ended, and what became of its processes.
+    fn end_of(&self, ended: &Ended) -> String {
+        let mut text = format!("{}: {}", ended.name, ended.story());
+        let Some(state) = &ended.state else { return text + "\n" };
+        if let Some(cause) = &state.cause {
+            // The last lines of the log follow the text.
+            let whole = cause.to_string();
+            text.push_str(whole.strip_prefix(&cause.text).unwrap_or_default());
+        }
+        text.push('\n');
+        let plan = std::fs::read(ended.paths.plan()).ok();
+        if let Some(plan) = plan.and_then(|text| serde_json::from_slice::<Plan>(&text).ok()) {
+            text.push_str(&self.processes(state, &plan));
+        }
+        text
+    }
+
+    fn processes(&self, state: &ClusterState, plan: &Plan) -> String {
+        let mut text = workers::table(state, plan, self.output == Form::Wide);
+        if self.output == Form::Wide {
             let of = |worker: &ProcessState| worker.ucx.clone();
             for ucx in state.workers.iter().filter_map(of).collect::<BTreeSet<_>>() {
                 text.push_str(&format!("UCX {ucx}\n"));
@@ -78,6 +157,24 @@ impl Arguments {
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));
         }
-        Ok(text)
+        text
+    }
+}
+
+fn state_of(cluster: &Found) -> Result<ClusterState, Failure> {
+    reach::block_on(cluster.control().read("/v1/state"))
+}
+
+/// The last state of a cluster that has ended; of one that had none, what stands for it.
+fn final_state(ended: &Ended) -> Value {
+    match &ended.state {
+        Some(state) => json!(state),
+        None => json!({
+            "version": state::VERSION,
+            "name": ended.name,
+            "state": ClusterPhase::Failed,
+            "run_directory": ended.paths.root(),
+            "cause": { "text": ended.story() },
+        }),
     }
 }

@@ -1,18 +1,58 @@
 //! From a name on the command line to a running cluster, and its answers.
 
 use std::future::Future;
+use std::time::{Duration, Instant};
 
 use super::failure::{Exit, Failure};
-use crate::cluster::{self, ControlError, Found};
+use super::output;
+use crate::cluster::{self, ControlError, FindError, Found};
 use crate::ids::ClusterName;
 use crate::os::event_loop;
+use crate::os::run_directory::{Paths, RunDirectoryError};
+
+/// Longest wait for the rest of a cluster whose supervisor cannot be reached.
+const LAST_MOMENTS: Duration = Duration::from_secs(1);
+
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The running cluster of this name, or the only one.
 pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
-    cluster::find(name).map_err(|error| {
-        let hint = error.hint();
-        Failure::new(Exit::Usage, error).maybe_hint(hint)
-    })
+    cluster::find(name).map_err(not_found)
+}
+
+/// There is no such running cluster, or nobody can tell.
+pub(super) fn not_found(error: FindError) -> Failure {
+    let exit = if matches!(error, FindError::Unreadable(_)) { Exit::Failed } else { Exit::Usage };
+    let hint = error.hint();
+    Failure::new(exit, error).maybe_hint(hint)
+}
+
+/// The files of the running cluster of this name, or of the ended one, which is said to be one.
+pub(super) fn find_also_ended(
+    name: Option<&ClusterName>,
+) -> Result<(Paths, Option<Found>), Failure> {
+    match cluster::find(name) {
+        Ok(found) => Ok((found.paths.clone(), Some(found))),
+        Err(FindError::Ended(ended)) => {
+            output::status(&format!("{} {}", ended.name, ended.story()));
+            Ok((ended.paths, None))
+        }
+        Err(error) => Err(not_found(error)),
+    }
+}
+
+/// A run directory that cannot be used.
+pub(super) fn unusable(error: RunDirectoryError) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
+}
+
+/// Tells of all failures but the last, which is the command's.
+pub(super) fn last_of(mut failures: Vec<Failure>) -> Result<Exit, Failure> {
+    let last = failures.pop();
+    failures.iter().for_each(output::failure);
+    last.map_or(Ok(Exit::Done), Err)
 }
 
 /// Waits for a supervisor's answer.
@@ -34,8 +74,21 @@ pub(super) fn lost(error: ControlError) -> Failure {
         ControlError::Refused { status, .. } if status.is_client_error() => {
             Failure::new(Exit::Usage, error)
         }
-        _ => Failure::new(Exit::Failed, error),
+        _ => {
+            let hint = error.hint();
+            Failure::new(Exit::Failed, error).maybe_hint(hint)
+        }
     }
+}
+
+/// How a cluster ended that was there a moment ago; `None` while it lives. Its supervisor may be
+/// gone some milliseconds before the rest.
+pub(super) fn ended_meanwhile(cluster: &Found) -> Option<FindError> {
+    let deadline = Instant::now() + LAST_MOMENTS;
+    while cluster.paths.is_alive() && Instant::now() < deadline {
+        std::thread::sleep(LOOK);
+    }
+    cluster::find(Some(&cluster.name)).err()
 }
 
 /// An event loop on this thread.

@@ -58,6 +58,19 @@ pub enum ControlError {
     },
 }
 
+impl ControlError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ControlError::Silent { socket } => {
+                let name = socket.parent()?.file_name()?.to_string_lossy();
+                Some(format!("cuda-cluster down --kill {name} ends it even so"))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// One supervisor, by its socket.
 #[derive(Clone, Debug)]
 pub struct Control {
@@ -80,7 +93,7 @@ impl Control {
     /// # Errors
     /// If the supervisor cannot be reached, refuses, or answers something else.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlError> {
-        let bytes = self.ask(Method::GET, path).await?;
+        let bytes = self.ask(Method::GET, path, ANSWER_WITHIN).await?;
         serde_json::from_slice(&bytes)
             .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
     }
@@ -90,7 +103,15 @@ impl Control {
     /// # Errors
     /// If the supervisor cannot be reached, or refuses.
     pub async fn order(&self, path: &str) -> Result<(), ControlError> {
-        self.ask(Method::POST, path).await.map(drop)
+        self.order_within(path, ANSWER_WITHIN).await
+    }
+
+    /// As [`Control::order`], with the longest wait for the answer.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn order_within(&self, path: &str, within: Duration) -> Result<(), ControlError> {
+        self.ask(Method::POST, path, within).await.map(drop)
     }
 
     /// Opens a stream, such as server-sent events; see [`Lines`].
@@ -102,14 +123,19 @@ impl Control {
         Ok(Lines { body: response.into_body(), read: Vec::new(), over: false })
     }
 
-    async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ControlError> {
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        within: Duration,
+    ) -> Result<Bytes, ControlError> {
         let answer = async {
             let response = self.send(method, path).await?;
             let whole = Limited::new(response.into_body(), ANSWER_LIMIT).collect().await;
             whole.map(|whole| whole.to_bytes()).map_err(ControlError::Lost)
         };
         let silent = |_| ControlError::Silent { socket: self.socket.clone() };
-        tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(silent)?
+        tokio::time::timeout(within, answer).await.map_err(silent)?
     }
 
     async fn send(&self, method: Method, path: &str) -> Result<Response<Incoming>, ControlError> {

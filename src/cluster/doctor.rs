@@ -195,7 +195,14 @@ fn containment() -> Finding {
 
 fn run_directories() -> Finding {
     let base = run_directory::base();
-    let names = run_directory::names();
+    let names = match run_directory::names() {
+        Ok(names) => names,
+        Err(error) => {
+            let hint = error.hint();
+            let text = format!("{:#}", anyhow::Error::new(error));
+            return Finding { hint, ..Finding::new("run directories", Verdict::Failed, text) };
+        }
+    };
     let dead = names.iter().filter(|name| !run_directory::Paths::of(name).is_alive()).count();
     let text = format!("{} ({} clusters, {dead} of them ended)", base.display(), names.len());
     Finding::ok("run directories", text)

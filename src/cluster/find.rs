@@ -1,15 +1,20 @@
-//! Finds running clusters by their run directories.
+//! Finds clusters by their run directories.
+//!
+//! *Invariant:* what cannot be read is an error, and never "no cluster".
 
-use super::{Client, ClientError, Control};
+use super::{Client, ClientError, Control, Ended};
 use crate::ids::ClusterName;
-use crate::os::run_directory::{self, Paths};
+use crate::os::run_directory::{self, Paths, RunDirectoryError};
 
 /// Why no one cluster is meant.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// None runs.
     #[error("no cluster is running")]
-    None,
+    None {
+        /// Those that have ended, and left something to read.
+        ended: Vec<ClusterName>,
+    },
     /// None of this name runs.
     #[error("no cluster named {name} is running")]
     Unknown {
@@ -18,24 +23,40 @@ pub enum FindError {
         /// Those that run.
         running: Vec<ClusterName>,
     },
+    /// The one of this name has ended.
+    #[error("{} is not running: it {}", .0.name, .0.story())]
+    Ended(Box<Ended>),
     /// Several run, and none was named.
     #[error("several clusters are running: {}", list(running))]
     Several {
         /// Those that run.
         running: Vec<ClusterName>,
     },
+    /// Whether one runs cannot be seen.
+    #[error("cannot tell which clusters are running")]
+    Unreadable(#[source] RunDirectoryError),
 }
 
 impl FindError {
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
         match self {
-            FindError::None => Some("bring one up: cuda-cluster up".to_owned()),
+            FindError::None { ended } if ended.is_empty() => {
+                Some("bring one up: cuda-cluster up".to_owned())
+            }
+            FindError::None { ended } => {
+                Some(format!("ended: {}; cuda-cluster ps -a says why", list(ended)))
+            }
             FindError::Unknown { running, .. } if running.is_empty() => {
                 Some("none is running; bring one up: cuda-cluster up --name NAME".to_owned())
             }
             FindError::Unknown { running, .. } => Some(format!("running: {}", list(running))),
+            FindError::Ended(ended) => {
+                let name = &ended.name;
+                Some(format!("cuda-cluster events {name}, and cuda-cluster logs {name}, say more"))
+            }
             FindError::Several { .. } => Some("name one of them".to_owned()),
+            FindError::Unreadable(error) => error.hint(),
         }
     }
 }
@@ -72,10 +93,38 @@ impl Found {
     }
 }
 
-/// This user's clusters whose supervisors live, by name.
-pub fn running() -> Vec<Found> {
-    let found = run_directory::names().into_iter().map(Found::new);
-    found.filter(|cluster| cluster.paths.is_alive()).collect()
+/// This user's clusters, by name.
+#[derive(Debug, Default)]
+pub struct Clusters {
+    /// Those whose supervisors live.
+    pub running: Vec<Found>,
+    /// Those that have ended, and whose names were not used again.
+    pub ended: Vec<Ended>,
+    /// Why of some it cannot be told.
+    pub unreadable: Vec<RunDirectoryError>,
+}
+
+impl Clusters {
+    fn running_names(&self) -> Vec<ClusterName> {
+        self.running.iter().map(|cluster| cluster.name.clone()).collect()
+    }
+}
+
+/// Looks for all of this user's clusters.
+///
+/// # Errors
+/// If the run directories cannot be read.
+pub fn clusters() -> Result<Clusters, FindError> {
+    let mut clusters = Clusters::default();
+    for name in run_directory::names().map_err(FindError::Unreadable)? {
+        let cluster = Found::new(name);
+        match cluster.paths.look() {
+            Ok(true) => clusters.running.push(cluster),
+            Ok(false) => clusters.ended.extend(Ended::read(&cluster.name)),
+            Err(error) => clusters.unreadable.push(error),
+        }
+    }
+    Ok(clusters)
 }
 
 /// The running cluster of this name, or the only one.
@@ -83,17 +132,35 @@ pub fn running() -> Vec<Found> {
 /// # Errors
 /// If it is not running, or without a name not exactly one is.
 pub fn find(name: Option<&ClusterName>) -> Result<Found, FindError> {
-    let mut running = running();
-    let names = |found: &[Found]| found.iter().map(|cluster| cluster.name.clone()).collect();
     match name {
-        Some(name) => {
-            let running_names = names(&running);
-            running
-                .into_iter()
-                .find(|cluster| cluster.name == *name)
-                .ok_or_else(|| FindError::Unknown { name: name.clone(), running: running_names })
-        }
-        None if running.len() > 1 => Err(FindError::Several { running: names(&running) }),
-        None => running.pop().ok_or(FindError::None),
+        Some(name) => named(name),
+        None => only(),
     }
+}
+
+fn named(name: &ClusterName) -> Result<Found, FindError> {
+    // Were the directory above not readable, this one would not seem to be there.
+    run_directory::names().map_err(FindError::Unreadable)?;
+    let cluster = Found::new(name.clone());
+    if cluster.paths.look().map_err(FindError::Unreadable)? {
+        return Ok(cluster);
+    }
+    Err(match Ended::read(name) {
+        Some(ended) => FindError::Ended(Box::new(ended)),
+        None => FindError::Unknown { name: name.clone(), running: clusters()?.running_names() },
+    })
+}
+
+fn only() -> Result<Found, FindError> {
+    let mut clusters = clusters()?;
+    if clusters.running.len() > 1 {
+        return Err(FindError::Several { running: clusters.running_names() });
+    }
+    if let Some(only) = clusters.running.pop() {
+        return Ok(only);
+    }
+    Err(match clusters.unreadable.pop() {
+        Some(error) => FindError::Unreadable(error),
+        None => FindError::None { ended: clusters.ended.into_iter().map(|one| one.name).collect() },
+    })
 }

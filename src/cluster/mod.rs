@@ -10,12 +10,14 @@ mod control;
 pub mod detached;
 pub mod doctor;
 mod embedded;
+mod ended;
 mod find;
 mod gpus;
 mod launch;
 mod places;
 mod prepare;
 mod start;
+mod takedown;
 pub mod workloads;
 
 use std::process::ExitCode;
@@ -29,13 +31,15 @@ pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError, Lines};
 pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
-pub use find::{FindError, Found, find, running};
+pub use ended::Ended;
+pub use find::{Clusters, FindError, Found, clusters, find};
 pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
 pub use places::PlaceError;
 pub use prepare::{
     PrepareError, Prepared, check_interface, check_libraries, prepare, prepare_plan,
 };
 pub use start::{UpError, start};
+pub use takedown::TakeDownError;
 
 /// Does the work of a hidden subcommand, when this process was started for one: the guardian, the
 /// shim, the supervisor, and the native engine's scheduler and workers.

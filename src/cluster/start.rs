@@ -110,7 +110,10 @@ pub async fn start(
     };
     limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
-    let directory = RunDirectory::acquire(&plan.name)?;
+    let name = plan.name.clone();
+    // It may wait for the end of the cluster that had the name.
+    let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
+    let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);

@@ -88,6 +88,20 @@ impl Cgroup {
         fs::write(self.path.join("cgroup.procs"), "0")
     }
 
+    /// Takes this process out of it, into the group above, and removes it.
+    pub fn leave(&self) {
+        let home = self.path.parent().map(|home| Self::at(home.to_owned()));
+        if !home.is_some_and(|home| home.enter().is_ok()) {
+            return;
+        }
+        for _ in 0..100 {
+            if self.remove() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Sends SIGKILL to everything in it and below it.
     pub fn kill(&self) {
         // It fails only when the group is gone, and then nothing is in it.

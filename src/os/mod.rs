@@ -18,6 +18,7 @@ pub mod guardian;
 pub mod limits;
 pub mod log_file;
 pub mod notify;
+pub mod owners;
 mod pidfd;
 pub(crate) mod presence;
 pub mod process;

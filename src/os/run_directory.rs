@@ -1,7 +1,8 @@
 //! A cluster's run directory: where its socket, plan, secret, events and logs are, and who owns it.
 //!
 //! `$XDG_RUNTIME_DIR/cuda-cluster/NAME`, or `/tmp/cuda-cluster-UID/NAME` without one. Does not know
-//! what is in the files.
+//! what is in the files, but for those that say who lives there. A cluster that ended badly leaves
+//! its directory, until its name is used again.
 //!
 //! *Invariant:* a [`RunDirectory`] holds the lock (`flock` on the directory itself), belongs to
 //! this user, and is closed to all others (0700). The lock passes to the guardian too, so that a
@@ -11,26 +12,33 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
+use nix::sys::stat::Mode;
 use nix::unistd::Uid;
 
+use super::containment::Cgroup;
+use super::owners::{Identity, Owners};
 use super::shared_memory;
 use crate::ids::ClusterName;
+
+mod paths;
+mod prune;
+
+pub use paths::Paths;
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
 pub const SOCKET_PATH_LIMIT: usize = 107;
 
-const PLAN: &str = "plan.json";
-const CONTROL: &str = "control.sock";
-const SECRET: &str = "secret";
-const EVENTS: &str = "events.jsonl";
-const LOGS: &str = "logs";
-const CRASHES: &str = "crashes";
-const CGROUP: &str = "cgroup";
+/// Longest wait for the last processes of the cluster that had the name before.
+pub const LAST_MOMENTS: Duration = Duration::from_secs(10);
+
+/// How often a lock is looked at that somebody holds.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +113,9 @@ impl RunDirectoryError {
             Self::TooLong { .. } => {
                 Some("choose a shorter --name, or a shorter XDG_RUNTIME_DIR".to_owned())
             }
+            Self::Io { path, source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some(format!("ls -ld {} says whose it is", path.display()))
+            }
             Self::Io { .. } => None,
         }
     }
@@ -118,109 +129,131 @@ pub struct RunDirectory {
     lock: Flock<OwnedFd>,
 }
 
-/// The files of a run directory, by name; says nothing about whether they exist.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Paths {
-    root: PathBuf,
-}
-
-impl Paths {
-    /// Those of a cluster, below this user's [`base`].
-    pub fn of(name: &ClusterName) -> Self {
-        Self::below(&base(), name)
-    }
-
-    /// Those of a cluster below another directory of run directories.
-    pub fn below(base: &Path, name: &ClusterName) -> Self {
-        Self { root: base.join(name.as_str()) }
-    }
-
-    /// The directory itself.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The plan, as JSON.
-    pub fn plan(&self) -> PathBuf {
-        self.root.join(PLAN)
-    }
-
-    /// The control API's socket.
-    pub fn control(&self) -> PathBuf {
-        self.root.join(CONTROL)
-    }
-
-    /// The cluster's secret.
-    pub fn secret(&self) -> PathBuf {
-        self.root.join(SECRET)
-    }
-
-    /// What happened, one JSON object a line.
-    pub fn events(&self) -> PathBuf {
-        self.root.join(EVENTS)
-    }
-
-    /// The directory of logs.
-    pub fn logs(&self) -> PathBuf {
-        self.root.join(LOGS)
-    }
-
-    /// The log of one process.
-    pub fn log(&self, process: &str) -> PathBuf {
-        self.logs().join(format!("{process}.log"))
-    }
-
-    /// The directory of crash bundles.
-    pub fn crashes(&self) -> PathBuf {
-        self.root.join(CRASHES)
-    }
-
-    /// Holds the path of the cluster's control group, where it has one, for whoever cleans up.
-    pub fn cgroup(&self) -> PathBuf {
-        self.root.join(CGROUP)
-    }
-
-    /// The cluster's own place for files of shared memory, elsewhere.
-    pub fn shared_memory(&self) -> PathBuf {
-        shared_memory::beside(&self.root)
-    }
-
-    /// Whether a supervisor or a guardian lives here.
-    pub fn is_alive(&self) -> bool {
-        // Without the right to open it, it is somebody else's, and then it counts as in use.
-        match open_directory(&self.root) {
-            Ok(directory) => Flock::lock(directory, FlockArg::LockExclusiveNonblock).is_err(),
-            Err(error) => error.kind() != io::ErrorKind::NotFound,
-        }
-    }
-}
-
 impl RunDirectory {
-    /// Makes, checks and locks the run directory of `name`; what a dead owner left there is
-    /// removed.
+    /// Makes, checks and locks the run directory of `name`; what a dead owner left there is ended
+    /// and removed, and so are old directories of clusters whose names nobody chose. Waits for a
+    /// cluster that is ending, and blocks for as long.
     ///
     /// # Errors
     /// If a living cluster has it, it is not this user's alone, or the system refuses.
     pub fn acquire(name: &ClusterName) -> Result<Self, RunDirectoryError> {
-        Self::acquire_below(&base(), name)
+        let directory = Self::acquire_within(&base(), name, LAST_MOMENTS)?;
+        prune::prune(&base());
+        Ok(directory)
     }
 
-    /// As [`RunDirectory::acquire`], below another directory of run directories.
+    /// As [`RunDirectory::acquire`], below another directory of run directories, without waiting.
     ///
     /// # Errors
     /// As there.
     pub fn acquire_below(base: &Path, name: &ClusterName) -> Result<Self, RunDirectoryError> {
+        Self::acquire_within(base, name, Duration::ZERO)
+    }
+
+    /// As [`RunDirectory::acquire`], below another directory of run directories, waiting at most
+    /// this long for a cluster that is ending.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire_within(
+        base: &Path,
+        name: &ClusterName,
+        patience: Duration,
+    ) -> Result<Self, RunDirectoryError> {
         let paths = Paths::below(base, name);
         let socket = paths.control();
         let length = socket.as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
             return Err(RunDirectoryError::TooLong { path: socket, length });
         }
-        let lock = lock_fresh(base, name, &paths)?;
+        let taken = || RunDirectoryError::Taken { name: name.clone(), path: paths.root().into() };
+        let deadline = Instant::now() + patience;
+        let lock = loop {
+            if let Some(lock) = lock_fresh(base, paths.root())? {
+                break lock;
+            }
+            // The last moments of a cluster are its guardian's, who answers nobody.
+            if Instant::now() >= deadline || paths.has_supervisor() {
+                return Err(taken());
+            }
+            std::thread::sleep(LOOK);
+        };
         let directory = Self { name: name.clone(), paths, lock };
         directory.clean()?;
         make_private(&directory.paths.logs())?;
+        directory.write_owners(&Owners::this_process())?;
         Ok(directory)
+    }
+
+    /// Locks the directory that a dead cluster left, as it is; `None` if there is none. Waits for a
+    /// cluster that is ending, and blocks for as long.
+    ///
+    /// # Errors
+    /// If somebody lives there, it is not this user's, or the system refuses.
+    pub fn left_over(
+        name: &ClusterName,
+        paths: &Paths,
+        patience: Duration,
+    ) -> Result<Option<Self>, RunDirectoryError> {
+        let path = paths.root();
+        let io = |action| move |source| RunDirectoryError::Io { action, path: path.into(), source };
+        let deadline = Instant::now() + patience;
+        loop {
+            check_own(path)?;
+            let directory = match open_directory(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                opened => opened.map_err(io("open"))?,
+            };
+            match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) if is_at(&lock, path) => {
+                    return Ok(Some(Self { name: name.clone(), paths: paths.clone(), lock }));
+                }
+                // Somebody was quicker to remove it, or to use the name again.
+                Ok(_) => {}
+                Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                    return Err(RunDirectoryError::Taken { name: name.clone(), path: path.into() });
+                }
+                Err((_, Errno::EWOULDBLOCK)) => std::thread::sleep(LOOK),
+                Err((_, errno)) => return Err(io("lock")(errno.into())),
+            }
+        }
+    }
+
+    /// Kills whoever keeps the cluster and all that they started, and locks the directory; `None`
+    /// if there is none any more. Waits at most `within` for each of them.
+    ///
+    /// # Errors
+    /// If somebody lives there even so, it is not this user's, or the system refuses.
+    pub fn take_by_force(
+        name: &ClusterName,
+        paths: &Paths,
+        within: Duration,
+    ) -> Result<Option<Self>, RunDirectoryError> {
+        let kill = |owner: Option<Identity>| owner.is_none_or(|owner| owner.kill(within));
+        if let Some(owners) = Owners::read(&paths.owners()) {
+            kill(owners.supervisor);
+            // The guardian then ends the processes and itself, unless it hears nothing either.
+            if matches!(Self::left_over(name, paths, within), Err(RunDirectoryError::Taken { .. }))
+            {
+                kill(owners.guardian);
+            }
+        }
+        let directory = Self::left_over(name, paths, within)?;
+        if let Some(directory) = &directory {
+            directory.sweep();
+        }
+        Ok(directory)
+    }
+
+    /// Writes down who keeps the cluster.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn write_owners(&self, owners: &Owners) -> Result<(), RunDirectoryError> {
+        let path = self.paths.owners();
+        let io = |source| RunDirectoryError::Io { action: "write", path: path.clone(), source };
+        let text = serde_json::to_vec(owners).map_err(|error| io(error.into()))?;
+        self.write_private(&path, &text)
     }
 
     /// The cluster's name.
@@ -274,6 +307,10 @@ impl RunDirectory {
     /// If the system refuses.
     pub fn remove(self) -> Result<(), RunDirectoryError> {
         let path = self.paths.root().to_owned();
+        if !self.is_in_place() {
+            // It was taken away, and another cluster may have made its own there.
+            return Ok(());
+        }
         shared_memory::remove(&self.paths.shared_memory());
         match fs::remove_dir_all(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -287,14 +324,39 @@ impl RunDirectory {
         }
     }
 
+    /// Ends the processes that a supervisor and its guardian, both killed, could not, and frees
+    /// their shared memory. What tells how the cluster ended stays.
+    pub fn sweep(&self) {
+        if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
+            Cgroup::remove_left_over(Path::new(cgroup.trim()));
+        }
+        if let Some(owners) = Owners::read(&self.paths.owners()) {
+            owners.kill_marked();
+        }
+        shared_memory::remove(&self.paths.shared_memory());
+        self.retire();
+    }
+
+    /// Removes what only a living cluster needs.
+    pub fn retire(&self) {
+        if !self.is_in_place() {
+            return;
+        }
+        let paths = &self.paths;
+        let files = [paths.secret(), paths.cgroup(), paths.owners()];
+        let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
+        let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+        for path in sockets.map(|entry| entry.path()).chain(files) {
+            // What is gone already needs no removing, and what cannot be removed hurts nobody.
+            let _ = fs::remove_file(path);
+        }
+    }
+
     /// Removes what a cluster that is gone left here; its logs too, which are of another cluster.
     fn clean(&self) -> Result<(), RunDirectoryError> {
         let root = self.paths.root();
         let io = |source| RunDirectoryError::Io { action: "clean", path: root.into(), source };
-        if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
-            super::containment::Cgroup::remove_left_over(Path::new(cgroup.trim()));
-        }
-        shared_memory::remove(&self.paths.shared_memory());
+        self.sweep();
         for entry in fs::read_dir(root).map_err(io)? {
             let entry = entry.map_err(io)?;
             if entry.file_type().map_err(io)?.is_dir() {
@@ -307,6 +369,15 @@ impl RunDirectory {
     }
 }
 
+/// Says in a run directory, which the guardian holds open, when the supervisor ended that could not
+/// say so itself.
+pub(super) fn write_orphaned(directory: &OwnedFd, at: SystemTime) -> io::Result<()> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
+    // By the descriptor: the path may lead to another cluster's directory by now.
+    let file = openat(directory, paths::ORPHANED, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    File::from(file).write_all(humantime::format_rfc3339_millis(at).to_string().as_bytes())
+}
+
 /// The directory of this user's run directories.
 pub fn base() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
@@ -316,44 +387,36 @@ pub fn base() -> PathBuf {
 }
 
 /// Names of clusters that have a run directory below this user's [`base`], living or not, sorted.
-pub fn names() -> Vec<ClusterName> {
-    let entries = fs::read_dir(base()).into_iter().flatten().flatten();
-    let named = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut names: Vec<ClusterName> = named.collect();
-    names.sort();
-    names
+///
+/// # Errors
+/// If that cannot be read, or is not this user's.
+pub fn names() -> Result<Vec<ClusterName>, RunDirectoryError> {
+    names_below(&base())
 }
 
-/// Removes the run directories below `base` whose owners are gone, with what they left; returns
-/// their names. Living and foreign ones are not touched.
-pub fn clean_stale(base: &Path) -> Vec<ClusterName> {
-    let mut cleaned = Vec::new();
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name: Option<ClusterName> =
-            entry.file_name().to_str().and_then(|text| text.parse().ok());
-        let Some(name) = name else { continue };
-        let Ok(directory) = open_directory(&entry.path()) else { continue };
-        if check_private(&entry.path()).is_err() {
-            continue;
-        }
-        let Ok(lock) = Flock::lock(directory, FlockArg::LockExclusiveNonblock) else { continue };
-        let directory = RunDirectory { paths: Paths::below(base, &name), name: name.clone(), lock };
-        if directory.clean().is_ok() && directory.remove().is_ok() {
-            cleaned.push(name);
+fn names_below(base: &Path) -> Result<Vec<ClusterName>, RunDirectoryError> {
+    let io = |source| RunDirectoryError::Io { action: "read", path: base.to_owned(), source };
+    check_own(base)?;
+    let entries = match fs::read_dir(base) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(io)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(io)?;
+        // Files are none of ours, whatever they are called.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
         }
     }
-    cleaned
+    names.sort();
+    Ok(names)
 }
 
-/// Makes and locks the directory. Another process may remove it between the two; then again.
-fn lock_fresh(
-    base: &Path,
-    name: &ClusterName,
-    paths: &Paths,
-) -> Result<Flock<OwnedFd>, RunDirectoryError> {
-    let root = paths.root();
+/// Makes and locks the directory; `None` if somebody else holds the lock. Another process may
+/// remove the directory between the two; then again.
+fn lock_fresh(base: &Path, root: &Path) -> Result<Option<Flock<OwnedFd>>, RunDirectoryError> {
     let io = |action| move |source| RunDirectoryError::Io { action, path: root.into(), source };
-    let taken = || RunDirectoryError::Taken { name: name.clone(), path: root.into() };
     for _ in 0..16 {
         make_private(base)?;
         match make_private(root) {
@@ -371,14 +434,14 @@ fn lock_fresh(
         };
         let lock = match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
-            Err((_, Errno::EWOULDBLOCK)) => return Err(taken()),
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
             Err((_, errno)) => return Err(io("lock")(errno.into())),
         };
         if is_at(&lock, root) {
-            return Ok(lock);
+            return Ok(Some(lock));
         }
     }
-    Err(taken())
+    Ok(None)
 }
 
 /// Whether an open directory is the one at `path`.
@@ -406,7 +469,17 @@ fn make_private(path: &Path) -> Result<(), RunDirectoryError> {
 }
 
 fn check_private(path: &Path) -> Result<(), RunDirectoryError> {
+    check_own(path)?;
     // A directory that was removed in between is made again by whoever called.
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    match metadata.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(RunDirectoryError::Open { path: path.into(), mode: metadata.mode() & 0o777 }),
+    }
+}
+
+/// Checks that a path is a directory of this user's, if it is there at all.
+fn check_own(path: &Path) -> Result<(), RunDirectoryError> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();
     if !metadata.is_dir() {
@@ -414,12 +487,9 @@ fn check_private(path: &Path) -> Result<(), RunDirectoryError> {
         return Err(RunDirectoryError::NoDirectory { path, what });
     }
     let wanted = Uid::effective().as_raw();
-    if metadata.uid() != wanted {
-        return Err(RunDirectoryError::Foreign { path, owner: metadata.uid(), wanted });
-    }
-    match metadata.mode() & 0o077 {
-        0 => Ok(()),
-        _ => Err(RunDirectoryError::Open { path, mode: metadata.mode() & 0o777 }),
+    match metadata.uid() {
+        owner if owner != wanted => Err(RunDirectoryError::Foreign { path, owner, wanted }),
+        _ => Ok(()),
     }
 }
 
@@ -428,11 +498,11 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    fn name(text: &str) -> ClusterName {
+    pub(super) fn name(text: &str) -> ClusterName {
         text.parse().expect("a name")
     }
 
-    fn private_base() -> tempfile::TempDir {
+    pub(super) fn private_base() -> tempfile::TempDir {
         let base = tempfile::tempdir().expect("a directory");
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o700)).expect("its mode");
         base
@@ -451,19 +521,53 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_owner_left_is_cleaned_and_what_lives_is_not() {
+    fn what_a_dead_owner_left_is_swept_and_its_story_stays_until_the_name_is_used_again() {
         let base = private_base();
         let dead = RunDirectory::acquire_below(base.path(), &name("dead")).expect("free");
-        dead.write_private(&dead.paths().plan(), b"{}").expect("written");
+        for path in [dead.paths().events(), dead.paths().secret()] {
+            dead.write_private(&path, b"{}").expect("written");
+        }
+        let paths = dead.paths().clone();
+        let living = RunDirectory::left_over(&name("dead"), &paths, Duration::from_millis(20));
+        assert!(matches!(living, Err(RunDirectoryError::Taken { .. })), "{living:?}");
         drop(dead);
-        let living = RunDirectory::acquire_below(base.path(), &name("living")).expect("free");
-        living.write_private(&living.paths().plan(), b"{}").expect("written");
-        fs::write(base.path().join("not ours"), "x").expect("written");
+        let left = RunDirectory::left_over(&name("dead"), &paths, Duration::ZERO);
+        let left = left.expect("free").expect("there");
+        left.sweep();
+        assert!(paths.events().exists());
+        assert!(!paths.secret().exists() && !paths.owners().exists());
+        drop(left);
+        RunDirectory::acquire_below(base.path(), &name("dead")).expect("free");
+        assert!(!paths.events().exists());
+        let nothing = Paths::below(base.path(), &name("nothing"));
+        let left = RunDirectory::left_over(&name("nothing"), &nothing, Duration::ZERO);
+        assert!(left.expect("readable").is_none());
+    }
 
-        assert_eq!(clean_stale(base.path()), [name("dead")]);
-        assert!(!base.path().join("dead").exists());
-        assert!(living.paths().plan().exists());
-        assert!(base.path().join("not ours").exists());
+    #[test]
+    fn of_two_that_look_neither_takes_the_other_for_a_supervisor() {
+        let base = private_base();
+        let free = RunDirectory::acquire_below(base.path(), &name("a")).expect("free");
+        let paths = free.paths().clone();
+        drop(free);
+        let first = open_directory(paths.root()).expect("there");
+        let _first = Flock::lock(first, FlockArg::LockSharedNonblock).expect("free");
+        assert!(!paths.look().expect("readable"));
+    }
+
+    #[test]
+    fn what_is_not_this_users_directory_is_an_error_and_not_an_empty_one() {
+        let base = private_base();
+        let file = base.path().join("file");
+        fs::write(&file, "x").expect("written");
+        let read = names_below(&file);
+        assert!(matches!(read, Err(RunDirectoryError::NoDirectory { .. })), "{read:?}");
+        assert_eq!(names_below(&base.path().join("nothing")).expect("empty"), []);
+        if Uid::effective().is_root() {
+            std::os::unix::fs::chown(base.path(), Some(65534), None).expect("another owner");
+            let foreign = names_below(base.path());
+            assert!(matches!(foreign, Err(RunDirectoryError::Foreign { .. })), "{foreign:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::control::Control;
 use super::core::{Action, Core, Event, SeatNumber};
 use super::gpu::GpuWatch;
 use super::heal::{Belongings, open_journal};
+use super::record::What;
 use super::service::{Handle, Options, OutputPipe, StartError, WishError};
 use super::state::ClusterState;
 use super::{
@@ -28,6 +29,7 @@ use super::{
 use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Key, Report, Start};
 use crate::os::log_file;
+use crate::os::owners::{Identity, Owners};
 use crate::os::presence::Presence;
 use crate::os::process::Exit;
 use crate::os::run_directory::{Paths, RunDirectory};
@@ -107,10 +109,16 @@ impl Actor {
         let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
         let label = options.control_groups.then_some(label.as_str());
         let output = options.output.as_ref().map(|output| output.pipe.as_fd());
-        let guardian = Guardian::start(&options.helper, &directory, label, mark, output)
+        let guardian = Guardian::start(&options.helper, &directory, label, mark.clone(), output)
             .await
             .map_err(StartError::Guardian)?;
         let paths = directory.paths().clone();
+        let owners = Owners {
+            guardian: Identity::of(guardian.pid()),
+            mark: Some(mark),
+            ..Owners::this_process()
+        };
+        directory.write_owners(&owners).map_err(StartError::RunDirectory)?;
         if let Some(group) = guardian.cgroup() {
             let path = group.path().display().to_string();
             directory
@@ -169,6 +177,7 @@ impl Actor {
 
     /// Works until the cluster has ended.
     pub(super) async fn run(mut self) -> Outcome {
+        self.save_state();
         let mut event = Event::Begin;
         loop {
             let actions = self.core.handle(event, self.began.elapsed());
@@ -366,8 +375,22 @@ impl Actor {
             // A full disk must not stop the cluster; listeners still hear of it.
             let _ = journal.write_all(&line);
         }
+        if matches!(record.what, What::Cluster { .. }) {
+            self.save_state();
+        }
         // Nobody may be listening.
         let _ = self.handle.records.send(record);
+    }
+
+    /// Writes the state down for those who ask when the cluster has ended.
+    pub(super) fn save_state(&self) {
+        let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
+            return;
+        };
+        if let Ok(text) = serde_json::to_vec(&self.core.state()) {
+            // A full disk must not stop the cluster; the records may be there even so.
+            let _ = directory.write_private(&self.paths.state(), &text);
+        }
     }
 
     /// Shows the state to whoever watches, if it has changed.
@@ -428,12 +451,14 @@ impl Drop for Actor {
     /// Ends every process, then the run directory: all of it after a good end, the secret and the
     /// socket after a bad one.
     fn drop(&mut self) {
-        if self.abandoned {
-            // The directory stays while the guardian writes to it; the next to come cleans it.
-            self.keep |= !self.guardian.let_go(LAST_WORDS);
+        let ended = if self.abandoned {
+            self.guardian.let_go(LAST_WORDS)
         } else {
             self.guardian.end();
-        }
+            true
+        };
+        // The directory stays while the guardian writes to it; the next to come cleans it.
+        self.keep |= !ended;
         if let Some(path) = &self.launch.supervision.pid_file {
             // Who took it away already wanted the same.
             let _ = std::fs::remove_file(path);
@@ -445,10 +470,8 @@ impl Drop for Actor {
         // Files that are gone need no removing, and there is nobody left to tell of the rest.
         if !self.keep {
             let _ = directory.remove();
-        } else {
-            for path in [self.paths.control(), self.paths.secret(), self.paths.cgroup()] {
-                let _ = std::fs::remove_file(path);
-            }
+        } else if ended {
+            directory.retire();
         }
     }
 }

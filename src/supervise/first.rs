@@ -66,5 +66,6 @@ pub(super) fn state(
         workers: launch.workers.iter().map(process).collect(),
         cause: None,
         notes: launch.notes.clone(),
+        ended_at: None,
     }
 }

@@ -38,8 +38,8 @@ impl Belongings {
     }
 
     fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
-        let missing = self.0.iter().filter(|(path, _)| !path.exists());
-        missing.into_iter().try_for_each(|(path, content)| directory.write_private(path, content))
+        // Those that are there too: a directory that was made again names no guardian.
+        self.0.iter().try_for_each(|(path, content)| directory.write_private(path, content))
     }
 }
 
@@ -82,6 +82,7 @@ impl Actor {
         let _ = fs::remove_file(&socket);
         self.control = control::serve(&self.paths, self.handle.clone())
             .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+        self.save_state();
         Ok(())
     }
 }

@@ -56,6 +56,9 @@ pub struct ClusterState {
     pub cause: Option<Cause>,
     /// What could not be had.
     pub notes: Vec<String>,
+    /// When it ended, RFC 3339; `None` while it lives, or where nobody saw it end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<String>,
 }
 
 /// Where a cluster stands.

@@ -52,7 +52,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Self {
-        let folder = tempfile::Builder::new().prefix("cc-").tempdir().expect("a directory");
+        Self::over(tempfile::Builder::new().prefix("cc-").tempdir().expect("a directory"))
+    }
+
+    /// One in a directory that is there already.
+    pub fn over(folder: tempfile::TempDir) -> Self {
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(folder.path(), mode).expect("its mode");
         Self { folder }

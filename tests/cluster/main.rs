@@ -2,6 +2,7 @@
 
 mod bad_days;
 mod embedded;
+mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
 mod run;

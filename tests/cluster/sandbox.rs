@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -86,9 +86,19 @@ impl Sandbox {
 
     /// SIGKILL to a process of this sandbox.
     pub(crate) fn kill(&self, pid: u64) {
+        self.signal(pid, Signal::SIGKILL);
+    }
+
+    /// A signal to a process of this sandbox.
+    pub(crate) fn signal(&self, pid: u64, signal: Signal) {
         assert!(self.pids().contains(&pid), "process {pid} is of this sandbox");
         let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
-        kill(pid, Signal::SIGKILL).expect("it lives");
+        kill(pid, signal).expect("it lives");
+    }
+
+    /// The directory of run directories.
+    pub(crate) fn base(&self) -> PathBuf {
+        self.runtime.path().join("cuda-cluster")
     }
 
     /// Processes that have this sandbox in their environment, zombies not counted.

@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use cuda_cluster::os::run_directory::RunDirectory;
+use cuda_cluster::os::run_directory::{LAST_MOMENTS, RunDirectory};
 use cuda_cluster::supervise::{Escalation, Launch, Options, Supervisor};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,7 +22,8 @@ async fn keep() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let launch = std::fs::read(&arguments[1]).unwrap();
     let launch: Launch = serde_json::from_slice(&launch).unwrap();
-    let directory = match RunDirectory::acquire_below(arguments[0].as_ref(), &launch.name) {
+    let base = arguments[0].as_ref();
+    let directory = match RunDirectory::acquire_within(base, &launch.name, LAST_MOMENTS) {
         Ok(directory) => directory,
         Err(error) => {
             println!("REFUSED {error}");

@@ -224,7 +224,7 @@ impl Guardian {
         if std::mem::replace(&mut *released, true) {
             return;
         }
-        self.channel.get_ref().close();
+        self.say_farewell();
         if !self.process.wait(LAST_WAIT) {
             self.process.signal(Signal::SIGKILL);
             self.process.wait(LAST_WAIT);
@@ -239,12 +239,20 @@ impl Guardian {
         if std::mem::replace(&mut *released, true) {
             return true;
         }
-        self.channel.get_ref().close();
+        self.say_farewell();
         let ended = self.process.wait(patience);
         if ended {
             self.bury();
         }
         ended
+    }
+
+    /// Asks the guardian to kill what is left, and to end. It would by the end of the channel
+    /// alone, but then it says that this supervisor ended without a word.
+    fn say_farewell(&self) {
+        // One that takes no requests is killed in the end.
+        let _ = self.request(&Request::Finish);
+        self.channel.get_ref().close();
     }
 
     /// Reaps the guardian, and does what it did not.

@@ -69,9 +69,10 @@ pub(super) fn carries(pid: Pid, mark: &str) -> bool {
 /// Kills every process with the entry `mark` in its environment, but this one, until none is left
 /// or after some rounds; says how many were seen in the last.
 ///
-/// The last layer, for when the guardian was killed and there is no control group. A pidfd is
+/// The last layer, for when the guardian was killed and there is no control group. The mark is
+/// known to this user alone, so that whoever carries it was started by the cluster. A pidfd is
 /// opened before the environment is read, so that the process killed is the process read.
-pub(super) fn kill_marked(mark: &str) -> usize {
+pub(in crate::os) fn kill_marked(mark: &str) -> usize {
     let own = std::process::id().cast_signed();
     let mut left = 0;
     for _ in 0..50 {

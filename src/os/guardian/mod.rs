@@ -14,8 +14,8 @@
 //! - the guardian's: the kernel kills its children (parent-death signal), and the supervisor the
 //!   control group or, without one, every process that carries this cluster's mark in its
 //!   environment;
-//! - both at once: the kernel kills the children; what they left in the control group is ended
-//!   by whoever next takes the run directory.
+//! - both at once: the kernel kills the children; what they left in the control group, or with the
+//!   mark, is ended by whoever next takes the run directory.
 //!
 //! Decides nothing else: the supervisor says what is started, signalled and killed.
 //!
@@ -37,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use super::process::Exit;
 
 pub use client::{Guardian, GuardianError};
+pub(super) use descendants::kill_marked;
 pub(super) use process::main;
 
 /// The hidden subcommand.
@@ -86,6 +87,8 @@ enum Request {
     /// Kill what is left, wait until the ranks' output is handed on, and end; with `hurry`, wait
     /// only while its reader takes something.
     Deliver { hurry: bool },
+    /// Kill what is left, and end.
+    Finish,
 }
 
 /// What the guardian tells.

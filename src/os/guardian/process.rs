@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ use crate::os::exhausted::Explained;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
 use crate::os::process::Exit;
+use crate::os::run_directory;
 use crate::os::{shared_memory, shim};
 use crate::wire::output::{Source, Stream};
 
@@ -89,6 +90,8 @@ struct Guard {
     delivery: Option<Arc<Delivery>>,
     /// How long the end waits for that reader.
     patience: Patience,
+    /// Whether the supervisor told it to end, rather than vanish.
+    dismissed: bool,
 }
 
 /// How long a reader of the ranks' output is waited for.
@@ -106,9 +109,9 @@ enum Patience {
 pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the supervisor put the socket there for this process alone.
     let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
-    // The lock is held as long as this process lives; nothing is ever done with it.
+    // The lock is held as long as this process lives.
     // SAFETY: as for the socket.
-    let _lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
+    let lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
     let with_output = arguments.get(3).is_some_and(|word| word == WITH_OUTPUT);
     // SAFETY: as for the socket; the argument says that it is there.
     let output = with_output.then(|| unsafe { OwnedFd::from_raw_fd(OUTPUT_FD) });
@@ -117,17 +120,25 @@ pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: no object in this process owns a descriptor above these yet. Before Linux 5.9 the
     // call fails, and the descriptors stay.
     unsafe { libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0) };
-    match watch(channel, output, arguments) {
+    match watch(channel, &lock, output, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn watch(channel: Channel, output: Option<OwnedFd>, arguments: &[String]) -> io::Result<()> {
+fn watch(
+    channel: Channel,
+    lock: &OwnedFd,
+    output: Option<OwnedFd>,
+    arguments: &[String],
+) -> io::Result<()> {
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
     let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
-    let cgroup = cgroup.and_then(|path| enter(Path::new(path)));
+    // Everything is born there. Without the right to enter it, there is none.
+    let cgroup = cgroup.map(|path| Cgroup::at(path.into()));
+    let cgroup =
+        cgroup.filter(|group| group.child("guardian").is_ok_and(|own| own.enter().is_ok()));
     let shared_memory = arguments.get(1).map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let mut guard = Guard {
         channel,
@@ -140,10 +151,13 @@ fn watch(channel: Channel, output: Option<OwnedFd>, arguments: &[String]) -> io:
         ends: Ends::new()?,
         delivery: output.map(Delivery::begin).transpose()?,
         patience: Patience::Short,
+        dismissed: false,
     };
-    while guard.turn(&supervisor, &signals)? {}
+    // Whatever goes wrong with the channel, nothing of the cluster is to be left.
+    while guard.turn(&supervisor, &signals).unwrap_or(false) {}
+    let (dismissed, ended) = (guard.dismissed, std::time::SystemTime::now());
     guard.finish(&supervisor);
-    Ok(())
+    if dismissed { Ok(()) } else { run_directory::write_orphaned(lock, ended) }
 }
 
 /// Leaves the terminal and its signals, adopts orphans, and takes SIGCHLD and SIGTERM as
@@ -167,14 +181,6 @@ fn supervisor(arguments: &[String]) -> io::Result<PidFd> {
     let supervisor = PidFd::open(pid)?;
     // Were it dead already, this process would have another parent by now.
     if getppid() == pid { Ok(supervisor) } else { Err(io::ErrorKind::NotFound.into()) }
-}
-
-/// Moves this process into the cluster's control group, so that everything is born there; without
-/// the right to, there is none.
-fn enter(path: &Path) -> Option<Cgroup> {
-    let group = Cgroup::at(path.to_owned());
-    let own = group.child("guardian").ok()?;
-    own.enter().ok().map(|()| group)
 }
 
 impl Guard {
@@ -202,6 +208,8 @@ impl Guard {
         }
         while signalled && let Ok(Some(signal)) = signals.read_signal() {
             if signal.ssi_signo == Signal::SIGTERM as u32 {
+                // Somebody else's wish, of which the supervisor tells.
+                self.dismissed = true;
                 return Ok(false);
             }
         }
@@ -238,7 +246,12 @@ impl Guard {
                 Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
                 Ok(Some((Request::Kill { key }, _))) => self.kill(key),
                 Ok(Some((Request::Deliver { hurry }, _))) => {
+                    self.dismissed = true;
                     self.patience = if hurry { Patience::WhileTaking } else { Patience::Full };
+                    return Ok(false);
+                }
+                Ok(Some((Request::Finish, _))) => {
+                    self.dismissed = true;
                     return Ok(false);
                 }
                 Ok(None) => return Ok(false),
@@ -449,7 +462,7 @@ impl Guard {
         }
         self.finish_logs();
         shared_memory::remove(&self.shared_memory);
-        self.leave();
+        self.cgroup.iter().for_each(Cgroup::leave);
         self.deliver(supervisor);
     }
 
@@ -494,21 +507,6 @@ impl Guard {
         while self.children.values().any(|child| child.streams > 0) {
             let Some(key) = self.ends.next_by(deadline) else { return };
             self.note_end(key);
-        }
-    }
-
-    /// Goes back to the control group it came from and removes the cluster's.
-    fn leave(&self) {
-        let Some(group) = &self.cgroup else { return };
-        let Some(home) = group.path().parent() else { return };
-        if Cgroup::at(home.to_owned()).enter().is_err() {
-            return;
-        }
-        for _ in 0..100 {
-            if group.remove() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

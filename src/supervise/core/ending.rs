@@ -203,6 +203,7 @@ impl Core {
             Outcome::Stopped { .. } | Outcome::Finished => ClusterPhase::Stopped,
             Outcome::NotReady(_) | Outcome::Failed(_) => ClusterPhase::Failed,
         };
+        self.state.ended_at = Some(self.time_of_day(now));
         self.enter(phase, now);
         self.over = true;
         self.actions.push(Action::End(outcome));

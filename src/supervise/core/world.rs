@@ -100,6 +100,7 @@ pub(super) fn core(launch: &Launch) -> Core {
         workers: launch.workers.iter().map(process).collect(),
         cause: None,
         notes: Vec::new(),
+        ended_at: None,
     };
     Core::new(launch, state, SystemTime::UNIX_EPOCH, 7)
 }

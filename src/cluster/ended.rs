@@ -1,0 +1,92 @@
+//! The story of a cluster that has ended, from what it left in its run directory.
+//!
+//! *Invariant:* nothing is made up: what nobody saw is said to be unknown.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+
+use super::takedown;
+use crate::ids::ClusterName;
+use crate::os::run_directory::{Paths, RunDirectoryError};
+use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
+
+/// A cluster that has ended, and whose name was not used again.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its name.
+    pub name: ClusterName,
+    /// Its files: logs, records, crash bundles.
+    pub paths: Paths,
+    /// Its last state, with the end and the cause in it; `None` if it ended before it had one.
+    pub state: Option<ClusterState>,
+}
+
+impl Ended {
+    /// What is left of the cluster of this name, which does not live; `None` if it left nothing.
+    pub(super) fn read(name: &ClusterName) -> Option<Self> {
+        let paths = Paths::of(name);
+        let traces = [paths.state(), paths.events(), paths.owners()];
+        if !traces.iter().any(|trace| trace.exists()) {
+            return None;
+        }
+        let state = fs::read(paths.state()).ok();
+        let state = state.and_then(|text| serde_json::from_slice::<ClusterState>(&text).ok());
+        let state = state.map(|state| match state.state.is_end() {
+            true => state,
+            false => vanished(state, &paths),
+        });
+        Some(Self { name: name.clone(), paths, state })
+    }
+
+    /// How, when and why it ended, as in `failed at 2026-01-31T12:00:00.000Z: gpu1 ended with
+    /// status 3`.
+    pub fn story(&self) -> String {
+        let Some(state) = &self.state else {
+            return "ended before it started a process".to_owned();
+        };
+        let mut text = state.state.to_string();
+        if let Some(at) = &state.ended_at {
+            text.push_str(&format!(" at {at}"));
+        }
+        if let Some(cause) = &state.cause {
+            text.push_str(&format!(": {}", cause.text));
+        }
+        text
+    }
+
+    /// Ends the processes that it left, if it could not end them itself. The story stays.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn sweep(&self) -> Result<(), RunDirectoryError> {
+        takedown::sweep(&self.name, &self.paths)
+    }
+}
+
+/// The last state of a cluster whose supervisor was killed: the guardian, or the kernel, has ended
+/// all of its processes.
+fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
+    // The guardian saw it, unless it was killed too.
+    state.ended_at = fs::read_to_string(paths.orphaned()).ok();
+    let mut text =
+        format!("the supervisor (process {}) ended without a word", state.supervisor_pid);
+    if state.ended_at.is_none() {
+        let last = last_record(paths).map_or_else(|| state.started_at.clone(), |last| last.at);
+        text.push_str(&format!(" some time after {last}, and the guardian with it"));
+    }
+    state.cause = Some(Cause { process: None, text, exit: None, log_tail: Vec::new() });
+    state.state = ClusterPhase::Failed;
+    for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+        process.pid = None;
+        if process.state != ProcessPhase::Failed {
+            process.state = ProcessPhase::Stopped;
+        }
+    }
+    state
+}
+
+fn last_record(paths: &Paths) -> Option<Record> {
+    let lines = BufReader::new(fs::File::open(paths.events()).ok()?).lines();
+    // The last line may be half there.
+    lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).last()
+}

@@ -1,0 +1,168 @@
+//! The files of a run directory, and whether somebody lives there.
+//!
+//! *Invariant:* looking leaves nothing behind, and two that look do not disturb each other.
+
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket,
+};
+
+use super::{RunDirectoryError, base, check_own, open_directory};
+use crate::ids::ClusterName;
+use crate::os::shared_memory;
+
+const PLAN: &str = "plan.json";
+const CONTROL: &str = "control.sock";
+const SECRET: &str = "secret";
+const EVENTS: &str = "events.jsonl";
+const LOGS: &str = "logs";
+const CRASHES: &str = "crashes";
+const CGROUP: &str = "cgroup";
+const OWNERS: &str = "owners.json";
+const STATE: &str = "state.json";
+/// Made by a guardian whose supervisor vanished.
+pub(super) const ORPHANED: &str = "orphaned";
+
+/// Longest wait for a supervisor's answer.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// The files of a run directory, by name; says nothing about whether they exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    root: PathBuf,
+}
+
+impl Paths {
+    /// Those of a cluster, below this user's [`base`].
+    pub fn of(name: &ClusterName) -> Self {
+        Self::below(&base(), name)
+    }
+
+    /// Those of a cluster below another directory of run directories.
+    pub fn below(base: &Path, name: &ClusterName) -> Self {
+        Self { root: base.join(name.as_str()) }
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The plan, as JSON.
+    pub fn plan(&self) -> PathBuf {
+        self.root.join(PLAN)
+    }
+
+    /// The control API's socket.
+    pub fn control(&self) -> PathBuf {
+        self.root.join(CONTROL)
+    }
+
+    /// The cluster's secret.
+    pub fn secret(&self) -> PathBuf {
+        self.root.join(SECRET)
+    }
+
+    /// What happened, one JSON object a line.
+    pub fn events(&self) -> PathBuf {
+        self.root.join(EVENTS)
+    }
+
+    /// The directory of logs.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join(LOGS)
+    }
+
+    /// The log of one process.
+    pub fn log(&self, process: &str) -> PathBuf {
+        self.logs().join(format!("{process}.log"))
+    }
+
+    /// The directory of crash bundles.
+    pub fn crashes(&self) -> PathBuf {
+        self.root.join(CRASHES)
+    }
+
+    /// Holds the path of the cluster's control group, where it has one, for whoever cleans up.
+    pub fn cgroup(&self) -> PathBuf {
+        self.root.join(CGROUP)
+    }
+
+    /// Who keeps the cluster: [`Owners`], as JSON.
+    pub fn owners(&self) -> PathBuf {
+        self.root.join(OWNERS)
+    }
+
+    /// The state, as JSON, as it was when the cluster's phase last changed.
+    pub fn state(&self) -> PathBuf {
+        self.root.join(STATE)
+    }
+
+    /// Holds the time at which the guardian saw that its supervisor was gone.
+    pub fn orphaned(&self) -> PathBuf {
+        self.root.join(ORPHANED)
+    }
+
+    /// The cluster's own place for files of shared memory, elsewhere.
+    pub fn shared_memory(&self) -> PathBuf {
+        shared_memory::beside(&self.root)
+    }
+
+    /// Whether a supervisor or a guardian lives here, as far as can be seen: what cannot be read
+    /// counts as in use.
+    pub fn is_alive(&self) -> bool {
+        self.look().unwrap_or(true)
+    }
+
+    /// Whether a supervisor or a guardian lives here.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, or is not this user's.
+    pub fn look(&self) -> Result<bool, RunDirectoryError> {
+        let io = |source| RunDirectoryError::Io { action: "read", path: self.root.clone(), source };
+        check_own(&self.root)?;
+        let directory = match open_directory(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(io)?,
+        };
+        // Shared, so that of two that look neither takes the other for a supervisor.
+        match Flock::lock(directory, FlockArg::LockSharedNonblock) {
+            Ok(_) => Ok(false),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+            Err((_, errno)) => Err(io(errno.into())),
+        }
+    }
+
+    /// Whether a supervisor is at its work. One that was just killed may still hold its socket; one
+    /// that is stopped says nothing, and counts as being there.
+    pub(super) fn has_supervisor(&self) -> bool {
+        match self.ask() {
+            Ok(answer) => !answer.is_empty(),
+            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+
+    /// Asks the supervisor how it is; the first bytes of its answer, none if it hung up. An error
+    /// of the kind `WouldBlock` when there is no answer, or no room for the question.
+    fn ask(&self) -> io::Result<Vec<u8>> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let end = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        connect(end.as_raw_fd(), &UnixAddr::new(&self.control())?)?;
+        let mut stream = UnixStream::from(end);
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        // A listener that is gone must not end this process by SIGPIPE.
+        send(stream.as_raw_fd(), b"GET /health HTTP/1.0\r\n\r\n", MsgFlags::MSG_NOSIGNAL)?;
+        let mut answer = vec![0; 1024];
+        let length = stream.read(&mut answer)?;
+        answer.truncate(length);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,261 @@
+//! Ends that nobody asked for, or that nobody answers for: there is always a way down, and always
+//! somebody who says what happened.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::sandbox::{Said, Sandbox, eventually};
+
+/// Two shells on simulated GPUs, which need no UCX.
+fn up(sandbox: &Sandbox, name: &str, script: &str, more: &str) -> Said {
+    let argv = serde_json::json!(["sh", "-c", script]);
+    let spec = tempfile::NamedTempFile::new().expect("a file");
+    let text = format!(
+        "version: 1\ntopology: dgx-h100\nsimulate: true\nworkers: 2\nengine: command\n\
+         command: {{argv: {argv}}}\n{more}"
+    );
+    fs::write(spec.path(), text).expect("written");
+    let path = spec.path().to_str().expect("a path");
+    sandbox.run(&["up", "-f", path, "--name", name, "--detach"])
+}
+
+fn up_well(sandbox: &Sandbox, name: &str) -> (u64, u64) {
+    let said = up(sandbox, name, "exec sleep 1000", "");
+    assert_eq!(said.code, 0, "{said}");
+    let state = sandbox.state(name);
+    let pid = |key: &str| state[key].as_u64().expect("a pid");
+    (pid("supervisor_pid"), pid("guardian_pid"))
+}
+
+/// The supervisor is killed, and the guardian has ended the rest.
+fn bereave(sandbox: &Sandbox, name: &str) -> u64 {
+    let (supervisor, guardian) = up_well(sandbox, name);
+    sandbox.kill(supervisor);
+    eventually("the guardian has done its work", Duration::from_secs(60), || {
+        !sandbox.pids().contains(&guardian)
+    });
+    supervisor
+}
+
+#[test]
+fn a_stopped_supervisor_does_not_answer_and_is_killed_with_its_cluster() {
+    let sandbox = Sandbox::new();
+    let (healthy, _) = up_well(&sandbox, "healthy");
+    let (supervisor, _) = up_well(&sandbox, "stopped");
+    sandbox.signal(supervisor, Signal::SIGSTOP);
+    for arguments in [&["down", "stopped"][..], &["down", "--all"]] {
+        let down = sandbox.run(&[arguments, &["--timeout", "1s"]].concat());
+        assert_eq!(down.code, 1, "{down}");
+        assert!(down.stderr.contains("the supervisor of stopped does not answer"), "{down}");
+        assert!(down.stderr.contains("hint: cuda-cluster down --kill stopped"), "{down}");
+    }
+    assert!(!sandbox.pids().contains(&healthy), "the other one is down");
+    let kill = sandbox.run(&["down", "--kill", "stopped"]);
+    assert_eq!(kill.code, 0, "{kill}");
+    assert!(kill.stderr.contains("stopped is down"), "{kill}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_cluster_whose_supervisor_and_guardian_are_stopped_is_killed_too() {
+    let sandbox = Sandbox::new();
+    for arguments in [["down", "--kill", "d"], ["down", "--all", "--kill"]] {
+        let (supervisor, guardian) = up_well(&sandbox, "d");
+        sandbox.signal(guardian, Signal::SIGSTOP);
+        sandbox.signal(supervisor, Signal::SIGSTOP);
+        let kill = sandbox.run(&arguments);
+        assert_eq!(kill.code, 0, "{kill}");
+        sandbox.assert_nothing_is_left();
+    }
+    // Only the guardian is: the supervisor hears, and can do little.
+    let (_, guardian) = up_well(&sandbox, "d");
+    sandbox.signal(guardian, Signal::SIGSTOP);
+    let kill = sandbox.run(&["down", "--kill", "d"]);
+    assert_eq!(kill.code, 0, "{kill}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_detached_cluster_that_died_is_explained_until_its_name_is_used_again() {
+    let sandbox = Sandbox::new();
+    let supervisor = bereave(&sandbox, "d");
+    let cause = format!("the supervisor (process {supervisor}) ended without a word");
+
+    let ps = sandbox.run(&["ps"]);
+    assert!(ps.stderr.contains("1 has ended: cuda-cluster ps -a"), "{ps}");
+    let all = sandbox.run(&["ps", "-a"]);
+    assert_eq!(all.code, 0, "{all}");
+    let first = all.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("d: failed at 2") && first.ends_with(&cause), "{all}");
+    assert!(all.stdout.contains("gpu0") && !all.stdout.contains("READY"), "{all}");
+
+    let json = sandbox.run(&["ps", "-a", "-o", "json"]);
+    let list: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    let state = &list["clusters"][0];
+    assert_eq!((&state["name"], &state["state"]), (&"d".into(), &"failed".into()), "{json}");
+    assert_eq!(state["cause"]["text"], Value::from(cause.as_str()));
+    assert!(state["ended_at"].is_string() && state["workers"][0]["pid"].is_null(), "{json}");
+    let alone = sandbox.run(&["ps", "-a", "d", "-o", "json"]);
+    assert_eq!(&serde_json::from_str::<Value>(&alone.stdout).expect("JSON"), state);
+
+    for arguments in [&["events", "d"][..], &["logs", "d"], &["events", "d", "--follow"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, 0, "{said}");
+        let first = said.stderr.lines().next().expect("a line");
+        assert!(first.starts_with("d failed at 2") && first.ends_with(&cause), "{said}");
+    }
+    assert!(sandbox.run(&["events", "d"]).stdout.contains("cluster: READY"));
+    // What needs a running one says why there is none.
+    for arguments in [&["ps", "d"][..], &["env", "d"], &["restart", "d", "gpu0"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, 2, "{said}");
+        assert!(said.stderr.contains("d is not running: it failed at 2"), "{said}");
+        assert!(said.stderr.contains(&cause) && said.stderr.contains("hint:"), "{said}");
+    }
+    let down = sandbox.run(&["down", "d"]);
+    assert_eq!(down.code, 0, "{down}");
+    assert!(down.stderr.contains(&cause), "{down}");
+
+    up_well(&sandbox, "d");
+    let all = sandbox.run(&["ps", "-a"]);
+    assert!(all.stdout.starts_with("d: READY") && !all.stdout.contains("failed"), "{all}");
+    assert_eq!(sandbox.run(&["down", "d"]).code, 0);
+    sandbox.assert_nothing_is_left();
+    assert!(sandbox.run(&["ps", "-a"]).stdout.is_empty(), "who asked for an end needs no story");
+}
+
+#[test]
+fn who_follows_the_events_hears_that_the_supervisor_was_killed() {
+    let sandbox = Sandbox::new();
+    let (supervisor, _) = up_well(&sandbox, "d");
+    let mut follow = sandbox.spawn(&["events", "d", "--follow"]);
+    // It listens before it prints.
+    follow.wait_for_a_line();
+    sandbox.kill(supervisor);
+    let said = follow.wait();
+    assert_eq!(said.code, 1, "{said}");
+    assert!(said.stderr.contains("d is not running: it failed at 2"), "{said}");
+}
+
+#[test]
+fn a_cluster_that_failed_says_so_and_why_when_it_is_gone() {
+    let sandbox = Sandbox::new();
+    let said = up(&sandbox, "d", "sleep 0.5; echo bang; exit 3", "supervision: {restart: never}\n");
+    assert_eq!(said.code, 0, "{said}");
+    eventually("it has failed", Duration::from_secs(60), || {
+        let said = sandbox.run(&["ps", "d"]);
+        said.stderr.contains("d is not running: it failed at 2")
+    });
+    let all = sandbox.run(&["ps", "-a"]);
+    let first = all.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("d: failed at ") && first.contains("ended with status 3"), "{all}");
+    assert!(all.stdout.contains("\n  bang\n"), "{all}");
+    let logs = sandbox.run(&["logs", "d"]);
+    assert!(logs.stderr.contains("ended with status 3") && logs.stdout.contains("bang"), "{logs}");
+    sandbox.assert_only_the_causes_are_left("d");
+}
+
+#[test]
+fn when_the_guardian_is_killed_too_nobody_makes_up_the_time() {
+    let sandbox = Sandbox::new();
+    let (supervisor, guardian) = up_well(&sandbox, "d");
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    sandbox.signal(supervisor, Signal::SIGSTOP);
+    sandbox.kill(guardian);
+    sandbox.kill(supervisor);
+    eventually("nothing lives", Duration::from_secs(60), || sandbox.pids().is_empty());
+    let all = sandbox.run(&["ps", "-a"]);
+    let first = all.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("d: failed: the supervisor"), "{all}");
+    assert!(first.contains("ended without a word some time after 2"), "{all}");
+    // What it left goes, its story does not.
+    assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
+    sandbox.assert_no_shared_memory_is_left();
+    for gone in ["secret", "owners.json", "control.sock"] {
+        assert!(!sandbox.base().join("d").join(gone).exists(), "{gone}");
+    }
+    assert!(sandbox.run(&["ps", "-a"]).stdout.starts_with(first));
+}
+
+#[test]
+fn down_and_up_right_after_the_death_of_a_supervisor_do_their_work() {
+    let sandbox = Sandbox::new();
+    for _ in 0..5 {
+        let (supervisor, _) = up_well(&sandbox, "d");
+        sandbox.kill(supervisor);
+        let down = sandbox.run(&["down", "d"]);
+        assert_eq!(down.code, 0, "{down}");
+        let (supervisor, _) = up_well(&sandbox, "d");
+        sandbox.kill(supervisor);
+        let (supervisor, _) = up_well(&sandbox, "d");
+        let taken = up(&sandbox, "d", "exec sleep 1000", "");
+        assert_eq!(taken.code, 2, "{taken}");
+        assert!(taken.stderr.contains("a cluster named d is already running"), "{taken}");
+        sandbox.kill(supervisor);
+    }
+    assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
+    eventually("nothing lives", Duration::from_secs(60), || sandbox.pids().is_empty());
+    sandbox.assert_no_shared_memory_is_left();
+}
+
+#[test]
+fn failed_runs_leave_the_youngest_few_of_their_directories() {
+    let sandbox = Sandbox::new();
+    let run = || {
+        let flags = ["run", "--topology", "dgx-h100", "--simulate", "--n-workers", "1"];
+        let said = sandbox.run(&[&flags[..], &["--", "sh", "-c", "exit 3"]].concat());
+        assert_eq!(said.code, 3, "{said}");
+        said.stderr.split_once("what is known of it is in ").expect("a place").1.trim().to_owned()
+    };
+    let left = || fs::read_dir(sandbox.base()).expect("there").flatten().collect::<Vec<_>>();
+    let places: Vec<String> = (0..10).map(|_| run()).collect();
+    for place in &places {
+        assert!(fs::exists(place).expect("readable"), "somebody was just told to look at {place}");
+    }
+    let yesterday = SystemTime::now() - Duration::from_secs(86_400);
+    for directory in left() {
+        File::open(directory.path()).and_then(|it| it.set_modified(yesterday)).expect("set");
+    }
+    let last = run();
+    assert!(fs::exists(&last).expect("readable"), "{last}");
+    assert_eq!(left().len(), 8 + 1);
+}
+
+#[test]
+fn a_run_directory_that_cannot_be_read_is_not_no_cluster() {
+    let sandbox = Sandbox::new();
+    up_well(&sandbox, "d");
+    let unreadable = sandbox.base().join("e");
+    fs::create_dir(&unreadable).expect("made");
+    let root = nix::unistd::Uid::effective().is_root();
+    if root {
+        // Root can read everything, but not everything is its own.
+        std::os::unix::fs::chown(&unreadable, Some(65534), None).expect("another owner");
+    }
+    let closed = fs::Permissions::from_mode(0o000);
+    fs::set_permissions(&unreadable, closed).expect("its mode");
+    let reason = if root { "belongs to user 65534" } else { "cannot read" };
+    for arguments in [&["ps"][..], &["ps", "-a"], &["down", "e"], &["down", "--all"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, 1, "{said}");
+        assert!(said.stderr.contains(reason) && !said.stderr.contains("no cluster"), "{said}");
+        assert!(said.stderr.contains("hint:"), "{said}");
+    }
+    fs::remove_dir(&unreadable).expect("removed");
+    sandbox.assert_nothing_is_left();
+
+    // Nothing can be read where a file is.
+    let _ = fs::remove_dir(sandbox.base());
+    fs::write(sandbox.base(), "").expect("written");
+    for arguments in [&["ps"][..], &["ps", "-a"], &["down", "d"], &["down", "--all"], &["env"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, 1, "{said}");
+        assert!(said.stderr.contains("is a file, not a directory"), "{said}");
+        assert!(said.stderr.contains("hint:"), "{said}");
+    }
+    fs::remove_file(sandbox.base()).expect("removed");
+}
