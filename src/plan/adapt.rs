@@ -147,7 +147,7 @@ fn transports_here(
         return;
     }
     dropped.transports.extend(lost.into_iter().map(str::to_owned));
-    *value = if kept.is_empty() { "sm,self".to_owned() } else { kept.join(",") };
+    *value = if kept.is_empty() { "posix,cma,self".to_owned() } else { kept.join(",") };
     // Without RDMA hardware nothing can set connections up over it.
     let priority = env.get_mut("UCX_SOCKADDR_TLS_PRIORITY").filter(|_| !rdma);
     if let Some(priority) = priority {
