@@ -9,6 +9,7 @@ use super::{output, reach, workers};
 use crate::cluster::{self, Found};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
+use crate::supervise::state::time_of_day;
 use crate::supervise::{ClusterState, ProcessState};
 
 /// Shows running clusters and their processes.
@@ -74,6 +75,13 @@ impl Arguments {
             for ucx in state.workers.iter().filter_map(of).collect::<BTreeSet<_>>() {
                 text.push_str(&format!("UCX {ucx}\n"));
             }
+        }
+        if let (Some(pid), Some(since)) = (state.guardian_pid, &state.guardian_not_answering_since)
+        {
+            let since = time_of_day(since);
+            text.push_str(&format!(
+                "the guardian (process {pid}) is not answering since {since}\n"
+            ));
         }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));

@@ -8,6 +8,7 @@
 
 mod bulk;
 mod line;
+mod patience;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,14 @@ pub enum ClientError {
     /// The scheduler ended.
     #[error("the scheduler is gone")]
     Gone,
+    /// Nothing is heard, and a process of the cluster does not answer its supervisor either.
+    #[error("{process} does not answer since {since}")]
+    NotAnswering {
+        /// The process: `gpu3`, `scheduler`.
+        process: String,
+        /// Since when, RFC 3339.
+        since: String,
+    },
     /// There is no result.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -119,6 +128,10 @@ impl ClientError {
             ClientError::Read { .. } | ClientError::Socket { .. } | ClientError::Gone => {
                 Some("look at the cluster: cuda-cluster ps".to_owned())
             }
+            ClientError::NotAnswering { process, .. } => Some(format!(
+                "let it go on (kill -CONT), or start it again: cuda-cluster restart {process}; \
+                 'supervision.unresponsive: restart' does so by itself"
+            )),
             ClientError::Version { .. } => {
                 Some("use the program that the cluster was started with".to_owned())
             }

@@ -14,7 +14,7 @@ pub mod execute;
 pub mod guardian;
 pub mod log_file;
 pub mod notify;
-mod pidfd;
+pub(crate) mod pidfd;
 pub(crate) mod presence;
 pub mod process;
 pub mod rest;
