@@ -4,6 +4,8 @@ mod bad_days;
 mod embedded;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod liveness;
+mod neighbours;
 mod run;
 mod sandbox;
 mod terminals;
