@@ -2,7 +2,7 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /health` | 200 when READY, 503 otherwise, also while a process does not answer; the phase |
+//! | `GET /health` | 200 when READY and everything answers, 503 otherwise; the phase |
 //! | `GET /metrics` | the state as numbers, for Prometheus |
 //! | `GET /v1/state` | the state, as `ps -o json` |
 //! | `GET /v1/state?wide=true` | the same, with threads and memory looked at |

@@ -1,7 +1,8 @@
 //! Whether processes answer: who is asked when, what silence means, and what follows from it.
 //!
-//! Each process that can be asked is, all at one time and seldom, so that a cluster at rest stays at
-//! rest. One that cannot (any program of the command engine's) is only seen to be stopped or not.
+//! Each process that can be asked is, all at one time and seldom, so that a cluster at rest stays
+//! at rest. Of one that cannot be asked (any program of the command engine's) it is only seen
+//! whether it is stopped.
 //!
 //! *Invariant:* a process has at most one question without an answer; it is `unresponsive` exactly
 //! while it was READY and is known not to answer.
