@@ -231,7 +231,7 @@ fn of_any_program_only_its_being_stopped_is_seen() {
 #[test]
 fn who_answers_is_ready_all_the_time() {
     let sandbox = Sandbox::new();
-    up(&sandbox, "calm", &["--answer-within", "10s"]);
+    up(&sandbox, "calm", &["--answer-within", "5s"]);
     let said =
         sandbox.run(&["bench", "transpose", "calm", "--chunks", "4", "--runs", "1", "--check"]);
     assert_eq!(said.code, 0, "{said}");

@@ -76,9 +76,10 @@ impl Seat {
 }
 
 impl Core {
-    /// Time between two questions to a process that answers.
+    /// Time between two questions to a process that answers. A hang is so found within twice the
+    /// time in which processes are to answer, and each wakes twice a minute by default.
     pub(super) fn ask_every(&self) -> Duration {
-        (self.policy.answer_within.0 / 2).max(SHORTEST)
+        self.policy.answer_within.0.max(SHORTEST)
     }
 
     /// A process has answered.
