@@ -39,7 +39,7 @@ finish() {
 trap finish EXIT
 
 # The variables that our workers set for themselves, for the same protocols on all sides.
-export UCX_POSIX_ERROR_HANDLING=y UCX_SYSV_ERROR_HANDLING=y UCX_CMA_MEMORY_INVALIDATE=y
+export UCX_POSIX_ERROR_HANDLING=y UCX_CMA_MEMORY_INVALIDATE=y
 export UCX_CMA_TX_QUOTA=4 UCX_WARN_UNUSED_ENV_VARS=n
 
 # perftest TEST SIZE ITERATIONS: bandwidth in MiB/s, or latency in µs; the mean of all messages.

@@ -44,7 +44,7 @@ fn a_dgx_1_gives_the_two_gpus_of_a_switch_the_nic_of_that_switch() {
         assert_eq!(worker["cpus"], cpus);
         assert_eq!(worker["mems"], node);
         assert_eq!(worker["env"]["UCX_NET_DEVICES"], format!("{nic},lo"));
-        assert_eq!(worker["env"]["UCX_TLS"], "rc,tcp,cuda_copy,cuda_ipc,sm,self");
+        assert_eq!(worker["env"]["UCX_TLS"], "rc,cuda_copy,cuda_ipc,posix,cma,self");
         assert_eq!(worker["env"]["CUDA_DEVICE_ORDER"], "PCI_BUS_ID");
         let mut mask: Vec<String> = (0..8).map(|gpu| gpu.to_string()).collect();
         mask.rotate_left(at);
@@ -127,7 +127,7 @@ fn a_flag_beats_the_spec_and_the_plan_says_who_won() {
     assert_eq!(plan["name"], "demo");
     assert_eq!(plan["workers"].as_array().map(Vec::len), Some(4));
     assert_eq!(plan["workers"][0]["threads"], 3);
-    assert_eq!(plan["workers"][0]["env"]["UCX_TLS"], "tcp,cuda_copy,sm,self");
+    assert_eq!(plan["workers"][0]["env"]["UCX_TLS"], "tcp,cuda_copy,posix,cma,self");
     let expected = serde_json::json!({
         "name": "spec", "workers": "spec", "ucx.tcp": "spec",
         "threads": "flag", "ucx.nvlink": "flag", "topology": "flag",

@@ -100,12 +100,13 @@ fn our_own_lists_are_the_tables_with_shared_memory() {
         let [tcp, ib, nvlink, rdmacm] = flags;
         let plan = planned(flags, UcxCompat::None, &caller());
         let env = ucx_of(&plan.workers[0].env);
-        let Some(list) = env.get("UCX_TLS") else {
-            assert_eq!([tcp, ib, nvlink], [None; 3], "{flags:?}");
+        let list = env["UCX_TLS"];
+        if [tcp, ib, nvlink] == [None; 3] {
+            assert_eq!(list, "^sysv", "everything else is left to UCX");
             continue;
-        };
+        }
         let lanes: Vec<&str> = list.split(',').collect();
-        for needed in ["cuda_copy", "sm", "self"] {
+        for needed in ["cuda_copy", "posix", "cma", "self"] {
             assert!(lanes.contains(&needed), "{needed} is missing in {list} for {flags:?}");
         }
         // Dask sets its connections up over TCP, unless RDMA does it.
@@ -122,6 +123,34 @@ fn our_own_lists_are_the_tables_with_shared_memory() {
     }
 }
 
+/// Workers of the native engine are on one machine: TCP only where it is asked for, no System V
+/// segments, and the plan says who can reach a listener.
+#[test]
+fn native_lists_have_tcp_only_where_it_is_asked_for() {
+    for flags in combinations() {
+        let [tcp, ib, nvlink, rdmacm] = flags;
+        let mut spec = ClusterSpec { engine: Some(EngineKind::Native), ..ClusterSpec::default() };
+        spec.ucx.tcp = tcp;
+        spec.ucx.infiniband = ib;
+        spec.ucx.nvlink = nvlink;
+        spec.ucx.rdmacm = rdmacm;
+        let request = Request::of(spec).expect("right by itself");
+        let plan = plan(&machine("dgx-1-v100"), &request, &caller()).expect("a plan");
+        let env = ucx_of(&plan.workers[0].env);
+        let lanes: Vec<&str> = env["UCX_TLS"].split(',').collect();
+        assert!(lanes.ends_with(&["posix", "cma", "self"]), "{lanes:?} for {flags:?}");
+        assert_eq!(lanes.contains(&"tcp"), tcp == Some(true), "{lanes:?} for {flags:?}");
+        assert!(ib.is_none_or(|ib| lanes.contains(&"rc") == ib), "{lanes:?} for {flags:?}");
+        assert_eq!(lanes.contains(&"cuda_ipc"), {
+            let rest_is_on = [tcp, ib, nvlink].iter().all(|flag| *flag != Some(true));
+            nvlink.unwrap_or(rest_is_on)
+        });
+        let told = plan.notes.iter().any(|note| note.text.contains("without authentication"));
+        assert_eq!(told, tcp == Some(true), "{flags:?}: {:?}", plan.notes);
+        assert!(!env.contains_key("UCX_SYSV_ERROR_HANDLING"));
+    }
+}
+
 #[test]
 fn a_variable_that_the_caller_has_exported_wins_and_is_reported() {
     let caller = compact::caller_with("UCX_TLS", "tcp,sm,self,cuda_copy");
@@ -132,7 +161,7 @@ fn a_variable_that_the_caller_has_exported_wins_and_is_reported() {
     let origin = plan.origins.get("env.UCX_TLS").map(ToString::to_string);
     assert_eq!(origin.as_deref(), Some("environment"));
     let note = plan.notes.iter().find(|note| note.about == "UCX_TLS").expect("a note");
-    assert!(note.text.contains("rc,tcp,cuda_copy,cuda_ipc,sm,self"), "{note}");
+    assert!(note.text.contains("rc,tcp,cuda_copy,cuda_ipc,posix,cma,self"), "{note}");
 }
 
 #[test]
@@ -147,7 +176,8 @@ fn a_list_that_leaves_a_connection_without_a_lane_is_noted() {
         assert!(notes.iter().any(|note| note.contains(missing)), "{list}: {notes:?}");
     }
     let plan = planned([None; 4], UcxCompat::None, &compact::caller_with("UCX_TLS", "^cuda_ipc"));
-    assert!(plan.notes.is_empty(), "a list of what to leave out leaves lanes: {:?}", plan.notes);
+    let of_lanes = plan.notes.iter().filter(|note| note.text.contains("has no"));
+    assert_eq!(of_lanes.count(), 0, "a list of what to leave out leaves lanes: {:?}", plan.notes);
 }
 
 #[test]

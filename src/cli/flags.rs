@@ -18,6 +18,7 @@ use crate::ids::ClusterName;
 use crate::spec::{
     self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
     PortRange, Request, RestartWhen, SpecError, Treatment, UcxCompat, UcxPreset, UcxVersion,
+    Unresponsive,
 };
 use crate::units::{Size, Span};
 
@@ -240,6 +241,12 @@ struct ProcessFlags {
     /// Time between SIGTERM and SIGKILL, like 5s
     #[arg(long, value_name = "SPAN")]
     grace: Option<Span>,
+    /// A process that does not answer for this long is not READY until it does, like 30s
+    #[arg(long, value_name = "SPAN")]
+    answer_within: Option<Span>,
+    /// What follows then: wait, restart
+    #[arg(long, value_name = "WHAT")]
+    unresponsive: Option<Unresponsive>,
 }
 
 #[derive(Args, Clone, Debug, Default)]
@@ -414,6 +421,8 @@ impl ProcessFlags {
         spec.supervision.restart = self.restart;
         spec.supervision.ready_within = self.ready_within;
         spec.supervision.grace = self.grace;
+        spec.supervision.answer_within = self.answer_within;
+        spec.supervision.unresponsive = self.unresponsive;
     }
 }
 

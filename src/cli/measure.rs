@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -14,12 +15,14 @@ use serde::Serialize;
 use super::failure::{Exit, Failure};
 use super::flags::whole;
 use super::{heat, output, source};
-use crate::cluster::Found;
+use crate::cluster::{self, Control, Found};
 use crate::engine::native;
 use crate::engine::native::client::{Client, Measured};
 use crate::engine::native::links::{self, Background, Figure, Pair};
 use crate::ids::ClusterName;
+use crate::os::run_directory::Paths;
 use crate::plan::{EngineKind, Plan};
+use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
 use crate::units::Size;
 use crate::wire::native::Measurement;
@@ -150,6 +153,32 @@ struct Document<'a> {
     pairs: &'a [Pair],
 }
 
+/// Time between two looks whether the processes that are measured answer.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Ends when a process that a measurement needs does not answer, with that as the failure.
+async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
+    let control = Control::new(Paths::at(&subject.root).control());
+    let needed = |process: &&ProcessState| {
+        let name = &process.name;
+        name == cluster::SCHEDULER || ways.iter().any(|(from, to)| name == from || name == to)
+    };
+    loop {
+        // Whether there is a supervisor is not what is measured.
+        if let Ok(state) = control.read::<ClusterState>("/v1/state").await
+            && let Some(process) = state.unresponsive().find(needed)
+        {
+            let error = anyhow::anyhow!("{} is {}", process.name, process.standing());
+            let hint = format!(
+                "let it go on (kill -CONT), or: cuda-cluster restart {} {}",
+                subject.name, process.name
+            );
+            return Failure::new(Exit::Failed, error).hint(hint);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 impl Ways {
     /// Measures every way that was asked for, at the sizes that fit the memory.
     pub(super) async fn measure(
@@ -159,6 +188,19 @@ impl Ways {
         together: Together,
     ) -> Result<Outcome, Failure> {
         let ways = self.ordered_pairs(&subject.plan)?;
+        tokio::select! {
+            measured = self.measure_these(&ways, subject, sizes, together) => measured,
+            failure = not_answering(subject, &ways) => Err(failure),
+        }
+    }
+
+    async fn measure_these(
+        &self,
+        ways: &[Way],
+        subject: &Subject,
+        sizes: impl Fn(MemoryKind) -> Vec<u64>,
+        together: Together,
+    ) -> Result<Outcome, Failure> {
         let memories: &[MemoryKind] = match self.memory {
             Memory::Host => &[MemoryKind::Host],
             Memory::Device => &[MemoryKind::Device],
@@ -167,7 +209,7 @@ impl Ways {
         let mut pairs = Vec::new();
         let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
         for &memory in memories {
-            let latencies = self.latencies(&mut client, &ways, memory).await.map_err(unmeasured)?;
+            let latencies = self.latencies(&mut client, ways, memory).await.map_err(unmeasured)?;
             let background = Background {
                 plan: &subject.plan,
                 machine: subject.machine.as_ref(),
@@ -175,7 +217,7 @@ impl Ways {
                 alone: together == Together::None,
             };
             for size in sizes(memory) {
-                for group in groups(&ways, together) {
+                for group in groups(ways, together) {
                     let stream = |(from, to): &Way| {
                         self.pinned(links::stream(from, to, memory, size, self.rounds))
                     };

@@ -10,7 +10,7 @@ use super::{output, reach, workers};
 use crate::cluster::{self, Clusters, Ended, FindError, Found};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
-use crate::supervise::state::{self, ClusterState};
+use crate::supervise::state::{self, ClusterState, time_of_day};
 use crate::supervise::{ClusterPhase, ProcessState};
 
 /// Shows running clusters and their processes.
@@ -153,6 +153,13 @@ impl Arguments {
             for ucx in state.workers.iter().filter_map(of).collect::<BTreeSet<_>>() {
                 text.push_str(&format!("UCX {ucx}\n"));
             }
+        }
+        if let (Some(pid), Some(since)) = (state.guardian_pid, &state.guardian_not_answering_since)
+        {
+            let since = time_of_day(since);
+            text.push_str(&format!(
+                "the guardian (process {pid}) is not answering since {since}\n"
+            ));
         }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::output;
 use crate::plan::{Binding, Plan, WorkerPlan};
 use crate::supervise::record::What;
-use crate::supervise::{ClusterState, ProcessState, Record};
+use crate::supervise::{ClusterState, ProcessState, Record, state};
 
 /// One column: its heading, and its cell of a process.
 type Column = (&'static str, fn(&Row<'_>) -> String);
@@ -36,7 +36,7 @@ const SIMULATED: [Column; 3] = [
 const LAST: [Column; 4] = [
     ("nic", |row| nics(row.worker)),
     ("pid", |row| some(row.process.pid)),
-    ("state", |row| row.process.state.to_string()),
+    ("state", |row| row.process.standing()),
     ("restarts", |row| row.process.restarts.to_string()),
 ];
 
@@ -106,7 +106,9 @@ pub(super) fn remark(record: &Record) -> Option<String> {
 
 /// An event in a sentence, without its time.
 pub(super) fn sentence(record: &Record) -> String {
-    let who = record.process.as_deref().unwrap_or("cluster");
+    let of_guardian = matches!(record.what, What::NotAnswering { .. } | What::Answers { .. });
+    let nobody = if of_guardian { "guardian" } else { "cluster" };
+    let who = record.process.as_deref().unwrap_or(nobody);
     let what = match &record.what {
         What::Cluster { state, cause: Some(cause) } => format!("{state}: {}", cause.text),
         What::Cluster { state, cause: None } => state.to_string(),
@@ -114,6 +116,10 @@ pub(super) fn sentence(record: &Record) -> String {
         What::Started { pid, restarts } => format!("started as process {pid}, restart {restarts}"),
         What::Step { step } => step.clone(),
         What::Ready { after_ms } => format!("READY after {after_ms} ms"),
+        What::NotAnswering { since, reason } => {
+            format!("not answering since {}: {reason}", state::time_of_day(since))
+        }
+        What::Answers { after_ms } => format!("answers again, after {after_ms} ms"),
         What::Stopping { reason } => format!("told to end: {reason}"),
         What::Killed { reason } => format!("killed: {reason}"),
         What::Exited { reason, .. } => reason.clone(),

@@ -7,19 +7,21 @@
 //! client is.
 
 mod bulk;
+mod error;
 mod line;
+mod patience;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use self::error::ClientError;
 use self::line::{Line, Status};
-use crate::wire::native::{FrameError, VERSION};
-use crate::wire::secret::{Secret, SecretError};
+use crate::wire::secret::Secret;
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
 };
@@ -29,106 +31,6 @@ const PUT_TRIES: u32 = 20;
 
 /// Time between two of them.
 const PUT_PAUSE: Duration = Duration::from_millis(250);
-
-/// Why a client cannot have what it asked for.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// The secret cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The secret's file holds no secret.
-    #[error("{} holds no secret", path.display())]
-    Secret {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: SecretError,
-    },
-    /// A socket of the cluster cannot be used.
-    #[error("cannot talk over {}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The other side does not know the secret, or is of another version.
-    #[error("whoever listens on {} does not belong to this cluster", path.display())]
-    Stranger {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The other side is of another version.
-    #[error(
-        "whoever listens on {} speaks version {version}, and this program speaks {VERSION}",
-        path.display()
-    )]
-    Version {
-        /// The socket.
-        path: PathBuf,
-        /// The other side's version.
-        version: u32,
-    },
-    /// A message cannot be written or read.
-    #[error("a message is not what it should be")]
-    Frame(#[from] FrameError),
-    /// Arguments or a value have no bytes, or others than expected.
-    #[error("the value has another type")]
-    Value(#[from] postcard::Error),
-    /// The scheduler ended.
-    #[error("the scheduler is gone")]
-    Gone,
-    /// There is no result.
-    #[error(transparent)]
-    Task(#[from] TaskError),
-    /// A worker does not do what it was asked for.
-    #[error("{worker} refuses: {reason}")]
-    Refused {
-        /// The worker.
-        worker: String,
-        /// Its words.
-        reason: String,
-    },
-    /// Arguments are longer than allowed.
-    #[error("arguments of {bytes} bytes are longer than {limit}")]
-    Arguments {
-        /// Their length.
-        bytes: usize,
-        /// The longest allowed.
-        limit: usize,
-    },
-    /// The system gives no random numbers or no thread.
-    #[error("cannot {action}")]
-    System {
-        /// What was attempted.
-        action: &'static str,
-        /// The system's words.
-        source: std::io::Error,
-    },
-}
-
-impl ClientError {
-    /// What the user can do.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            ClientError::Read { .. } | ClientError::Socket { .. } | ClientError::Gone => {
-                Some("look at the cluster: cuda-cluster ps".to_owned())
-            }
-            ClientError::Version { .. } => {
-                Some("use the program that the cluster was started with".to_owned())
-            }
-            ClientError::Arguments { .. } => {
-                Some("put what is large, and give it as an input".to_owned())
-            }
-            _ => None,
-        }
-    }
-}
 
 /// A connection to a cluster's scheduler. Clones share it.
 #[derive(Clone)]

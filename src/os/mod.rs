@@ -19,7 +19,7 @@ pub mod limits;
 pub mod log_file;
 pub mod notify;
 pub mod owners;
-mod pidfd;
+pub(crate) mod pidfd;
 pub(crate) mod presence;
 pub mod process;
 pub mod rest;

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use tokio::io::unix::AsyncFd;
 
 /// `pidfd_open(2)`, Linux 5.3.
 #[derive(Debug)]
@@ -44,6 +45,19 @@ impl PidFd {
         let millis = u16::try_from(within.as_millis()).unwrap_or(u16::MAX);
         let mut watched = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut watched, PollTimeout::from(millis)), Ok(1..))
+    }
+}
+
+/// Waits until a process has ended, whoever its parent is. At once if there is none of that number.
+pub(crate) async fn ended(pid: u32) {
+    let Ok(process) = PidFd::open(Pid::from_raw(pid.cast_signed())) else { return };
+    // SAFETY: a `PidFd` holds one open descriptor for all its life.
+    let Ok(process) = (unsafe { AsyncFd::register(process) }) else {
+        return std::future::pending().await;
+    };
+    // An error is no news of the process.
+    if process.readable().await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -5,7 +5,10 @@
 //! *Invariant:* an [`Exit`] has a status or a signal, never both.
 
 use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use serde::{Deserialize, Serialize};
@@ -66,6 +69,30 @@ impl fmt::Display for Exit {
     }
 }
 
+/// Whether a process is stopped, by a signal or a debugger; `None` if there is no such process.
+pub fn is_stopped(pid: u32) -> Option<bool> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The state follows the name, which is in parentheses and may hold any characters, proc(5).
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(matches!(rest.chars().next(), Some('T' | 't')))
+}
+
+/// A descriptor that this process was born with, by its number, from now on closed by `exec`.
+///
+/// # Errors
+/// If there is no such descriptor.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the number is only handed to `fcntl`, which refuses one that is not open.
+    let born = unsafe { BorrowedFd::borrow_raw(number) };
+    let own = fcntl(born, FcntlArg::F_DUPFD_CLOEXEC(3))?;
+    fcntl(born, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    // SAFETY: the kernel has just made this descriptor for the caller.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
+}
+
 /// Resident memory of a process in bytes; `None` if there is no such process.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     // The second field counts pages, proc(5).
@@ -85,6 +112,26 @@ pub fn core_limit_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_stopped_or_not_or_not_there() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
+        assert_eq!(is_stopped(child.id()), Some(false));
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        nix::sys::signal::kill(pid, Signal::SIGSTOP).expect("it lives");
+        while is_stopped(child.id()) != Some(true) {
+            std::thread::yield_now();
+        }
+        child.kill().expect("it lives");
+        child.wait().expect("a child");
+        assert_eq!(is_stopped(child.id()), None);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_not_there_is_not_inherited() {
+        assert!(inherited(-1).is_err());
+        assert!(inherited(987_654).is_err());
+    }
 
     #[test]
     fn an_exit_names_its_status_or_its_signal() {

@@ -336,6 +336,8 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
         ready_within: asked.ready_within.unwrap_or(usual.ready_within),
         grace: asked.grace.unwrap_or(usual.grace),
         scheduler_death: asked.scheduler_death.unwrap_or(usual.scheduler_death),
+        answer_within: asked.answer_within.unwrap_or(usual.answer_within),
+        unresponsive: asked.unresponsive.unwrap_or(usual.unresponsive),
         gpu_free_within: asked.gpu_free_within.unwrap_or(usual.gpu_free_within),
         // A fraction is refused when the spec is read, so the whole does not matter.
         log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |size| size.of(0)),

@@ -35,7 +35,9 @@ mod subset;
 mod ucx;
 mod workers;
 
-pub use crate::spec::{EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDeath};
+pub use crate::spec::{
+    EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDeath, Unresponsive,
+};
 pub use adapt::{Here, adapt_to_here};
 pub use caller::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
@@ -253,6 +255,12 @@ pub struct Supervision {
     pub grace: Span,
     /// What a dead scheduler means.
     pub scheduler_death: SchedulerDeath,
+    /// A process that does not answer for this long is not READY until it does.
+    #[serde(default = "answer_within")]
+    pub answer_within: Span,
+    /// What follows when a process has not answered for `answer_within`.
+    #[serde(default)]
+    pub unresponsive: Unresponsive,
     /// Longest wait for a dead worker's GPU memory to be free before its restart.
     pub gpu_free_within: Span,
     /// A log file is rotated at this size, in bytes.
@@ -268,6 +276,12 @@ pub struct Supervision {
     pub ulimits: BTreeMap<String, Option<u64>>,
 }
 
+/// Long enough for a machine that is very busy, and for the tasks of most programs that hold up
+/// their event loop.
+fn answer_within() -> Span {
+    Span::secs(30)
+}
+
 impl Default for Supervision {
     fn default() -> Self {
         Self {
@@ -280,6 +294,8 @@ impl Default for Supervision {
             ready_within: Span::secs(60),
             grace: Span::secs(5),
             scheduler_death: SchedulerDeath::default(),
+            answer_within: answer_within(),
+            unresponsive: Unresponsive::default(),
             gpu_free_within: Span::secs(10),
             log_rotate_bytes: 64 << 20,
             log_keep: 3,

@@ -144,6 +144,10 @@ impl Sharing<'_> {
             NetDevices::Auto if spec.ucx.compat == Some(UcxCompat::Dask) => {
                 Ok(unpinned(None, "dask-cuda never sets it ('ucx.compat: dask')"))
             }
+            NetDevices::Auto if ucx::needs_loopback_alone(spec, self.context.engine) => {
+                let reason = "all workers are on this machine: TCP stays where no network reaches";
+                Ok(unpinned(Some("lo".to_owned()), reason))
+            }
             NetDevices::Auto if spec.ucx.infiniband != Some(true) => {
                 Ok(unpinned(None, "InfiniBand is not asked for: UCX chooses"))
             }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{CallerEnvironment, EngineKind, Why, libucp};
+use super::{CallerEnvironment, EngineKind, Rejected, Why, libucp};
 use crate::spec::{ClusterSpec, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::{ComputeCapability, Note};
 
@@ -112,6 +112,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     }
     callers_win(situation.caller, &mut variables);
     warn_of_missing_lanes(situation, &mut variables);
+    warn_of_listeners(situation, &mut variables);
     warn_of_no_cache(situation, &mut variables);
     variables
 }
@@ -190,9 +191,11 @@ fn our_own(situation: &Situation<'_>, variables: &mut Variables) {
     );
     // Without these, endpoints with error handling silently lose shared memory and use TCP
     // (facts §7): 3.5 instead of 12 GB/s.
-    for name in ["UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"] {
-        variables.set(name, "y", "shared memory also for endpoints that notice a lost peer");
-    }
+    variables.set(
+        "UCX_POSIX_ERROR_HANDLING",
+        "y",
+        "shared memory also for endpoints that notice a lost peer",
+    );
     variables.set(
         "UCX_CMA_MEMORY_INVALIDATE",
         "y",
@@ -203,13 +206,59 @@ fn our_own(situation: &Situation<'_>, variables: &mut Variables) {
     }
 }
 
+/// The transports of a list of ours; `None` where UCX is to choose among all that it has.
+#[derive(Clone, Copy)]
+struct Listed {
+    tcp: bool,
+    infiniband: bool,
+    nvlink: bool,
+}
+
+/// Which transports a list of ours has besides shared memory.
+///
+/// Every worker of the native engine is on one machine, so that TCP carries nothing there and is
+/// listed only where it is asked for. The other engines' processes connect by address and port, or
+/// to other machines.
+fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
+    let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
+    let switched = switched(ucx).or(all_off.then_some((false, false, false)));
+    let native = engine == EngineKind::Native;
+    let (infiniband, nvlink) = match switched {
+        Some((_, infiniband, nvlink)) => (infiniband, nvlink),
+        None if native => (false, true),
+        None => return None,
+    };
+    let tcp = match engine {
+        EngineKind::Native => ucx.tcp == Some(true),
+        // Dask connects by address and port, which takes TCP unless RDMA does it.
+        EngineKind::Dask => ucx.tcp != Some(false) || ucx.rdmacm != Some(true),
+        EngineKind::Command => ucx.tcp != Some(false),
+    };
+    Some(Listed { tcp, infiniband, nvlink })
+}
+
+/// Whether TCP is the one network among the transports, and connects workers of one machine only:
+/// then its loopback is enough.
+pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind) -> bool {
+    let ours = spec.ucx.compat.is_none() && engine == EngineKind::Native;
+    ours && listed(&spec.ucx, engine).is_some_and(|listed| listed.tcp && !listed.infiniband)
+}
+
 /// The transports list: the table's, with what same-node traffic needs.
+///
+/// System V segments are in none: UCX makes them open to the user's group, while POSIX ones lie in
+/// a directory of the cluster's own.
 fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let ucx = &situation.spec.ucx;
-    let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
-    let lists = switched(ucx).or(all_off.then_some((false, false, false)));
-    let Some((_, infiniband, nvlink)) = lists else {
-        variables.unset(TLS, "no transport is switched on or off: UCX takes the best it has");
+    let Some(Listed { tcp, infiniband, nvlink }) = listed(ucx, situation.engine) else {
+        if situation.engine == EngineKind::Dask {
+            let reason = "no transport is switched on or off: UCX takes the best it has, but for \
+                          System V segments, which are open to the user's group";
+            variables.set(TLS, "^sysv", reason);
+        } else {
+            let reason = "no transport is switched on or off: UCX takes the best it has";
+            variables.unset(TLS, reason);
+        }
         return;
     };
     let mut list = Vec::new();
@@ -218,9 +267,7 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         list.push("rc");
         parts.push("rc: InfiniBand or RoCE");
     }
-    // Dask connects by address and port, which takes TCP unless RDMA does it.
-    let connects_by_tcp = situation.engine == EngineKind::Dask && ucx.rdmacm != Some(true);
-    if ucx.tcp != Some(false) || connects_by_tcp {
+    if tcp {
         list.push("tcp");
         parts.push("tcp: connections, and host memory where nothing better reaches");
         if ucx.tcp == Some(false) {
@@ -234,26 +281,73 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         list.push("cuda_copy");
         parts.push("cuda_copy: between host and device");
     }
-    if nvlink && situation.gpus {
-        if situation.all_mig {
+    if nvlink && situation.gpus && situation.all_mig {
+        if ucx.nvlink.is_some() {
             variables.notes.push(Note::new(
                 TLS,
                 "MIG instances have no CUDA IPC, so 'cuda_ipc' will find no lane",
             ));
         }
+    }
+    if nvlink && situation.gpus && (ucx.nvlink.is_some() || !situation.all_mig) {
         list.push("cuda_ipc");
         parts.push("cuda_ipc: NVLink or PCIe between GPUs");
     }
-    list.extend(["sm", "self"]);
-    parts.push("sm,self: host memory within this machine");
+    list.extend(["posix", "cma", "self"]);
+    parts.push("posix,cma,self: host memory within this machine");
+    let mut rejected = vec![Rejected {
+        what: "sysv".to_owned(),
+        why: "its segments are open to the user's group".to_owned(),
+    }];
+    if !tcp {
+        let why = match situation.engine {
+            EngineKind::Native => {
+                "shared memory reaches every worker, and any user of this machine could connect \
+                 to a listener"
+            }
+            _ => "switched off",
+        };
+        rejected.push(Rejected { what: "tcp".to_owned(), why: why.to_owned() });
+    }
     variables.set(TLS, list.join(","), parts.join("; "));
-    if list.contains(&"tcp") || ucx.rdmacm == Some(true) {
+    if let Some(why) = variables.why.last_mut() {
+        why.rejected = rejected;
+    }
+    if tcp || ucx.rdmacm == Some(true) {
         let reason = match ucx.rdmacm {
             Some(true) => "connections are set up over RDMA, as asked for",
             _ => "connections are set up over TCP",
         };
         variables.set(PRIORITY, connection_manager(ucx), reason);
     }
+}
+
+/// Says who can reach the listeners that UCX opens for TCP, which know no authentication: a few
+/// bytes with the right beginning end the process by an assertion of UCX's (seen in 1.13).
+///
+/// Not under `strict`: TCP is what was asked for, or what Dask cannot do without.
+fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
+    let engine = situation.engine;
+    let strict = situation.spec.strict == Some(true);
+    if strict || engine == EngineKind::Command || !is_used(situation.spec, engine) {
+        return;
+    }
+    let list = variables.env.get(TLS).map_or("all", String::as_str);
+    let (names, listed) = list.strip_prefix('^').map_or((list, true), |names| (names, false));
+    let names_tcp = names.split(',').any(|name| matches!(name.trim(), "tcp" | "all"));
+    if names_tcp != listed {
+        return;
+    }
+    let devices = variables.env.get(NET_DEVICES).map(String::as_str);
+    let who = match devices {
+        Some("lo") => "every user of this machine",
+        None if needs_loopback_alone(situation.spec, engine) => "every user of this machine",
+        _ => "every user of this machine, and whoever reaches its network interfaces,",
+    };
+    let text = format!(
+        "UCX listens on TCP ports without authentication: {who} can end a worker with a few bytes"
+    );
+    variables.notes.push(Note::new(TLS, text));
 }
 
 /// Settings that depend on what the machine is.

@@ -101,6 +101,17 @@ words! {
 }
 
 words! {
+    /// What follows when a process has not answered for longer than it may.
+    Unresponsive {
+        /// Nothing: it may have been stopped on purpose, or be held up by a task.
+        #[default]
+        Wait = "wait",
+        /// It is ended, and dealt with as any other that died.
+        Restart = "restart",
+    }
+}
+
+words! {
     /// What a dead scheduler means for the cluster.
     SchedulerDeath {
         /// The whole cluster is started again.

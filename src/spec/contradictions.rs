@@ -12,7 +12,7 @@ use super::error::nearest;
 use super::{
     ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem, SpecError,
 };
-use crate::units::Size;
+use crate::units::{Size, Span};
 
 /// A contradiction and its key.
 #[derive(Clone, Debug, PartialEq)]
@@ -340,6 +340,13 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "make 'backoff_max' at least 'backoff'",
         );
     }
+    if supervision.answer_within.is_some_and(|span| span < SHORTEST_ANSWER) {
+        return refuse(
+            "supervision.answer_within",
+            format!("no process can promise to answer within less than {SHORTEST_ANSWER}"),
+            "make it longer; the default is 30s",
+        );
+    }
     let resources = spec.worker.resources.iter().flatten();
     let whole = |amount: f64| amount >= 0.0 && amount.fract() == 0.0 && amount < 1e18;
     let native = spec.engine.unwrap_or_default() == EngineKind::Native;
@@ -369,6 +376,9 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     }
     Ok(())
 }
+
+/// Below this, a busy machine's processes would seem not to answer all the time.
+const SHORTEST_ANSWER: Span = Span::millis(100);
 
 /// Variables that the plan itself decides on.
 const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];

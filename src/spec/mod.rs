@@ -21,7 +21,7 @@ use crate::ids::ClusterName;
 
 pub use choices::{
     CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
-    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, VisibleDevices,
+    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices,
 };
 pub(crate) use error::nearest;
 pub use error::{Problem, SpecError};

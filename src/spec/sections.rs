@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::{
     CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
-    UcxPreset, UcxVersion, Ulimit, VisibleDevices,
+    UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices,
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
@@ -175,6 +175,11 @@ section! {
         grace: Span,
         /// What a dead scheduler means: `restart-cluster` or `end-cluster`.
         scheduler_death: SchedulerDeath,
+        /// A process that does not answer for this long is not READY until it does. Default: 30s.
+        answer_within: Span,
+        /// What follows when a process has not answered for `answer_within`: `wait`, or `restart`:
+        /// it is ended and started again as if it had died.
+        unresponsive: Unresponsive,
         /// Longest wait for a dead worker's GPU memory to be free.
         gpu_free_within: Span,
     }

@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{PipeReader, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -28,12 +30,12 @@ use super::{
 };
 use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Key, Report, Start};
-use crate::os::log_file;
 use crate::os::owners::{Identity, Owners};
 use crate::os::presence::Presence;
-use crate::os::process::Exit;
+use crate::os::process::{self, Exit};
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
+use crate::os::{log_file, pidfd};
 
 /// Last lines of a log that belong to a cause.
 const TAIL: usize = 20;
@@ -52,8 +54,37 @@ const BACKLOG: usize = 1024;
 pub(super) enum Wish {
     Stop { how: Escalation, signal: Option<i32> },
     Verified,
-    Restart { process: String, answer: oneshot::Sender<Result<(), WishError>> },
-    Scale { workers: usize, answer: oneshot::Sender<Result<(), WishError>> },
+    /// To know of the state after the processes were looked at.
+    Look {
+        answer: oneshot::Sender<()>,
+    },
+    Restart {
+        process: String,
+        answer: oneshot::Sender<Result<(), WishError>>,
+    },
+    Scale {
+        workers: usize,
+        answer: oneshot::Sender<Result<(), WishError>>,
+    },
+}
+
+/// What is open to one living process.
+struct Contact {
+    /// Listens to its status pipe.
+    listener: Option<JoinHandle<()>>,
+    /// Where questions are written.
+    questions: Option<OwnedWriteHalf>,
+    /// Waits for its end, whether or not the guardian reports it.
+    end: JoinHandle<()>,
+}
+
+impl Drop for Contact {
+    fn drop(&mut self) {
+        self.end.abort();
+        if let Some(listener) = &self.listener {
+            listener.abort();
+        }
+    }
 }
 
 /// One supervisor at work.
@@ -69,8 +100,10 @@ pub(super) struct Actor {
     wishes: mpsc::UnboundedReceiver<Wish>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     /// Status pipes of processes whose start is not reported yet: nobody listens to them before.
-    unheard: BTreeMap<Key, PipeReader>,
-    ears: BTreeMap<Key, JoinHandle<()>>,
+    unheard: BTreeMap<Key, UnixStream>,
+    contacts: BTreeMap<Key, Contact>,
+    /// Who waits for the state as it is after a look.
+    onlookers: Vec<oneshot::Sender<()>>,
     state: watch::Sender<ClusterState>,
     /// What the control API is given.
     pub(super) handle: Handle,
@@ -153,7 +186,8 @@ impl Actor {
             wishes,
             inner: mpsc::channel(256),
             unheard: BTreeMap::new(),
-            ears: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            onlookers: Vec::new(),
             state,
             handle: handle.clone(),
             gpus: options.gpus,
@@ -182,6 +216,10 @@ impl Actor {
         loop {
             let actions = self.core.handle(event, self.began.elapsed());
             self.show();
+            for onlooker in self.onlookers.drain(..) {
+                // Who asked may have left.
+                let _ = onlooker.send(());
+            }
             for action in actions {
                 if let Some(outcome) = self.act(action) {
                     self.show();
@@ -224,11 +262,9 @@ impl Actor {
     fn hear(&mut self, report: Report) -> Option<Event> {
         match report {
             Report::Watching => None,
+            Report::Alive => Some(Event::GuardianAlive),
             Report::Started { key, pid } => {
-                if let Some(status) = self.unheard.remove(&key) {
-                    let ear = tokio::spawn(ears::listen(status, key, self.inner.0.clone()));
-                    self.ears.insert(key, ear);
-                }
+                self.make_contact(key, pid);
                 Some(Event::Started { key, pid })
             }
             Report::NotStarted { key, reason } => {
@@ -242,9 +278,41 @@ impl Actor {
         }
     }
 
+    /// Begins to listen to a process that was started, and to wait for its end.
+    fn make_contact(&mut self, key: Key, pid: u32) {
+        // Without descriptors left nothing is heard, and the process is not READY in time.
+        let halves = self.unheard.remove(&key).and_then(|pipe| ears::halves(pipe).ok()).unzip();
+        let (heard, questions) = halves;
+        let (events, told) = (self.inner.0.clone(), self.inner.0.clone());
+        let listener = heard.map(|pipe| tokio::spawn(ears::listen(pipe, key, events)));
+        let end = tokio::spawn(async move {
+            pidfd::ended(pid).await;
+            // Nobody listens when the cluster has ended.
+            let _ = told.send(Event::Gone { key }).await;
+        });
+        self.contacts.insert(key, Contact { listener, questions, end });
+    }
+
+    /// Looks which processes are stopped.
+    fn look(&self) -> Event {
+        let state = self.core.state();
+        let processes = state.scheduler.iter().chain(&state.workers);
+        let stopped = |pid: Option<u32>| pid.and_then(process::is_stopped) == Some(true);
+        let stopped_keys = processes
+            .enumerate()
+            .filter(|(_, process)| stopped(process.pid))
+            .filter_map(|(seat, _)| self.core.key_of(seat));
+        Event::Looked {
+            stopped: stopped_keys.collect(),
+            guardian_stopped: stopped(Some(self.guardian.pid())),
+        }
+    }
+
     /// Lets a dead process's last words be heard, and then tells of its end.
     fn write_obituary(&mut self, key: Key, exit: Exit) {
-        let ear = self.ears.remove(&key);
+        let mut contact = self.contacts.remove(&key);
+        let ear = contact.as_mut().and_then(|contact| contact.listener.take());
+        drop(contact);
         let log = self.seat(key).map(|spec| self.paths.log(&spec.name));
         let events = self.inner.0.clone();
         tokio::spawn(async move {
@@ -275,6 +343,10 @@ impl Actor {
                 return Some(Event::Stop(how));
             }
             Wish::Verified => return Some(Event::Verified),
+            Wish::Look { answer } => {
+                self.onlookers.push(answer);
+                return Some(self.look());
+            }
             Wish::Restart { process, answer } => {
                 let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
                 let event = self.core.seat_named(&process).map(Event::Restart);
@@ -301,6 +373,15 @@ impl Actor {
             // until the processes are given up; either way the end stands in for it.
             Action::Terminate { key } => drop(self.guardian.signal(key, self.stop_signal)),
             Action::Kill { key } => drop(self.guardian.kill(key)),
+            Action::Ask { key } => {
+                let contact = self.contacts.get(&key);
+                if let Some(questions) = contact.and_then(|contact| contact.questions.as_ref()) {
+                    ears::ask(questions);
+                }
+            }
+            // As above: without an answer it counts as not answering.
+            Action::AskGuardian => drop(self.guardian.ask()),
+            Action::Look => self.tell_later(self.look()),
             Action::AwaitGpu { seat } => self.await_gpu(seat),
             Action::Bundle { seat } => self.bundle(seat),
             Action::Record(record) => self.write(record),
@@ -463,9 +544,7 @@ impl Drop for Actor {
             // Who took it away already wanted the same.
             let _ = std::fs::remove_file(path);
         }
-        for ear in self.ears.values() {
-            ear.abort();
-        }
+        self.contacts.clear();
         let Some(directory) = self.directory.take() else { return };
         // Files that are gone need no removing, and there is nobody left to tell of the rest.
         if !self.keep {

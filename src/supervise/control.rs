@@ -2,7 +2,7 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /health` | 200 when READY, 503 otherwise; the phase |
+//! | `GET /health` | 200 when READY and everything answers, 503 otherwise; the phase |
 //! | `GET /metrics` | the state as numbers, for Prometheus |
 //! | `GET /v1/state` | the state, as `ps -o json` |
 //! | `GET /v1/state?wide=true` | the same, with threads and memory looked at |
@@ -12,6 +12,8 @@
 //! | `POST /v1/stop?how=graceful\|kill\|abandon` | 202 |
 //! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
 //! | `POST /v1/scale?workers=N` | 202; 400 for more than are planned |
+//!
+//! State, health and metrics are those after a look whether any process is stopped.
 //!
 //! *Invariant:* a connection of another user is closed before anything is read from it.
 
@@ -29,7 +31,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -46,6 +48,9 @@ struct Shared {
     /// Whether the cluster has ended, and every record of it was sent.
     over: watch::Receiver<bool>,
 }
+
+/// Longest wait for a look at the processes, which takes far less than a millisecond for each.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Longest wait for listeners to take what is on its way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -128,8 +133,20 @@ impl axum::serve::Listener for OwnUser {
     }
 }
 
+impl Shared {
+    /// The state, after the processes were looked at.
+    async fn fresh_state(&self) -> ClusterState {
+        let (answer, looked) = oneshot::channel();
+        if self.handle.wishes.send(Wish::Look { answer }).is_ok() {
+            // A cluster that ends has other things to do, and then its last state is true.
+            let _ = tokio::time::timeout(LOOK, looked).await;
+        }
+        self.handle.state.borrow().clone()
+    }
+}
+
 async fn health(State(shared): State<Arc<Shared>>) -> Response {
-    let phase = shared.handle.state.borrow().state;
+    let phase = shared.fresh_state().await.state;
     let status = match phase {
         ClusterPhase::Ready => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -138,7 +155,7 @@ async fn health(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let text = metrics::render(&shared.handle.state.borrow());
+    let text = metrics::render(&shared.fresh_state().await);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
@@ -152,7 +169,7 @@ async fn state(
     State(shared): State<Arc<Shared>>,
     Query(query): Query<StateQuery>,
 ) -> Json<ClusterState> {
-    let mut state = shared.handle.state.borrow().clone();
+    let mut state = shared.fresh_state().await;
     if query.wide {
         state.scheduler.iter_mut().chain(&mut state.workers).for_each(ProcessState::observe);
     }

@@ -5,11 +5,13 @@
 //! supervisor began; who acts asks [`Core::next_deadline`] when to come back without an event.
 //!
 //! *Invariant:* a process is started only in an empty seat, a signal goes only to a living process,
-//! the cluster is READY only while every wanted process is, and nothing follows [`Action::End`].
+//! the cluster is READY only while every wanted process is and answers, and nothing follows
+//! [`Action::End`].
 
 mod ending;
 #[cfg(test)]
 mod laws;
+mod liveness;
 mod seat;
 #[cfg(test)]
 mod tests;
@@ -22,11 +24,14 @@ use std::time::{Duration, SystemTime};
 
 use super::gpu::GpuError;
 use super::record::What;
-use super::{Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record};
+use super::{
+    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
+};
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
 use crate::plan::{SchedulerDeath, Supervision};
 use crate::wire::status::{AfterLeaving, Status};
+use liveness::Liveness;
 use seat::{Seat, Then, Verdict};
 
 /// Time since the supervisor began.
@@ -48,6 +53,12 @@ pub(super) enum Event {
     Said { key: Key, status: Status },
     /// A process's status pipe has no writer any more: it was executed without one, or has ended.
     Hushed { key: Key },
+    /// A process has ended, as the kernel says; the guardian is about to tell how.
+    Gone { key: Key },
+    /// Somebody has looked which processes are stopped, of those with these keys.
+    Looked { stopped: Vec<Key>, guardian_stopped: bool },
+    /// The guardian has answered.
+    GuardianAlive,
     /// A process has ended.
     Exited { key: Key, exit: Exit, log_tail: Vec<String> },
     /// A process's resident memory is near its limit.
@@ -92,6 +103,12 @@ pub(super) enum Action {
     Terminate { key: Key },
     /// Send SIGKILL to it and everything that it started.
     Kill { key: Key },
+    /// Ask a process whether it answers.
+    Ask { key: Key },
+    /// Ask the guardian whether it answers.
+    AskGuardian,
+    /// Look which processes are stopped.
+    Look,
     /// Wait until a dead process's GPU is free, and say so.
     AwaitGpu { seat: SeatNumber },
     /// Keep what can be known of an abnormal end.
@@ -120,6 +137,10 @@ pub(super) struct Core {
     now: Moment,
     /// When the first start must be complete.
     ready_by: Moment,
+    /// When every process is asked next whether it answers.
+    ask_at: Moment,
+    /// What is known of the guardian's answering.
+    guardian: Liveness,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
     over: bool,
@@ -148,6 +169,8 @@ impl Core {
             state,
             now: Moment::ZERO,
             ready_by: Moment::ZERO,
+            ask_at: Moment::ZERO,
+            guardian: Liveness::default(),
             ending: None,
             over: false,
             next_key: 0,
@@ -171,7 +194,7 @@ impl Core {
 
     /// When to come back with [`Event::Tick`], if no other event comes before.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
-        let mut deadlines: Vec<Moment> = Vec::new();
+        let mut deadlines: Vec<Moment> = self.liveness_deadlines();
         for seat in &self.seats {
             deadlines.extend(seat.kill_at);
             if seat.phase() == ProcessPhase::Starting {
@@ -192,7 +215,13 @@ impl Core {
     /// What is.
     pub(super) fn state(&self) -> ClusterState {
         let mut state = self.state.clone();
-        let mut shown = self.seats.iter().map(|seat| seat.shown.clone());
+        let since = |liveness: &Liveness| liveness.silent_since.map(|at| self.time_of_day(at));
+        state.guardian_not_answering_since = since(&self.guardian);
+        let mut shown = self.seats.iter().map(|seat| {
+            let silent = seat.phase() == ProcessPhase::Unresponsive;
+            let not_answering_since = since(&seat.liveness).filter(|_| silent);
+            ProcessState { not_answering_since, ..seat.shown.clone() }
+        });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
         state.workers = shown.collect();
         state
@@ -216,12 +245,18 @@ impl Core {
         match event {
             Event::Begin => {
                 self.ready_by = now + self.policy.ready_within.0;
+                self.ask_at = now + self.ask_every();
                 self.record(now, None, What::Cluster { state: self.state.state, cause: None });
             }
             Event::Started { key, pid } => self.started(key, pid, now),
             Event::NotStarted { key, reason } => self.not_started(key, &reason, now),
             Event::Said { key, status } => self.said(key, status, now),
             Event::Hushed { key } => self.hushed(key, now),
+            Event::Gone { key } => self.gone(key, now),
+            Event::Looked { stopped, guardian_stopped } => {
+                self.looked(&stopped, guardian_stopped, now);
+            }
+            Event::GuardianAlive => self.guardian_answered(now),
             Event::Exited { key, exit, log_tail } => self.exited(key, exit, log_tail, now),
             Event::MemoryReached { key, resident_bytes, limit_bytes } => {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
@@ -267,6 +302,7 @@ impl Core {
 
     fn said(&mut self, key: Key, status: Status, now: Moment) {
         let Some(number) = self.seat_of(key) else { return };
+        self.heard_of(number);
         let seat = &mut self.seats[number];
         match status {
             Status::Bound { cpus, mems, notes } => {
@@ -288,6 +324,7 @@ impl Core {
                 seat.shown.peers = peers;
                 self.ready(number, now);
             }
+            Status::Alive => self.answered(number, now),
             Status::Note { text } => {
                 seat.shown.notes.push(text.clone());
                 self.record(now, Some(number), What::Note { text });
@@ -303,6 +340,7 @@ impl Core {
 
     fn hushed(&mut self, key: Key, now: Moment) {
         let Some(number) = self.seat_of(key) else { return };
+        self.cannot_be_asked(number);
         let seat = &self.seats[number];
         let executed = seat.spec.ready == ReadyWhen::Executed
             && seat.shown.timings.bound_ms.is_some()
@@ -328,7 +366,7 @@ impl Core {
 
     fn memory_reached(&mut self, key: Key, resident: u64, limit: u64, now: Moment) {
         let Some(number) = self.seat_of(key) else { return };
-        if !matches!(self.seats[number].phase(), ProcessPhase::Ready | ProcessPhase::Starting) {
+        if !self.seats[number].is_at_work() {
             return;
         }
         use crate::units::HumanBytes;

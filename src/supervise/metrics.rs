@@ -27,6 +27,11 @@ pub(super) fn render(state: &ClusterState) -> String {
         let ready = u8::from(process.state == ProcessPhase::Ready);
         sample(&mut text, "process_ready", &labels(process), f64::from(ready));
     }
+    family(&mut text, "process_unresponsive", "gauge", "Whether it was READY and does not answer.");
+    for process in &processes {
+        let silent = u8::from(process.state == ProcessPhase::Unresponsive);
+        sample(&mut text, "process_unresponsive", &labels(process), f64::from(silent));
+    }
     family(&mut text, "process_failed", "gauge", "Whether the process is not tried again.");
     for process in &processes {
         let failed = u8::from(process.state == ProcessPhase::Failed);

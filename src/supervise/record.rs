@@ -58,6 +58,18 @@ pub enum What {
         /// Milliseconds from its spawning.
         after_ms: u64,
     },
+    /// A process that was READY does not answer; without a process, the guardian.
+    NotAnswering {
+        /// Since then, RFC 3339.
+        since: String,
+        /// Why, as far as it is known.
+        reason: String,
+    },
+    /// It answers again.
+    Answers {
+        /// After this many milliseconds without an answer.
+        after_ms: u64,
+    },
     /// A process was told to end.
     Stopping {
         /// Why.

@@ -40,6 +40,9 @@ pub struct ClusterState {
     pub supervisor_pid: u32,
     /// Process id of the guardian, the parent of every process of the cluster.
     pub guardian_pid: Option<u32>,
+    /// Since when the guardian has not answered, RFC 3339; only while it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guardian_not_answering_since: Option<String>,
     /// When the supervisor began, RFC 3339.
     pub started_at: String,
     /// From the supervisor's begin to the first READY, in milliseconds.
@@ -71,7 +74,7 @@ pub enum ClusterPhase {
     Verifying,
     /// Every wanted process is READY.
     Ready,
-    /// It was READY; some process is on its way back.
+    /// It was READY; some process is on its way back, or does not answer.
     Recovering,
     /// It was READY; some worker is failed and is not tried again.
     Degraded,
@@ -119,6 +122,9 @@ pub struct ProcessState {
     pub pid: Option<u32>,
     /// Where it stands.
     pub state: ProcessPhase,
+    /// Since when it has not answered, RFC 3339; only while it is `unresponsive`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_answering_since: Option<String>,
     /// Where it can be reached, once it said so.
     pub address: Option<String>,
     /// How often it was started again.
@@ -156,7 +162,28 @@ pub struct ProcessState {
     pub resident_bytes: Option<u64>,
 }
 
+impl ClusterState {
+    /// The processes that do not answer, the scheduler first.
+    pub fn unresponsive(&self) -> impl Iterator<Item = &ProcessState> {
+        let all = self.scheduler.iter().chain(&self.workers);
+        all.filter(|process| process.state == ProcessPhase::Unresponsive)
+    }
+}
+
+/// The time of day of an RFC 3339 time, for people: `12:00:03`.
+pub fn time_of_day(at: &str) -> &str {
+    at.get(11..19).unwrap_or(at)
+}
+
 impl ProcessState {
+    /// Where it stands, for people.
+    pub fn standing(&self) -> String {
+        match &self.not_answering_since {
+            Some(since) => format!("{} since {}", self.state, time_of_day(since)),
+            None => self.state.to_string(),
+        }
+    }
+
     /// Looks at the living process.
     pub fn observe(&mut self) {
         let Some(pid) = self.pid else { return };
@@ -176,6 +203,8 @@ pub enum ProcessPhase {
     Starting,
     /// It does its work.
     Ready,
+    /// It did its work, and does not answer: it is stopped, hangs, or has ended unnoticed.
+    Unresponsive,
     /// Told to end.
     Stopping,
     /// Dead, and waiting for its next start.
@@ -192,6 +221,7 @@ impl fmt::Display for ProcessPhase {
             ProcessPhase::Waiting => "waiting",
             ProcessPhase::Starting => "starting",
             ProcessPhase::Ready => "READY",
+            ProcessPhase::Unresponsive => "not answering",
             ProcessPhase::Stopping => "stopping",
             ProcessPhase::Restarting => "restarting",
             ProcessPhase::Failed => "failed",

@@ -22,7 +22,6 @@ use super::context::Setting;
 pub fn defaults() -> Vec<Setting> {
     [
         ("POSIX_ERROR_HANDLING", "y"),
-        ("SYSV_ERROR_HANDLING", "y"),
         ("CMA_MEMORY_INVALIDATE", "y"),
         ("CMA_TX_QUOTA", "4"),
         // Variables of transports that are not here are no mistake.

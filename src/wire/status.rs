@@ -1,8 +1,11 @@
-//! What a starting process tells its supervisor: JSON lines on the status pipe.
+//! What a process tells its supervisor: JSON lines on the status pipe.
 //!
-//! The pipe's file descriptor number is in [`FD_VARIABLE`]. The shim writes [`Status::Bound`]
-//! before it executes the program; the program then writes steps, and `ready` once. Programs that
-//! know nothing of the pipe (the command engine's) are ready when the shim has executed them.
+//! The file descriptor's number is in [`FD_VARIABLE`]. It is a stream socket: the shim writes
+//! [`Status::Bound`] before it executes the program; the program then writes steps, and `ready`
+//! once. From then on the supervisor writes [`QUESTION`] now and then, and the process answers
+//! [`Status::Alive`] once everything in it that works has had its turn; a process that has closed
+//! its end is not asked. Programs that know nothing of the pipe (the command engine's) are ready
+//! when the shim has executed them.
 //!
 //! *Invariant:* one line is one message, at most [`LINE_LIMIT`] bytes.
 
@@ -18,6 +21,10 @@ pub const RUN_DIRECTORY_VARIABLE: &str = "CUDA_CLUSTER_RUN_DIR";
 
 /// Names the environment variable with the process's own name (`scheduler`, `gpu3`).
 pub const PROCESS_VARIABLE: &str = "CUDA_CLUSTER_PROCESS";
+
+/// What a supervisor writes to ask whether a process answers. There is never more than one of these
+/// without an answer.
+pub const QUESTION: &[u8] = b"?\n";
 
 /// Longest line that a supervisor reads.
 pub const LINE_LIMIT: usize = 256 * 1024;
@@ -52,6 +59,8 @@ pub enum Status {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ucx: Option<String>,
     },
+    /// The answer to a [`QUESTION`].
+    Alive,
     /// Something that the user should know; the process goes on.
     Note {
         /// A sentence.

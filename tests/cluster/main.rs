@@ -5,6 +5,8 @@ mod embedded;
 mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod liveness;
+mod neighbours;
 mod run;
 mod sandbox;
 #[path = "../skip/mod.rs"]

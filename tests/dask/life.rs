@@ -177,3 +177,36 @@ fn two_clusters_of_workers_form_one_dask_cluster() {
     assert_eq!(found["workers"], json!(["gpu0", "gpu1"]));
     down(&sandbox, "first");
 }
+
+#[test]
+fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_neither() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let cluster = up(&sandbox, "mute", &["--n-workers", "2", "--answer-within", "1s"]);
+    // Long enough for each to have been asked and to have answered.
+    std::thread::sleep(Duration::from_secs(2));
+    let events = sandbox.run(&["events", "mute"]).stdout;
+    assert!(!events.contains("not answering"), "{events}");
+    let scheduler = sandbox.state("mute")["scheduler"]["pid"].as_i64().expect("a pid");
+    let scheduler = nix::unistd::Pid::from_raw(i32::try_from(scheduler).expect("a pid"));
+    let tell = |signal| nix::sys::signal::kill(scheduler, signal).expect("it lives");
+    tell(nix::sys::signal::Signal::SIGSTOP);
+    eventually("the scheduler is not READY", Duration::from_secs(60), || {
+        let state = sandbox.state("mute");
+        state["scheduler"]["state"] == "unresponsive" && state["state"] == "recovering"
+    });
+    tell(nix::sys::signal::Signal::SIGCONT);
+    eventually("READY again", Duration::from_secs(60), || {
+        sandbox.state("mute")["state"] == "ready"
+    });
+    cluster.tell("hang");
+    eventually("the worker is not READY", Duration::from_secs(60), || {
+        let state = sandbox.state("mute");
+        worker(&state, "gpu0")["state"] == "unresponsive" && state["state"] == "recovering"
+    });
+    assert_eq!(worker(&sandbox.state("mute"), "gpu1")["state"], "ready");
+    let down = sandbox.run(&["down", "mute", "--kill"]);
+    assert_eq!(down.code, 0, "{down}");
+}

@@ -119,7 +119,7 @@ fn the_options_of_dask_cuda_arrive() {
         assert_eq!(inside["dashboard_prefix"], "front");
         assert_eq!(inside["class"], "distributed.worker.Worker");
         let lanes = inside["environment"]["UCX_TLS"].as_str().expect("a list");
-        assert!(!lanes.contains("cuda_ipc") && lanes.contains("sm"), "{lanes}");
+        assert!(!lanes.contains("cuda_ipc") && lanes.contains("posix"), "{lanes}");
     }
     assert_eq!(found["ucxx"], json!([true, true]), "a UCX option means UCX");
     let found = cluster.tell("ports");

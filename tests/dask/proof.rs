@@ -5,10 +5,9 @@ use crate::sandbox::Sandbox;
 
 /// Variables that take shared memory away from connections that notice a lost peer, as they are
 /// when nobody sets any.
-const PLAIN: &str = "{UCX_POSIX_ERROR_HANDLING: n, UCX_SYSV_ERROR_HANDLING: n, \
-                     UCX_CMA_MEMORY_INVALIDATE: n}";
+const PLAIN: &str = "{UCX_POSIX_ERROR_HANDLING: n, UCX_CMA_MEMORY_INVALIDATE: n}";
 
-const SHARED_MEMORY: [&str; 3] = ["posix/memory", "sysv/memory", "cma/memory"];
+const SHARED_MEMORY: [&str; 2] = ["posix/memory", "cma/memory"];
 
 #[test]
 fn every_pair_moves_data_over_shared_memory_before_ready_is_said() {

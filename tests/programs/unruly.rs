@@ -1,6 +1,7 @@
 //! A program that does what it is told, however bad: the processes of the supervisor's tests.
 //!
-//! `unruly STEP...` does one step after the other, and then waits for a signal for ever:
+//! `unruly STEP...` does one step after the other, and then answers the supervisor's questions for
+//! ever:
 //!
 //! | step | does |
 //! |---|---|
@@ -16,6 +17,7 @@
 //! | `abort` | ends by SIGABRT |
 //! | `ignore-term` | ignores SIGTERM from now on |
 //! | `stop` | stops itself (SIGSTOP) |
+//! | `hang` | waits for ever, and answers no question |
 //! | `children=N` | starts N children that ignore SIGTERM and live for ever |
 //! | `daemon` | starts a grandchild in a session of its own, without its parents |
 //! | `threads=N` | starts N threads that live for ever |
@@ -29,7 +31,9 @@
     reason = "it misbehaves, and by printing"
 )]
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// CPUs allowed before `main`: a bit each of the first 64.
@@ -59,7 +63,7 @@ fn main() {
             skip = perform(&step);
         }
     }
-    wait_for_ever();
+    answer_for_ever();
 }
 
 /// Does a step; says whether to skip the next.
@@ -83,6 +87,7 @@ fn perform(step: &str) -> bool {
         "ignore-term" => ignore_term(),
         // SAFETY: a signal to oneself.
         "stop" => drop(unsafe { libc::raise(libc::SIGSTOP) }),
+        "hang" => wait_for_ever(),
         "children" => (0..number()).for_each(|_| {
             child(|| ());
         }),
@@ -108,11 +113,27 @@ fn wait_for_ever() {
     }
 }
 
+/// The status pipe, which is open as long as this process lives.
+fn status() -> Option<std::mem::ManuallyDrop<UnixStream>> {
+    let number = std::env::var("CUDA_CLUSTER_STATUS_FD").ok()?.parse().expect("a number");
+    // SAFETY: the shim left this descriptor open, and nobody closes it.
+    Some(std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(number) }))
+}
+
 fn say(line: &str) {
-    let Ok(number) = std::env::var("CUDA_CLUSTER_STATUS_FD") else { return };
-    let path = format!("/proc/self/fd/{number}");
-    let mut pipe = std::fs::OpenOptions::new().write(true).open(path).expect("the status pipe");
-    writeln!(pipe, "{line}").expect("a supervisor that listens");
+    let Some(mut pipe) = status() else { return };
+    // In one piece, for others may write, too.
+    pipe.write_all(format!("{line}\n").as_bytes()).expect("a supervisor that listens");
+}
+
+fn answer_for_ever() {
+    if let Some(mut pipe) = status() {
+        let mut questions = [0; 64];
+        while matches!(pipe.read(&mut questions), Ok(1..)) {
+            say("{\"status\":\"alive\"}");
+        }
+    }
+    wait_for_ever();
 }
 
 fn flood(lines: u64) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::ClientError;
 use super::line::{Line, connect, receive, send};
+use super::patience::explained;
 use crate::wire::native::FRAME_LIMIT;
 use crate::wire::tasks::{Bulk, BulkReply, Counters, ObjectId};
 
@@ -16,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 fn ask(line: &Line, worker: &str, question: &Bulk, content: &[u8]) -> Result<Reply, ClientError> {
     let path = line.run_directory.join(format!("{worker}.sock"));
-    let mut stream = connect(&path, &line.secret)?;
-    let socket = |source| ClientError::Socket { path: path.clone(), source };
+    let mut stream = connect(&line.run_directory, worker, &line.secret)?;
+    let socket = |source| explained(&path, source);
     send(&mut stream, question).map_err(socket)?;
     stream.write_all(content).map_err(socket)?;
     let reply = receive(&mut stream, FRAME_LIMIT).map_err(socket)?;
@@ -72,7 +73,7 @@ pub(super) fn fetch(line: &Line, object: ObjectId) -> Result<Vec<u8>, ClientErro
             }
         }
         tries += 1;
-        if tries == TRIES {
+        if tries == TRIES || matches!(last, ClientError::NotAnswering { .. }) {
             return Err(last);
         }
         std::thread::sleep(PAUSE);

@@ -6,11 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ClientError;
+use super::patience::{LOOK, PATIENCE, Patient, explained, silent};
 use crate::wire::native::{
     Answer, Challenge, FRAME_LIMIT, FrameError, GREETING_LIMIT, ToClient, ToScheduler, VERSION,
     Welcome, answer_proof, decode, encode, length, welcome_proof,
@@ -42,6 +44,8 @@ struct State {
     explanations: HashMap<ObjectId, String>,
     overview: Option<Overview>,
     streams: HashMap<u64, (HashSet<ObjectId>, VecDeque<ObjectId>)>,
+    /// When something last came.
+    last_news: Option<Instant>,
 }
 
 /// The connection, shared by a client and its objects.
@@ -58,17 +62,25 @@ pub(super) struct Line {
     stream: UnixStream,
 }
 
+/// The scheduler's name, which is also its socket's.
+const SCHEDULER: &str = "scheduler";
+
 impl std::fmt::Debug for Line {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Line").finish_non_exhaustive()
     }
 }
 
-/// Connects to a socket of the cluster and proves both sides.
-pub(super) fn connect(path: &Path, secret: &Secret) -> Result<UnixStream, ClientError> {
-    let socket = |source| ClientError::Socket { path: path.to_path_buf(), source };
+/// Connects to a process of the cluster, over the socket with its name, and proves both sides.
+pub(super) fn connect(
+    run_directory: &Path,
+    process: &str,
+    secret: &Secret,
+) -> Result<Patient, ClientError> {
+    let path = &run_directory.join(format!("{process}.sock"));
+    let socket = |source| explained(path, source);
     let stranger = || ClientError::Stranger { path: path.to_path_buf() };
-    let mut stream = UnixStream::connect(path).map_err(socket)?;
+    let mut stream = Patient::connect(run_directory, process).map_err(socket)?;
     // Whoever breaks off before a word has probably just died.
     let challenge: Challenge =
         receive(&mut stream, GREETING_LIMIT).map_err(|error| match error.kind() {
@@ -86,7 +98,11 @@ pub(super) fn connect(path: &Path, secret: &Secret) -> Result<UnixStream, Client
     })?;
     let proof = answer_proof(secret, &challenge, &nonce);
     send(&mut stream, &Answer { nonce, proof }).map_err(socket)?;
-    let Welcome { proof } = receive(&mut stream, GREETING_LIMIT).map_err(|_| stranger())?;
+    let Welcome { proof } =
+        receive(&mut stream, GREETING_LIMIT).map_err(|error| match error.downcast() {
+            Ok(silent) => silent,
+            Err(_) => stranger(),
+        })?;
     if proof == welcome_proof(secret, &challenge, &nonce) { Ok(stream) } else { Err(stranger()) }
 }
 
@@ -110,8 +126,9 @@ pub(super) fn receive<T: DeserializeOwned>(
 
 impl Line {
     pub(super) fn open(run_directory: &Path, secret: Secret) -> Result<Arc<Self>, ClientError> {
-        let path = run_directory.join("scheduler.sock");
-        let mut stream = connect(&path, &secret)?;
+        let path = run_directory.join(format!("{SCHEDULER}.sock"));
+        let stream = connect(run_directory, SCHEDULER, &secret)?;
+        let mut stream = stream.into_stream().map_err(|source| explained(&path, source))?;
         let socket = |source| ClientError::Socket { path: path.clone(), source };
         send(&mut stream, &ToScheduler::Ask(Vec::new())).map_err(socket)?;
         let (reading, writing) =
@@ -135,14 +152,7 @@ impl Line {
                 .spawn(move || run(stream, weak))
                 .map_err(|source| ClientError::System { action: "start a thread", source })?;
         }
-        let mut state = line.lock();
-        while state.client == 0 {
-            if state.gone {
-                return Err(ClientError::Gone);
-            }
-            state = line.news.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
+        line.until(|state| (state.client != 0).then_some(()))?;
         Ok(line)
     }
 
@@ -187,8 +197,10 @@ impl Line {
         Ok(())
     }
 
-    /// Waits until `found` finds something.
+    /// Waits until `found` finds something, or nothing comes any more because a process of the
+    /// cluster does not answer.
     fn until<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> Result<T, ClientError> {
+        let began = Instant::now();
         let mut state = self.lock();
         loop {
             if let Some(found) = found(&mut state) {
@@ -197,7 +209,15 @@ impl Line {
             if state.gone {
                 return Err(ClientError::Gone);
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.news.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.last_news.unwrap_or(began).max(began).elapsed() >= PATIENCE {
+                drop(state);
+                if let Some(error) = silent(&self.run_directory, None) {
+                    return Err(error);
+                }
+                state = self.lock();
+            }
         }
     }
 
@@ -265,6 +285,7 @@ impl Line {
 
     fn heard(&self, news: Vec<News>) {
         let mut state = self.lock();
+        state.last_news = Some(Instant::now());
         for one in news {
             state.note(one);
         }

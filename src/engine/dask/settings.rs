@@ -290,17 +290,18 @@ fn name(plan: &Plan, options: &DaskOptions, worker: &WorkerPlan) -> String {
 /// memory, unless a list of transports leaves it out.
 fn proof(plan: &Plan, options: &DaskOptions, common: &Common, worker: &WorkerPlan) -> Proof {
     let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
-    // A list that begins with `^` names what is left out.
-    let (list, names_used) = list.strip_prefix('^').map_or((list, true), |list| (list, false));
-    let listed = |names: &[&str]| {
-        list.split(',').any(|one| one == "all" || names.contains(&one)) == names_used
+    let names = |names: &[&str], list: &str| list.split(',').any(|one| names.contains(&one));
+    let shared_memory = match list.strip_prefix('^') {
+        // The list names what is left out.
+        Some(list) => !names(&["all", "sm", "shm", "mm", "posix"], list),
+        None => names(&["all", "sm", "shm", "mm", "posix", "sysv"], list),
     };
     let ucx = common.protocol.starts_with("ucx");
     let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
     let expected: [(bool, &[&str]); 4] = [
         (common.protocol == "tcp", &["tcp"]),
         (common.protocol == "tls", &["tls"]),
-        (ucx && listed(&["sm", "shm", "mm", "posix", "sysv"]), &SHARED_MEMORY),
+        (ucx && shared_memory, &SHARED_MEMORY),
         (ucx && nvlink, &["cuda_ipc"]),
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);

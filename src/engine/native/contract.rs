@@ -4,11 +4,15 @@
 //!
 //! *Invariant:* READY is written at most once, and a failed start writes its reason.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use tokio::net::UnixStream;
+
 use super::Error;
+use crate::os::process;
 use crate::plan::Plan;
 use crate::wire::secret::Secret;
 use crate::wire::status::{
@@ -63,24 +67,25 @@ fn read(path: &Path) -> Result<String, Error> {
 
 /// The way to the supervisor. Without a supervisor it writes nothing.
 pub(super) struct StatusPipe {
+    /// Until READY.
     file: Option<File>,
+    /// From then on, where the supervisor asks and is answered.
+    questions: Option<UnixStream>,
 }
 
 impl StatusPipe {
     /// Opens the pipe that the environment names.
     pub(super) fn open() -> Result<Self, Error> {
         let variable = FD_VARIABLE;
-        let Some(number) = std::env::var_os(variable) else { return Ok(Self { file: None }) };
-        let number: u32 = number
+        let Some(number) = std::env::var_os(variable) else {
+            return Ok(Self { file: None, questions: None });
+        };
+        let number: i32 = number
             .to_str()
             .and_then(|number| number.parse().ok())
             .ok_or(Error::Variable { variable })?;
-        // Opening the descriptor's entry needs no promise that the number is really ours.
-        let file = OpenOptions::new()
-            .write(true)
-            .open(format!("/proc/self/fd/{number}"))
-            .map_err(|_| Error::Variable { variable })?;
-        Ok(Self { file: Some(file) })
+        let own = process::inherited(number).map_err(|_| Error::Variable { variable })?;
+        Ok(Self { file: Some(File::from(own)), questions: None })
     }
 
     /// Says what is being done.
@@ -90,7 +95,7 @@ impl StatusPipe {
         self.write(&Status::Step { step });
     }
 
-    /// Says that the process does its work, and closes the pipe.
+    /// Says that the process does its work. Inside a tokio runtime.
     pub(super) fn ready(
         &mut self,
         address: Option<String>,
@@ -98,7 +103,38 @@ impl StatusPipe {
         ucx: Option<String>,
     ) {
         self.write(&Status::Ready { address, peers, ucx });
-        self.file = None;
+        let Some(file) = self.file.take() else { return };
+        let socket = std::os::unix::net::UnixStream::from(OwnedFd::from(file));
+        // Of a pipe that is none, as by whoever starts this process by hand, nobody asks.
+        if socket.local_addr().is_ok() && socket.set_nonblocking(true).is_ok() {
+            self.questions = UnixStream::from_std(socket).ok();
+        }
+    }
+
+    /// Waits until the supervisor asks whether this process answers; for ever where nobody asks.
+    pub(super) async fn asked(&mut self) {
+        let mut bytes = [0; 64];
+        while let Some(questions) = &self.questions {
+            let read = match questions.readable().await {
+                Ok(()) => questions.try_read(&mut bytes),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(1..) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => self.questions = None,
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Answers the supervisor's question.
+    pub(super) fn answer(&self) {
+        if let Some(questions) = &self.questions {
+            // There is room for one answer to each question; a supervisor that is gone takes this
+            // process with it.
+            let _ = questions.try_write(status::encode(&Status::Alive).as_bytes());
+        }
     }
 
     /// Says why the process cannot start, unless it was ready already.

@@ -91,6 +91,8 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             biased;
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
+            // The UCX thread has its turn, too, before the answer.
+            () = status.asked() => plane.pulse(),
             report = reports.recv() => match report {
                 Some(Report::Open { address, library }) => {
                     tracing::info!(ucx = library, "UCX is open");
@@ -105,6 +107,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
                     scheduler.say(&ToScheduler::Work(vec![offer.clone()])).await?;
                     status.ready(None, peers, ucx.take());
                 }
+                Some(Report::Pulse) => status.answer(),
                 Some(Report::PeerFailed { member, cause }) => {
                     tracing::warn!(peer = member.name, cause, "a connection broke");
                     scheduler.say(&ToScheduler::PeerFailed { member, cause }).await?;

@@ -4,8 +4,9 @@
 //! process of the cluster, but for those that even SIGKILL cannot end.
 
 use std::fs::File;
-use std::io::{self, PipeReader, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -162,7 +163,8 @@ impl Guardian {
         self.cgroup.as_ref()
     }
 
-    /// Starts a process; what becomes of it comes as reports. Returns the status pipe's end.
+    /// Starts a process; what becomes of it comes as reports. Returns the supervisor's end of its
+    /// status pipe.
     ///
     /// # Errors
     /// If the guardian takes no requests, or descriptors have run out.
@@ -170,7 +172,7 @@ impl Guardian {
         &self,
         mut start: Start,
         mut instructions: Instructions,
-    ) -> Result<PipeReader, GuardianError> {
+    ) -> Result<UnixStream, GuardianError> {
         let deaf = |source| self.deaf(source);
         let group = self.cgroup.as_ref().map(|group| {
             let unique = format!("{}.{}", start.name, start.key.0);
@@ -179,8 +181,8 @@ impl Guardian {
         start.cgroup = group.transpose().map_err(deaf)?;
         instructions.cgroup = start.cgroup.clone();
         let paper = write_down(&instructions).map_err(deaf)?;
-        let (status, status_writer) = io::pipe().map_err(deaf)?;
-        let descriptors = [paper.as_fd(), status_writer.as_fd()];
+        let (status, its_end) = UnixStream::pair().map_err(deaf)?;
+        let descriptors = [paper.as_fd(), its_end.as_fd()];
         self.channel.get_ref().send(&Request::Start(start), &descriptors).map_err(deaf)?;
         Ok(status)
     }
@@ -199,6 +201,14 @@ impl Guardian {
     /// If the guardian takes no requests.
     pub fn kill(&self, key: Key) -> Result<(), GuardianError> {
         self.request(&Request::Kill { key })
+    }
+
+    /// Asks for [`Report::Alive`].
+    ///
+    /// # Errors
+    /// If the guardian takes no requests.
+    pub fn ask(&self) -> Result<(), GuardianError> {
+        self.request(&Request::Ask)
     }
 
     /// Asks the guardian to kill what is left, to hand on what the ranks wrote, and to end. With

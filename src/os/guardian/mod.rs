@@ -84,6 +84,8 @@ enum Request {
     Signal { key: Key, signal: i32 },
     /// Send SIGKILL to a process and everything that it started.
     Kill { key: Key },
+    /// Say [`Report::Alive`].
+    Ask,
     /// Kill what is left, wait until the ranks' output is handed on, and end; with `hurry`, wait
     /// only while its reader takes something.
     Deliver { hurry: bool },
@@ -97,6 +99,8 @@ enum Request {
 pub enum Report {
     /// It is at its post.
     Watching,
+    /// It was asked whether it answers.
+    Alive,
     /// A shim runs.
     Started {
         /// Which.

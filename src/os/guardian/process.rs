@@ -245,6 +245,7 @@ impl Guard {
                 Ok(Some((Request::Start(start), descriptors))) => self.start(start, descriptors),
                 Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
                 Ok(Some((Request::Kill { key }, _))) => self.kill(key),
+                Ok(Some((Request::Ask, _))) => self.tell(Report::Alive),
                 Ok(Some((Request::Deliver { hurry }, _))) => {
                     self.dismissed = true;
                     self.patience = if hurry { Patience::WhileTaking } else { Patience::Full };

@@ -50,6 +50,11 @@ impl Paths {
         Self { root: base.join(name.as_str()) }
     }
 
+    /// Those of the cluster with this run directory.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
     /// The directory itself.
     pub fn root(&self) -> &Path {
         &self.root

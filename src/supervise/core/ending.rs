@@ -86,6 +86,7 @@ impl Core {
 
     /// Kills what did not end in its grace, and what did not become READY in its time.
     pub(super) fn keep_deadlines(&mut self, now: Moment) {
+        self.keep_asking(now);
         let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
         for number in 0..self.seats.len() {
             if due(self.seats[number].kill_at) {
@@ -99,7 +100,8 @@ impl Core {
         };
         let late: Vec<SeatNumber> =
             (0..self.seats.len()).filter(|number| late(self, *number)).collect();
-        if late.is_empty() || self.ending.is_some() {
+        let held_up = self.state.state.is_first() && self.is_held_up() && self.ready_by <= now;
+        if (late.is_empty() && !held_up) || self.ending.is_some() {
             return;
         }
         if self.state.state.is_first() {
@@ -127,6 +129,8 @@ impl Core {
                 format!("{} ({})", self.seats[number].spec.name, self.whereabouts(number))
             })
             .collect();
+        let guardian = self.guardian.silent_since.map(|_| "the guardian (does not answer)");
+        let hanging: Vec<String> = hanging.into_iter().chain(guardian.map(str::to_owned)).collect();
         let text = format!("not ready within {}: {}", self.policy.ready_within, hanging.join(", "));
         let cause = self.cluster_cause(text);
         self.begin_end(Outcome::NotReady(cause), Escalation::Graceful, now);
@@ -137,6 +141,7 @@ impl Core {
         let seat = &self.seats[number];
         match &seat.shown.step {
             Some(step) => step.clone(),
+            None if seat.phase() == ProcessPhase::Unresponsive => "does not answer".to_owned(),
             None if seat.phase() == ProcessPhase::Waiting => "waits for the scheduler".to_owned(),
             None if seat.shown.timings.bound_ms.is_none() => "not bound yet".to_owned(),
             None => "bound, has said nothing since".to_owned(),
@@ -171,7 +176,8 @@ impl Core {
             return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
         }
         let settled = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Ready;
-        let phase = match (failed.is_some(), wanted.iter().all(settled)) {
+        let answers = self.guardian.silent_since.is_none();
+        let phase = match (failed.is_some(), answers && wanted.iter().all(settled)) {
             (true, _) => ClusterPhase::Degraded,
             (false, true) if self.unverified => ClusterPhase::Verifying,
             (false, true) => ClusterPhase::Ready,

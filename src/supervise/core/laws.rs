@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::world::{World, launch, up};
+use super::world::{World, launch, policy, up};
 use super::{Event, GpuFinding, Moment};
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
-use crate::plan::RestartWhen;
+use crate::plan::{RestartWhen, Unresponsive};
 use crate::supervise::Escalation;
+use crate::units::Span;
 use crate::wire::status::Status;
 
 /// Something that may happen, to be made concrete by what lives at that time.
@@ -27,6 +28,11 @@ enum Happening {
     Restart(usize),
     Scale(usize),
     Verified,
+    Hang(usize, bool),
+    HangGuardian(bool),
+    Answer,
+    Look(Vec<usize>),
+    Gone(usize),
     Gpu(usize, u8),
     Pass(u64),
     Wait,
@@ -49,6 +55,11 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0usize..6).prop_map(Happening::Restart),
         1 => (0usize..6).prop_map(Happening::Scale),
         1 => Just(Happening::Verified),
+        2 => (seat.clone(), any::<bool>()).prop_map(|(seat, hangs)| Happening::Hang(seat, hangs)),
+        1 => any::<bool>().prop_map(Happening::HangGuardian),
+        6 => Just(Happening::Answer),
+        2 => proptest::collection::vec(seat.clone(), 0..3).prop_map(Happening::Look),
+        1 => seat.clone().prop_map(Happening::Gone),
         4 => (seat, 0u8..3).prop_map(|(seat, finding)| Happening::Gpu(seat, finding)),
         4 => (0u64..4000).prop_map(Happening::Pass),
         6 => Just(Happening::Wait),
@@ -86,6 +97,27 @@ impl World {
                 let exit = Exit::status(1);
                 gone.then_some(Event::Exited { key, exit, log_tail: Vec::new() })
             }
+            Happening::Hang(seat, true) => {
+                self.hung.insert(seat);
+                None
+            }
+            Happening::Hang(seat, false) => {
+                self.hung.remove(&seat);
+                None
+            }
+            Happening::HangGuardian(hangs) => {
+                self.guardian_hung = hangs;
+                None
+            }
+            Happening::Answer => {
+                self.answer();
+                None
+            }
+            Happening::Look(stopped) => {
+                self.look(&stopped);
+                None
+            }
+            Happening::Gone(seat) => living(self, seat).map(|key| Event::Gone { key }),
             Happening::Stop(how) => Some(Event::Stop(how)),
             Happening::Restart(seat) => Some(Event::Restart(seat)),
             Happening::Scale(workers) => Some(Event::Scale(workers)),
@@ -139,6 +171,8 @@ proptest! {
         restart in prop_oneof![
             Just(RestartWhen::Never), Just(RestartWhen::OnFailure), Just(RestartWhen::Always)
         ],
+        unresponsive in prop_oneof![Just(Unresponsive::Wait), Just(Unresponsive::Restart)],
+        answer_within in prop_oneof![Just(Span::secs(1)), Just(policy().answer_within)],
         to_be_verified in proptest::bool::weighted(0.2),
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
@@ -147,6 +181,8 @@ proptest! {
         launch.run_to_completion = run_to_completion;
         launch.to_be_verified = to_be_verified;
         launch.supervision.restart = restart;
+        launch.supervision.unresponsive = unresponsive;
+        launch.supervision.answer_within = answer_within;
         let mut world = if brought_up { up(launch) } else { World::new(launch) };
         for happening in &happenings {
             world.happen(happening);

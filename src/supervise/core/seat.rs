@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Moment;
+use super::liveness::Liveness;
 use crate::os::guardian::Key;
 use crate::plan::{RestartWhen, Supervision};
 use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState};
@@ -68,6 +69,8 @@ pub(super) struct Seat {
     strikes: u32,
     /// Why it is failed.
     pub(super) cause: Option<Cause>,
+    /// What is known of the living process's answering.
+    pub(super) liveness: Liveness,
 }
 
 impl Seat {
@@ -89,11 +92,18 @@ impl Seat {
             recent: VecDeque::new(),
             strikes: 0,
             cause: None,
+            liveness: Liveness::default(),
         }
     }
 
     pub(super) fn phase(&self) -> ProcessPhase {
         self.shown.state
+    }
+
+    /// Whether it lives, and was not told to end.
+    pub(super) fn is_at_work(&self) -> bool {
+        use ProcessPhase::{Ready, Starting, Unresponsive};
+        matches!(self.phase(), Starting | Ready | Unresponsive)
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -113,6 +123,7 @@ impl Seat {
         self.blame = None;
         self.leaving = None;
         self.cause = None;
+        self.liveness = Liveness::default();
         self.shown.state = ProcessPhase::Starting;
         self.shown.step = None;
         self.shown.address = None;

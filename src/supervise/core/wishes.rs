@@ -11,7 +11,7 @@ impl Core {
     pub(super) fn recall_workers(&mut self, reason: &str, now: Moment) {
         for number in self.workers_from..self.seats.len() {
             match self.seats[number].phase() {
-                ProcessPhase::Starting | ProcessPhase::Ready => {
+                _ if self.seats[number].is_at_work() => {
                     self.terminate(number, Then::Rejoin, reason, now);
                 }
                 ProcessPhase::Restarting => {
@@ -29,7 +29,7 @@ impl Core {
         self.seats[number].forgive();
         let reason = "a restart was asked for";
         match self.seats[number].phase() {
-            ProcessPhase::Starting | ProcessPhase::Ready => {
+            _ if self.seats[number].is_at_work() => {
                 self.terminate(number, Then::Return, reason, now);
             }
             ProcessPhase::Stopping => self.seats[number].then = Then::Return,

@@ -42,6 +42,8 @@ pub(super) fn policy() -> Supervision {
         healthy_after: Span::secs(5),
         ready_within: Span::secs(3),
         grace: Span::secs(1),
+        // So long that nobody is asked, where it is not about that.
+        answer_within: Span::secs(1 << 30),
         ..Supervision::default()
     }
 }
@@ -67,6 +69,7 @@ pub(super) fn core(launch: &Launch) -> Core {
         name: spec.name.clone(),
         pid: None,
         state: ProcessPhase::Waiting,
+        not_answering_since: None,
         address: None,
         restarts: 0,
         gpu: spec.gpu.clone(),
@@ -92,6 +95,7 @@ pub(super) fn core(launch: &Launch) -> Core {
         state: ClusterPhase::Starting,
         supervisor_pid: 1,
         guardian_pid: None,
+        guardian_not_answering_since: None,
         started_at: String::new(),
         ready_after_ms: None,
         run_directory: PathBuf::new(),
@@ -117,6 +121,12 @@ pub(super) struct World {
     /// When each seat was started again without being asked.
     pub(super) restarts: BTreeMap<usize, Vec<Moment>>,
     pub(super) awaited: BTreeSet<usize>,
+    /// Questions that have no answer yet.
+    pub(super) asked: BTreeSet<Key>,
+    pub(super) guardian_asked: bool,
+    /// Seats whose processes do not answer.
+    pub(super) hung: BTreeSet<usize>,
+    pub(super) guardian_hung: bool,
     pub(super) records: Vec<What>,
     pub(super) outcome: Option<Outcome>,
     pub(super) stop_asked: bool,
@@ -135,6 +145,10 @@ impl World {
             starts: BTreeMap::new(),
             restarts: BTreeMap::new(),
             awaited: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            guardian_asked: false,
+            hung: BTreeSet::new(),
+            guardian_hung: false,
             records: Vec::new(),
             outcome: None,
             stop_asked: false,
@@ -150,6 +164,7 @@ impl World {
         match &event {
             Event::Exited { key, .. } | Event::NotStarted { key, .. } => {
                 self.living.remove(key);
+                self.asked.remove(key);
                 self.told.remove(key);
                 self.killed.remove(key);
             }
@@ -193,6 +208,14 @@ impl World {
                 assert!(self.living.contains_key(&key), "signals go to the living");
                 self.killed.insert(key);
             }
+            Action::Ask { key } => {
+                assert!(self.living.contains_key(&key), "questions go to the living");
+                assert!(self.asked.insert(key), "one question at a time");
+            }
+            Action::AskGuardian => {
+                assert!(!std::mem::replace(&mut self.guardian_asked, true), "one at a time");
+            }
+            Action::Look => {}
             Action::AwaitGpu { seat } => drop(self.awaited.insert(seat)),
             Action::Bundle { .. } => {}
             Action::Record(record) => self.records.push(record.what),
@@ -209,13 +232,18 @@ impl World {
             let lives = self.living.values().any(|other| *other == number);
             let active = matches!(
                 seat.state,
-                ProcessPhase::Starting | ProcessPhase::Ready | ProcessPhase::Stopping
+                ProcessPhase::Starting
+                    | ProcessPhase::Ready
+                    | ProcessPhase::Unresponsive
+                    | ProcessPhase::Stopping
             );
             if self.outcome.is_none() {
                 assert_eq!(active, lives, "{}: {:?}", seat.name, seat.state);
             }
             let starts = self.starts.get(&number).copied().unwrap_or_default();
             assert_eq!(seat.restarts, starts.saturating_sub(1), "{}", seat.name);
+            let silent = seat.state == ProcessPhase::Unresponsive;
+            assert_eq!(silent, seat.not_answering_since.is_some(), "{}", seat.name);
         }
         let ready = state.ready_after_ms.is_some();
         assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");
@@ -225,6 +253,7 @@ impl World {
                 let good = matches!(seat.state, ProcessPhase::Ready | ProcessPhase::Stopped);
                 assert!(good, "READY, but {} is {:?}", seat.name, seat.state);
             }
+            assert_eq!(state.guardian_not_answering_since, None, "READY without a guardian");
         }
         if state.state == ClusterPhase::Degraded || state.state == ClusterPhase::Failed {
             assert!(state.cause.is_some(), "a cause is kept");
@@ -276,6 +305,28 @@ impl World {
         let key = self.key(seat);
         let log_tail = vec!["last line".to_owned()];
         self.tell(Event::Exited { key, exit, log_tail });
+    }
+
+    /// Has those answer that were asked and do not hang.
+    pub(super) fn answer(&mut self) {
+        let asked = std::mem::take(&mut self.asked);
+        for key in asked {
+            match self.living.get(&key) {
+                Some(seat) if self.hung.contains(seat) => drop(self.asked.insert(key)),
+                Some(_) => self.tell(Event::Said { key, status: Status::Alive }),
+                None => {}
+            }
+        }
+        if self.guardian_asked && !self.guardian_hung {
+            self.guardian_asked = false;
+            self.tell(Event::GuardianAlive);
+        }
+    }
+
+    /// Has somebody look who is stopped.
+    pub(super) fn look(&mut self, stopped: &[usize]) {
+        let stopped = stopped.iter().filter_map(|seat| self.core.key_of(*seat)).collect();
+        self.tell(Event::Looked { stopped, guardian_stopped: false });
     }
 
     /// Lets time pass until the next deadline.

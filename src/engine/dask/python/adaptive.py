@@ -19,7 +19,7 @@ from cuda_cluster_dask import control
 logger = logging.getLogger("distributed.adaptive")
 
 # Phases of a worker that the supervisor has not given up.
-RUNNING = ("waiting", "starting", "ready", "restarting")
+RUNNING = ("waiting", "starting", "ready", "unresponsive", "restarting")
 
 
 class Adaptive(AdaptiveCore):

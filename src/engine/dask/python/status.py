@@ -1,7 +1,9 @@
 """What a process tells its supervisor: JSON lines on the status pipe (`wire::status` in Rust)."""
 
+import asyncio
 import json
 import os
+import stat
 
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
 
@@ -31,8 +33,24 @@ class Status:
         self._tell(status="step", step=step)
 
     def ready(self, address, peers=()):
+        """From now on the event loop that runs answers the supervisor's questions."""
         self.is_ready = True
         self._tell(status="ready", address=address, peers=list(peers))
+        if self._descriptor is not None and stat.S_ISSOCK(os.fstat(self._descriptor).st_mode):
+            asyncio.get_running_loop().add_reader(self._descriptor, self._answer)
+
+    def _answer(self):
+        try:
+            asked = os.read(self._descriptor, 64)
+        except BlockingIOError:
+            return
+        except OSError:
+            asked = b""
+        if asked:
+            self._tell(status="alive")
+        else:
+            # The supervisor is gone, and this process with it.
+            asyncio.get_running_loop().remove_reader(self._descriptor)
 
     def note(self, text):
         self._tell(status="note", text=text)

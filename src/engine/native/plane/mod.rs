@@ -160,6 +160,8 @@ pub enum Report {
         /// UCX's words.
         cause: String,
     },
+    /// The thread is at work: the answer to [`Plane::pulse`].
+    Pulse,
     /// A measurement has ended.
     Measured {
         /// Its number.
@@ -209,6 +211,7 @@ enum Command {
         measure: Measure,
         room: Option<Vec<Buffer>>,
     },
+    Pulse,
     Stop,
 }
 
@@ -355,6 +358,11 @@ impl Plane {
     /// Measures the way to a peer; the result comes as [`Report::Measured`].
     pub fn measure(&self, id: u64, measurement: Measurement) {
         self.line.tell(Command::Measure { id, measurement });
+    }
+
+    /// Asks whether the thread is at work; it answers with [`Report::Pulse`].
+    pub fn pulse(&self) {
+        self.line.tell(Command::Pulse);
     }
 
     /// Closes every connection and waits for the thread's end.

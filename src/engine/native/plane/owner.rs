@@ -242,6 +242,8 @@ impl Owner {
                 let out = self.measurements.prepare(from, id, measure, room);
                 self.send_one(out);
             }
+            // Nobody listens any more only when the process ends.
+            Command::Pulse => drop(self.reports.send(Report::Pulse)),
             Command::Stop => {}
         }
     }

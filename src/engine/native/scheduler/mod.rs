@@ -115,6 +115,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 }
                 service.flush();
             }
+            () = status.asked() => status.answer(),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }

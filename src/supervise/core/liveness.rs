@@ -1,0 +1,242 @@
+//! Whether processes answer: who is asked when, what silence means, and what follows from it.
+//!
+//! Each process that can be asked is, all at one time and seldom, so that a cluster at rest stays
+//! at rest. Of one that cannot be asked (any program of the command engine's) it is only seen
+//! whether it is stopped.
+//!
+//! *Invariant:* a process has at most one question without an answer; it is `unresponsive` exactly
+//! while it was READY and is known not to answer.
+
+use std::time::Duration;
+
+use super::seat::{Seat, Then};
+use super::{Action, Core, Key, Moment, SeatNumber, millis};
+use crate::plan::Unresponsive;
+use crate::supervise::record::What;
+use crate::supervise::{ProcessPhase, ReadyWhen};
+use crate::units::Span;
+
+/// Longest time in which the guardian reports an end that the kernel has told already: it waits
+/// half a second for the last output.
+const REPORTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Shortest time between two questions.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// What is known of a process's answering.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Liveness {
+    /// When the question was asked that has no answer yet.
+    asked: Option<Moment>,
+    /// Whether it was stopped when it was last looked at.
+    stopped: bool,
+    /// When it ended, while nobody has told how.
+    gone: Option<Moment>,
+    /// Whether it has closed its status pipe, and hears no question.
+    deaf: bool,
+    /// Since when it does not answer, once that is known.
+    pub(super) silent_since: Option<Moment>,
+}
+
+impl Liveness {
+    /// Since when and why it does not answer; `None` if it may.
+    fn silence(&self, patience: Span, now: Moment) -> Option<(Moment, String)> {
+        let due = |at: Moment, within: Duration| at + within <= now;
+        match *self {
+            Self { gone: Some(at), .. } if due(at, REPORTED_WITHIN) => {
+                Some((at, "it has ended, and the guardian does not tell how".to_owned()))
+            }
+            Self { stopped: true, asked, .. } => {
+                Some((asked.unwrap_or(now), "it is stopped (SIGSTOP or a debugger)".to_owned()))
+            }
+            Self { asked: Some(at), .. } if due(at, patience.0) => {
+                Some((at, format!("no answer within {patience}")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether nothing is known against its answering.
+    fn may_answer(&self) -> bool {
+        self.asked.is_none() && !self.stopped && self.gone.is_none()
+    }
+
+    /// When more is known without an event.
+    fn deadline(&self, patience: Duration) -> Option<Moment> {
+        let gone = self.gone.map(|at| at + REPORTED_WITHIN);
+        gone.into_iter().chain(self.asked.map(|at| at + patience)).min()
+    }
+}
+
+impl Seat {
+    fn can_be_asked(&self) -> bool {
+        let at_work = matches!(self.phase(), ProcessPhase::Ready | ProcessPhase::Unresponsive);
+        at_work && self.spec.ready == ReadyWhen::Said && !self.liveness.deaf
+    }
+}
+
+impl Core {
+    /// Time between two questions to a process that answers. A hang is so found within twice the
+    /// time in which processes are to answer, and each wakes twice a minute by default.
+    pub(super) fn ask_every(&self) -> Duration {
+        self.policy.answer_within.0.max(SHORTEST)
+    }
+
+    /// A process has answered.
+    pub(super) fn answered(&mut self, number: SeatNumber, now: Moment) {
+        self.seats[number].liveness.asked = None;
+        self.judge_silence(number, now);
+    }
+
+    pub(super) fn guardian_answered(&mut self, now: Moment) {
+        self.guardian.asked = None;
+        self.guardian.stopped = false;
+        self.judge_guardian(now);
+    }
+
+    /// A process hears no questions any more, because it ends or does not want to.
+    pub(super) fn cannot_be_asked(&mut self, number: SeatNumber) {
+        let seat = &mut self.seats[number];
+        seat.liveness.deaf = true;
+        if seat.phase() == ProcessPhase::Ready {
+            seat.liveness.asked = None;
+        }
+    }
+
+    /// Whatever a process says, it is not stopped.
+    pub(super) fn heard_of(&mut self, number: SeatNumber) {
+        self.seats[number].liveness.stopped = false;
+    }
+
+    pub(super) fn gone(&mut self, key: Key, now: Moment) {
+        if let Some(number) = self.seat_of(key) {
+            self.seats[number].liveness.gone.get_or_insert(now);
+        }
+    }
+
+    pub(super) fn looked(&mut self, stopped: &[Key], guardian_stopped: bool, now: Moment) {
+        for number in 0..self.seats.len() {
+            let Some(key) = self.seats[number].key else { continue };
+            let stopped = stopped.contains(&key);
+            let before = std::mem::replace(&mut self.seats[number].liveness.stopped, stopped);
+            if before != stopped {
+                // Its answer tells when it goes on, or that it does so already.
+                self.ask(number, now);
+                self.judge_silence(number, now);
+            }
+        }
+        if std::mem::replace(&mut self.guardian.stopped, guardian_stopped) != guardian_stopped {
+            self.ask_guardian(now);
+            self.judge_guardian(now);
+        }
+    }
+
+    fn ask(&mut self, number: SeatNumber, now: Moment) {
+        let seat = &mut self.seats[number];
+        if let (Some(key), true, None) = (seat.key, seat.can_be_asked(), seat.liveness.asked) {
+            seat.liveness.asked = Some(now);
+            self.actions.push(Action::Ask { key });
+        }
+    }
+
+    fn ask_guardian(&mut self, now: Moment) {
+        if self.guardian.asked.is_none() {
+            self.guardian.asked = Some(now);
+            self.actions.push(Action::AskGuardian);
+        }
+    }
+
+    /// Asks when it is time to, and finds who has not answered.
+    pub(super) fn keep_asking(&mut self, now: Moment) {
+        if self.ending.is_some() {
+            return;
+        }
+        for number in 0..self.seats.len() {
+            self.judge_silence(number, now);
+        }
+        self.judge_guardian(now);
+        if self.ask_at <= now {
+            self.ask_at = now + self.ask_every();
+            (0..self.seats.len()).for_each(|number| self.ask(number, now));
+            self.ask_guardian(now);
+            self.actions.push(Action::Look);
+        }
+    }
+
+    /// Brings a process's phase up to what is known of its answering.
+    fn judge_silence(&mut self, number: SeatNumber, now: Moment) {
+        let patience = self.policy.answer_within;
+        let seat = &mut self.seats[number];
+        if seat.phase() == ProcessPhase::Ready
+            && let Some((since, reason)) = seat.liveness.silence(patience, now)
+        {
+            seat.liveness.silent_since = Some(since);
+            seat.shown.state = ProcessPhase::Unresponsive;
+            let since = self.time_of_day(since);
+            self.record(now, Some(number), What::NotAnswering { since, reason });
+            // A process that goes on answers this one first.
+            self.ask(number, now);
+        }
+        let seat = &mut self.seats[number];
+        if seat.phase() != ProcessPhase::Unresponsive {
+            return;
+        }
+        let since = seat.liveness.silent_since.unwrap_or(now);
+        if seat.liveness.may_answer() {
+            seat.shown.state = ProcessPhase::Ready;
+            self.record(now, Some(number), What::Answers { after_ms: millis(now - since) });
+        } else if self.policy.unresponsive == Unresponsive::Restart && since + patience.0 <= now {
+            let reason = format!("did not answer for {patience}");
+            seat.blame = Some(reason.clone());
+            self.terminate(number, Then::Judge, &reason, now);
+        }
+    }
+
+    /// The same for the guardian, which cannot be replaced.
+    fn judge_guardian(&mut self, now: Moment) {
+        let found = self.guardian.silence(self.policy.answer_within, now);
+        match (self.guardian.silent_since, found) {
+            (None, Some((since, reason))) => {
+                self.guardian.silent_since = Some(since);
+                let since = self.time_of_day(since);
+                self.record(now, None, What::NotAnswering { since, reason });
+            }
+            (Some(since), _) if self.guardian.may_answer() => {
+                self.guardian.silent_since = None;
+                self.record(now, None, What::Answers { after_ms: millis(now - since) });
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether somebody whose answer the first READY needs does not give it.
+    pub(super) fn is_held_up(&self) -> bool {
+        let silent = |seat: &Seat| seat.phase() == ProcessPhase::Unresponsive;
+        self.guardian.silent_since.is_some() || self.seats.iter().any(silent)
+    }
+
+    /// When something is to be asked, or found not to be answered.
+    pub(super) fn liveness_deadlines(&self) -> Vec<Moment> {
+        if self.ending.is_some() {
+            return Vec::new();
+        }
+        let patience = self.policy.answer_within.0;
+        let mut deadlines = vec![self.ask_at];
+        for seat in &self.seats {
+            match seat.phase() {
+                ProcessPhase::Ready => deadlines.extend(seat.liveness.deadline(patience)),
+                ProcessPhase::Unresponsive if self.policy.unresponsive == Unresponsive::Restart => {
+                    deadlines.extend(seat.liveness.silent_since.map(|since| since + patience));
+                }
+                _ => {}
+            }
+        }
+        if self.guardian.silent_since.is_none() {
+            deadlines.extend(self.guardian.deadline(patience));
+        }
+        if self.state.state.is_first() && self.is_held_up() {
+            deadlines.push(self.ready_by);
+        }
+        deadlines
+    }
+}
