@@ -11,6 +11,11 @@ use crate::topology::{Gpu, Note, NumaNode, Topology};
 /// Share of a GPU's memory at which a worker spills, unless the user says otherwise (dask-cuda's).
 const DEVICE_SHARE: f64 = 0.8;
 
+/// How full a native worker lets its memory limit get, of everything that it has resident: beyond
+/// that, data go to the disk. Well below the 95 percent at which the supervisor ends it, because
+/// what a function allocates for itself is only seen when it is there.
+pub const HOST_FILL_PERCENT: u64 = 75;
+
 /// Host NUMA nodes that may be used; empty when the topology knows none.
 pub(super) fn host_nodes(topology: &Topology) -> NodeSet {
     let has_memory = |node: &&NumaNode| !node.gpu_memory && node.memory_bytes != Some(0);
