@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use driver::DriverDevice;
-pub use host::{HostMemory, Lease};
 pub(crate) use host::PAGE;
+pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
 pub use simulated::SimulatedDevice;
 

@@ -204,11 +204,7 @@ async fn attempt(
     Ok((buffer, start.elapsed()))
 }
 
-async fn room(
-    shop: &Workshop,
-    party: &Arc<Party>,
-    length: usize,
-) -> Result<Buffer, FetchError> {
+async fn room(shop: &Workshop, party: &Arc<Party>, length: usize) -> Result<Buffer, FetchError> {
     let party = Arc::clone(party);
     Ok(blocking(&shop.store, move |store| store.receive(&party, length)).await??)
 }

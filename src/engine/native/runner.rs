@@ -324,7 +324,8 @@ fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
             let (got, promised) = (outputs.0.len(), job.outputs);
             return Err(format!("it returned {got} outputs instead of {promised}").into());
         }
-        let named = (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, party, task.plus(at), buffer));
+        let named =
+            (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, party, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
     match products {

@@ -270,9 +270,8 @@ impl Plane {
         let (reports, incoming) = async_mpsc::unbounded_channel();
         let line = Arc::new(Line { commands, waker });
         let thread_line = Arc::downgrade(&line);
-        let run = move || {
-            Owner::open(me, secret, opening, reports, thread_line)?.run(&sleeper, &inbox)
-        };
+        let run =
+            move || Owner::open(me, secret, opening, reports, thread_line)?.run(&sleeper, &inbox);
         let thread = thread::Builder::new()
             .name("ucx".to_owned())
             .spawn(run)
