@@ -16,10 +16,10 @@ use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::os::process;
 use native::Cluster;
 
-/// Some 9 MB in pieces of 131 kB.
-const MATRIX: Matrix = Matrix { chunks: 8, size: 128, seed: 5 };
+/// 26 MB in pieces of 131 kB.
+const MATRIX: Matrix = Matrix { chunks: 14, size: 128, seed: 5 };
 
-/// As much in parts of 272 kB, and once more in pieces of 17 kB.
+/// 9 MB in parts of 272 kB, and once more in pieces of 17 kB.
 const MERGE: Merge = Merge { parts: 16, rows: 17_000, seed: 5 };
 
 /// Device memory of each worker.
@@ -135,7 +135,7 @@ fn run(seed: u64, idle: u64) -> Figures {
     let mut state = seed;
     let workers = 2 + usize::try_from(seed / 2 % 2).expect("few");
     // For data, and for what functions allocate for themselves; a share of the limit stays free.
-    let room = (4 << 20) + random(&mut state) % (4 << 20);
+    let room = (4 << 20) + random(&mut state) % (2 << 20);
     let memory_limit = (idle + room) * 100 / cuda_cluster::plan::HOST_FILL_PERCENT;
     let directory = tempfile::tempdir().expect("a directory");
     let (mut cluster, client) = start(workers, memory_limit, directory.path());

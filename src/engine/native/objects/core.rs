@@ -2,8 +2,8 @@
 //!
 //! Pure: it counts bytes and names moves; the store makes them.
 //!
-//! What is charged but not an object (memory of tasks, transfers that are on their way) is told to it
-//! as [`Outside`]. Memory of a simulated device is host memory, and counts there, too.
+//! What is charged but not an object (memory of tasks, transfers that are on their way) is told to
+//! it as [`Outside`]. Memory of a simulated device is host memory, and counts there, too.
 //!
 //! *Invariant:* the bytes of a level are the sum of its objects' bytes, and after the moves that
 //! [`Ladder::room`] names, there is the room that was asked for.
