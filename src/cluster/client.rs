@@ -125,14 +125,7 @@ impl ClientError {
             ClientError::Arguments { .. } => {
                 Some("put what is large, and give it as an input".to_owned())
             }
-            ClientError::Task(TaskError::NoRoom { .. }) => Some(
-                "raise the limit that it names (--memory-limit, --device-memory-limit), or use \
-                 smaller pieces or fewer threads, so that what one task needs at a time fits"
-                    .to_owned(),
-            ),
-            ClientError::Task(TaskError::WorkersDied { .. }) => {
-                Some("why they died: cuda-cluster events".to_owned())
-            }
+            ClientError::Task(error) => error.hint(),
             _ => None,
         }
     }

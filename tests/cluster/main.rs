@@ -4,6 +4,7 @@ mod bad_days;
 mod embedded;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod memory;
 mod run;
 mod sandbox;
 mod terminals;
