@@ -150,8 +150,8 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
     let mut plan = native::plan(2);
     for worker in &mut plan.workers {
         worker.device_memory_limit_bytes = Some(100_000);
-        worker.memory_limit_bytes = Some(100_000);
     }
+    plan.engine_options = serde_json::json!({"host_limit_bytes": 100_000});
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");
@@ -181,8 +181,8 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
 fn a_full_disk_is_the_tasks_error() {
     let mut plan = native::plan(1);
     plan.workers[0].device_memory_limit_bytes = Some(100_000);
-    plan.workers[0].memory_limit_bytes = Some(100_000);
-    plan.engine_options = serde_json::json!({"disk_limit_bytes": 100_000});
+    plan.engine_options =
+        serde_json::json!({"host_limit_bytes": 100_000, "disk_limit_bytes": 100_000});
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");

@@ -52,11 +52,11 @@ fn any_number_of_workers_gives_the_numbers_of_one_process() {
 /// as host memory, and the rest on disk.
 fn cramped(workers: usize, bytes: u64) -> Plan {
     let mut plan = native::plan(workers);
+    let share = bytes / workers as u64;
     for worker in &mut plan.workers {
-        let share = bytes / workers as u64;
         worker.device_memory_limit_bytes = Some(share);
-        worker.memory_limit_bytes = Some(share);
     }
+    plan.engine_options = serde_json::json!({"host_limit_bytes": share});
     plan
 }
 

@@ -109,7 +109,8 @@ struct WorkerFlags {
     /// Placement of memory: preferred, bind, none
     #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
     memory_policy: Option<MemoryPolicy>,
-    /// Host memory of a worker: auto, none, 64GB, 0.1
+    /// Host memory of a worker, which the native engine fills to 3/4 before it uses the disk: auto,
+    /// none, 64GB, 0.1
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     memory_limit: Option<Limit>,
     /// Device memory at which a worker spills: auto, none, 30GB, 0.8

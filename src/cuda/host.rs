@@ -9,6 +9,7 @@
 //! *Invariant:* the bytes stay where they are while the memory is moved about.
 
 use std::alloc::Layout;
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -19,11 +20,16 @@ pub(crate) const PAGE: usize = 4096;
 /// the owner and for every process that copies from it.
 const HUGE: usize = 4 << 20;
 
+/// Something of the caller's that is dropped as soon as a piece of memory is free.
+pub type Lease = Box<dyn Any + Send + Sync>;
+
 /// Bytes in host memory.
 pub struct HostMemory {
     /// The bytes, behind `start` others that bring them to a page.
     bytes: Vec<u8>,
     start: usize,
+    /// Last, so that it is dropped when the bytes are free.
+    lease: Option<Lease>,
 }
 
 impl HostMemory {
@@ -45,7 +51,7 @@ impl HostMemory {
         let mut memory = unsafe { Vec::from_raw_parts(memory, room, room) };
         let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
         memory.truncate(start.checked_add(bytes)?);
-        let mut memory = Self { bytes: memory, start };
+        let mut memory = Self { bytes: memory, start, lease: None };
         if bytes >= HUGE {
             memory.advise_huge_pages();
         }
@@ -60,6 +66,16 @@ impl HostMemory {
         }
     }
 
+    /// Keeps something until the memory is free.
+    pub fn hold(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// What is kept until the memory is free.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
+    }
+
     /// Asks for huge pages; without them everything works, only slower.
     fn advise_huge_pages(&mut self) {
         let bytes = &mut self[..];
@@ -72,7 +88,7 @@ impl HostMemory {
 
 impl From<Vec<u8>> for HostMemory {
     fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, start: 0 }
+        Self { bytes, start: 0, lease: None }
     }
 }
 

@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use driver::DriverDevice;
-pub use host::HostMemory;
 pub(crate) use host::PAGE;
+pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
 pub use simulated::SimulatedDevice;
 
@@ -149,7 +149,7 @@ impl Device {
             }
             Device::Driver(device) => Memory::Driver(DriverDevice::allocate(device, bytes)?),
         };
-        Ok(DeviceBuffer { memory })
+        Ok(DeviceBuffer { memory, lease: None })
     }
 }
 
@@ -161,9 +161,21 @@ enum Memory {
 /// Memory of a device.
 pub struct DeviceBuffer {
     memory: Memory,
+    /// Last, so that it is dropped when the memory is free.
+    lease: Option<Lease>,
 }
 
 impl DeviceBuffer {
+    /// Keeps something until the memory is free.
+    pub fn hold(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// What is kept until the memory is free.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &self.memory {

@@ -14,8 +14,7 @@ use nix::sys::mman::{MmapAdvise, madvise};
 ///
 /// For a process that starts, and then waits for hours. Failing to do so harms nobody.
 pub fn give_back_memory() {
-    // SAFETY: malloc_trim has no preconditions.
-    unsafe { libc::malloc_trim(0) };
+    give_back_freed_heap();
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
     let Ok(program) = fs::metadata("/proc/self/exe") else { return };
     for (start, length) in maps.lines().filter_map(|line| code_of(line, program.ino())) {
@@ -25,6 +24,28 @@ pub fn give_back_memory() {
         // SAFETY: the range is a private file mapping that is not writable, so its pages equal the
         // file's, and dropping them only makes the kernel map them again.
         let _ = unsafe { madvise(start, length, MmapAdvise::MADV_DONTNEED) };
+    }
+}
+
+/// Gives back what is freed and still in the heap.
+pub fn give_back_freed_heap() {
+    // SAFETY: malloc_trim has no preconditions.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// From now on, memory of some size goes back as soon as it is freed.
+///
+/// By itself, glibc keeps more and more of it in its heap: up to 32 MiB at a time, in as many
+/// heaps as there are threads (mallopt(3), `M_MMAP_THRESHOLD` and `M_ARENA_MAX`).
+pub fn give_back_when_freed() {
+    let settings = [
+        (libc::M_MMAP_THRESHOLD, 256 << 10),
+        (libc::M_TRIM_THRESHOLD, 1 << 20),
+        (libc::M_ARENA_MAX, 2),
+    ];
+    for (parameter, value) in settings {
+        // SAFETY: mallopt has no preconditions; a parameter that it does not know changes nothing.
+        unsafe { libc::mallopt(parameter, value) };
     }
 }
 

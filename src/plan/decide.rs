@@ -68,7 +68,7 @@ pub fn plan(
     let everywhere = network::everywhere(&context, &lanes);
     let mut client_env = variables.env.clone();
     client_env.extend(everywhere.map(|devices| (NET_DEVICES.to_owned(), devices)));
-    let workers = workers::plan(&context, &lanes, &shares, &variables, &mut notes);
+    let workers = workers::plan(&context, &lanes, &shares, &variables, &mut notes)?;
     let plan = Plan {
         version: VERSION,
         name: spec.name.clone().unwrap_or_default(),

@@ -6,6 +6,7 @@
 
 use crate::spec::SpecError;
 use crate::topology::Note;
+use crate::units::HumanBytes;
 
 /// Why no plan can be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -105,6 +106,19 @@ pub enum PlanError {
         /// The cores' CPUs.
         cpus: String,
     },
+    /// A memory limit that the worker's own process would reach.
+    #[error(
+        "worker {worker}: a memory limit of {} does not hold the worker itself; the least is {}",
+        HumanBytes(*limit_bytes), HumanBytes(*least_bytes)
+    )]
+    MemoryLimit {
+        /// The worker.
+        worker: String,
+        /// The limit.
+        limit_bytes: u64,
+        /// The least that is accepted.
+        least_bytes: u64,
+    },
     /// A port range is too small, or an address is for one worker.
     #[error(transparent)]
     Spec(Box<SpecError>),
@@ -168,6 +182,9 @@ impl PlanError {
                 "a template's numbers are 'gpu', 'rank' and 'numa': mlx5_{gpu//2}:1"
             }
             PlanError::TooFewCores { .. } => "use 'cpus: local', which lets workers share cores",
+            PlanError::MemoryLimit { .. } => {
+                "raise '--memory-limit', or leave it out: 'auto' is the worker's share of the memory"
+            }
             PlanError::Spec(error) => return error.hint(),
             PlanError::Strict { .. } => "without '--strict' these are notes on a usable plan",
         };

@@ -11,6 +11,21 @@ use crate::topology::{Gpu, Note, NumaNode, Topology};
 /// Share of a GPU's memory at which a worker spills, unless the user says otherwise (dask-cuda's).
 const DEVICE_SHARE: f64 = 0.8;
 
+/// How full a native worker lets its memory limit get, of everything that it has resident: beyond
+/// that, data go to the disk. Well below the 95 percent at which the supervisor ends it, because
+/// what a function allocates for itself is only seen when it is there.
+pub const HOST_FILL_PERCENT: u64 = 75;
+
+/// The least memory limit of a native worker, in bytes: what it has resident before it has any
+/// data (some 30 MB), and room for a few of these.
+pub(super) const LEAST_HOST_LIMIT: u64 = 64 << 20;
+
+/// How a native worker divides its limit, for the reasons of a plan.
+pub(super) fn host_division(bytes: u64) -> String {
+    let filled = crate::units::HumanBytes(bytes / 100 * HOST_FILL_PERCENT);
+    format!("; beyond {filled} in use, data go to the disk")
+}
+
 /// Host NUMA nodes that may be used; empty when the topology knows none.
 pub(super) fn host_nodes(topology: &Topology) -> NodeSet {
     let has_memory = |node: &&NumaNode| !node.gpu_memory && node.memory_bytes != Some(0);

@@ -44,6 +44,7 @@ pub use decide::plan;
 pub use difference::difference;
 pub use error::PlanError;
 pub use libucp::libucp_paths;
+pub use memory::HOST_FILL_PERCENT;
 pub use options::DaskOptions;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 

@@ -12,7 +12,9 @@ use super::gpus::{Chosen, Selected, VISIBLE};
 use super::network::Lanes;
 use super::shares::Shares;
 use super::ucx::{NET_DEVICES, Variables};
-use super::{Binding, EngineKind, MemoryPolicy, RmmPlan, Why, WorkerGpu, WorkerPlan, memory};
+use super::{
+    Binding, EngineKind, MemoryPolicy, PlanError, RmmPlan, Why, WorkerGpu, WorkerPlan, memory,
+};
 use crate::cpuset::NodeSet;
 use crate::ids::NicPort;
 use crate::spec::{ClusterSpec, GpuName, MatchSpec, OverrideSpec, VisibleDevices};
@@ -93,7 +95,7 @@ pub(super) fn plan(
     shares: &Shares,
     variables: &Variables,
     notes: &mut Vec<Note>,
-) -> Vec<WorkerPlan> {
+) -> Result<Vec<WorkerPlan>, PlanError> {
     let mems: Vec<(Option<NodeSet>, String)> =
         context.slots.iter().map(|slot| memory_nodes(context, slot, notes)).collect();
     let sharers = |node: u32| {
@@ -112,12 +114,13 @@ pub(super) fn plan(
             worker.because("mems", shown(nodes.as_ref()), reason);
             worker.why.push(lanes[at].why.clone());
             let memory_limit_bytes = worker.memory_limit(nodes.as_ref(), &sharers);
+            enough(context.engine, &slot.name, memory_limit_bytes)?;
             let device_memory_limit_bytes = worker.device_memory_limit();
             worker.environment(at, &lanes[at], variables, hca.as_deref());
             let policy = context.spec.memory.policy.unwrap_or_default();
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
             let differing = slot.differences.iter().rev().find_map(|d| d.threads);
-            WorkerPlan {
+            Ok(WorkerPlan {
                 name: slot.name.clone(),
                 rank,
                 gpu: slot.chosen.map(worker_gpu),
@@ -129,9 +132,23 @@ pub(super) fn plan(
                 rmm: worker.rmm(notes),
                 env: worker.env,
                 why: worker.why,
-            }
+            })
         })
         .collect()
+}
+
+/// Makes sure that a native worker fits its own limit.
+fn enough(engine: EngineKind, worker: &str, limit: Option<u64>) -> Result<(), PlanError> {
+    let too_little =
+        limit.filter(|bytes| engine == EngineKind::Native && *bytes < memory::LEAST_HOST_LIMIT);
+    match too_little {
+        Some(limit_bytes) => Err(PlanError::MemoryLimit {
+            worker: worker.to_owned(),
+            limit_bytes,
+            least_bytes: memory::LEAST_HOST_LIMIT,
+        }),
+        None => Ok(()),
+    }
 }
 
 fn shown<T: ToString>(value: Option<&T>) -> String {
@@ -283,7 +300,7 @@ impl Worker<'_> {
         let context = self.context;
         let differing = self.slot.differences.iter().rev().find_map(|d| d.memory_limit);
         let limit = differing.or(context.spec.memory.limit);
-        let (bytes, reason) = memory::host_limit(
+        let (bytes, mut reason) = memory::host_limit(
             context.topology,
             nodes,
             sharers,
@@ -291,6 +308,9 @@ impl Worker<'_> {
             context.caller.memory_limit_bytes,
             limit.unwrap_or_else(|| usual_limit(context.engine)),
         );
+        if let Some(bytes) = bytes.filter(|_| context.engine == EngineKind::Native) {
+            reason.push_str(&memory::host_division(bytes));
+        }
         self.because("memory_limit", bytes_shown(bytes), reason);
         bytes
     }

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::status::Status;
-use crate::cuda::{self, DeviceBuffer, HostMemory, PAGE};
+use crate::cuda::{self, DeviceBuffer, HostMemory, Lease, PAGE};
 
 /// Bytes in host or device memory.
 #[derive(Debug)]
@@ -24,6 +24,38 @@ impl Buffer {
     /// there is none.
     pub fn zeroed(bytes: usize) -> Option<Self> {
         HostMemory::zeroed(bytes).map(Buffer::Host)
+    }
+
+    /// Keeps something until the memory is free, wherever the buffer goes.
+    pub fn hold(&mut self, lease: Lease) {
+        match self {
+            Buffer::Host(bytes) => bytes.hold(lease),
+            Buffer::Device(buffer) => buffer.hold(lease),
+        }
+    }
+
+    /// What is kept until the memory is free.
+    pub fn lease(&self) -> Option<&Lease> {
+        match self {
+            Buffer::Host(bytes) => bytes.lease(),
+            Buffer::Device(buffer) => buffer.lease(),
+        }
+    }
+
+    /// Copies `bytes` from the host to `offset`.
+    ///
+    /// # Errors
+    /// If that reaches beyond the buffer, or its device refuses.
+    pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), cuda::Error> {
+        match self {
+            Buffer::Host(target) => {
+                let range = offset..offset.saturating_add(bytes.len());
+                let error = cuda::Error::Range { offset, bytes: bytes.len(), length: target.len() };
+                target.get_mut(range).ok_or(error)?.copy_from_slice(bytes);
+                Ok(())
+            }
+            Buffer::Device(target) => target.write(offset, bytes),
+        }
     }
 
     /// Length in bytes.

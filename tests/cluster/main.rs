@@ -6,6 +6,7 @@ mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
 mod liveness;
+mod memory;
 mod neighbours;
 mod run;
 mod sandbox;

@@ -195,6 +195,17 @@ impl Cluster {
         Pid::from_raw(i32::try_from(self.process(name).child.id()).expect("a pid"))
     }
 
+    /// The processes of workers that live, with their names.
+    pub(crate) fn living(&mut self) -> Vec<(String, u32)> {
+        let workers = self.processes.iter_mut().filter(|process| process.name != "scheduler");
+        workers
+            .filter_map(|process| {
+                let lives = process.child.try_wait().is_ok_and(|ended| ended.is_none());
+                lives.then(|| (process.name.clone(), process.child.id()))
+            })
+            .collect()
+    }
+
     /// Memory of a process that is in RAM.
     pub(crate) fn resident_bytes(&mut self, name: &str) -> u64 {
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid(name)));

@@ -115,6 +115,7 @@ impl ClientError {
             ClientError::Arguments { .. } => {
                 Some("put what is large, and give it as an input".to_owned())
             }
+            ClientError::Task(error) => error.hint(),
             _ => None,
         }
     }

@@ -16,9 +16,10 @@ use tokio::sync::{Semaphore, mpsc};
 use super::objects::{Lent, Store, StoreError};
 use super::runner::Happened;
 use super::{ConversationError, Error, connection};
+use crate::ucx::Buffer;
 use crate::wire::native::FRAME_LIMIT;
 use crate::wire::secret::Secret;
-use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, Report};
+use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, ObjectId, Report};
 
 /// Time to prove knowledge of the secret.
 const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -26,8 +27,8 @@ const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Connections served at one time; others wait.
 const CONNECTIONS: usize = 64;
 
-/// Time that the other side may take to read [`CHUNK`] bytes.
-const READING_TIME: Duration = Duration::from_secs(60);
+/// Time that the other side may take to read or write [`CHUNK`] bytes.
+const TRANSFER_TIME: Duration = Duration::from_secs(60);
 
 /// Bytes that are copied from a device, or sent, at a time.
 const CHUNK: usize = 1 << 20;
@@ -98,20 +99,12 @@ async fn converse(
                 }
             }
             Bulk::Put { object, bytes } if bytes <= OBJECT_LIMIT => {
-                let mut content = Vec::new();
-                (&mut stream).take(bytes).read_to_end(&mut content).await?;
-                if content.len() as u64 != bytes {
-                    return Ok(());
-                }
-                let keeping = Arc::clone(&store);
-                let keep = move || keeping.insert(object, content.into());
-                match tokio::task::spawn_blocking(keep).await {
-                    Ok(Ok(bytes)) => {
+                match take(&mut stream, &store, object, bytes).await? {
+                    Ok(bytes) => {
                         let _ = events.send(Happened::Report(Report::Stored { object, bytes }));
                         connection::send(&mut stream, &BulkReply::Stored).await?;
                     }
-                    Ok(Err(error)) => refuse(&mut stream, &error).await?,
-                    Err(_) => return Ok(()),
+                    Err(error) => refuse(&mut stream, &error).await?,
                 }
             }
             Bulk::Put { bytes, .. } => {
@@ -122,26 +115,75 @@ async fn converse(
     }
 }
 
+/// Takes an object, when there is room for it.
+async fn take(
+    stream: &mut UnixStream,
+    store: &Arc<Store>,
+    object: ObjectId,
+    bytes: u64,
+) -> Result<Result<u64, StoreError>, ConversationError> {
+    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let lost = || io::Error::other("a thread for waiting was lost");
+    let mut given = None;
+    for enter in [Store::enter, Store::enter_alone] {
+        let store = Arc::clone(store);
+        let room = move || {
+            let party = enter(&store);
+            store.receive_on_host(&party, length).map(|room| (party, room))
+        };
+        match tokio::task::spawn_blocking(room).await.map_err(|_| lost())? {
+            Err(StoreError::NoRoom(full)) => given = Some(Err(StoreError::NoRoom(full))),
+            other => {
+                given = Some(other);
+                break;
+            }
+        }
+    }
+    let (party, mut room) = match given {
+        Some(Ok(given)) => given,
+        Some(Err(error)) => {
+            // The other side reads the answer when it has sent everything.
+            let mut chunk = vec![0; CHUNK.min(length)];
+            let mut left = length;
+            while left > 0 {
+                let bytes = CHUNK.min(left);
+                read(stream, &mut chunk[..bytes]).await?;
+                left -= bytes;
+            }
+            return Ok(Err(error));
+        }
+        None => return Err(lost().into()),
+    };
+    let Buffer::Host(memory) = &mut room else { return Err(lost().into()) };
+    for chunk in memory.chunks_mut(CHUNK) {
+        read(stream, chunk).await?;
+    }
+    let store = Arc::clone(store);
+    let keep = move || store.insert(&party, object, room);
+    Ok(tokio::task::spawn_blocking(keep).await.map_err(|_| lost())?)
+}
+
+/// Reads from somebody who must not make others wait for ever.
+async fn read(stream: &mut UnixStream, bytes: &mut [u8]) -> Result<(), ConversationError> {
+    let read = tokio::time::timeout(TRANSFER_TIME, stream.read_exact(bytes)).await;
+    read.map_err(|_| ConversationError::Slow)??;
+    Ok(())
+}
+
 /// Sends an object, as long as the other side reads: what is lent stays in memory meanwhile.
 async fn give(stream: &mut UnixStream, lent: Lent) -> Result<(), ConversationError> {
-    let buffer = lent.buffer();
-    connection::send(stream, &BulkReply::Bytes(buffer.len() as u64)).await?;
-    let mut copy = vec![0; if buffer.host().is_some() { 0 } else { CHUNK.min(buffer.len()) }];
+    let length = lent.len();
+    connection::send(stream, &BulkReply::Bytes(length as u64)).await?;
+    let mut chunk = vec![0; CHUNK.min(length)];
     let mut offset = 0;
-    while offset < buffer.len() {
-        let length = CHUNK.min(buffer.len() - offset);
-        let chunk = match buffer.host() {
-            Some(bytes) => &bytes[offset..offset + length],
-            None => {
-                // The length was promised, so a device that refuses now ends the connection.
-                let copied = buffer.read(offset, &mut copy[..length]);
-                copied.map_err(|error| io::Error::other(error.to_string()))?;
-                &copy[..length]
-            }
-        };
-        let written = tokio::time::timeout(READING_TIME, stream.write_all(chunk)).await;
+    while offset < length {
+        let bytes = CHUNK.min(length - offset);
+        // The length was promised, so a device or a file that refuses now ends the connection.
+        let copied = lent.read(offset, &mut chunk[..bytes]);
+        copied.map_err(|error| io::Error::other(error.to_string()))?;
+        let written = tokio::time::timeout(TRANSFER_TIME, stream.write_all(&chunk[..bytes])).await;
         written.map_err(|_| ConversationError::Slow)??;
-        offset += length;
+        offset += bytes;
     }
     Ok(())
 }

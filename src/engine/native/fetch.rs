@@ -4,12 +4,13 @@
 //! file. Does not choose the peer.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
-use super::objects::StoreError;
+use super::objects::{Party, Store, StoreError};
 use super::plane::{Target, TransferError};
 use super::runner::Workshop;
 use super::{ConversationError, Error, bulk, connection};
@@ -27,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Bytes in a second that any link carries.
 const SLOWEST: u64 = 1 << 20;
+
+/// Bytes that are read from a socket at a time.
+const CHUNK: usize = 1 << 20;
 
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -99,18 +103,14 @@ pub(super) fn words(error: &(dyn std::error::Error + 'static)) -> String {
 /// Fetches, and keeps what came. What has no room beside running tasks and other fetches is
 /// fetched once more when there are none; what has no room then has none at all.
 pub(super) async fn fetch(
-    shop: &std::sync::Arc<Workshop>,
+    shop: &Arc<Workshop>,
     object: ObjectId,
     source: Member,
     bytes: u64,
 ) -> Fetched {
-    let mut result = {
-        let _beside = shop.room.read().await;
-        attempts(shop, object, &source, bytes).await
-    };
+    let mut result = fetch_beside(shop, object, &source, bytes, Store::enter).await;
     if result.as_ref().is_err_and(FetchError::is_full) {
-        let _alone = shop.room.write().await;
-        result = attempts(shop, object, &source, bytes).await;
+        result = fetch_beside(shop, object, &source, bytes, Store::enter_alone).await;
     }
     if let Err(error) = &result {
         tracing::warn!(%object, from = source.name, %error, "an object was not fetched");
@@ -118,16 +118,45 @@ pub(super) async fn fetch(
     Fetched { object, source, result }
 }
 
-async fn attempts(
-    shop: &std::sync::Arc<Workshop>,
+async fn fetch_beside(
+    shop: &Arc<Workshop>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
+    enter: fn(&Store) -> Party,
 ) -> Result<(u64, Duration), FetchError> {
+    // What waits here waits at its sender, and holds no memory.
+    let place = shop.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
+    let party = Arc::new(blocking(&shop.store, enter).await?);
+    let (buffer, mut took) = attempts(shop, &party, object, source, bytes).await?;
+    drop(place);
+    if let Some(link) = shop.links.get(&source.name) {
+        took = link.carry(bytes, took).await;
+    }
+    blocking(&shop.store, move |store| store.insert(&party, object, buffer)).await??;
+    Ok((bytes, took))
+}
+
+/// Does what may have to wait for memory, or write files, which the event loop must not.
+async fn blocking<T: Send + 'static>(
+    store: &Arc<Store>,
+    call: impl FnOnce(&Store) -> T + Send + 'static,
+) -> Result<T, FetchError> {
+    let store = Arc::clone(store);
+    tokio::task::spawn_blocking(move || call(&store)).await.map_err(|_| FetchError::Thread)
+}
+
+async fn attempts(
+    shop: &Arc<Workshop>,
+    party: &Arc<Party>,
+    object: ObjectId,
+    source: &Member,
+    bytes: u64,
+) -> Result<(Buffer, Duration), FetchError> {
     let mut tries = 0;
     loop {
-        let error = match attempt(shop, object, source, bytes).await {
-            Ok(took) => return Ok((bytes, took)),
+        let error = match attempt(shop, party, object, source, bytes).await {
+            Ok(came) => return Ok(came),
             Err(error) => error,
         };
         tries += 1;
@@ -160,51 +189,47 @@ impl SimulatedLink {
 }
 
 async fn attempt(
-    shop: &std::sync::Arc<Workshop>,
+    shop: &Arc<Workshop>,
+    party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
-) -> Result<Duration, FetchError> {
+) -> Result<(Buffer, Duration), FetchError> {
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-    // What waits here waits at its sender.
-    let place = shop.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
-    let store = std::sync::Arc::clone(&shop.store);
-    // Making room may have to write files, which the event loop must not wait for.
-    let room = tokio::task::spawn_blocking(move || store.receive(length));
-    let room = room.await.map_err(|_| FetchError::Thread)??;
+    let room = room(shop, party, length).await?;
     let start = Instant::now();
     let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
-    let coming = tokio::time::timeout(limit, bring(shop, object, source, room, length));
+    let coming = tokio::time::timeout(limit, bring(shop, party, object, source, room));
     let buffer = coming.await.unwrap_or(Err(FetchError::Slow { limit }))?;
-    let mut took = start.elapsed();
-    drop(place);
-    if let Some(link) = shop.links.get(&source.name) {
-        took = link.carry(bytes, took).await;
-    }
-    let store = std::sync::Arc::clone(&shop.store);
-    let kept = tokio::task::spawn_blocking(move || store.insert(object, buffer));
-    kept.await.map_err(|_| FetchError::Thread)??;
-    Ok(took)
+    Ok((buffer, start.elapsed()))
+}
+
+async fn room(shop: &Workshop, party: &Arc<Party>, length: usize) -> Result<Buffer, FetchError> {
+    let party = Arc::clone(party);
+    Ok(blocking(&shop.store, move |store| store.receive(&party, length)).await??)
 }
 
 /// Over UCX if the peer has it in memory, else over its socket.
 async fn bring(
     shop: &Workshop,
+    party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     room: Buffer,
-    length: usize,
 ) -> Result<Buffer, FetchError> {
-    let name = object.to_string();
+    let (name, length) = (object.to_string(), room.len());
     match shop.plane.get(&source.name, name, Target::Into(room), false).await {
         Ok(fetched) => Ok(fetched.buffer),
-        Err(TransferError::Missing { .. }) => from_socket(shop, object, source, length).await,
+        Err(TransferError::Missing { .. }) => {
+            from_socket(shop, party, object, source, length).await
+        }
         Err(error) => Err(error.into()),
     }
 }
 
 async fn from_socket(
     shop: &Workshop,
+    party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     length: usize,
@@ -215,13 +240,22 @@ async fn from_socket(
         connect.map_err(|source| Error::Socket { action: "connect to", path, source })?;
     connection::greet(&mut stream, &shop.bulk.secret).await?;
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
+    // The room that UCX was given is free again, and the peer is asked when there is some: it
+    // does not wait for long for whoever does not read.
+    let mut buffer = self::room(shop, party, length).await?;
     connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {
         BulkReply::Bytes(bytes) if bytes == length as u64 => {
-            let mut content = vec![0; length];
-            let read = stream.read_exact(&mut content).await;
-            read.map_err(|error| talk(error.into()))?;
-            Ok(content.into())
+            let mut chunk = vec![0; CHUNK.min(length)];
+            let mut at = 0;
+            while at < length {
+                let bytes = CHUNK.min(length - at);
+                let read = stream.read_exact(&mut chunk[..bytes]).await;
+                read.map_err(|error| talk(error.into()))?;
+                buffer.write_at(at, &chunk[..bytes]).map_err(StoreError::Device)?;
+                at += bytes;
+            }
+            Ok(buffer)
         }
         BulkReply::Refused { reason } => Err(FetchError::Refused { reason }),
         _ => Err(FetchError::Refused { reason: "an answer to another question".to_owned() }),

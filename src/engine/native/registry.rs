@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::objects::{Pinned, Store};
+use super::objects::{Party, Pinned, Store};
 use crate::cuda::Device;
 use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
@@ -68,6 +68,7 @@ pub struct Context<'a> {
     pub(super) worker: &'a str,
     pub(super) arguments: &'a [u8],
     pub(super) store: &'a Store,
+    pub(super) party: &'a Party,
 }
 
 impl Context<'_> {
@@ -100,7 +101,7 @@ impl Context<'_> {
     /// # Errors
     /// If there is no room.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, FunctionError> {
-        Ok(self.store.allocate(bytes)?)
+        Ok(self.store.allocate(self.party, bytes)?)
     }
 
     /// A copy of `bytes` in memory as of [`Self::allocate`].

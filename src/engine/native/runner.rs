@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{RwLock, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::Error;
 use super::fetch::{self, Fetched, SimulatedLink};
-use super::objects::{Store, StoreError};
+use super::objects::{Party, Store, StoreError};
 use super::plane::Plane;
 use super::registry::{Context, FunctionError, Input, InputKind, Registry};
 use crate::ucx::Buffer;
@@ -59,9 +59,6 @@ pub(super) struct Workshop {
     pub(super) bulk: fetch::Fallback,
     /// As many fetches as run at one time.
     pub(super) fetches: Semaphore,
-    /// Held by whoever holds memory that cannot make room: shared at first, alone by what has
-    /// found no room beside others.
-    pub(super) room: RwLock<()>,
 }
 
 /// Tasks and fetches of one worker. Lives on the event loop.
@@ -276,17 +273,16 @@ fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>
 /// Runs a task. One that finds no room beside other tasks and fetches runs again when there are
 /// none; what has no room then has none at all.
 fn when_there_is_room(shop: &Workshop, job: Job) -> Report {
-    let beside = shop.room.blocking_read();
-    let report = run(shop, job.clone());
+    let beside = shop.store.enter();
+    let report = run(shop, &beside, job.clone());
     if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
         return report;
     }
     drop(beside);
-    let _alone = shop.room.blocking_write();
-    run(shop, job)
+    run(shop, &shop.store.enter_alone(), job)
 }
 
-fn run(shop: &Workshop, job: Job) -> Report {
+fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
     let task = job.task;
     let worker = || shop.me.name.clone();
     let Some(function) = shop.registry.find(&job.function) else {
@@ -297,7 +293,7 @@ fn run(shop: &Workshop, job: Job) -> Report {
     for (object, inline) in job.inputs {
         inputs.push(Input(match inline {
             Some(bytes) => InputKind::Inline(bytes.into()),
-            None => match shop.store.open(object) {
+            None => match shop.store.open(party, object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
                     tracing::warn!(%task, %object, %error, "an input is not to be had");
@@ -310,8 +306,8 @@ fn run(shop: &Workshop, job: Job) -> Report {
             },
         }));
     }
-    let context =
-        Context { task, worker: &shop.me.name, arguments: &job.arguments, store: &shop.store };
+    let (store, arguments) = (&*shop.store, &*job.arguments);
+    let context = Context { task, worker: &shop.me.name, arguments, store, party };
     let start = Instant::now();
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
     let micros = micros(start.elapsed());
@@ -328,7 +324,8 @@ fn run(shop: &Workshop, job: Job) -> Report {
             let (got, promised) = (outputs.0.len(), job.outputs);
             return Err(format!("it returned {got} outputs instead of {promised}").into());
         }
-        let named = (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, task.plus(at), buffer));
+        let named =
+            (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, party, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
     match products {
@@ -338,7 +335,12 @@ fn run(shop: &Workshop, job: Job) -> Report {
 }
 
 /// Small outputs go to the scheduler, others into the store.
-fn keep(shop: &Workshop, object: ObjectId, buffer: Buffer) -> Result<Product, FunctionError> {
+fn keep(
+    shop: &Workshop,
+    party: &Party,
+    object: ObjectId,
+    buffer: Buffer,
+) -> Result<Product, FunctionError> {
     if buffer.len() <= INLINE_LIMIT {
         return Ok(Product::Inline(match buffer {
             Buffer::Host(bytes) => bytes.into_vec(),
@@ -349,7 +351,7 @@ fn keep(shop: &Workshop, object: ObjectId, buffer: Buffer) -> Result<Product, Fu
             }
         }));
     }
-    Ok(Product::Stored(shop.store.insert(object, buffer)?))
+    Ok(Product::Stored(shop.store.insert(party, object, buffer)?))
 }
 
 fn task_error(

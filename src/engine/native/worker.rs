@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{RwLock, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::contract::{Contract, StatusPipe, log_to_standard_error};
 use super::fetch::{Fallback, SimulatedLink};
@@ -23,6 +23,7 @@ use super::registry::Registry;
 use super::runner::{Happened, Runner, Workshop};
 use super::{ConversationError, Error, bulk, connection, random};
 use crate::cuda::Device;
+use crate::os::rest;
 use crate::plan::WorkerPlan;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
 use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
@@ -56,6 +57,7 @@ pub fn main(registry: Registry) -> Result<(), Error> {
 
 fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     environment::set_defaults(&environment::defaults())?;
+    rest::give_back_when_freed();
     let contract = Contract::read()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -199,11 +201,20 @@ impl Bench<'_> {
         let directory = options.get("local_directory").and_then(|path| path.as_str());
         let settings = objects::Settings {
             device_limit: self.planned.and_then(|planned| planned.device_memory_limit_bytes),
-            host_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
+            host_limit: options.get("host_limit_bytes").and_then(serde_json::Value::as_u64),
+            memory_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
             disk_limit: options.get("disk_limit_bytes").and_then(serde_json::Value::as_u64),
             directory: directory.map_or_else(std::env::temp_dir, PathBuf::from),
         };
         let store = Arc::new(Store::new(&settings, self.device, Some(self.plane.clone())));
+        if settings.memory_limit.is_some() {
+            let watched = Arc::clone(&store);
+            // It ends with the process.
+            std::thread::Builder::new()
+                .name("memory".to_owned())
+                .spawn(move || watched.watch())
+                .map_err(|source| Error::System { action: "start a thread", source })?;
+        }
         let threads = self.planned.map_or(1, |planned| planned.threads);
         let run_directory = self.contract.directory.clone();
         let secret = self.contract.secret.clone();
@@ -217,7 +228,6 @@ impl Bench<'_> {
             links,
             bulk: Fallback { run_directory, secret: secret.clone() },
             fetches: Semaphore::new(FETCHES),
-            room: RwLock::default(),
         };
         let (runner, events, happened) = Runner::start(shop, threads)?;
         bulk::serve(&socket, secret, store, events)?;

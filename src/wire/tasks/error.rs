@@ -87,3 +87,18 @@ pub enum TaskError {
         reason: String,
     },
 }
+
+impl TaskError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            TaskError::NoRoom { .. } => {
+                "raise the limit that it names (--memory-limit, --device-memory-limit), or use \
+                 smaller pieces or fewer threads, so that what one task needs at a time fits"
+            }
+            TaskError::WorkersDied { .. } => "why they died: cuda-cluster events",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+}

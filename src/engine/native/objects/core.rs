@@ -2,7 +2,11 @@
 //!
 //! Pure: it counts bytes and names moves; the store makes them.
 //!
-//! *Invariant:* the bytes of a level are the sum of its objects' bytes, and stay within its limit.
+//! What is charged but not an object (memory of tasks, transfers that are on their way) is told to
+//! it as [`Outside`]. Memory of a simulated device is host memory, and counts there, too.
+//!
+//! *Invariant:* the bytes of a level are the sum of its objects' bytes, and after the moves that
+//! [`Ladder::room`] names, there is the room that was asked for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -32,10 +36,6 @@ impl fmt::Display for Place {
 
 /// There is no room at a level, and nothing there may go.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no room for {asked_bytes} bytes in {place}: {used_bytes} of {limit_bytes} are used, \
-     {pinned_bytes} of them by running tasks"
-)]
 pub struct NoRoom {
     /// The level.
     pub place: Place,
@@ -47,6 +47,36 @@ pub struct NoRoom {
     pub used_bytes: u64,
     /// What of that cannot go.
     pub pinned_bytes: u64,
+    /// The share that is full, where it is the whole process's memory and not the level.
+    pub process: Option<ProcessShare>,
+}
+
+/// How a process's memory limit is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessShare {
+    /// The limit at which the process is ended, in bytes.
+    pub memory_limit_bytes: u64,
+    /// What everything but objects, tasks' buffers and transfers takes.
+    pub other_bytes: u64,
+    /// What of the used bytes is memory of a simulated device.
+    pub simulated_device_bytes: u64,
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, asked_bytes, limit_bytes, used_bytes, pinned_bytes, process } = self;
+        write!(f, "no room for {asked_bytes} bytes in {place}: ")?;
+        if let Some(process) = process {
+            let ProcessShare { memory_limit_bytes, other_bytes, simulated_device_bytes } = process;
+            write!(f, "of the memory limit of {memory_limit_bytes} bytes, ")?;
+            write!(f, "{limit_bytes} are for data, ")?;
+            write!(f, "since the process itself takes {other_bytes} and a reserve stays free; ")?;
+            if *simulated_device_bytes > 0 {
+                write!(f, "{simulated_device_bytes} are simulated device memory, ")?;
+            }
+        }
+        write!(f, "{used_bytes} of {limit_bytes} are used, {pinned_bytes} of them by running tasks")
+    }
 }
 
 /// An object goes from one level to another.
@@ -55,6 +85,24 @@ pub(super) struct Move {
     pub(super) object: ObjectId,
     pub(super) from: Place,
     pub(super) to: Place,
+}
+
+/// What is used beside the objects: bytes of the device and of the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outside {
+    pub(super) device: u64,
+    pub(super) host: u64,
+}
+
+/// What the process may use as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whole {
+    /// For data, in bytes.
+    pub(super) limit: u64,
+    /// The limit that ends the process.
+    pub(super) memory_limit: u64,
+    /// What everything else takes.
+    pub(super) other: u64,
 }
 
 struct Entry {
@@ -72,13 +120,25 @@ struct Shelf {
     limit: Option<u64>,
     /// Objects that may go, the least recently used first.
     movable: BTreeMap<u64, ObjectId>,
+    movable_bytes: u64,
+    /// Used by what is no object.
+    outside: u64,
     counters: Level,
+}
+
+impl Shelf {
+    fn used(&self) -> u64 {
+        self.counters.bytes + self.outside
+    }
 }
 
 /// The levels and what lies on them.
 pub(super) struct Ladder {
     entries: HashMap<ObjectId, Entry>,
     shelves: [Shelf; 3],
+    /// Whether device memory is host memory.
+    simulated: bool,
+    whole: Option<Whole>,
     clock: u64,
 }
 
@@ -89,8 +149,23 @@ impl Ladder {
         Self {
             entries: HashMap::new(),
             shelves: [shelf(device), shelf(host), shelf(disk)],
+            simulated: false,
+            whole: None,
             clock: 0,
         }
+    }
+
+    /// Counts device memory as host memory, too.
+    pub(super) fn simulated(mut self, simulated: bool) -> Self {
+        self.simulated = simulated;
+        self
+    }
+
+    /// Takes what is used beside the objects, and what the process may use as a whole.
+    pub(super) fn surround(&mut self, outside: Outside, whole: Option<Whole>) {
+        self.shelf(Place::Device).outside = outside.device;
+        self.shelf(Place::Host).outside = outside.host;
+        self.whole = whole;
     }
 
     fn shelf(&mut self, place: Place) -> &mut Shelf {
@@ -111,101 +186,66 @@ impl Ladder {
         self.entries.get(&object).map_or(0, |entry| entry.bytes)
     }
 
+    /// Whether a level could hold so much if nothing else were there.
+    pub(super) fn may_fit(&self, place: Place, bytes: u64) -> Result<(), NoRoom> {
+        match self.shelves[place as usize].limit {
+            Some(limit) if bytes > limit => Err(Draft::new(self).full(place, bytes)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a level has room for so much now.
+    pub(super) fn fits(&self, place: Place, bytes: u64) -> Result<(), NoRoom> {
+        let draft = Draft::new(self);
+        let limit = draft.limit(place);
+        if limit.is_some_and(|limit| draft.used[place as usize] + bytes > limit) {
+            return Err(draft.full(place, bytes));
+        }
+        let is_host = place == Place::Host || self.simulated && place == Place::Device;
+        match self.whole.filter(|whole| is_host && draft.whole_used() + bytes > whole.limit) {
+            Some(whole) => Err(draft.full_whole(whole, place, bytes)),
+            None => Ok(()),
+        }
+    }
+
+    /// What stands in the way of `bytes` more at a level.
+    pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
+        let full = self.fits(place, bytes);
+        full.err().unwrap_or_else(|| Draft::new(self).full(place, bytes))
+    }
+
     /// The moves that make room for `bytes` at a level, in an order in which each has room itself.
     ///
     /// # Errors
     /// If all that may go is not enough.
     pub(super) fn room(&self, place: Place, bytes: u64) -> Result<Vec<Move>, NoRoom> {
-        let mut moves = Vec::new();
-        self.plan(place, bytes, &mut moves, &mut [0; 3])?;
-        Ok(moves)
+        let mut draft = Draft::new(self);
+        match place {
+            Place::Device => draft.free_device(bytes, self.shelves[0].limit)?,
+            Place::Host => draft.free_host(bytes)?,
+            Place::Disk => {}
+        }
+        if place == Place::Host || self.simulated && place == Place::Device {
+            draft.free_whole(place, bytes)?;
+        }
+        Ok(draft.moves)
     }
 
-    /// The moves that take at least `bytes` off a level, or `None` if nothing there may go.
-    pub(super) fn shed(&self, place: Place, bytes: u64) -> Result<Option<Vec<Move>>, NoRoom> {
-        let shelf = &self.shelves[place as usize];
-        if shelf.movable.is_empty() {
-            return Ok(None);
-        }
-        let all: u64 = shelf.movable.values().map(|object| self.bytes(*object)).sum();
-        let mut moves = Vec::new();
-        // As if the level were full up to here.
-        let limit = Some(shelf.counters.bytes);
-        self.plan_within(place, bytes.min(all), limit, &mut moves, &mut [0; 3])?;
-        Ok(Some(moves))
+    /// The moves that take at least `bytes` off the device, as far as objects may go.
+    pub(super) fn shed_device(&self, bytes: u64) -> Result<Vec<Move>, NoRoom> {
+        let shelf = &self.shelves[Place::Device as usize];
+        let limit = shelf.used().saturating_sub(bytes.min(shelf.movable_bytes));
+        let mut draft = Draft::new(self);
+        draft.free_device(0, Some(limit))?;
+        Ok(draft.moves)
     }
 
-    fn plan(
-        &self,
-        place: Place,
-        bytes: u64,
-        moves: &mut Vec<Move>,
-        coming: &mut [u64; 3],
-    ) -> Result<(), NoRoom> {
-        self.plan_within(place, bytes, self.shelves[place as usize].limit, moves, coming)
-    }
-
-    /// `coming` counts what the planned moves add to each level.
-    fn plan_within(
-        &self,
-        place: Place,
-        bytes: u64,
-        limit: Option<u64>,
-        moves: &mut Vec<Move>,
-        coming: &mut [u64; 3],
-    ) -> Result<(), NoRoom> {
-        let shelf = &self.shelves[place as usize];
-        let used = shelf.counters.bytes + coming[place as usize];
-        let Some(limit) = limit else { return Ok(()) };
-        let mut excess = used.saturating_add(bytes).saturating_sub(limit);
-        if excess == 0 {
-            return Ok(());
-        }
-        let movable: u64 = shelf.movable.values().map(|object| self.bytes(*object)).sum();
-        if bytes > limit || movable < excess || place == Place::Disk {
-            return Err(NoRoom {
-                place,
-                asked_bytes: bytes,
-                limit_bytes: limit,
-                used_bytes: used,
-                pinned_bytes: shelf.counters.bytes - movable,
-            });
-        }
-        for &object in shelf.movable.values() {
-            if excess == 0 {
-                break;
-            }
-            let size = self.bytes(object);
-            let to = self.level_for(place, size);
-            if to == Place::Host {
-                self.plan(to, size, moves, coming)?;
-            } else {
-                let disk = &self.shelves[Place::Disk as usize];
-                let there = disk.counters.bytes + coming[2] + size;
-                if let Some(limit_bytes) = disk.limit.filter(|limit| there > *limit) {
-                    return Err(NoRoom {
-                        place: Place::Disk,
-                        asked_bytes: size,
-                        limit_bytes,
-                        used_bytes: disk.counters.bytes,
-                        pinned_bytes: 0,
-                    });
-                }
-            }
-            coming[to as usize] += size;
-            excess = excess.saturating_sub(size);
-            moves.push(Move { object, from: place, to });
-        }
-        Ok(())
-    }
-
-    /// The level below that could ever hold so much.
-    fn level_for(&self, place: Place, bytes: u64) -> Place {
-        let host = &self.shelves[Place::Host as usize];
-        let pinned = host.counters.bytes
-            - host.movable.values().map(|object| self.bytes(*object)).sum::<u64>();
-        let fits = host.limit.is_none_or(|limit| bytes + pinned <= limit / 2);
-        if place == Place::Device && fits { Place::Host } else { Place::Disk }
+    /// The moves that bring the host back within its limits, as far as objects may go, and what
+    /// stands in the way of the rest.
+    pub(super) fn balance(&self) -> (Vec<Move>, Option<NoRoom>) {
+        let mut draft = Draft::new(self);
+        let freed = draft.free_host(0).and_then(|()| draft.free_whole(Place::Host, 0));
+        (draft.moves, freed.err())
     }
 
     /// An object has come; room was made before.
@@ -223,15 +263,31 @@ impl Ladder {
         shelf.counters.bytes += bytes;
         shelf.counters.peak_bytes = shelf.counters.peak_bytes.max(shelf.counters.bytes);
         if movable {
-            shelf.movable.insert(used, object);
+            self.let_go(object, bytes, place, used);
         }
     }
 
     fn depart(&mut self, bytes: u64, place: Place, used: u64) {
+        self.keep(bytes, place, used);
         let shelf = self.shelf(place);
         shelf.counters.objects -= 1;
         shelf.counters.bytes -= bytes;
-        shelf.movable.remove(&used);
+    }
+
+    /// Makes an object movable.
+    fn let_go(&mut self, object: ObjectId, bytes: u64, place: Place, used: u64) {
+        let shelf = self.shelf(place);
+        if shelf.movable.insert(used, object).is_none() {
+            shelf.movable_bytes += bytes;
+        }
+    }
+
+    /// Makes an object stay.
+    fn keep(&mut self, bytes: u64, place: Place, used: u64) {
+        let shelf = self.shelf(place);
+        if shelf.movable.remove(&used).is_some() {
+            shelf.movable_bytes -= bytes;
+        }
     }
 
     /// A move has been made.
@@ -254,24 +310,26 @@ impl Ladder {
         self.clock += 1;
         let before = std::mem::replace(&mut entry.used, self.clock);
         entry.pins += 1;
-        let place = entry.place;
-        self.shelf(place).movable.remove(&before);
+        let (bytes, place) = (entry.bytes, entry.place);
+        self.keep(bytes, place, before);
     }
 
     /// An object stays where it is without being used: it is being copied.
     pub(super) fn hold(&mut self, object: ObjectId) {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         entry.pins += 1;
-        let (place, used) = (entry.place, entry.used);
-        self.shelf(place).movable.remove(&used);
+        let (bytes, place, used) = (entry.bytes, entry.place, entry.used);
+        self.keep(bytes, place, used);
     }
 
-    /// Whether nobody pins an object, and a level has room for it.
+    /// Whether nobody pins an object that is to go down a level, and the disk still has room if it
+    /// goes there.
     pub(super) fn may_go(&self, object: ObjectId, to: Place) -> bool {
         let shelf = &self.shelves[to as usize];
+        let limit = shelf.limit.filter(|_| to == Place::Disk);
         self.entries.get(&object).is_some_and(|entry| {
             let there = shelf.counters.bytes + entry.bytes;
-            entry.pins == 0 && entry.place < to && shelf.limit.is_none_or(|limit| there <= limit)
+            entry.pins == 0 && entry.place < to && limit.is_none_or(|limit| there <= limit)
         })
     }
 
@@ -280,8 +338,8 @@ impl Ladder {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         entry.pins = entry.pins.saturating_sub(1);
         if entry.pins == 0 {
-            let (place, used) = (entry.place, entry.used);
-            self.shelf(place).movable.insert(used, object);
+            let (bytes, place, used) = (entry.bytes, entry.place, entry.used);
+            self.let_go(object, bytes, place, used);
         }
     }
 
@@ -289,6 +347,149 @@ impl Ladder {
         if let Some(entry) = self.entries.remove(&object) {
             self.depart(entry.bytes, entry.place, entry.used);
         }
+    }
+}
+
+/// The levels as they will be after some moves.
+struct Draft<'a> {
+    ladder: &'a Ladder,
+    used: [u64; 3],
+    /// Bytes that may still go.
+    movable: [u64; 3],
+    /// The last object of each level that goes already.
+    last: [u64; 3],
+    moves: Vec<Move>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(ladder: &'a Ladder) -> Self {
+        let shelf = |at: usize| &ladder.shelves[at];
+        Self {
+            ladder,
+            used: [0, 1, 2].map(|at| shelf(at).used()),
+            movable: [0, 1, 2].map(|at| shelf(at).movable_bytes),
+            last: [0; 3],
+            moves: Vec::new(),
+        }
+    }
+
+    fn limit(&self, place: Place) -> Option<u64> {
+        self.ladder.shelves[place as usize].limit
+    }
+
+    /// Host memory in use.
+    fn whole_used(&self) -> u64 {
+        self.used[1] + if self.ladder.simulated { self.used[0] } else { 0 }
+    }
+
+    fn full(&self, place: Place, asked_bytes: u64) -> NoRoom {
+        let at = place as usize;
+        NoRoom {
+            place,
+            asked_bytes,
+            limit_bytes: self.limit(place).unwrap_or(u64::MAX),
+            used_bytes: self.used[at],
+            pinned_bytes: self.used[at] - self.movable[at],
+            process: None,
+        }
+    }
+
+    fn full_whole(&self, whole: Whole, place: Place, asked_bytes: u64) -> NoRoom {
+        let device = if self.ladder.simulated { self.used[0] } else { 0 };
+        let movable = self.movable[1] + if self.ladder.simulated { self.movable[0] } else { 0 };
+        NoRoom {
+            place,
+            asked_bytes,
+            limit_bytes: whole.limit,
+            used_bytes: self.whole_used(),
+            pinned_bytes: self.whole_used() - movable,
+            process: Some(ProcessShare {
+                memory_limit_bytes: whole.memory_limit,
+                other_bytes: whole.other,
+                simulated_device_bytes: device,
+            }),
+        }
+    }
+
+    /// The next object that may go from a level.
+    fn next(&self, place: Place) -> Option<(u64, ObjectId, u64)> {
+        let at = place as usize;
+        let mut movable = self.ladder.shelves[at].movable.range(self.last[at] + 1..);
+        let (&used, &object) = movable.next()?;
+        Some((used, object, self.ladder.bytes(object)))
+    }
+
+    fn go(&mut self, from: Place, to: Place) -> Result<(), NoRoom> {
+        let Some((used, object, bytes)) = self.next(from) else { return Ok(()) };
+        let disk = self.limit(Place::Disk).filter(|_| to == Place::Disk);
+        if disk.is_some_and(|limit| self.used[2] + bytes > limit) {
+            return Err(self.full(Place::Disk, bytes));
+        }
+        let at = from as usize;
+        self.last[at] = used;
+        self.movable[at] -= bytes;
+        self.used[at] -= bytes;
+        self.used[to as usize] += bytes;
+        self.moves.push(Move { object, from, to });
+        Ok(())
+    }
+
+    fn free_device(&mut self, bytes: u64, limit: Option<u64>) -> Result<(), NoRoom> {
+        let Some(limit) = limit else { return Ok(()) };
+        if (self.used[0] + bytes).saturating_sub(limit) > self.movable[0] {
+            return Err(self.full(Place::Device, bytes));
+        }
+        while self.used[0] + bytes > limit {
+            let Some((_, _, size)) = self.next(Place::Device) else {
+                return Err(self.full(Place::Device, bytes));
+            };
+            let to = if self.host_takes(size)? { Place::Host } else { Place::Disk };
+            self.go(Place::Device, to)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room on the host for an object of the device, unless it would take most of the host.
+    fn host_takes(&mut self, bytes: u64) -> Result<bool, NoRoom> {
+        let stays = self.used[1] - self.movable[1];
+        let whole_stays = self.whole_used() - self.movable[1];
+        let level = self.limit(Place::Host).is_none_or(|limit| stays + bytes <= limit / 2);
+        // The copy is there before the memory of the device is free.
+        let whole = self.ladder.whole.is_none_or(|whole| whole_stays + bytes <= whole.limit);
+        if !(level && whole) {
+            return Ok(false);
+        }
+        self.free_host(bytes)?;
+        self.free_whole(Place::Host, bytes)?;
+        Ok(true)
+    }
+
+    fn free_host(&mut self, bytes: u64) -> Result<(), NoRoom> {
+        let Some(limit) = self.limit(Place::Host) else { return Ok(()) };
+        while self.used[1] + bytes > limit {
+            if self.next(Place::Host).is_none() {
+                return Err(self.full(Place::Host, bytes));
+            }
+            self.go(Place::Host, Place::Disk)?;
+        }
+        Ok(())
+    }
+
+    /// Sends objects to the disk until the process has room for `bytes` more: those of the host
+    /// first, then those of a simulated device.
+    fn free_whole(&mut self, place: Place, bytes: u64) -> Result<(), NoRoom> {
+        let Some(whole) = self.ladder.whole else { return Ok(()) };
+        while self.whole_used() + bytes > whole.limit {
+            let from = match self.next(Place::Host) {
+                Some(_) => Place::Host,
+                None if self.ladder.simulated && self.next(Place::Device).is_some() => {
+                    Place::Device
+                }
+                None => return Err(self.full_whole(whole, place, bytes)),
+            };
+            self.go(from, Place::Disk)?;
+        }
+        Ok(())
     }
 }
 
@@ -336,12 +537,32 @@ mod tests {
         assert_eq!(places, [(id(0), Place::Disk), (id(2), Place::Host)]);
     }
 
+    #[test]
+    fn memory_of_a_simulated_device_counts_as_host_memory_and_goes_to_the_disk() {
+        let mut ladder = Ladder::new(Some(100), None, None).simulated(true);
+        let whole = Whole { limit: 30, memory_limit: 50, other: 10 };
+        ladder.surround(Outside::default(), Some(whole));
+        for object in 0..5 {
+            add(&mut ladder, object, 10, Place::Device).expect("the disk has room");
+        }
+        let counters = ladder.counters();
+        assert_eq!((counters.device.bytes, counters.disk.bytes), (30, 20));
+        ladder.surround(Outside { device: 0, host: 15 }, Some(whole));
+        let (moves, rest) = ladder.balance();
+        assert_eq!((moves.len(), rest), (2, None), "what else is used pushes objects out");
+        let error = ladder.room(Place::Device, 20).expect_err("too much beside it");
+        assert_eq!(error.process.map(|process| process.memory_limit_bytes), Some(50));
+    }
+
     proptest! {
         #[test]
         fn no_level_ever_holds_more_than_its_limit(
             steps in proptest::collection::vec((0u64..20, 1u64..40, 0u8..5), 1..200),
+            simulated: bool,
         ) {
-            let mut ladder = Ladder::new(Some(100), Some(150), Some(300));
+            let mut ladder = Ladder::new(Some(100), Some(150), Some(300)).simulated(simulated);
+            let whole = Whole { limit: 170, memory_limit: 200, other: 10 };
+            ladder.surround(Outside::default(), Some(whole));
             let mut pins: BTreeMap<u64, u32> = BTreeMap::new();
             for (object, bytes, what) in steps {
                 match what {
@@ -371,6 +592,13 @@ mod tests {
                 let counters = ladder.counters();
                 prop_assert!(counters.device.bytes <= 100);
                 prop_assert!(counters.host.bytes <= 150);
+                let device = if simulated { counters.device.bytes } else { 0 };
+                prop_assert!(counters.host.bytes + device <= 170);
+                for at in [Place::Device, Place::Host] {
+                    let shelf = &ladder.shelves[at as usize];
+                    let movable = shelf.movable.values().map(|object| ladder.bytes(*object));
+                    prop_assert_eq!(movable.sum::<u64>(), shelf.movable_bytes);
+                }
                 prop_assert!(counters.disk.bytes <= 300);
                 let sum: u64 = ladder.entries.values().map(|entry| entry.bytes).sum();
                 let levels = counters.device.bytes + counters.host.bytes + counters.disk.bytes;

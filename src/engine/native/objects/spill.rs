@@ -1,17 +1,24 @@
 //! The file that takes the objects for which memory has no room.
 //!
-//! It has no name: it is removed as soon as it is made, so that whatever ends the process frees it.
-//! Each object's part carries its CRC-32C in memory. Several threads may read and write at a time.
+//! It has no name, so that whatever ends the process frees it. Each object's part carries its
+//! CRC-32C in memory. Several threads may read and write at a time, each a chunk after the other:
+//! where memory is short, none is taken for this.
+//!
+//! *Invariant:* no name is left in the directory.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::StoreError;
+use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
+
+/// Bytes that are read, or copied from a device, at a time.
+const CHUNK: usize = 1 << 20;
 
 /// Where an object lies in the file. Dropping it gives the room back.
 pub(super) struct Extent {
@@ -23,19 +30,41 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// The object's bytes, as they were written.
-    pub(super) fn read(&self, object: ObjectId) -> Result<Vec<u8>, StoreError> {
-        let mut bytes = vec![0; self.length];
-        let read = self.file.read_exact_at(&mut bytes, self.offset);
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Reads the object's bytes a chunk at a time; `take` gets where each chunk begins.
+    pub(super) fn read<E: From<StoreError>>(
+        &self,
+        object: ObjectId,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut chunk = vec![0; CHUNK.min(self.length)];
+        let (mut checksum, mut at) = (0, 0);
+        while at < self.length {
+            let bytes = CHUNK.min(self.length - at);
+            let bytes = &mut chunk[..bytes];
+            self.read_at(at, bytes)?;
+            checksum = crc32c::crc32c_append(checksum, bytes);
+            take(at, bytes)?;
+            at += bytes.len();
+        }
+        if checksum == self.checksum { Ok(()) } else { Err(StoreError::Checksum { object }.into()) }
+    }
+
+    /// Makes sure that the bytes are those that were written.
+    pub(super) fn verify(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.read(object, |_, _| Ok(()))
+    }
+
+    /// Reads some of the object's bytes without comparing them.
+    pub(super) fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let read = self.file.read_exact_at(bytes, self.offset + at as u64);
         read.map_err(|source| {
             let (action, directory) = ("read from", self.directory.clone());
             StoreError::File { action, directory, source }
-        })?;
-        if crc32c::crc32c(&bytes) == self.checksum {
-            Ok(bytes)
-        } else {
-            Err(StoreError::Checksum { object })
-        }
+        })
     }
 }
 
@@ -83,21 +112,55 @@ impl Spill {
         Ok((made, offset))
     }
 
+    /// A file without a name, in a directory that is made if it is not there.
     fn make(&self) -> Result<File, StoreError> {
+        fs::create_dir_all(&self.directory).map_err(self.error("create"))?;
+        let unnamed = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_TMPFILE)
+            .open(&self.directory);
+        match unnamed {
+            Ok(file) => Ok(file),
+            Err(_) => self.make_named(),
+        }
+    }
+
+    /// The same on file systems that know only files with names.
+    fn make_named(&self) -> Result<File, StoreError> {
         let name = format!("cuda-cluster-objects-{}", std::process::id());
         let path = self.directory.join(name);
-        let made = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let made =
+            OpenOptions::new().read(true).write(true).mode(0o600).create_new(true).open(&path);
         let file = made.map_err(self.error("create"))?;
-        std::fs::remove_file(&path).map_err(self.error("unlink"))?;
+        fs::remove_file(&path).map_err(self.error("unlink"))?;
         Ok(file)
     }
 
-    pub(super) fn write(&self, bytes: &[u8]) -> Result<Extent, StoreError> {
-        let (file, offset) = self.reserve(bytes.len())?;
-        let (length, checksum) = (bytes.len(), crc32c::crc32c(bytes));
+    /// Writes a buffer's bytes, a chunk at a time where they must be copied from a device first.
+    pub(super) fn write(&self, buffer: &Buffer) -> Result<Extent, StoreError> {
+        let length = buffer.len();
+        let (file, offset) = self.reserve(length)?;
         // Made before the bytes, so that what a full disk took of them is given back.
-        let extent = Extent { file, directory: self.directory.clone(), offset, length, checksum };
-        extent.file.write_all_at(bytes, offset).map_err(self.error("write to"))?;
+        let directory = self.directory.clone();
+        let mut extent = Extent { file, directory, offset, length, checksum: 0 };
+        let mut chunk = vec![0; if buffer.host().is_some() { 0 } else { CHUNK.min(length) }];
+        let mut at = 0;
+        while at < length {
+            let end = (at + CHUNK).min(length);
+            let bytes = match buffer.host() {
+                Some(bytes) => &bytes[at..end],
+                None => {
+                    buffer.read(at, &mut chunk[..end - at])?;
+                    &chunk[..end - at]
+                }
+            };
+            let written = extent.file.write_all_at(bytes, offset + at as u64);
+            written.map_err(self.error("write to"))?;
+            extent.checksum = crc32c::crc32c_append(extent.checksum, bytes);
+            at = end;
+        }
         Ok(extent)
     }
 }
@@ -111,27 +174,42 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let spill = Spill::new(directory.path());
         let mut extents: Vec<Extent> =
-            (0..3u8).map(|n| spill.write(&[n; 5000]).expect("room")).collect();
+            (0..3u8).map(|n| spill.write(&vec![n; 5000].into()).expect("room")).collect();
         extents.remove(0);
-        let bytes = extents[0].read(ObjectId::new(1, 1)).expect("it is there");
+        let mut bytes: Vec<u8> = Vec::new();
+        let take = |_, chunk: &[u8]| -> Result<(), StoreError> {
+            bytes.extend(chunk);
+            Ok(())
+        };
+        extents[0].read(ObjectId::new(1, 1), take).expect("it is there");
         assert_eq!(bytes, [1; 5000]);
         assert_eq!(std::fs::read_dir(directory.path()).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_made_and_a_file_system_without_unnamed_files_will_do() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("not/there");
+        let spill = Spill::new(&place);
+        assert!(spill.write(&vec![1; 10].into()).is_ok());
+        assert!(spill.make_named().is_ok());
+        assert_eq!(fs::read_dir(place).expect("it is there now").count(), 0);
     }
 
     #[test]
     fn damaged_bytes_are_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let spill = Spill::new(directory.path());
-        let extent = spill.write(&[7; 100]).expect("room");
+        let extent = spill.write(&vec![7; 100].into()).expect("room");
         extent.file.write_all_at(&[8], 50).expect("writable");
-        let read = extent.read(ObjectId::new(1, 1));
+        let read = extent.verify(ObjectId::new(1, 1));
         assert!(matches!(read, Err(StoreError::Checksum { .. })));
     }
 
     #[test]
     fn a_directory_that_is_not_there_is_a_clear_error() {
-        let spill = Spill::new(Path::new("/nowhere/at/all"));
-        let error = spill.write(&[1]).err().expect("no directory");
-        assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+        let spill = Spill::new(Path::new("/proc/nowhere"));
+        let error = spill.write(&vec![1].into()).err().expect("no directory");
+        assert!(error.to_string().contains("/proc/nowhere"), "{error}");
     }
 }

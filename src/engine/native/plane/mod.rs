@@ -252,7 +252,6 @@ type Thread = JoinHandle<Result<(), super::Error>>;
 pub struct Plane {
     line: Arc<Line>,
     next: Arc<AtomicU64>,
-    parked: Arc<AtomicU64>,
     /// Taken by the first [`Plane::stop`].
     thread: Arc<Mutex<Option<Thread>>>,
 }
@@ -274,12 +273,8 @@ impl Plane {
         let (reports, incoming) = async_mpsc::unbounded_channel();
         let line = Arc::new(Line { commands, waker });
         let thread_line = Arc::downgrade(&line);
-        let parked = Arc::new(AtomicU64::new(0));
-        let thread_parked = Arc::clone(&parked);
-        let run = move || {
-            Owner::open(me, secret, opening, reports, thread_line, thread_parked)?
-                .run(&sleeper, &inbox)
-        };
+        let run =
+            move || Owner::open(me, secret, opening, reports, thread_line)?.run(&sleeper, &inbox);
         let thread = thread::Builder::new()
             .name("ucx".to_owned())
             .spawn(run)
@@ -287,7 +282,6 @@ impl Plane {
         let plane = Self {
             line,
             next: Arc::new(AtomicU64::new(1)),
-            parked,
             thread: Arc::new(Mutex::new(Some(thread))),
         };
         Ok((plane, incoming))
@@ -337,12 +331,6 @@ impl Plane {
         };
         self.line.tell(Command::Get(request));
         Transfer { answer, line: Arc::clone(&self.line), id, peer, name, done: false }
-    }
-
-    /// Bytes of receives that nobody waits for any more, and whose memory is not free yet: their
-    /// peer was lost, or the transfer was given up.
-    pub fn parked_bytes(&self) -> u64 {
-        self.parked.load(Ordering::Acquire)
     }
 
     /// Sends a message to a peer and waits for its return.

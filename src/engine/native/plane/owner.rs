@@ -10,8 +10,7 @@ mod objects;
 mod proof;
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::sched::CpuSet;
@@ -103,7 +102,6 @@ impl Owner {
         opening: Opening,
         reports: async_mpsc::UnboundedSender<Report>,
         line: Weak<Line>,
-        parked: Arc<AtomicU64>,
     ) -> Result<Self, crate::engine::native::Error> {
         // UCX looks for a current context when it is initialised.
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
@@ -125,7 +123,7 @@ impl Owner {
         let measurements = Measurements::default();
         Ok(Self {
             core: Core::new(me, secret),
-            transfers: Transfers::new(limit, opening.device.clone(), parked),
+            transfers: Transfers::new(limit, opening.device.clone()),
             device: opening.device,
             measurements,
             outbox: Vec::new(),

@@ -11,7 +11,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::oneshot;
 
@@ -124,8 +123,6 @@ pub(super) struct Transfers {
     bytes: u64,
     limit: u64,
     device: Option<Device>,
-    /// Bytes of receives that nobody waits for any more.
-    parked: Arc<AtomicU64>,
 }
 
 impl Request {
@@ -136,17 +133,8 @@ impl Request {
     }
 }
 
-impl Receiving {
-    /// Counts the memory as parked; whom to tell, if somebody still waits.
-    fn give_up(&mut self, parked: &AtomicU64) -> Option<Reply> {
-        let reply = self.reply.take()?;
-        parked.fetch_add(self.length as u64, Ordering::Release);
-        Some(reply)
-    }
-}
-
 impl Transfers {
-    pub(super) fn new(limit: u64, device: Option<Device>, parked: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(limit: u64, device: Option<Device>) -> Self {
         Self {
             offered: HashMap::new(),
             fetches: NumberMap::default(),
@@ -155,7 +143,6 @@ impl Transfers {
             bytes: 0,
             limit,
             device,
-            parked,
         }
     }
 
@@ -175,7 +162,7 @@ impl Transfers {
         self.fetches.remove(&id);
         self.announced.retain(|announced| announced.id != id);
         if let Some(receiving) = self.receiving.get_mut(&id) {
-            drop(receiving.give_up(&self.parked));
+            receiving.reply = None;
         }
     }
 
@@ -288,12 +275,8 @@ impl Transfers {
                 Err(TransferError::Failed { peer: peer_name, status })
             }
         };
-        match reply {
-            Some(reply) => drop(reply.send(answer)),
-            None => {
-                drop(answer);
-                self.parked.fetch_sub(length as u64, Ordering::Release);
-            }
+        if let Some(reply) = reply {
+            let _ = reply.send(answer);
         }
         self.receive();
     }
@@ -308,7 +291,7 @@ impl Transfers {
         }
         self.announced.retain(|announced| announced.peer != key);
         for receiving in self.receiving.values_mut().filter(|one| one.peer == key) {
-            if let Some(reply) = receiving.give_up(&self.parked) {
+            if let Some(reply) = receiving.reply.take() {
                 let _ = reply.send(Err(error()));
             }
         }

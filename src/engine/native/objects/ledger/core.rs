@@ -1,0 +1,387 @@
+//! Who holds how much memory, and who waits for it: decides whether somebody who found no room may
+//! wait.
+//!
+//! A *party* is a task or a fetch while it may hold memory. It asks for more while it holds some,
+//! so parties can wait for each other in a circle. When all of them wait, and no memory is about
+//! to be free, the youngest is refused: it gives everything back and tries again, alone.
+//!
+//! Pure: it keeps count; [`super`] blocks threads and wakes them.
+//!
+//! *Invariant:* what is charged is the sum of what parties hold, what is kept in objects, what is
+//! being moved, and what is about to be free; and when every party waits, one is refused or memory
+//! is about to be free.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Two amounts of bytes: of the device, and of the host.
+pub(super) type Pair = [u64; 2];
+
+/// Whose a piece of memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A task's or a fetch's.
+    Party(u64),
+    /// An object's.
+    Kept,
+    /// A copy's that is being made.
+    Moving,
+    /// Nobody's any more; it is about to be free.
+    Nobody,
+}
+
+/// What becomes of somebody who has found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Something has changed: look again.
+    Again,
+    /// Wait until something changes.
+    Wait,
+    /// Give everything back.
+    Refused,
+}
+
+#[derive(Default)]
+struct Party {
+    held: Pair,
+    /// The version at which it found no room.
+    waits_since: Option<u64>,
+    refused: bool,
+}
+
+/// The counts.
+#[derive(Default)]
+pub(super) struct Books {
+    charged: Pair,
+    kept: Pair,
+    moving: Pair,
+    parties: BTreeMap<u64, Party>,
+    /// Those that are to run alone, the first first. It stays in here until it ends.
+    alone: VecDeque<u64>,
+    next: u64,
+    /// Threads that are making room, and readers that will end whatever happens.
+    busy: u32,
+    /// Grows with whatever may make room.
+    version: u64,
+}
+
+impl Books {
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Room may have been made.
+    pub(super) fn changed(&mut self) {
+        self.version += 1;
+    }
+
+    pub(super) fn charged(&self) -> Pair {
+        self.charged
+    }
+
+    /// Whether a task or a fetch is at work.
+    pub(super) fn is_working(&self) -> bool {
+        !self.parties.is_empty()
+    }
+
+    /// Bytes that nobody holds any more and that are not free yet.
+    pub(super) fn pending(&self) -> Pair {
+        [0, 1].map(|at: usize| {
+            let held: u64 = self.parties.values().map(|party| party.held[at]).sum();
+            self.charged[at] - self.kept[at] - self.moving[at] - held
+        })
+    }
+
+    /// Bytes that are charged for what is neither an object nor about to be free.
+    pub(super) fn outside(&self) -> Pair {
+        let pending = self.pending();
+        [0, 1].map(|at: usize| self.charged[at] - self.kept[at] - pending[at])
+    }
+
+    /// Lets a party in, unless somebody is, or is to be, alone.
+    pub(super) fn enter(&mut self) -> Option<u64> {
+        self.alone.is_empty().then(|| self.admit())
+    }
+
+    fn admit(&mut self) -> u64 {
+        self.next += 1;
+        self.parties.insert(self.next, Party::default());
+        self.next
+    }
+
+    /// A place in the queue of those that are to be alone.
+    pub(super) fn queue(&mut self) -> u64 {
+        self.next += 1;
+        self.alone.push_back(self.next);
+        self.next
+    }
+
+    /// Whether the one of this place is alone now.
+    pub(super) fn enter_alone(&mut self, place: u64) -> bool {
+        let first = self.alone.front() == Some(&place) && self.parties.is_empty();
+        if first {
+            self.parties.insert(place, Party::default());
+        }
+        first
+    }
+
+    /// A party has ended. What it still holds is about to be free.
+    pub(super) fn leave(&mut self, party: u64) {
+        self.parties.remove(&party);
+        self.alone.retain(|place| *place != party);
+        self.changed();
+    }
+
+    pub(super) fn begin_work(&mut self) {
+        self.busy += 1;
+    }
+
+    pub(super) fn end_work(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+        self.changed();
+    }
+
+    /// The amounts of a holder that are counted one by one.
+    fn share(&mut self, holder: Holder) -> Option<&mut Pair> {
+        match holder {
+            Holder::Party(party) => self.parties.get_mut(&party).map(|party| &mut party.held),
+            Holder::Kept => Some(&mut self.kept),
+            Holder::Moving => Some(&mut self.moving),
+            Holder::Nobody => None,
+        }
+    }
+
+    pub(super) fn charge(&mut self, holder: Holder, at: usize, bytes: u64) {
+        self.charged[at] += bytes;
+        if let Some(share) = self.share(holder) {
+            share[at] += bytes;
+        }
+    }
+
+    pub(super) fn free(&mut self, holder: Holder, at: usize, bytes: u64) {
+        if let Some(share) = self.share(holder) {
+            share[at] -= bytes;
+        }
+        self.charged[at] -= bytes;
+        self.changed();
+    }
+
+    pub(super) fn pass(&mut self, from: Holder, to: Holder, at: usize, bytes: u64) {
+        if let Some(share) = self.share(from) {
+            share[at] -= bytes;
+        }
+        if let Some(share) = self.share(to) {
+            share[at] += bytes;
+        }
+        self.changed();
+    }
+
+    /// A party has found no room when the counts were of a version.
+    pub(super) fn stuck(&mut self, party: u64, seen: u64) -> Outcome {
+        let version = self.version;
+        let Some(this) = self.parties.get_mut(&party) else { return Outcome::Refused };
+        if this.refused {
+            return Outcome::Refused;
+        }
+        if seen != version {
+            return Outcome::Again;
+        }
+        this.waits_since = Some(version);
+        let all_wait = self.parties.values().all(|party| party.waits_since == Some(version));
+        if !all_wait || self.busy > 0 || self.pending() != [0, 0] {
+            return Outcome::Wait;
+        }
+        match self.parties.last_entry() {
+            Some(mut youngest) if *youngest.key() != party => {
+                youngest.get_mut().refused = true;
+                Outcome::Wait
+            }
+            _ => Outcome::Refused,
+        }
+    }
+
+    /// Whether a party that waits is to look again, or is refused.
+    pub(super) fn is_called(&self, party: u64, seen: u64) -> bool {
+        self.version != seen || self.parties.get(&party).is_none_or(|party| party.refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn of_two_that_wait_for_each_other_the_younger_gives_way() {
+        let mut books = Books::default();
+        let (first, second) = (books.enter().expect("open"), books.enter().expect("open"));
+        books.charge(Holder::Party(first), 1, 50);
+        books.charge(Holder::Party(second), 1, 50);
+        let seen = books.version();
+        assert_eq!(books.stuck(first, seen), Outcome::Wait);
+        assert_eq!(books.stuck(second, seen), Outcome::Refused);
+        books.leave(second);
+        assert!(books.is_called(first, seen));
+        assert_eq!(books.pending(), [0, 50], "what it held is about to be free");
+        assert_eq!(books.stuck(first, books.version()), Outcome::Wait);
+        books.free(Holder::Nobody, 1, 50);
+        assert_eq!(books.stuck(first, books.version()), Outcome::Refused, "nobody else is there");
+    }
+
+    #[test]
+    fn nobody_enters_while_somebody_is_to_be_alone() {
+        let mut books = Books::default();
+        let first = books.enter().expect("open");
+        let place = books.queue();
+        assert_eq!(books.enter(), None);
+        assert!(!books.enter_alone(place));
+        books.leave(first);
+        assert!(books.enter_alone(place));
+        assert_eq!(books.enter(), None);
+        books.leave(place);
+        assert!(books.enter().is_some());
+    }
+
+    /// A task that takes pieces one after the other and then ends, in a host of limited size.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Stage {
+        Outside,
+        Queued(u64),
+        Inside(u64),
+        Waits(u64, u64),
+        Ended,
+        Failed,
+    }
+
+    struct Task {
+        pieces: Vec<u64>,
+        held: Vec<u64>,
+        stage: Stage,
+        alone: bool,
+    }
+
+    /// Tasks, and memory of ended ones that transfers still read.
+    struct World {
+        books: Books,
+        capacity: u64,
+        tasks: Vec<Task>,
+        late: Vec<u64>,
+    }
+
+    impl World {
+        /// One step of a task, if it can make one.
+        fn step(&mut self, at: usize) -> bool {
+            let (stage, alone) = (self.tasks[at].stage, self.tasks[at].alone);
+            match stage {
+                Stage::Ended | Stage::Failed => return false,
+                Stage::Outside if alone => {
+                    self.tasks[at].stage = Stage::Queued(self.books.queue());
+                }
+                Stage::Outside => match self.books.enter() {
+                    Some(party) => self.tasks[at].stage = Stage::Inside(party),
+                    None => return false,
+                },
+                Stage::Queued(place) => {
+                    if !self.books.enter_alone(place) {
+                        return false;
+                    }
+                    self.tasks[at].stage = Stage::Inside(place);
+                }
+                Stage::Inside(party) => return self.ask(at, party),
+                Stage::Waits(party, seen) => {
+                    if !self.books.is_called(party, seen) {
+                        return false;
+                    }
+                    return self.ask(at, party);
+                }
+            }
+            true
+        }
+
+        fn ask(&mut self, at: usize, party: u64) -> bool {
+            let task = &mut self.tasks[at];
+            let Some(&piece) = task.pieces.get(task.held.len()) else {
+                task.stage = Stage::Ended;
+                self.leave(at, party);
+                return true;
+            };
+            let seen = self.books.version();
+            if self.books.charged()[1] + piece <= self.capacity {
+                self.books.charge(Holder::Party(party), 1, piece);
+                self.tasks[at].held.push(piece);
+                self.tasks[at].stage = Stage::Inside(party);
+                return true;
+            }
+            match self.books.stuck(party, seen) {
+                Outcome::Again => {}
+                Outcome::Wait => self.tasks[at].stage = Stage::Waits(party, seen),
+                Outcome::Refused => {
+                    self.leave(at, party);
+                    let task = &mut self.tasks[at];
+                    task.stage = if task.alone { Stage::Failed } else { Stage::Outside };
+                    task.alone = true;
+                }
+            }
+            true
+        }
+
+        /// A party ends; its memory is free a little later.
+        fn leave(&mut self, at: usize, party: u64) {
+            self.late.append(&mut self.tasks[at].held);
+            self.books.leave(party);
+        }
+
+        fn check(&self) -> Result<(), TestCaseError> {
+            let held: u64 = self.tasks.iter().flat_map(|task| &task.held).sum();
+            let late: u64 = self.late.iter().sum();
+            prop_assert_eq!(self.books.charged()[1], held + late);
+            prop_assert_eq!(self.books.pending()[1], late);
+            prop_assert!(held + late <= self.capacity);
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_task_ends_and_fails_only_if_it_would_not_fit_alone(
+            needs in proptest::collection::vec(proptest::collection::vec(1u64..60, 0..5), 1..8),
+            choices in proptest::collection::vec(0usize..1000, 50..300),
+        ) {
+            let task = |pieces| Task { pieces, held: vec![], stage: Stage::Outside, alone: false };
+            let tasks: Vec<Task> = needs.into_iter().map(task).collect();
+            let mut world = World { books: Books::default(), capacity: 100, tasks, late: vec![] };
+            let mut idle = 0;
+            for choice in choices.into_iter().cycle() {
+                let at = choice % (world.tasks.len() + 1);
+                let went = if at == world.tasks.len() {
+                    // A transfer ends.
+                    let bytes = world.late.pop();
+                    bytes.map(|bytes| world.books.free(Holder::Nobody, 1, bytes)).is_some()
+                } else {
+                    world.step(at)
+                };
+                world.check()?;
+                // All in turn, so that nothing is idle only because nobody chose it.
+                idle = if went { 0 } else { idle + 1 };
+                if idle > 50 {
+                    let mut any = world.late.pop().map(|bytes| {
+                        world.books.free(Holder::Nobody, 1, bytes);
+                    }).is_some();
+                    for at in 0..world.tasks.len() {
+                        any |= world.step(at);
+                        world.check()?;
+                    }
+                    if !any {
+                        break;
+                    }
+                    idle = 0;
+                }
+            }
+            for task in &world.tasks {
+                let fits = task.pieces.iter().sum::<u64>() <= 100;
+                let expected = if fits { Stage::Ended } else { Stage::Failed };
+                prop_assert_eq!(task.stage, expected, "{:?}", task.pieces);
+            }
+            prop_assert_eq!(world.books.charged(), [0, 0]);
+        }
+    }
+}
