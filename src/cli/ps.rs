@@ -75,6 +75,9 @@ impl Arguments {
                 text.push_str(&format!("UCX {ucx}\n"));
             }
         }
+        for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
+            text.push_str(&format!("{line}\n"));
+        }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));
         }

@@ -22,7 +22,9 @@ use std::time::{Duration, SystemTime};
 
 use super::gpu::GpuError;
 use super::record::What;
-use super::{Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen, Record};
+use super::{
+    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
+};
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
 use crate::plan::{SchedulerDeath, Supervision};
@@ -107,6 +109,7 @@ pub(super) enum Action {
 pub(super) struct Core {
     policy: Supervision,
     run_to_completion: bool,
+    scheduler_stays: bool,
     first_alone: bool,
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
@@ -140,6 +143,7 @@ impl Core {
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
+            scheduler_stays: launch.scheduler_stays && launch.scheduler.is_some(),
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
             seats: seats.collect(),
@@ -192,7 +196,11 @@ impl Core {
     /// What is.
     pub(super) fn state(&self) -> ClusterState {
         let mut state = self.state.clone();
-        let mut shown = self.seats.iter().map(|seat| seat.shown.clone());
+        let mut shown = self.seats.iter().map(|seat| ProcessState {
+            starts_at: (seat.phase() == ProcessPhase::Restarting)
+                .then(|| self.time_of_day(seat.not_before)),
+            ..seat.shown.clone()
+        });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
         state.workers = shown.collect();
         state
@@ -288,6 +296,7 @@ impl Core {
                 seat.shown.peers = peers;
                 self.ready(number, now);
             }
+            Status::Dashboard { link } => seat.shown.dashboard = Some(link),
             Status::Note { text } => {
                 seat.shown.notes.push(text.clone());
                 self.record(now, Some(number), What::Note { text });
@@ -411,7 +420,8 @@ impl Core {
         match then {
             AfterLeaving::Rest => self.rest(number),
             AfterLeaving::Return => {
-                self.record(now, Some(number), What::Restarting { in_ms: 0 });
+                let what = What::Restarting { in_ms: 0, deaths_at_work: 0 };
+                self.record(now, Some(number), what);
                 self.return_at(number, now);
             }
             AfterLeaving::EndCluster => {
@@ -439,11 +449,13 @@ impl Core {
         let jitter = self.lots.draw();
         // Without its scheduler a cluster is nothing, however the scheduler ended.
         let succeeded = succeeded && !scheduler;
-        match self.seats[number].judge(succeeded, &self.policy, now, jitter) {
+        match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
             Verdict::Rest => self.rest(number),
             Verdict::Restart { delay } => {
                 self.return_at(number, now + delay);
-                self.record(now, Some(number), What::Restarting { in_ms: millis(delay) });
+                let deaths_at_work = self.seats[number].shown.deaths_at_work;
+                let what = What::Restarting { in_ms: millis(delay), deaths_at_work };
+                self.record(now, Some(number), what);
                 if scheduler {
                     self.recall_workers("its scheduler is gone", now);
                 }
@@ -556,7 +568,6 @@ impl Core {
         let first = self.state.state.is_first() && self.ready_by > now;
         let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
         let seat = &mut self.seats[number];
-        seat.shown.restarts += u32::from(seat.shown.last_exit.is_some());
         seat.take(key, now, ready_by);
         self.actions.push(Action::Start { seat: number, key });
     }

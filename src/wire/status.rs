@@ -52,6 +52,11 @@ pub enum Status {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ucx: Option<String>,
     },
+    /// There is a page that shows the process's work.
+    Dashboard {
+        /// Its URL.
+        link: String,
+    },
     /// Something that the user should know; the process goes on.
     Note {
         /// A sentence.

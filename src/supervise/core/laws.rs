@@ -10,7 +10,7 @@ use crate::os::guardian::Key;
 use crate::os::process::Exit;
 use crate::plan::RestartWhen;
 use crate::supervise::Escalation;
-use crate::wire::status::Status;
+use crate::wire::status::{AfterLeaving, Status};
 
 /// Something that may happen, to be made concrete by what lives at that time.
 #[derive(Clone, Debug)]
@@ -18,6 +18,7 @@ enum Happening {
     Ready(usize),
     Step(usize),
     Fail(usize),
+    Leave(usize, AfterLeaving),
     Die(usize, Exit),
     NotStarted(usize),
     Memory(usize),
@@ -39,6 +40,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         10 => seat.clone().prop_map(Happening::Ready),
         2 => seat.clone().prop_map(Happening::Step),
         1 => seat.clone().prop_map(Happening::Fail),
+        1 => (seat.clone(), prop_oneof![
+            Just(AfterLeaving::Rest), Just(AfterLeaving::Return), Just(AfterLeaving::EndCluster)
+        ])
+        .prop_map(|(seat, then)| Happening::Leave(seat, then)),
         6 => (seat.clone(), exit).prop_map(|(seat, exit)| Happening::Die(seat, exit)),
         1 => seat.clone().prop_map(Happening::NotStarted),
         1 => seat.clone().prop_map(Happening::Memory),
@@ -69,6 +74,9 @@ impl World {
             Happening::Fail(seat) => {
                 living(self, seat).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }
+            Happening::Leave(seat, then) => living(self, seat).map(|key| {
+                said(key, Status::Leaving { then, reason: "r".to_owned() })
+            }),
             Happening::Die(seat, exit) => {
                 living(self, seat).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
             }
@@ -140,12 +148,14 @@ proptest! {
             Just(RestartWhen::Never), Just(RestartWhen::OnFailure), Just(RestartWhen::Always)
         ],
         to_be_verified in proptest::bool::weighted(0.2),
+        scheduler_stays: bool,
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
     ) {
         let mut launch = launch(scheduler, 4, gpus);
         launch.run_to_completion = run_to_completion;
         launch.to_be_verified = to_be_verified;
+        launch.scheduler_stays = scheduler_stays;
         launch.supervision.restart = restart;
         let mut world = if brought_up { up(launch) } else { World::new(launch) };
         for happening in &happenings {

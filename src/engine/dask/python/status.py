@@ -34,6 +34,9 @@ class Status:
         self.is_ready = True
         self._tell(status="ready", address=address, peers=list(peers))
 
+    def dashboard(self, link):
+        self._tell(status="dashboard", link=link)
+
     def note(self, text):
         self._tell(status="note", text=text)
 
