@@ -14,9 +14,11 @@ use crate::ids::ClusterName;
 
 /// Arguments of `env`.
 #[derive(Args, Debug)]
-#[command(after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script, which is to end \
+#[command(
+    after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script, which is to end \
                         when there is no such cluster: env=$(cuda-cluster env NAME) && eval \
-                        \"$env\" || exit")]
+                        \"$env\" || exit"
+)]
 pub(super) struct Arguments {
     /// The cluster; may be left out when only one runs
     name: Option<ClusterName>,

@@ -75,8 +75,7 @@ pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> 
 
 /// Makes sure that TLS's files are there, whose absence Python would tell in its own way.
 fn readable(tls: &TlsSpec) -> Result<(), DaskError> {
-    let files =
-        [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
+    let files = [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
     for (key, path) in files {
         let Some(path) = path.as_ref().map(PathBuf::from) else { continue };
         // A directory can be opened, but not read.

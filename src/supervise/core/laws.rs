@@ -74,9 +74,8 @@ impl World {
             Happening::Fail(seat) => {
                 living(self, seat).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }
-            Happening::Leave(seat, then) => living(self, seat).map(|key| {
-                said(key, Status::Leaving { then, reason: "r".to_owned() })
-            }),
+            Happening::Leave(seat, then) => living(self, seat)
+                .map(|key| said(key, Status::Leaving { then, reason: "r".to_owned() })),
             Happening::Die(seat, exit) => {
                 living(self, seat).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
             }

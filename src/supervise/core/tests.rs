@@ -6,7 +6,7 @@ use super::world::{World, launch, up};
 use super::{Event, GpuFinding};
 use crate::os::process::Exit;
 use crate::plan::{RestartWhen, SchedulerDeath};
-use crate::supervise::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase};
+use crate::supervise::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen};
 use crate::units::Span;
 use crate::wire::status::{AfterLeaving, Status};
 
@@ -135,6 +135,18 @@ fn a_worker_that_its_work_ends_comes_back_more_slowly_each_time_and_always() {
     world.now += Duration::from_secs(6);
     world.die(2, Exit::status(1));
     assert_eq!(world.worker(1).deaths_at_work, 1, "a healthy while forgives");
+}
+
+#[test]
+fn a_worker_that_ends_unasked_comes_back_whatever_its_status() {
+    let mut world = up(launch(true, 1, false));
+    world.die(1, Exit::status(0));
+    assert_eq!(world.worker(0).state, ProcessPhase::Starting);
+    let mut executed = launch(false, 2, false);
+    executed.workers[1].ready = ReadyWhen::Executed;
+    let mut world = up(executed);
+    world.die(1, Exit::status(0));
+    assert_eq!(world.worker(1).state, ProcessPhase::Stopped, "a program may have done its work");
 }
 
 #[test]
