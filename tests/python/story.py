@@ -136,13 +136,13 @@ def restart(client):
 
 def bad_tasks(client):
     """Tasks that end their workers are given up, one by one; everybody else's work goes on."""
-    client.publish_dataset(client.submit(lambda: "kept", key="kept"), name="kept")
+    client.set_metadata("story", "kept")
     scheduler = client.run_on_scheduler(os.getpid)
     for number in range(5):
         future = client.submit(os._exit, number % 2, key=f"bad-{number}")
         error = future.exception(timeout=240)
         assert type(error).__name__ == "KilledWorker", error
-    assert client.get_dataset("kept").result(timeout=120) == "kept"
+    assert client.get_metadata("story") == "kept"
     assert client.submit(lambda: 1).result(timeout=120) == 1
     assert client.run_on_scheduler(os.getpid) == scheduler
     eventually("all are back", lambda: len(workers(client)) == 2, within=120)
@@ -171,9 +171,9 @@ def nanny(client):
     found = client.run(look_up, "STORY")
     assert len(found) == len(everybody) and set(found.values()) == {("told", 41)}, found
 
-    pids = {name: one["id"] for name, one in workers(client).items()}
+    pids = {name: one["address"] for name, one in workers(client).items()}
     assert client.restart_workers(["gpu0"], timeout=60) == {"gpu0": "OK"}
-    now = {name: one["id"] for name, one in workers(client).items()}
+    now = {name: one["address"] for name, one in workers(client).items()}
     assert {name for name in now if now[name] != pids[name]} == {"gpu0"}, (pids, now)
     found = client.run(look_up, "STORY")
     assert len(found) == len(everybody) and set(found.values()) == {("told", 41)}, found
@@ -195,9 +195,9 @@ def nanny(client):
 def unstick(client):
     """A worker that answers nobody is restarted all the same."""
     hang(client)
-    before = workers(client)["gpu0"]["id"]
+    before = workers(client)["gpu0"]["address"]
     assert client.restart_workers(["gpu0"], timeout=120) == {"gpu0": "OK"}
-    assert workers(client)["gpu0"]["id"] != before
+    assert workers(client)["gpu0"]["address"] != before
     assert client.submit(lambda: 1, workers=["gpu0"]).result(timeout=60) == 1
     return {}
 
@@ -206,7 +206,7 @@ def joined_nanny(client):
     """Workers at a scheduler elsewhere honour plugins and restarts, too."""
     before = client.run(os.getpid)
     client.register_plugin(Environ({"STORY": "told"}))
-    told = lambda: list(client.run(os.environ.get, "STORY").values()) == ["told"] * len(before)
+    told = lambda: list(client.run(os.getenv, "STORY").values()) == ["told"] * len(before)
     eventually("all are back and told", told, within=60)
     client.restart(timeout=60)
     assert told()
@@ -371,8 +371,8 @@ def pages(client):
     """The pages of a worker's dashboard, and what comes of opening them."""
     found = {}
     for one in workers(client).values():
-        prefix = client.run(lambda dask_worker: dask_worker._http_prefix)
-        prefix = "".join(f"{part}/" for part in set(prefix.values()) if (part := part.strip("/")))
+        prefix = client.run(lambda dask_worker: dask_worker._http_prefix, workers=[one["address"]])
+        prefix = (prefix[one["address"]].strip("/") + "/").lstrip("/")
         for page in ("status", "system", "profile", "status"):
             url = f"http://{one['host']}:{one['services']['dashboard']}/{prefix}{page}"
             found[url] = urllib.request.urlopen(url).status
