@@ -381,7 +381,7 @@ impl<'a> Round<'a> {
             _ => {
                 let again = self.bench.file("beside-again");
                 let _ = fs::remove_file(&again);
-                let crash = format!("once={} sleep=30 ready exit=9", again.display());
+                let crash = format!("sleep=30 once={} ready exit=9", again.display());
                 other.workers[1] = worker("gpu1", &crash);
                 other.supervision.limit = 2;
                 other.supervision.backoff = Span::millis(5);
@@ -390,7 +390,7 @@ impl<'a> Round<'a> {
                     told_state(&keeper.run_directory)
                         .filter(|state| state.state == ClusterPhase::Degraded)
                 });
-                assert_eq!(state.workers[1].restarts, 2);
+                assert_eq!(state.workers[1].restarts, 1 + 2);
                 assert_eq!(state.workers[1].state, ProcessPhase::Failed);
                 assert!(state.cause.is_some_and(|cause| cause.text.contains("restarted 2 times")));
                 keeper.signal(Signal::SIGTERM);

@@ -1,25 +1,65 @@
 //! `env`: what a client of a running cluster needs in its environment, for `eval` in a shell.
+//!
+//! *Invariant:* standard output has all of it, or nothing.
+
+use std::collections::BTreeMap;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::{output, plan, reach};
+use crate::cluster;
 use crate::ids::ClusterName;
-use crate::plan::Plan;
 
 /// Arguments of `env`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script, which is to end \
+                        when there is no such cluster: env=$(cuda-cluster env NAME) && eval \
+                        \"$env\" || exit"
+)]
 pub(super) struct Arguments {
     /// The cluster; may be left out when only one runs
     name: Option<ClusterName>,
+    /// The form
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Form,
 }
 
-/// Prints shell assignments.
+/// How the variables are printed.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
+enum Form {
+    /// Assignments for a POSIX shell.
+    #[default]
+    Shell,
+    /// For programs, stable.
+    Json,
+}
+
+/// The JSON form.
+#[derive(Debug, Serialize)]
+struct Shown {
+    version: u32,
+    name: ClusterName,
+    env: BTreeMap<String, String>,
+}
+
+/// Prints the variables.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
-    let planned: Plan = reach::block_on(found.control().read("/v1/plan"))?;
-    let directory = found.paths.root().display().to_string();
-    let own = [("CUDA_CLUSTER_RUN_DIR".to_owned(), directory)];
-    output::print(&plan::assignments(planned.client_env.into_iter().chain(own)))?;
+    let env = reach::runtime()?.block_on(cluster::client_environment(&found)).map_err(|error| {
+        let hint = error.hint(&found.name);
+        match error {
+            cluster::EnvironmentError::Control(error) => reach::lost(error),
+            cluster::EnvironmentError::NotReady { .. } => Failure::new(Exit::NotReady, error),
+            _ => Failure::new(Exit::Failed, error),
+        }
+        .maybe_hint(hint)
+    })?;
+    match arguments.output {
+        Form::Shell => output::print(&plan::assignments(env.iter()))?,
+        Form::Json => output::print_json(&Shown { version: 1, name: found.name, env })?,
+    }
     Ok(Exit::Done)
 }

@@ -474,8 +474,15 @@ impl Asked {
         &self,
         change: impl FnOnce(&mut ClusterSpec),
     ) -> Result<Request, Failure> {
-        let file = self.file.as_deref().map(read_spec).transpose()?;
+        let mut file = self.file.as_deref().map(read_spec).transpose()?;
         let mut flags = self.flags.overrides();
+        let here = std::env::current_dir().unwrap_or_default();
+        flags.resolve_tls(&here);
+        if let (Some(spec), Some(path)) = (&mut file, &self.file) {
+            // Standard input has no directory.
+            let beside = path.parent().filter(|_| path.as_os_str() != "-");
+            spec.resolve_tls(&here.join(beside.unwrap_or(Path::new(""))));
+        }
         flags.topology = self.topology.clone();
         flags.simulate = self.simulate.then_some(true);
         flags.strict = self.strict.then_some(true);

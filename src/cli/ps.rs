@@ -161,6 +161,9 @@ impl Arguments {
                 "the guardian (process {pid}) is not answering since {since}\n"
             ));
         }
+        for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
+            text.push_str(&format!("{line}\n"));
+        }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));
         }

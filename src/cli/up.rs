@@ -255,7 +255,7 @@ impl Verification {
     }
 }
 
-/// One line: READY, after how long, and where the time went.
+/// Where to reach it, and a line: READY, after how long, and where the time went.
 fn announce(state: &ClusterState, began: Instant) {
     let slowest = state.workers.iter().max_by_key(|worker| worker.timings.ready_ms);
     let scheduler = state.scheduler.as_ref().and_then(|process| process.timings.ready_ms);
@@ -268,6 +268,7 @@ fn announce(state: &ClusterState, began: Instant) {
         parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
     }
     let simulated = if state.simulated { ", simulated GPUs" } else { "" };
+    workers::addresses(state).iter().for_each(|line| output::status(line));
     output::status(&format!(
         "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
         state.name,

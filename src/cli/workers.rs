@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::output;
-use crate::plan::{Binding, Plan, WorkerPlan};
+use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::record::What;
-use crate::supervise::{ClusterState, ProcessState, Record, state};
+use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
 
 /// One column: its heading, and its cell of a process.
 type Column = (&'static str, fn(&Row<'_>) -> String);
@@ -97,6 +97,43 @@ fn gpu(planned: Option<&WorkerPlan>) -> String {
     text
 }
 
+/// Where clients and browsers find a Dask cluster's scheduler, and what it says about that.
+pub(super) fn addresses(state: &ClusterState) -> Vec<String> {
+    let scheduler = state.scheduler.iter().filter(|_| state.engine == EngineKind::Dask);
+    let mut lines = Vec::new();
+    for process in scheduler {
+        let dashboard = process.dashboard.iter().map(|link| format!(", dashboard at {link}"));
+        let address = process.address.iter().map(|at| format!("scheduler at {at}"));
+        lines.extend(address.map(|at| at + &dashboard.clone().collect::<String>()));
+        lines.extend(process.notes.iter().map(|note| format!("note: scheduler: {note}")));
+    }
+    lines
+}
+
+/// Who is not there and why, and who died so often that somebody should know.
+pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
+    let trouble = |process: &ProcessState| {
+        let (exit, deaths) = (process.last_exit.as_ref()?, process.deaths_at_work);
+        let next = match (process.state, &process.starts_at) {
+            (ProcessPhase::Failed, _) => {
+                let again = format!("cuda-cluster restart {} {}", state.name, process.name);
+                format!("; not tried again, but by '{again}'")
+            }
+            (ProcessPhase::Restarting, Some(at)) => format!("; starts again at {at}"),
+            _ if deaths > 1 => format!(" at {}", exit.at),
+            _ => return None,
+        };
+        let task = if deaths > 1 { format!("; {}", by_a_task(deaths)) } else { String::new() };
+        Some(format!("{}: {}{next}{task}", process.name, exit.reason))
+    };
+    state.scheduler.iter().chain(&state.workers).filter_map(trouble).collect()
+}
+
+/// What deaths in a row let one suspect.
+fn by_a_task(deaths: u32) -> String {
+    format!("it died {deaths} times in a row while READY, perhaps of a task")
+}
+
 /// What a person who watches a running cluster wants to know of; `None` for the rest.
 pub(super) fn remark(record: &Record) -> Option<String> {
     let ordinary =
@@ -123,7 +160,10 @@ pub(super) fn sentence(record: &Record) -> String {
         What::Stopping { reason } => format!("told to end: {reason}"),
         What::Killed { reason } => format!("killed: {reason}"),
         What::Exited { reason, .. } => reason.clone(),
-        What::Restarting { in_ms } => format!("starts again in {in_ms} ms"),
+        What::Restarting { in_ms, deaths_at_work: 0 | 1 } => format!("starts again in {in_ms} ms"),
+        What::Restarting { in_ms, deaths_at_work } => {
+            format!("starts again in {in_ms} ms: {}", by_a_task(*deaths_at_work))
+        }
         What::Failed { reason } => format!("failed: {reason}"),
         What::Note { text } => text.clone(),
     };

@@ -122,7 +122,9 @@ impl Builder {
     pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
         self.spec.name.get_or_insert_with(own_name);
         let program = self.program.take().unwrap_or_else(session::own_program);
-        let request = Request::of(self.spec)?;
+        let mut spec = self.spec;
+        spec.resolve_tls(&std::env::current_dir().unwrap_or_default());
+        let request = Request::of(spec)?;
         let prepared = super::prepare(&request, self.machine.as_ref())?;
         bring_up(prepared, &program).await
     }

@@ -92,6 +92,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         strict: plan.requirements.strict,
         scheduler,
         workers,
+        scheduler_stays: plan.engine == EngineKind::Dask,
         first_alone,
         to_be_verified: around.to_be_verified,
         run_to_completion: plan.engine == EngineKind::Command && around.to_completion,

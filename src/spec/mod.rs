@@ -15,6 +15,8 @@ mod request;
 mod sections;
 mod template;
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ClusterName;
@@ -132,6 +134,17 @@ pub struct ClusterSpec {
     /// Differences for some workers, the later beats the earlier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<OverrideSpec>,
+}
+
+impl ClusterSpec {
+    /// Makes relative paths of certificates and keys absolute: they are below `base`, wherever the
+    /// processes and their clients run.
+    pub fn resolve_tls(&mut self, base: &Path) {
+        let TlsSpec { ca_file, cert, key } = &mut self.tls;
+        for path in [ca_file, cert, key].into_iter().flatten() {
+            *path = base.join(&*path).display().to_string();
+        }
+    }
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -52,7 +52,10 @@ const BACKLOG: usize = 1024;
 /// What somebody wants.
 #[derive(Debug)]
 pub(super) enum Wish {
-    Stop { how: Escalation, signal: Option<i32> },
+    Stop {
+        how: Escalation,
+        signal: Option<i32>,
+    },
     Verified,
     /// To know of the state after the processes were looked at.
     Look {

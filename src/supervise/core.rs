@@ -124,6 +124,7 @@ pub(super) enum Action {
 pub(super) struct Core {
     policy: Supervision,
     run_to_completion: bool,
+    scheduler_stays: bool,
     first_alone: bool,
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
@@ -161,6 +162,7 @@ impl Core {
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
+            scheduler_stays: launch.scheduler_stays && launch.scheduler.is_some(),
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
             seats: seats.collect(),
@@ -217,10 +219,12 @@ impl Core {
         let mut state = self.state.clone();
         let since = |liveness: &Liveness| liveness.silent_since.map(|at| self.time_of_day(at));
         state.guardian_not_answering_since = since(&self.guardian);
-        let mut shown = self.seats.iter().map(|seat| {
-            let silent = seat.phase() == ProcessPhase::Unresponsive;
-            let not_answering_since = since(&seat.liveness).filter(|_| silent);
-            ProcessState { not_answering_since, ..seat.shown.clone() }
+        let mut shown = self.seats.iter().map(|seat| ProcessState {
+            not_answering_since: since(&seat.liveness)
+                .filter(|_| seat.phase() == ProcessPhase::Unresponsive),
+            starts_at: (seat.phase() == ProcessPhase::Restarting)
+                .then(|| self.time_of_day(seat.not_before)),
+            ..seat.shown.clone()
         });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
         state.workers = shown.collect();
@@ -325,6 +329,7 @@ impl Core {
                 self.ready(number, now);
             }
             Status::Alive => self.answered(number, now),
+            Status::Dashboard { link } => seat.shown.dashboard = Some(link),
             Status::Note { text } => {
                 seat.shown.notes.push(text.clone());
                 self.record(now, Some(number), What::Note { text });
@@ -449,7 +454,8 @@ impl Core {
         match then {
             AfterLeaving::Rest => self.rest(number),
             AfterLeaving::Return => {
-                self.record(now, Some(number), What::Restarting { in_ms: 0 });
+                let what = What::Restarting { in_ms: 0, deaths_at_work: 0 };
+                self.record(now, Some(number), what);
                 self.return_at(number, now);
             }
             AfterLeaving::EndCluster => {
@@ -475,13 +481,17 @@ impl Core {
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
         let jitter = self.lots.draw();
-        // Without its scheduler a cluster is nothing, however the scheduler ended.
-        let succeeded = succeeded && !scheduler;
-        match self.seats[number].judge(succeeded, &self.policy, now, jitter) {
+        // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's process
+        // that nobody wished to end has failed, whatever status a task gave it.
+        let unasked = self.seats[number].spec.ready == ReadyWhen::Said;
+        let succeeded = succeeded && !scheduler && !unasked;
+        match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
             Verdict::Rest => self.rest(number),
             Verdict::Restart { delay } => {
                 self.return_at(number, now + delay);
-                self.record(now, Some(number), What::Restarting { in_ms: millis(delay) });
+                let deaths_at_work = self.seats[number].shown.deaths_at_work;
+                let what = What::Restarting { in_ms: millis(delay), deaths_at_work };
+                self.record(now, Some(number), what);
                 if scheduler {
                     self.recall_workers("its scheduler is gone", now);
                 }
@@ -594,7 +604,6 @@ impl Core {
         let first = self.state.state.is_first() && self.ready_by > now;
         let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
         let seat = &mut self.seats[number];
-        seat.shown.restarts += u32::from(seat.shown.last_exit.is_some());
         seat.take(key, now, ready_by);
         self.actions.push(Action::Start { seat: number, key });
     }

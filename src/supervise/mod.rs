@@ -54,6 +54,10 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
+    /// Whether the scheduler goes on when every worker is failed, because clients may still ask it
+    /// for what it knows, and people may start workers again.
+    #[serde(default)]
+    pub scheduler_stays: bool,
     /// Whether the first worker is started alone, and the others when it is READY, because they
     /// are forked from what it has loaded. Only at the first start.
     #[serde(default)]

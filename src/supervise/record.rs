@@ -91,6 +91,9 @@ pub enum What {
     Restarting {
         /// After this many milliseconds.
         in_ms: u64,
+        /// How often in a row it died while it was READY.
+        #[serde(default)]
+        deaths_at_work: u32,
     },
     /// A process is not tried again.
     Failed {

@@ -127,8 +127,17 @@ pub struct ProcessState {
     pub not_answering_since: Option<String>,
     /// Where it can be reached, once it said so.
     pub address: Option<String>,
+    /// The page that shows it, for a scheduler that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dashboard: Option<String>,
     /// How often it was started again.
     pub restarts: u32,
+    /// How often in a row, without a healthy while between, it died while it was READY.
+    #[serde(default)]
+    pub deaths_at_work: u32,
+    /// When it is to be started again, RFC 3339, while it waits for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts_at: Option<String>,
     /// Its GPU.
     pub gpu: Option<ProcessGpu>,
     /// CPUs in force as read back before its first instruction; those asked for until then.

@@ -61,6 +61,11 @@ pub enum Status {
     },
     /// The answer to a [`QUESTION`].
     Alive,
+    /// There is a page that shows the process's work.
+    Dashboard {
+        /// Its URL.
+        link: String,
+    },
     /// Something that the user should know; the process goes on.
     Note {
         /// A sentence.

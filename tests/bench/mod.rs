@@ -174,6 +174,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         scheduler: None,
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),
         run_to_completion: false,
+        scheduler_stays: false,
         to_be_verified: false,
         first_alone: false,
         notes: Vec::new(),

@@ -147,7 +147,9 @@ fn a_worker_answers_with_its_event_loop_and_its_ucx_thread() {
     let main = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
     for thread in ["ucx", main.trim()] {
         let Some(held) = Held::thread(&pid, thread) else {
-            eprintln!("skipped: this user may not trace other processes (kernel.yama.ptrace_scope)");
+            eprintln!(
+                "skipped: this user may not trace other processes (kernel.yama.ptrace_scope)"
+            );
             break;
         };
         let state = becomes(&sandbox, "hangs", "it is noticed", |state| !is_ready(state));

@@ -3,8 +3,10 @@
 //! Needs the packages of `tests/python/requirements.txt` in `.venv`; without them the tests are
 //! skipped, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
 
+mod environment;
 mod errors;
 mod life;
+mod nanny;
 mod options;
 mod proof;
 mod python;

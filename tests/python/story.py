@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -17,6 +18,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import Client, wait
+from distributed.diagnostics.plugin import Environ, NannyPlugin, UploadDirectory
 
 
 def workers(client):
@@ -130,6 +132,85 @@ def restart(client):
     assert "gpu2" not in workers(client), "a retired worker must not come back"
     assert client.submit(lambda: 2).result() == 2
     return {"workers": sorted(workers(client))}
+
+
+def bad_tasks(client):
+    """Tasks that end their workers are given up, one by one; everybody else's work goes on."""
+    client.set_metadata("story", "kept")
+    scheduler = client.run_on_scheduler(os.getpid)
+    for number in range(5):
+        future = client.submit(os._exit, number % 2, key=f"bad-{number}")
+        error = future.exception(timeout=240)
+        assert type(error).__name__ == "KilledWorker", error
+    assert client.get_metadata("story") == "kept"
+    assert client.submit(lambda: 1).result(timeout=120) == 1
+    assert client.run_on_scheduler(os.getpid) == scheduler
+    eventually("all are back", lambda: len(workers(client)) == 2, within=120)
+    return {}
+
+
+def look_up(name):
+    import storypackage
+
+    return os.environ.get(name), storypackage.VALUE
+
+
+def nanny(client):
+    """What a nanny does for its users."""
+    everybody = set(workers(client))
+    pids = client.run(os.getpid)
+    client.register_plugin(Environ({"STORY": "told"}))
+    assert set(workers(client)) == everybody
+    assert not set(client.run(os.getpid).values()) & set(pids.values()), "restarted"
+    with tempfile.TemporaryDirectory() as folder:
+        package = os.path.join(folder, "storypackage")
+        os.mkdir(package)
+        with open(os.path.join(package, "__init__.py"), "w") as file:
+            file.write("VALUE = 41\n")
+        client.register_plugin(UploadDirectory(package))
+    found = client.run(look_up, "STORY")
+    assert len(found) == len(everybody) and set(found.values()) == {("told", 41)}, found
+
+    pids = {name: one["address"] for name, one in workers(client).items()}
+    assert client.restart_workers(["gpu0"], timeout=60) == {"gpu0": "OK"}
+    now = {name: one["address"] for name, one in workers(client).items()}
+    assert {name for name in now if now[name] != pids[name]} == {"gpu0"}, (pids, now)
+    found = client.run(look_up, "STORY")
+    assert len(found) == len(everybody) and set(found.values()) == {("told", 41)}, found
+    found = client.run(os.getpid, nanny=True)
+    assert found == client.run(os.getpid) and len(found) == len(everybody), found
+
+    class Wrong(NannyPlugin):
+        def setup(self, nanny):
+            raise ValueError("as asked for")
+
+    try:
+        client.register_plugin(Wrong())
+        raise AssertionError("its error is told")
+    except ValueError as error:
+        assert str(error) == "as asked for"
+    return {}
+
+
+def unstick(client):
+    """A worker that answers nobody is restarted all the same."""
+    hang(client)
+    before = workers(client)["gpu0"]["address"]
+    assert client.restart_workers(["gpu0"], timeout=120) == {"gpu0": "OK"}
+    assert workers(client)["gpu0"]["address"] != before
+    assert client.submit(lambda: 1, workers=["gpu0"]).result(timeout=60) == 1
+    return {}
+
+
+def joined_nanny(client):
+    """Workers at a scheduler elsewhere honour plugins and restarts, too."""
+    before = client.run(os.getpid)
+    client.register_plugin(Environ({"STORY": "told"}))
+    told = lambda: list(client.run(os.getenv, "STORY").values()) == ["told"] * len(before)
+    eventually("all are back and told", told, within=60)
+    client.restart(timeout=60)
+    assert told()
+    return {}
 
 
 def adapt(client):
@@ -284,6 +365,18 @@ def ports(client):
         "workers": {name: one["address"] for name, one in workers(client).items()},
         "scheduler": client.scheduler.address,
     }
+
+
+def pages(client):
+    """The pages of a worker's dashboard, and what comes of opening them."""
+    found = {}
+    for one in workers(client).values():
+        prefix = client.run(lambda dask_worker: dask_worker._http_prefix, workers=[one["address"]])
+        prefix = (prefix[one["address"]].strip("/") + "/").lstrip("/")
+        for page in ("status", "system", "profile", "status"):
+            url = f"http://{one['host']}:{one['services']['dashboard']}/{prefix}{page}"
+            found[url] = urllib.request.urlopen(url).status
+    return {"pages": found}
 
 
 def four(client):

@@ -78,6 +78,17 @@ pub enum DaskError {
     /// The plan's options are not the Dask engine's.
     #[error("the plan's Dask options cannot be read")]
     Options(#[source] serde_json::Error),
+    /// A file for TLS cannot be read.
+    #[error("{key}: cannot read {}", path.display())]
+    Tls {
+        /// The key of the spec.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// Our package could not be written into the run directory.
     #[error("cannot write {}", path.display())]
     Write {
@@ -114,6 +125,10 @@ impl DaskError {
                 let path = path.display();
                 Some(format!("{path} -m pip install dask=={distributed}"))
             }
+            Self::Tls { .. } => Some(
+                "a relative path is below the spec file's directory, or with a flag below yours"
+                    .to_owned(),
+            ),
             Self::Options(_) | Self::Write { .. } => None,
         }
     }

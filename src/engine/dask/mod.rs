@@ -20,4 +20,4 @@ pub use inspect::{Inspection, inspect};
 pub use packages::{Missing, Need, needs};
 pub use prepare::{Arguments, Prepared, prepare};
 pub use python::{Found, find};
-pub use settings::{SchedulerSettings, WorkerSettings};
+pub use settings::{SchedulerSettings, WorkerSettings, client_file};

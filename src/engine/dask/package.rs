@@ -14,16 +14,18 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 15] = files![
+const FILES: [(&str, &str); 17] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
     "birth.py",
     "control.py",
+    "dashboard.py",
     "failure.py",
     "fork_server.py",
     "gpu.py",
     "imports.py",
+    "nanny.py",
     "ports.py",
     "process.py",
     "scheduler.py",

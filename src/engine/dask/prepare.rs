@@ -4,10 +4,15 @@
 //!
 //! *Invariant:* what a plan asks for and this Python or machine cannot do is an error or a note.
 
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
 use super::settings::{self, Means};
 use super::{DaskError, find, inspect, package, packages};
 use crate::os::run_directory::Paths;
 use crate::plan::{DaskOptions, Plan};
+use crate::spec::TlsSpec;
 use crate::topology::Note;
 
 /// Program and arguments of one process.
@@ -37,6 +42,11 @@ pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> 
     let inspection = inspect(&python.path).await?;
     packages::check(&python.path, &inspection, &packages::needs(plan, &options))?;
 
+    readable(&options.tls)?;
+    let client = serde_json::json!(settings::client(plan, &options)).to_string();
+    let path = settings::client_file(paths);
+    std::fs::write(&path, client).map_err(|source| DaskError::Write { path, source })?;
+
     let joins = options.dask.join.is_some();
     let means = Means {
         dask_cuda: packages::version(&inspection, "dask-cuda").is_some(),
@@ -61,6 +71,18 @@ pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> 
         fork_socket: means.fork.then(|| settings::fork_socket(paths)),
         notes: notes(plan, &options, means),
     })
+}
+
+/// Makes sure that TLS's files are there, whose absence Python would tell in its own way.
+fn readable(tls: &TlsSpec) -> Result<(), DaskError> {
+    let files = [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
+    for (key, path) in files {
+        let Some(path) = path.as_ref().map(PathBuf::from) else { continue };
+        // A directory can be opened, but not read.
+        let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
+        read.map_err(|source| DaskError::Tls { key, path, source })?;
+    }
+    Ok(())
 }
 
 fn notes(plan: &Plan, options: &DaskOptions, means: Means) -> Vec<Note> {

@@ -198,6 +198,16 @@ fn fork(plan: &Plan, options: &DaskOptions, means: Means, common: &Common, paths
     Fork { socket: fork_socket(paths), imports: imports(plan, options, means, common) }
 }
 
+/// The file with what clients need, but for the scheduler's address: JSON, name to value.
+pub fn client_file(paths: &Paths) -> PathBuf {
+    paths.root().join("client.json")
+}
+
+/// What clients of a plan need, but for the scheduler's address.
+pub(super) fn client(plan: &Plan, options: &DaskOptions) -> BTreeMap<String, String> {
+    client_env(plan, &common(options))
+}
+
 /// What a client needs to speak as the cluster does: UCX's variables, and TLS's files by the
 /// names of Dask's configuration.
 fn client_env(plan: &Plan, common: &Common) -> BTreeMap<String, String> {
@@ -380,6 +390,7 @@ mod tests {
         let files = [
             (include_str!("python/worker.py"), vec![&worker]),
             (include_str!("python/gpu.py"), vec![&worker]),
+            (include_str!("python/nanny.py"), vec![&worker]),
             (include_str!("python/scheduler.py"), vec![&scheduler]),
             (include_str!("python/ports.py"), vec![&scheduler, &worker]),
         ];
@@ -400,6 +411,7 @@ mod tests {
         let texts = [
             include_str!("python/worker.py"),
             include_str!("python/gpu.py"),
+            include_str!("python/nanny.py"),
             include_str!("python/ports.py"),
             include_str!("python/process.py"),
         ];

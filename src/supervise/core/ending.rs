@@ -9,6 +9,7 @@ use super::seat::{Seat, Then};
 use super::{Action, Core, Moment, SeatNumber};
 use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
+use crate::wire::status::AfterLeaving;
 
 /// After SIGKILL, only a driver or a dead disk can keep a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
@@ -171,8 +172,13 @@ impl Core {
             return self.begin_end_and_settle(Outcome::Finished, now);
         }
         let failed = workers.iter().find_map(|seat| seat.cause.clone());
+        let let_go = |seat: &Seat| done(seat) && seat.leaving == Some(AfterLeaving::Rest);
+        if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(let_go) {
+            // The scheduler elsewhere that they worked for has ended, or wants none of them.
+            return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
+        }
         let lost = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Failed;
-        if let (Some(cause), true) = (&failed, workers.iter().all(lost)) {
+        if let (Some(cause), true) = (&failed, workers.iter().all(lost) && !self.scheduler_stays) {
             return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
         }
         let settled = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Ready;

@@ -11,7 +11,7 @@ use crate::os::process::Exit;
 use crate::plan::{RestartWhen, Unresponsive};
 use crate::supervise::Escalation;
 use crate::units::Span;
-use crate::wire::status::Status;
+use crate::wire::status::{AfterLeaving, Status};
 
 /// Something that may happen, to be made concrete by what lives at that time.
 #[derive(Clone, Debug)]
@@ -19,6 +19,7 @@ enum Happening {
     Ready(usize),
     Step(usize),
     Fail(usize),
+    Leave(usize, AfterLeaving),
     Die(usize, Exit),
     NotStarted(usize),
     Memory(usize),
@@ -45,6 +46,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         10 => seat.clone().prop_map(Happening::Ready),
         2 => seat.clone().prop_map(Happening::Step),
         1 => seat.clone().prop_map(Happening::Fail),
+        1 => (seat.clone(), prop_oneof![
+            Just(AfterLeaving::Rest), Just(AfterLeaving::Return), Just(AfterLeaving::EndCluster)
+        ])
+        .prop_map(|(seat, then)| Happening::Leave(seat, then)),
         6 => (seat.clone(), exit).prop_map(|(seat, exit)| Happening::Die(seat, exit)),
         1 => seat.clone().prop_map(Happening::NotStarted),
         1 => seat.clone().prop_map(Happening::Memory),
@@ -80,6 +85,8 @@ impl World {
             Happening::Fail(seat) => {
                 living(self, seat).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }
+            Happening::Leave(seat, then) => living(self, seat)
+                .map(|key| said(key, Status::Leaving { then, reason: "r".to_owned() })),
             Happening::Die(seat, exit) => {
                 living(self, seat).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
             }
@@ -174,12 +181,14 @@ proptest! {
         unresponsive in prop_oneof![Just(Unresponsive::Wait), Just(Unresponsive::Restart)],
         answer_within in prop_oneof![Just(Span::secs(1)), Just(policy().answer_within)],
         to_be_verified in proptest::bool::weighted(0.2),
+        scheduler_stays: bool,
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
     ) {
         let mut launch = launch(scheduler, 4, gpus);
         launch.run_to_completion = run_to_completion;
         launch.to_be_verified = to_be_verified;
+        launch.scheduler_stays = scheduler_stays;
         launch.supervision.restart = restart;
         launch.supervision.unresponsive = unresponsive;
         launch.supervision.answer_within = answer_within;

@@ -9,7 +9,7 @@ use super::Moment;
 use super::liveness::Liveness;
 use crate::os::guardian::Key;
 use crate::plan::{RestartWhen, Supervision};
-use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState};
+use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState, ReadyWhen};
 use crate::wire::status::AfterLeaving;
 
 /// Why a process that was told to end was told so, which says what follows its end.
@@ -24,6 +24,10 @@ pub(super) enum Then {
     /// It is dealt with as a death.
     Judge,
 }
+
+/// Longest delay before the restart of a worker that died at work: whoever submitted the task that
+/// ended it, and everybody else, waits that long for the worker.
+const LONGEST_AT_WORK: Duration = Duration::from_secs(5);
 
 /// What the death of a process leads to.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,11 +66,13 @@ pub(super) struct Seat {
     pub(super) not_before: Moment,
     /// Whether its GPU must still become free before it is started again.
     pub(super) gpu_pending: bool,
-    /// When it was started again of itself, within the window.
+    /// When it was started again after a death that was not at work, within the window.
     recent: VecDeque<Moment>,
     /// Deaths since it was last healthy; the first delay is that of the second, unless it died
     /// before it was READY.
     strikes: u32,
+    /// Whether its next start is none of a dead process: it ended as wished, and is wanted again.
+    pub(super) afresh: bool,
     /// Why it is failed.
     pub(super) cause: Option<Cause>,
     /// What is known of the living process's answering.
@@ -91,6 +97,7 @@ impl Seat {
             gpu_pending: false,
             recent: VecDeque::new(),
             strikes: 0,
+            afresh: false,
             cause: None,
             liveness: Liveness::default(),
         }
@@ -114,6 +121,8 @@ impl Seat {
     pub(super) fn take(&mut self, key: Key, now: Moment, ready_by: Moment) {
         debug_assert!(self.key.is_none() && !self.gpu_pending, "an empty seat whose GPU is free");
         self.key = Some(key);
+        self.shown.restarts += u32::from(self.shown.last_exit.is_some() && !self.afresh);
+        self.afresh = false;
         self.started = now;
         self.ready = None;
         self.ready_by = Some(ready_by);
@@ -127,6 +136,7 @@ impl Seat {
         self.shown.state = ProcessPhase::Starting;
         self.shown.step = None;
         self.shown.address = None;
+        self.shown.dashboard = None;
         self.shown.peers.clear();
         self.shown.ucx = None;
         self.shown.notes.clear();
@@ -146,13 +156,26 @@ impl Seat {
     pub(super) fn forgive(&mut self) {
         self.recent.clear();
         self.strikes = 0;
+        self.shown.deaths_at_work = 0;
         self.not_before = Moment::ZERO;
     }
 
-    /// What follows from its death: the restart policy. `jitter` is from 0 to 1.
+    /// Whether the process that ended did its work until then, as far as one can tell: it said
+    /// itself that it was READY. Of a program that was only executed nobody knows.
+    fn was_at_work(&self) -> bool {
+        self.ready.is_some() && self.spec.ready == ReadyWhen::Said
+    }
+
+    /// What follows from its death: the restart policy. `jitter` is from 0 to 1, and `by_work` says
+    /// whether the work that it is given can end it, as a worker's can.
+    ///
+    /// A process that dies again and again before it is READY cannot run, and is given up. One that
+    /// dies at work can: its next task may be a better one. It always comes back, more slowly each
+    /// time.
     pub(super) fn judge(
         &mut self,
         succeeded: bool,
+        by_work: bool,
         policy: &Supervision,
         now: Moment,
         jitter: f64,
@@ -170,20 +193,30 @@ impl Seat {
         if healthy {
             self.forgive();
         }
+        let at_work = by_work && self.was_at_work();
         while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
             self.recent.pop_front();
         }
-        if self.recent.len() >= policy.limit as usize {
+        if !at_work && self.recent.len() >= policy.limit as usize {
             let times = if policy.limit == 1 { "once" } else { &format!("{} times", policy.limit) };
-            let reason = format!("it was restarted {times} within {}", policy.window);
+            let said = by_work && self.spec.ready == ReadyWhen::Said;
+            let ready = if said { " without becoming READY" } else { "" };
+            let reason = format!("it was restarted {times} within {}{ready}", policy.window);
             return Verdict::Fail { reason };
         }
         // What was READY is tried again at once, the first time; what dies again soon waits.
         let at_once = self.strikes == 0 && self.ready.is_some();
         let earlier = self.strikes.saturating_sub(1);
-        let delay = if at_once { Duration::ZERO } else { delay(earlier, policy, jitter) };
+        let longest = policy.backoff_max.0;
+        let longest = if at_work { longest.min(LONGEST_AT_WORK) } else { longest };
+        let grown = || delay(earlier, policy.backoff.0, longest, jitter);
+        let delay = if at_once { Duration::ZERO } else { grown() };
         self.strikes = self.strikes.max(u32::from(!at_once)) + 1;
-        self.recent.push_back(now + delay);
+        if at_work {
+            self.shown.deaths_at_work += 1;
+        } else {
+            self.recent.push_back(now + delay);
+        }
         Verdict::Restart { delay }
     }
 }
@@ -191,9 +224,8 @@ impl Seat {
 /// The delay before the restart that follows `earlier` delayed ones: doubled with each, and up to
 /// half as long again, so that workers that died together do not return together and yet each
 /// delay is longer than the one before, until the longest.
-fn delay(earlier: u32, policy: &Supervision, jitter: f64) -> Duration {
-    let doubled = policy.backoff.0.saturating_mul(1u32.checked_shl(earlier).unwrap_or(u32::MAX));
-    let longest = policy.backoff_max.0;
+fn delay(earlier: u32, first: Duration, longest: Duration, jitter: f64) -> Duration {
+    let doubled = first.saturating_mul(1u32.checked_shl(earlier).unwrap_or(u32::MAX));
     doubled.min(longest).mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 2.0).min(longest)
 }
 
@@ -206,13 +238,14 @@ mod tests {
         #[test]
         fn delays_grow_until_the_longest(jitter in proptest::collection::vec(0.0..1.0f64, 40)) {
             let policy = Supervision::default();
+            let (first, longest) = (policy.backoff.0, policy.backoff_max.0);
             let delays: Vec<_> =
-                (0..).zip(&jitter).map(|(strikes, jitter)| delay(strikes, &policy, *jitter)).collect();
+                (0..).zip(&jitter).map(|(strikes, jitter)| delay(strikes, first, longest, *jitter)).collect();
             for pair in delays.windows(2) {
-                prop_assert!(pair[0] < pair[1] || pair[1] > policy.backoff_max.0 / 2, "{:?}", pair);
+                prop_assert!(pair[0] < pair[1] || pair[1] > longest / 2, "{:?}", pair);
             }
-            prop_assert!(delays.iter().all(|d| *d <= policy.backoff_max.0));
-            prop_assert!(delays[0] >= policy.backoff.0);
+            prop_assert!(delays.iter().all(|d| *d <= longest));
+            prop_assert!(delays[0] >= first);
         }
     }
 }

@@ -88,27 +88,82 @@ fn the_blame_is_the_processs_own_word() {
 fn a_crash_loop_has_growing_gaps_and_an_end() {
     let mut world = up(launch(false, 2, false));
     let mut gaps = Vec::new();
+    world.die(1, Exit::status(1));
     for _ in 0..3 {
         let death = world.now;
         world.die(1, Exit::status(1));
         assert_eq!(world.phase(), ClusterPhase::Recovering);
         world.wait_for_restart(1);
         gaps.push(world.now - death);
-        world.ready(1);
-        assert_eq!(world.phase(), ClusterPhase::Ready);
     }
     assert!(gaps.windows(2).all(|pair| pair[0] < pair[1]), "{gaps:?}");
     world.die(1, Exit::status(1));
     assert_eq!(world.phase(), ClusterPhase::Degraded);
     assert_eq!(world.worker(1).state, ProcessPhase::Failed);
     let cause = world.core.state().cause.expect("a cause");
-    let expected = "gpu1 ended with status 1, and it was restarted 3 times within 10s";
+    let expected = "gpu1 ended with status 1, and it was restarted 3 times within 10s without \
+                    becoming READY";
     assert_eq!(cause.text, expected);
 
     world.tell(Event::Restart(1));
     world.ready(1);
     assert_eq!(world.phase(), ClusterPhase::Ready, "a person's word starts it afresh");
     assert_eq!(world.core.state().cause, None);
+}
+
+#[test]
+fn a_worker_that_its_work_ends_comes_back_more_slowly_each_time_and_always() {
+    let mut launch = launch(true, 2, false);
+    launch.supervision.backoff_max = Span::secs(60);
+    let mut world = up(launch);
+    let mut gaps = Vec::new();
+    for deaths in 1..=30 {
+        let death = world.now;
+        world.die(2, Exit::status(1));
+        assert_eq!(world.worker(1).deaths_at_work, deaths);
+        let starts_at = world.worker(1).starts_at;
+        assert_eq!(starts_at.is_some(), world.worker(1).state == ProcessPhase::Restarting);
+        world.wait_for_restart(1);
+        gaps.push(world.now - death);
+        world.ready(2);
+        assert_eq!(world.phase(), ClusterPhase::Ready);
+    }
+    let grows = |pair: &[Duration]| pair[0] < pair[1] || pair[1] > Duration::from_secs(2);
+    assert!(gaps.windows(2).all(grows), "{gaps:?}");
+    assert!(gaps.iter().all(|gap| *gap <= Duration::from_secs(5)), "{gaps:?}");
+    assert_eq!(world.told.len(), 0, "the scheduler and the other worker live on");
+
+    world.now += Duration::from_secs(6);
+    world.die(2, Exit::status(1));
+    assert_eq!(world.worker(1).deaths_at_work, 1, "a healthy while forgives");
+}
+
+#[test]
+fn a_worker_that_ends_unasked_comes_back_whatever_its_status() {
+    let mut world = up(launch(true, 1, false));
+    world.die(1, Exit::status(0));
+    assert_eq!(world.worker(0).state, ProcessPhase::Starting);
+    let mut executed = launch(false, 2, false);
+    executed.workers[1].ready = ReadyWhen::Executed;
+    let mut world = up(executed);
+    world.die(1, Exit::status(0));
+    assert_eq!(world.worker(1).state, ProcessPhase::Stopped, "a program may have done its work");
+}
+
+#[test]
+fn a_scheduler_that_stays_waits_for_a_persons_word_when_every_worker_is_failed() {
+    let mut launch = Launch { scheduler_stays: true, ..launch(true, 1, false) };
+    launch.supervision.restart = RestartWhen::Never;
+    let mut world = up(launch);
+    world.die(1, Exit::status(9));
+    assert_eq!((world.phase(), world.living.len()), (ClusterPhase::Degraded, 1));
+    world.tell(Event::Restart(1));
+    world.ready(1);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(1, Exit::status(9));
+    world.tell(Event::Stop(Escalation::Graceful));
+    world.die(0, Exit::status(0));
+    assert!(matches!(world.outcome, Some(Outcome::Stopped { degraded: Some(_) })));
 }
 
 #[test]
@@ -204,6 +259,15 @@ fn who_is_retired_rests_and_a_scheduler_can_end_its_cluster() {
 }
 
 #[test]
+fn workers_that_a_scheduler_elsewhere_lets_go_end_their_cluster() {
+    let mut world = up(launch(false, 2, false));
+    leaves(&mut world, 0, AfterLeaving::Rest);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    leaves(&mut world, 1, AfterLeaving::Rest);
+    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }));
+}
+
+#[test]
 fn what_does_not_end_is_killed_and_then_given_up() {
     let mut world = up(launch(false, 1, false));
     world.tell(Event::Stop(Escalation::Graceful));
@@ -286,6 +350,7 @@ fn workers_are_drained_and_added_in_their_order() {
     world.tell(Event::Scale(3));
     world.ready(2);
     assert_eq!((world.phase(), world.living.len()), (ClusterPhase::Ready, 3));
+    assert_eq!(world.worker(2).restarts, 0, "it was wanted again, and had not died");
 }
 
 #[test]

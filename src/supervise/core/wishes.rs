@@ -34,7 +34,8 @@ impl Core {
             }
             ProcessPhase::Stopping => self.seats[number].then = Then::Return,
             ProcessPhase::Waiting => {}
-            _ => {
+            phase => {
+                self.seats[number].afresh |= phase == ProcessPhase::Stopped;
                 let unwanted = number.checked_sub(self.workers_from);
                 if unwanted.is_none_or(|worker| worker < self.wanted) {
                     self.return_at(number, now);
@@ -57,6 +58,7 @@ impl Core {
             if number - first < self.wanted {
                 if phase == ProcessPhase::Stopped {
                     self.seats[number].forgive();
+                    self.seats[number].afresh = true;
                     self.seats[number].shown.state = ProcessPhase::Waiting;
                 } else if phase == ProcessPhase::Stopping && self.seats[number].then == Then::Rest {
                     self.seats[number].then = Then::Rejoin;

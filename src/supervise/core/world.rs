@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use super::{Action, Core, Event, Moment};
+use super::{Action, Core, Event, GpuFinding, Moment};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::os::containment::Containment;
 use crate::os::guardian::Key;
 use crate::os::process::Exit;
-use crate::plan::{Binding, EngineKind, Supervision};
+use crate::plan::{Binding, EngineKind, RestartWhen, Supervision};
 use crate::supervise::record::What;
 use crate::supervise::state::{ProcessState, Timings, VERSION};
 use crate::supervise::{
@@ -58,6 +58,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
         run_to_completion: false,
+        scheduler_stays: false,
         to_be_verified: false,
         first_alone: false,
         notes: Vec::new(),
@@ -71,7 +72,10 @@ pub(super) fn core(launch: &Launch) -> Core {
         state: ProcessPhase::Waiting,
         not_answering_since: None,
         address: None,
+        dashboard: None,
         restarts: 0,
+        deaths_at_work: 0,
+        starts_at: None,
         gpu: spec.gpu.clone(),
         cpus: None,
         mems: None,
@@ -118,8 +122,17 @@ pub(super) struct World {
     pub(super) told: BTreeMap<Key, Moment>,
     pub(super) killed: BTreeSet<Key>,
     pub(super) starts: BTreeMap<usize, u32>,
-    /// When each seat was started again without being asked.
+    /// When each seat was started again without being asked, after a death that was not at work.
     pub(super) restarts: BTreeMap<usize, Vec<Moment>>,
+    /// Processes that were READY.
+    worked: BTreeSet<Key>,
+    /// Seats whose last process died at work.
+    died_at_work: BTreeSet<usize>,
+    /// Seats whose GPU is lost.
+    lost: BTreeSet<usize>,
+    /// Seats whose process ended as wished, and how often such a seat was filled again.
+    stopped: BTreeSet<usize>,
+    filled: BTreeMap<usize, u32>,
     pub(super) awaited: BTreeSet<usize>,
     /// Questions that have no answer yet.
     pub(super) asked: BTreeSet<Key>,
@@ -144,6 +157,11 @@ impl World {
             killed: BTreeSet::new(),
             starts: BTreeMap::new(),
             restarts: BTreeMap::new(),
+            worked: BTreeSet::new(),
+            died_at_work: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            stopped: BTreeSet::new(),
+            filled: BTreeMap::new(),
             awaited: BTreeSet::new(),
             asked: BTreeSet::new(),
             guardian_asked: false,
@@ -163,12 +181,22 @@ impl World {
         self.person_asked |= matches!(event, Event::Restart(_) | Event::Scale(_));
         match &event {
             Event::Exited { key, .. } | Event::NotStarted { key, .. } => {
-                self.living.remove(key);
                 self.asked.remove(key);
+                if let Some(seat) = self.living.remove(key) {
+                    match self.is_worker(seat) && self.worked.contains(key) {
+                        true => self.died_at_work.insert(seat),
+                        false => self.died_at_work.remove(&seat),
+                    };
+                }
                 self.told.remove(key);
                 self.killed.remove(key);
             }
-            Event::Gpu { seat, .. } => drop(self.awaited.remove(seat)),
+            Event::Gpu { seat, finding } => {
+                self.awaited.remove(seat);
+                if matches!(finding, GpuFinding::Lost(_)) {
+                    self.lost.insert(*seat);
+                }
+            }
             Event::Verified => self.launch.to_be_verified = false,
             _ => {}
         }
@@ -196,7 +224,11 @@ impl World {
                 self.living.insert(key, seat);
                 let starts = self.starts.entry(seat).or_default();
                 *starts += 1;
-                if *starts > 1 {
+                let again = *starts > 1;
+                self.lost.remove(&seat);
+                if self.stopped.remove(&seat) && again {
+                    *self.filled.entry(seat).or_default() += 1;
+                } else if again && !self.died_at_work.contains(&seat) {
                     self.restarts.entry(seat).or_default().push(self.now);
                 }
             }
@@ -223,7 +255,11 @@ impl World {
         }
     }
 
-    pub(super) fn check_state(&self) {
+    fn is_worker(&self, seat: usize) -> bool {
+        seat > 0 || self.launch.scheduler.is_none()
+    }
+
+    pub(super) fn check_state(&mut self) {
         let next = self.core.next_deadline();
         assert!(next.is_none_or(|next| next > self.now), "a deadline that is past was dealt with");
         let state = self.core.state();
@@ -241,9 +277,23 @@ impl World {
                 assert_eq!(active, lives, "{}: {:?}", seat.name, seat.state);
             }
             let starts = self.starts.get(&number).copied().unwrap_or_default();
-            assert_eq!(seat.restarts, starts.saturating_sub(1), "{}", seat.name);
+            let filled = self.filled.get(&number).copied().unwrap_or_default();
+            assert_eq!(seat.restarts, starts.saturating_sub(1) - filled, "{}", seat.name);
+            let gives_up = self.launch.supervision.restart == RestartWhen::Never
+                || self.core.ending.is_some()
+                || self.lost.contains(&number);
             let silent = seat.state == ProcessPhase::Unresponsive;
             assert_eq!(silent, seat.not_answering_since.is_some(), "{}", seat.name);
+            let failed = seat.state == ProcessPhase::Failed;
+            let at_work = self.died_at_work.contains(&number);
+            assert!(gives_up || !(failed && at_work), "{}: its work ended it", seat.name);
+            let living = self.living.iter().find(|(_, other)| **other == number);
+            if let (Some((key, _)), ProcessPhase::Ready) = (living, seat.state) {
+                self.worked.insert(*key);
+            }
+            if seat.state == ProcessPhase::Stopped {
+                self.stopped.insert(number);
+            }
         }
         let ready = state.ready_after_ms.is_some();
         assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");
@@ -269,7 +319,7 @@ impl World {
     }
 
     /// No window holds more restarts than the limit. Workers that come back because their
-    /// scheduler did are not counted.
+    /// scheduler did are not counted, nor those that died at work.
     pub(super) fn check_limit(&self) {
         let Supervision { limit, window, .. } = &self.launch.supervision;
         let schedulers = usize::from(self.launch.scheduler.is_some());

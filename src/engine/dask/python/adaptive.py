@@ -39,7 +39,7 @@ class Adaptive(AdaptiveCore):
         while True:
             await asyncio.sleep(interval)
             state = await control.state()
-            if state is None or state["state"] != "ready":
+            if state is None or state["state"] not in ("ready", "degraded"):
                 continue  # What is being started counts when it is there.
             self.look(state["workers"])
             await self.adapt()

@@ -4,15 +4,26 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import resource
 import shlex
 import shutil
+import time
 
 from distributed import Scheduler
+from distributed.comm import get_address_host, get_address_host_port
+from distributed.utils import format_dashboard_link
 
-from cuda_cluster_dask import ports, process
+from cuda_cluster_dask import control, ports, process
 from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_dask.nanny import RESTARTS
+
+logger = logging.getLogger("distributed.scheduler")
+
+PATIENCE = 5  # Seconds for a worker to end that was told so: those of `distributed.Nanny.kill`.
+RETURN = 60  # Seconds for workers to come back.
+LOOK_AGAIN = 0.02
 
 
 async def serve(settings, status):
@@ -25,6 +36,9 @@ async def serve(settings, status):
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
         _write_client_environment(settings, scheduler.address)
+        if settings["dashboard"]:
+            status.dashboard(dashboard_link(scheduler))
+        tell_other_ports(settings, scheduler, status)
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
         adapting = adapt(settings["adapt"], scheduler)
@@ -43,7 +57,7 @@ async def start(settings, status, file):
         port = ports.free(settings, settings["ports"], settings["ports_required"])
         status.step(f"listening on port {port}" if port else "listening on any free port")
         try:
-            return await Scheduler(
+            return await Supervised(
                 protocol=settings["protocol"],
                 host=settings["host"],
                 interface=settings["interface"],
@@ -59,6 +73,107 @@ async def start(settings, status, file):
                 raise
             # Somebody took the port between the look and the listening.
     raise StartFailure("other programs take every port a moment before this one")
+
+
+class Supervised(Scheduler):
+    """A scheduler whose workers are started again by the supervisor.
+
+    It waits for them as `distributed` waits for those of nannies, and has the supervisor end those
+    that do not end themselves. Such a worker is its own nanny (`nanny.py`); others may be, too.
+    """
+
+    async def restart_workers(
+        self,
+        workers=None,
+        *,
+        client=None,
+        timeout=30,
+        wait_for_workers=True,
+        on_error="raise",
+        stimulus_id,
+    ):
+        chosen = self.workers if workers is None else set(workers).intersection(self.workers)
+        own = {address: self.workers[address] for address in chosen if self._is_own(address)}
+        others = [address for address in chosen if address not in own]
+        gone = {(ws.name, ws.server_id) for ws in own.values()}
+        pids = {ws.name: ws.pid for ws in own.values()}
+        deadline = time.monotonic() + timeout
+        await asyncio.gather(
+            *(self.remove_worker(address, stimulus_id=stimulus_id) for address in own)
+        )
+        self._ongoing_background_tasks.call_later(PATIENCE, end_the_stuck, pids)
+        outcome = dict.fromkeys(own, "OK")
+        if others:
+            outcome |= await super().restart_workers(
+                others,
+                client=client,
+                timeout=timeout,
+                wait_for_workers=wait_for_workers,
+                on_error=on_error,
+                stimulus_id=stimulus_id,
+            )
+        known = {"action": "restart-workers", "workers": list(own), "client": client}
+        self.log_event("all" if client is None else [client, "all"], known)
+        missing = await self._wait_for(gone, deadline) if wait_for_workers else set()
+        if missing and on_error == "raise":
+            raise TimeoutError(
+                f"{', '.join(sorted(missing))} did not come back within {timeout} s; "
+                "'cuda-cluster ps' says how far they are"
+            )
+        outcome |= {address: "timed out" for address, ws in own.items() if ws.name in missing}
+        return outcome
+
+    async def register_nanny_plugin(self, comm, **plugin):
+        before = {address: (ws.name, ws.server_id) for address, ws in self.workers.items()}
+        answers = await super().register_nanny_plugin(comm, **plugin)
+        gone = {before[at] for at, answer in answers.items() if at in before and answer.get(RESTARTS)}
+        missing = await self._wait_for(gone, time.monotonic() + RETURN)
+        if missing:
+            logger.warning("%s did not come back within %d s", ", ".join(sorted(missing)), RETURN)
+        return answers
+
+    def _is_own(self, address):
+        return self.workers[address].nanny == address
+
+    async def _wait_for(self, gone, deadline):
+        """Waits until others have taken the place of workers, each given by name and server; returns
+        the names of those who have not."""
+        while True:
+            there = {ws.name: ws.server_id for ws in self.workers.values()}
+            missing = {name for name, server in gone if there.get(name, server) == server}
+            if not missing or time.monotonic() > deadline:
+                return missing
+            await asyncio.sleep(LOOK_AGAIN)
+
+
+async def end_the_stuck(pids):
+    """Has the supervisor restart the workers that are still the processes they were."""
+    known = await control.state() or {"workers": []}
+    for worker in known["workers"]:
+        if worker["pid"] is not None and pids.get(worker["name"]) == worker["pid"]:
+            await control.restart(worker["name"])
+
+
+def dashboard_link(scheduler):
+    """Where a browser finds the dashboard."""
+    host, port = get_address_host(scheduler.address), scheduler.services["dashboard"].port
+    try:
+        return format_dashboard_link(host, port)
+    except KeyError:
+        # The user's `distributed.dashboard.link` names a variable that is not set.
+        return f"http://{host}:{port}/status"
+
+
+def tell_other_ports(settings, scheduler, status):
+    """Says where it listens on another port than it should."""
+    low, high = settings["ports"]
+    port = get_address_host_port(scheduler.address)[1]
+    if low and not low <= port <= high:
+        status.note(f"port {low} is held by {ports.holder(low)}; the scheduler listens on {port}")
+    wanted, port = settings["dashboard_address"].rpartition(":")[2], scheduler.services["dashboard"].port
+    if settings["dashboard"] and wanted.isdigit() and int(wanted) not in (0, port):
+        holder = ports.holder(int(wanted))
+        status.note(f"port {wanted} is held by {holder}; the dashboard listens on {port}")
 
 
 def adapt(limits, scheduler):

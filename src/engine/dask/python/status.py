@@ -52,6 +52,9 @@ class Status:
             # The supervisor is gone, and this process with it.
             asyncio.get_running_loop().remove_reader(self._descriptor)
 
+    def dashboard(self, link):
+        self._tell(status="dashboard", link=link)
+
     def note(self, text):
         self._tell(status="note", text=text)
 

@@ -3,18 +3,22 @@
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 
 from distributed import Worker
 from distributed.comm import get_address_host_port
 from distributed.core import Status as Phase
+from distributed.security import Security
 from distributed.utils import import_term
 
-from cuda_cluster_dask import control, gpu, ports, process, verify
+from cuda_cluster_dask import control, dashboard, gpu, ports, process, verify
+from cuda_cluster_dask.nanny import Nanny
 
 # Why `distributed` closes a worker that is not wanted any more.
 UNWANTED = ("scheduler-close", "scheduler-close-worker", "worker-close")
 LIFETIME = "worker-lifetime-reached"
+REMOVED = "scheduler-remove-worker"
 
 
 async def serve(settings, status):
@@ -25,21 +29,25 @@ async def serve(settings, status):
     if settings["cuda_context"]:
         status.step("creating a CUDA context")
         gpu.create_context(settings["protocol"])
+    security = process.security(settings["tls"], "worker")
+    name = full_name(settings, settings["name"])
+    status.step("looking for the scheduler")
+    nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
+    await nanny.introduce(settings["death_timeout"])
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
     worker = kind(
-        settings["scheduler"],
-        scheduler_file=settings["scheduler_file"],
-        name=full_name(settings, settings["name"]),
+        nanny.scheduler_addr,
+        name=name,
         nthreads=settings["threads"],
         protocol=settings["protocol"],
-        security=process.security(settings["tls"], "worker"),
+        security=security,
         memory_limit=settings["memory_limit"] or 0,
         data=gpu.storage(settings),
         plugins=gpu.plugins(settings),
         resources=settings["resources"],
         local_directory=settings["local_directory"],
-        dashboard=settings["dashboard"],
+        dashboard=False,
         dashboard_address=settings["dashboard_address"],
         http_prefix=settings["dashboard_prefix"],
         preload=settings["preload"],
@@ -47,11 +55,15 @@ async def serve(settings, status):
         lifetime=settings["lifetime"],
         **place(settings),
     )
+    nanny.adopt(worker)
     status.step("registering with the scheduler")
     proof = settings["verify"]
     if proof is not None:
         verify.answer(worker)
     async with worker:
+        await nanny.introduced()
+        if settings["dashboard"]:
+            dashboard.offer(worker, settings["dashboard_prefix"])
         lanes = []
         if proof is not None:
             proof["peers"] = [full_name(settings, name) for name in proof["peers"]]
@@ -107,6 +119,23 @@ def remember_why_it_closes(kind):
     class Supervised(kind):
         reason = None
         was_retired = False
+        is_to_return = False
+        env = os.environ
+
+        @property
+        def nanny(self):
+            # What a nanny is asked, the worker answers itself.
+            return self.contact_address
+
+        @nanny.setter
+        def nanny(self, _):
+            pass
+
+        async def come_back(self, reason):
+            """Has the scheduler forget this worker, which ends it; the supervisor starts the next."""
+            self.is_to_return = True
+            self.reason = self.reason or reason
+            await self.scheduler.unregister(address=self.contact_address, stimulus_id=reason)
 
         async def close_gracefully(self, restart=None, reason="worker-close-gracefully"):
             self.reason = self.reason or reason
@@ -116,18 +145,21 @@ def remember_why_it_closes(kind):
             # The first call tells why; later ones find it closing.
             self.was_retired |= self.status == Phase.closing_gracefully
             self.reason = self.reason or reason
+            kwargs["nanny"] = False  # Else it would ask itself.
+            if self.is_to_return or self.reason == REMOVED:
+                kwargs["executor_wait"] = False  # Whoever restarts it does not wait for its tasks.
             return await super().close(*args, reason=reason, **kwargs)
 
         def then(self):
             """What is to follow: `rest` if it is not wanted any more, `return` if it is, None if
             nobody wished its end."""
-            if self.reason == LIFETIME:
+            if self.reason == LIFETIME or self.is_to_return:
                 return "return"
             if self.was_retired or self.reason in UNWANTED:
                 return "rest"
             # `Client.restart` and the scheduler's time-out for silent workers remove a worker and
             # expect whoever deployed it to start it again.
-            return "return" if self.reason == "scheduler-remove-worker" else None
+            return "return" if self.reason == REMOVED else None
 
     Supervised.__name__ = kind.__name__
     Supervised.__qualname__ = kind.__qualname__

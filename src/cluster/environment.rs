@@ -1,0 +1,107 @@
+//! What a client of a running cluster needs in its environment.
+//!
+//! *Invariant:* a client with these variables reaches this cluster, or none.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{ControlError, Found};
+use crate::engine::dask;
+use crate::ids::ClusterName;
+use crate::plan::{DaskOptions, EngineKind, Plan};
+use crate::supervise::{ClusterState, ProcessPhase, RUN_DIRECTORY_VARIABLE};
+
+/// What `distributed.Client()` connects to: the environment's form of the key `scheduler-address`.
+const DASK_SCHEDULER: &str = "DASK_SCHEDULER_ADDRESS";
+
+/// Why nobody can say.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// Its supervisor does not answer.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// There is no scheduler to connect to now.
+    #[error("the scheduler of {cluster} is {phase}, so clients cannot reach it now")]
+    NotReady {
+        /// The cluster.
+        cluster: ClusterName,
+        /// Where its scheduler stands.
+        phase: ProcessPhase,
+    },
+    /// A file with a part of the answer is not as it should be.
+    #[error("cannot read {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl EnvironmentError {
+    /// What the user can do about the cluster of this name.
+    pub fn hint(&self, name: &ClusterName) -> Option<String> {
+        match self {
+            Self::NotReady { .. } => Some(format!("see when it is READY: cuda-cluster ps {name}")),
+            Self::File { .. } | Self::Control(_) => None,
+        }
+    }
+}
+
+/// The variables that a client of a cluster needs: the transport's, the security's, and where it
+/// finds the scheduler.
+///
+/// # Errors
+/// If the cluster cannot be asked, or cannot be reached by clients now.
+pub async fn client_environment(
+    found: &Found,
+) -> Result<BTreeMap<String, String>, EnvironmentError> {
+    let plan: Plan = found.control().read("/v1/plan").await?;
+    let mut env = match plan.engine {
+        EngineKind::Dask => {
+            let path = dask::client_file(&found.paths);
+            let mut env: BTreeMap<String, String> = json(path)?;
+            env.insert(DASK_SCHEDULER.to_owned(), scheduler(found, &plan).await?);
+            env
+        }
+        EngineKind::Native | EngineKind::Command => plan.client_env,
+    };
+    let directory = found.paths.root().display().to_string();
+    env.insert(RUN_DIRECTORY_VARIABLE.to_owned(), directory);
+    Ok(env)
+}
+
+/// The address of the cluster's own scheduler, or of the one that it joined.
+async fn scheduler(found: &Found, plan: &Plan) -> Result<String, EnvironmentError> {
+    let state: ClusterState = found.control().read("/v1/state").await?;
+    if let Some(scheduler) = state.scheduler {
+        let phase = scheduler.state;
+        let address = scheduler.address.filter(|_| phase == ProcessPhase::Ready);
+        let cluster = || found.name.clone();
+        return address.ok_or_else(|| EnvironmentError::NotReady { cluster: cluster(), phase });
+    }
+    let options: DaskOptions = serde_json::from_value(plan.engine_options.clone())
+        .map_err(|source| file_error(found.paths.plan(), source))?;
+    let joined = options.dask.join.unwrap_or_default();
+    if joined.contains("://") {
+        return Ok(joined);
+    }
+    #[derive(serde::Deserialize)]
+    struct SchedulerFile {
+        address: String,
+    }
+    json(PathBuf::from(joined)).map(|file: SchedulerFile| file.address)
+}
+
+fn json<T: serde::de::DeserializeOwned>(path: PathBuf) -> Result<T, EnvironmentError> {
+    let text = std::fs::read(&path).map_err(|source| file_error(path.clone(), source))?;
+    serde_json::from_slice(&text).map_err(|source| file_error(path, source))
+}
+
+fn file_error(
+    path: PathBuf,
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> EnvironmentError {
+    EnvironmentError::File { path, source: Box::new(source) }
+}

@@ -1,0 +1,142 @@
+"""What Dask asks of a worker's nanny: plugins and restarts.
+
+The supervisor is the nanny of all workers, and Dask cannot ask it. So each worker tells the
+scheduler that it is its own nanny. It runs nanny plugins in its own process, before it is a worker,
+or later when they are registered. To be restarted, it leaves, and the supervisor starts the next.
+
+*Invariant:* every nanny plugin that the scheduler knows has run before the worker's first task.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import sys
+import tempfile
+
+import dask
+from distributed.comm import connect
+from distributed.comm.core import CommClosedError
+from distributed.core import error_message, rpc
+from distributed.diskutils import WorkSpace
+from distributed.protocol import pickle
+from distributed.utils import json_load_robust
+from tornado.ioloop import IOLoop
+
+logger = logging.getLogger("distributed.nanny")
+
+SCRATCH = "dask-scratch-space"  # Where `distributed` puts the directories of its servers.
+LOOK_AGAIN = 0.5  # Seconds; connecting has a patience of its own.
+ANSWER = 0.05  # Seconds for an answer to be sent.
+
+# In the answer to a plugin: whether the worker is about to be restarted because of it.
+RESTARTS = "cuda-cluster-restarts"
+
+
+class Nanny:
+    """As much of `distributed.Nanny` as plugins use. `env` is this process's environment."""
+
+    worker = None
+
+    def __init__(self, settings, name, connection_args):
+        file, patience = settings["scheduler_file"], settings["death_timeout"]
+        address = settings["scheduler"]
+        self.scheduler_addr = address or json_load_robust(file, timeout=patience)["address"]
+        self.connection_args = connection_args
+        self.scheduler = rpc(self.scheduler_addr, connection_args=connection_args)
+        self.loop = self.io_loop = IOLoop.current()
+        self.name = name
+        self.env = os.environ
+        self.plugins = {}
+        self._directory = None
+        self._scratch = settings["local_directory"]
+        self._introduction = None
+
+    async def introduce(self, patience):
+        """Runs the plugins that the scheduler knows; it registers no other one meanwhile."""
+        comm = await asyncio.wait_for(self._connect(), patience)
+        await comm.write({"op": "register_nanny", "address": f"nanny of {self.name}"})
+        answer = await comm.read()
+        for name, plugin in answer.get("nanny-plugins", {}).items():
+            await self.plugin_add(plugin, name)
+        self._introduction = comm
+
+    async def introduced(self):
+        """Tells the scheduler that the worker is registered."""
+        try:
+            await self._introduction.write({"status": "ok"})
+            await self._introduction.close()
+        except CommClosedError:
+            pass  # The worker's own connection tells what is the matter.
+
+    async def _connect(self):
+        while True:
+            try:
+                return await connect(self.scheduler_addr, **self.connection_args)
+            except OSError:
+                logger.info("Waiting to connect to: %26s", self.scheduler_addr)
+                await asyncio.sleep(LOOK_AGAIN)
+
+    def adopt(self, worker):
+        """Has a worker that is not started yet answer for its nanny."""
+        self.worker = worker
+        worker.handlers.update(
+            kill=self.kill,
+            restart=self.restart,
+            plugin_add=self.plugin_add,
+            plugin_remove=self.plugin_remove,
+        )
+
+    @property
+    def worker_address(self):
+        return self.worker and self.worker.contact_address
+
+    @property
+    def local_directory(self):
+        """Modules in it can be imported, as in a nanny's. It goes with the process."""
+        if self._directory is None:
+            asked = self._scratch or dask.config.get("temporary-directory")
+            space = WorkSpace(os.path.join(asked or tempfile.gettempdir(), SCRATCH))
+            self._directory = space.new_work_dir(prefix="nanny-")
+            sys.path.insert(0, self._directory.dir_path)
+        return self._directory.dir_path
+
+    async def plugin_add(self, plugin, name=None):
+        plugin = pickle.loads(plugin) if isinstance(plugin, bytes) else plugin
+        name = name or getattr(plugin, "name", type(plugin).__name__)
+        self.plugins[name] = plugin
+        logger.info("Starting Nanny plugin %s", name)
+        try:
+            await _call(plugin, "setup", self)
+        except Exception as error:
+            logger.exception("Nanny plugin %s failed to setup", name)
+            return error_message(error)
+        restarts = self.worker is not None and bool(getattr(plugin, "restart", False))
+        if restarts:
+            # Not before the answer is sent: the scheduler closes the connection with the worker.
+            self.loop.call_later(ANSWER, self.restart, reason=f"nanny-plugin-{name}-restart")
+        return {"status": "OK", RESTARTS: restarts}
+
+    async def plugin_remove(self, name):
+        logger.info("Removing Nanny plugin %s", name)
+        try:
+            await _call(self.plugins.pop(name, None), "teardown", self)
+        except Exception as error:
+            logger.exception("Nanny plugin %s failed to teardown", name)
+            return error_message(error)
+        return {"status": "OK"}
+
+    async def kill(self, timeout=None, reason="nanny-kill"):
+        await self.restart(reason=reason)
+
+    async def restart(self, timeout=None, reason="nanny-restart"):
+        if self.worker is not None:
+            await self.worker.come_back(reason)
+        return "OK"
+
+
+async def _call(plugin, method, nanny):
+    """A plugin's method, if it has one; it may be a coroutine."""
+    result = getattr(plugin, method, lambda nanny: None)(nanny=nanny)
+    if inspect.isawaitable(result):
+        await result
