@@ -79,6 +79,9 @@ wrong! {
     a_ucx_variable_in_the_wrong_place: "version: 1\nworker:\n  env:\n    UCX_TLS: all\n",
     two_ways_to_say_where_to_listen:
         "version: 1\nscheduler:\n  host: 127.0.0.1\n  interface: eth0\n",
+    a_number_of_26_digits: "version: 1\nworkers: 12345678901234567890123456\n",
+    an_address_that_is_none: "version: 1\nscheduler:\n  host: 999.1.1.1\n",
+    a_limit_without_its_unit: "version: 1\nmemory:\n  limit: 1\n",
     an_option_for_an_address: "version: 1\nengine: dask\ndask:\n  join: --scheduler-file\n",
 }
 
@@ -87,6 +90,21 @@ fn an_empty_file_is_a_spec_without_a_version() {
     for text in ["", "# nothing\n", "---\n"] {
         assert!(error(text).contains("'version' is missing"), "{text:?}: {}", error(text));
     }
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_spec() {
+    let spec = spec::parse("\u{feff}version: 1\nname: marked\n", "cluster.yaml").expect("right");
+    assert_eq!(spec.name.expect("a name").as_str(), "marked");
+    let wrong = error("\u{feff}version: 1\nthreads: many\n");
+    assert!(wrong.contains("cluster.yaml:2:1: threads: "), "{wrong}");
+}
+
+#[test]
+fn a_number_of_26_digits_is_as_good_as_a_text_for_a_variable() {
+    let text = "version: 1\nworker:\n  env: {SEED: 12345678901234567890123456}\n";
+    let env = spec::parse(text, "cluster.yaml").expect("right").worker.env.expect("set");
+    assert_eq!(env["SEED"], "12345678901234567890123456");
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod embedded;
 mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod inputs;
 mod liveness;
 mod memory;
 mod neighbours;

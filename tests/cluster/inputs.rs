@@ -1,0 +1,362 @@
+//! Wrong inputs: each is refused in a sentence that says what, where, and what to do, with the
+//! documented exit code, and nothing is left of it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::pty::openpty;
+
+use crate::sandbox::{Said, Sandbox};
+use crate::skip::skip;
+
+const MACHINE: [&str; 3] = ["--topology", "dgx-h100", "--simulate"];
+
+/// `cuda-cluster SUBCOMMAND` for the machine, with these flags.
+fn with(sandbox: &Sandbox, subcommand: &str, flags: &[&str]) -> Said {
+    sandbox.run(&[&[subcommand], &MACHINE[..], flags].concat())
+}
+
+/// What must be the answer to a wrong input.
+fn assert_refused(said: &Said, code: i32, words: &[&str]) {
+    assert_eq!(said.code, code, "{said}");
+    assert!(said.stderr.contains("error: "), "{said}");
+    for word in words {
+        assert!(said.stderr.contains(word), "{word:?} is missing: {said}");
+    }
+}
+
+const DIGITS: &str = "12345678901234567890123456";
+
+#[test]
+fn options_that_cannot_be_meant_are_refused() {
+    let sandbox = Sandbox::new();
+    for (flags, words) in [
+        (
+            &["--enable-nvlink", "--disable-nvlink"][..],
+            &["--enable-nvlink", "--disable-nvlink"][..],
+        ),
+        (&["--disable-infiniband", "--enable-infiniband"], &["cannot be used with"]),
+        (&["--dashboard", "--no-dashboard"], &["cannot be used with"]),
+        (&["--host", "999.1.1.1"], &["--host: 999.1.1.1 is no IPv4 address", "hint: "]),
+        (&["--host=-x"], &["--host: \"-x\" looks like an option", "hint: "]),
+        (&["--contact-address", ""], &["--contact-address: it is empty"]),
+        (
+            &["--interface", "nosuch0"],
+            &["--interface: there is no network interface nosuch0", "lo"],
+        ),
+        (&["--local-directory", "/proc/nope"], &["--local-directory: ", "/proc/nope", "hint: "]),
+        (&["--pid-file", "/tmp"], &["--pid-file: /tmp cannot be written", "hint: "]),
+        (&["--device-memory-limit", "1TB"], &["--device-memory-limit: ", "79.6 GiB", "hint: "]),
+        (&["--memory-limit", "1"], &["--memory-limit: 1 byte is too few", "hint: "]),
+        (&["--device-memory-limit", "80"], &["--device-memory-limit: 80 bytes are too few"]),
+        (&["--memory-limit", DIGITS], &["--memory-limit", "below 16 EiB"]),
+        (&["--n-workers", DIGITS], &["--n-workers", "too large; the most is 4294967295"]),
+        (&["--grace", DIGITS], &["--grace", "at most ten years"]),
+        (&["--scheduler-port", DIGITS], &["--scheduler-port", "is not a port"]),
+    ] {
+        assert_refused(&with(&sandbox, "up", flags), 2, words);
+    }
+    let dask = ["--engine", "dask", "--scheduler-file", "/tmp"];
+    assert_refused(&with(&sandbox, "up", &dask), 2, &["--scheduler-file: /tmp cannot be written"]);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn options_that_mean_nothing_to_the_engine_are_noted_and_refused_under_strict() {
+    let sandbox = Sandbox::new();
+    for option in [
+        ["--host", "10.0.0.1"],
+        ["--scheduler-file", "/tmp"],
+        ["--scheduler-port", "8786"],
+        ["--rmm-log-directory", "/proc/x"],
+        ["--worker-port", "9000:9100"],
+    ] {
+        let said = with(&sandbox, "exec", &[&option[..], &["--rank", "0", "--", "true"]].concat());
+        assert_eq!(said.code, 0, "{said}");
+        assert!(said.stderr.contains(&format!("note: {}: ignored: ", option[0])), "{said}");
+        let strict = with(&sandbox, "up", &[&option[..], &["--strict"]].concat());
+        assert_refused(&strict, 2, &[&format!("{}: ignored: ", option[0])]);
+    }
+}
+
+#[test]
+fn errors_of_flags_speak_of_flags_and_errors_of_a_file_of_keys() {
+    let sandbox = Sandbox::new();
+    for (flags, words) in [
+        (&["--threads-per-worker", "0"][..], &["error: --threads-per-worker: 0 is too few"][..]),
+        (
+            &["--scheduler-cores", "2"],
+            &["error: --scheduler-cores: ", "hint: set --cpus split too"],
+        ),
+        (
+            &["--rmm-managed-memory", "--enable-nvlink"],
+            &[
+                "error: --rmm-managed-memory: ",
+                "hint: drop --rmm-managed-memory or --enable-nvlink",
+            ],
+        ),
+        (&["--tls-cert", "x"], &["needs all three of --tls-ca-file, --tls-cert and --tls-key"]),
+        (&["--n-workers", "99"], &["99 GPUs are asked for", "use --workers-per-gpu"]),
+        (&["--strict", "--adapt-minimum", "1"], &["dask: ignored"]),
+    ] {
+        let said = with(&sandbox, "plan", flags);
+        assert_refused(&said, 2, words);
+        assert!(!said.stderr.contains("rmm.") && !said.stderr.contains("scheduler_"), "{said}");
+    }
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("spec.yaml");
+    std::fs::write(&file, "version: 1\nucx: {nvlink: true}\n").expect("written");
+    let file = file.to_str().expect("text");
+    let said = with(&sandbox, "plan", &["-f", file, "--rmm-managed-memory"]);
+    assert_refused(
+        &said,
+        2,
+        &["--rmm-managed-memory: ", "drop --rmm-managed-memory or 'ucx.nvlink'"],
+    );
+}
+
+#[test]
+fn small_fractions_are_fractions() {
+    let sandbox = Sandbox::new();
+    for flag in ["--memory-limit", "--device-memory-limit", "--rmm-pool-size"] {
+        let said = with(&sandbox, "plan", &[flag, "0.00001"]);
+        assert_eq!(said.code, 0, "{said}");
+    }
+    for flags in [
+        ["--rmm-maximum-pool-size", "0.00002", "--rmm-pool-size", "0.00001"].as_slice(),
+        &["--rmm-release-threshold", "0.00001", "--rmm-async"],
+    ] {
+        assert_eq!(with(&sandbox, "plan", flags).code, 0, "{flags:?}");
+    }
+}
+
+#[test]
+fn files_without_an_end_and_what_is_no_file_are_refused() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let (folder, pipe) = (folder.path().to_str().expect("text"), pipe.to_str().expect("text"));
+    for (before, what) in [
+        (&["plan", "-f"][..], "spec"),
+        (&["spec", "check"], "spec"),
+        (&["up", "--plan"], "plan"),
+        (&["topo", "--topology"], "topology"),
+        (&["up", "--simulate", "--topology"], "topology"),
+    ] {
+        for (path, cause) in [
+            ("/dev/zero", "MiB, which is the limit"),
+            (folder, "it is a directory"),
+            ("/nowhere/at/all", "it does not exist"),
+        ] {
+            let said = sandbox.run(&[before, &[path]].concat());
+            assert_refused(&said, 2, &[&format!("cannot read {what} {path}"), cause, "hint: "]);
+        }
+    }
+    let said = sandbox.run(&["plan", "-f", pipe]);
+    assert_refused(&said, 2, &[pipe, "nobody writes into this pipe", "hint: "]);
+    // A pipe that somebody writes into is as good as a file.
+    let mut plan = Command::new("sh");
+    let script = "(sleep 0.1; printf 'version: 1\\nname: piped\\n') > \"$1\" & exec \"$0\" plan \
+                  --topology dgx-h100 -f \"$1\"";
+    plan.args(["-c", script, env!("CARGO_BIN_EXE_cuda-cluster"), pipe]);
+    let said = sandbox.spawn_program(plan).wait();
+    assert!(said.code == 0 && said.stdout.contains("piped: 8 workers"), "{said}");
+}
+
+#[test]
+fn specs_of_other_editors_are_read_or_refused_in_words() {
+    let sandbox = Sandbox::new();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("text");
+    let planned = |text: &[u8]| {
+        std::fs::write(file.path(), text).expect("written");
+        with(&sandbox, "plan", &["-f", path])
+    };
+    let said = planned(b"\xef\xbb\xbfversion: 1\nname: marked\n");
+    assert!(said.code == 0 && said.stdout.contains("marked: 8 workers"), "{said}");
+    let number = format!("version: 1\nworkers: {DIGITS}\n");
+    for (text, words) in [
+        (
+            &b"version: 1\nucx:\n\tnvlink: true\n"[..],
+            &[":3:1: a tab indents this line", "hint: "][..],
+        ),
+        (b"\xff\xfev\0e\0", &["UTF-16", "hint: "]),
+        (b"version: 1\nname: caf\xe9\n", &["not UTF-8", "byte 21"]),
+        (number.as_bytes(), &[":2:1: workers: ", "is not a whole number from 0 to 4294967295"]),
+    ] {
+        assert_refused(&planned(text), 2, words);
+    }
+}
+
+/// The program under limits, as a user whom limits hold for.
+fn limited(sandbox: &Sandbox, limit: &str, arguments: &[&str]) -> Said {
+    let mut command = Command::new("prlimit");
+    command.args([limit, "--core=0"]).current_dir("/");
+    let program = Path::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    if !nix::unistd::Uid::effective().is_root() {
+        return sandbox
+            .spawn_program({
+                command.arg(program).args(arguments);
+                command
+            })
+            .wait();
+    }
+    // The directory of builds may be closed to other users.
+    let copy = sandbox.runtime().join("program");
+    std::fs::copy(program, &copy).expect("a copy");
+    let owned_by = |uid| {
+        let uid = Some(nix::unistd::Uid::from_raw(uid));
+        nix::unistd::chown(sandbox.runtime(), uid, None).expect("its owner");
+    };
+    owned_by(65534);
+    command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(&copy).args(arguments);
+    let said = sandbox.spawn_program(command).wait();
+    owned_by(0);
+    std::fs::remove_file(&copy).expect("removed");
+    said
+}
+
+#[test]
+fn limits_that_leave_no_room_are_said_before_anything_starts() {
+    let up = [&["up"], &MACHINE[..], &["--n-workers", "2", "--detach"]].concat();
+    let run = [&["run"], &MACHINE[..], &["--n-workers", "2", "--", "true"]].concat();
+    for arguments in [&up, &run] {
+        let sandbox = Sandbox::new();
+        let said = limited(&sandbox, "--nofile=20", arguments);
+        assert_refused(&said, 1, &["open files", "the limit is 20", "hint: ", "ulimit -n"]);
+        let said = limited(&sandbox, "--nproc=8", arguments);
+        assert_refused(&said, 1, &["threads", "the limit is 8", "hint: ", "ulimit -u"]);
+    }
+    // With even fewer it ends before it can count, and still in a sentence.
+    for limit in 2..8 {
+        let sandbox = Sandbox::new();
+        let said = limited(&sandbox, &format!("--nproc={limit}"), &up);
+        assert_refused(&said, 1, &["hint: ", "ulimit -u"]);
+        assert!(!said.stderr.contains("panicked"), "{said}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_failure_and_no_wrong_usage() {
+    let sandbox = Sandbox::new();
+    let mut plan = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    plan.arg("plan").args(MACHINE).stdin(Stdio::null()).stderr(Stdio::piped());
+    let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+    let output = plan.stdout(full).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("hint: free some space"));
+
+    if !nix::unistd::Uid::effective().is_root() {
+        return skip("root", "only root can mount a small disk");
+    }
+    // In a mount namespace of its own, which ends with its processes.
+    let script = "mount -t tmpfs -o size=8k,mode=700 tmpfs \"$XDG_RUNTIME_DIR\" && exec \"$@\"";
+    for more in [&["up", "--detach"][..], &["up"], &["run"]] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.args(more).args(MACHINE).args(["--n-workers", "2"]);
+        if more == ["run"] {
+            command.args(["--", "true"]);
+        }
+        let said = sandbox.spawn_program(command).wait();
+        assert_refused(&said, 1, &["No space left on device", "hint: ", "XDG_RUNTIME_DIR"]);
+    }
+}
+
+#[test]
+fn arguments_that_are_not_text_reach_the_program_as_they_are() {
+    let sandbox = Sandbox::new();
+    let odd = OsStr::from_bytes(b"caf\xe9 \xff\xf4\x8f\xbf\xbf");
+    for (subcommand, rank) in [("run", None), ("exec", Some("--rank=0"))] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.arg(subcommand).args(MACHINE).args(["--n-workers", "1"]).args(rank);
+        let script = "printf %s \"$1\" | od -An -tx1";
+        command.args(["--", "sh", "-c", script, "sh"]).arg(odd);
+        let said = sandbox.spawn_program(command).wait();
+        assert_eq!(said.code, 0, "{said}");
+        assert_eq!(said.stdout.trim(), "63 61 66 e9 20 ff f4 8f bf bf", "{said}");
+    }
+    let mut wrong = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    wrong.arg(odd);
+    assert_refused(&sandbox.spawn_program(wrong).wait(), 2, &["unrecognized subcommand"]);
+}
+
+#[test]
+fn exec_hands_on_what_slurm_tells() {
+    let sandbox = Sandbox::new();
+    let slurm = "SLURM_LOCALID=3 SLURM_PROCID=11 SLURM_NTASKS=16 SLURM_TASKS_PER_NODE=8(x2) \
+                 SLURM_NODEID=1 SLURM_JOB_NODELIST=gpu[07-08] SLURM_JOB_ID=1";
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT";
+    // Not this process's surroundings, in which a launcher may be.
+    let mut command = Command::new("env");
+    command.arg("-i").args(slurm.split_whitespace()).arg(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.arg("exec").args(MACHINE).args(["--", "/bin/sh", "-c", script]);
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!(said.stdout.trim(), "11/16 3/8 gpu07:20016", "{said}");
+}
+
+/// Runs a command with a terminal for its output; returns what the terminal got.
+fn on_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> Vec<u8> {
+    let terminal = openpty(None, None).expect("a terminal");
+    let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.args(arguments).env("XDG_RUNTIME_DIR", sandbox.runtime()).env_remove("NO_COLOR");
+    command.env("TERM", "xterm-256color").stdin(Stdio::null()).stdout(end()).stderr(end());
+    let mut running = command.spawn().expect("it starts");
+    drop(command);
+    drop(terminal.slave);
+    let mut shown = Vec::new();
+    // A terminal whose last writer has gone refuses to be read.
+    let _ = File::from(terminal.master).read_to_end(&mut shown);
+    running.wait().expect("it ends");
+    shown
+}
+
+/// Sequences that a terminal would obey.
+const NASTY: &str = "\x1b]0;title\x07\x1b[2J\x1b[6n\x1b[31mred\x1b[0m";
+
+/// The same where nothing but the colour is obeyed.
+const SHOWN: &str = "\\x1b]0;title\\x07\\x1b[2J\\x1b[6n\x1b[31mred\x1b[0m";
+
+#[test]
+fn a_terminal_gets_no_control_sequences_of_others_but_colours() {
+    let sandbox = Sandbox::new();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("text");
+    let machine = sandbox.run(&["topo", "--topology", "dgx-h100", "-o", "yaml"]).stdout;
+    let name = serde_json::to_string(NASTY).expect("JSON");
+    let named = machine.replace("name: dgx-h100", &format!("name: {name}"));
+    assert_ne!(named, machine, "the machine has a name");
+    std::fs::write(file.path(), named).expect("written");
+    let shown = on_a_terminal(&sandbox, &["plan", "--topology", path]);
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains(SHOWN) && !shown.contains("\x1b]0"), "{shown:?}");
+
+    let logged = [
+        &["--n-workers", "2", "--name", "nasty", "--prefix", "--"][..],
+        &[
+            "sh",
+            "-c",
+            "printf '%s\\n' \"$1\"; [ $RANK = 1 ] && exit 3; exec sleep 100",
+            "sh",
+            NASTY,
+        ],
+    ]
+    .concat();
+    let run = [&["run"], &MACHINE[..], &logged].concat();
+    let shown = String::from_utf8_lossy(&on_a_terminal(&sandbox, &run)).into_owned();
+    assert!(shown.contains(&format!("] {SHOWN}")) && !shown.contains("\x1b]0"), "{shown:?}");
+    // A run that failed leaves its logs.
+    let logs = on_a_terminal(&sandbox, &["logs", "nasty"]);
+    let logs = String::from_utf8_lossy(&logs);
+    assert!(logs.contains(SHOWN) && !logs.contains("\x1b]0"), "{logs:?}");
+    // What is no terminal gets the bytes.
+    let piped = sandbox.run(&["logs", "nasty"]);
+    assert!(piped.stdout.contains(NASTY), "{piped}");
+}
