@@ -47,13 +47,11 @@ struct Screen {
 
 static SCREEN: OnceLock<Screen> = OnceLock::new();
 
-/// From now on everything goes through the thread. Where there can be none, what is printed next
-/// fails.
+/// From now on everything goes through the thread. Where there can be none, whoever prints writes.
 pub(super) fn open() {
-    let screen = SCREEN.get_or_init(Screen::default);
     let thread = std::thread::Builder::new().name("screen".to_owned());
-    if let Err(error) = thread.spawn(|| screen.work()) {
-        screen.locked().refused = Some(error);
+    if thread.spawn(|| SCREEN.get_or_init(Screen::default).work()).is_ok() {
+        SCREEN.get_or_init(Screen::default);
     }
 }
 
