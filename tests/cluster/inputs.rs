@@ -122,8 +122,12 @@ fn errors_of_flags_speak_of_flags_and_errors_of_a_file_of_keys() {
 #[test]
 fn small_fractions_are_fractions() {
     let sandbox = Sandbox::new();
-    for flag in ["--memory-limit", "--device-memory-limit", "--rmm-pool-size"] {
-        let said = with(&sandbox, "plan", &[flag, "0.00001"]);
+    for (flag, fraction) in [
+        ("--memory-limit", "0.00005"),
+        ("--device-memory-limit", "0.00001"),
+        ("--rmm-pool-size", "0.00001"),
+    ] {
+        let said = with(&sandbox, "plan", &[flag, fraction]);
         assert_eq!(said.code, 0, "{said}");
     }
     for flags in [
