@@ -41,7 +41,7 @@ async fn a_restart_waits_as_long_as_the_backoff_says_and_for_nothing_else() {
     let mut gaps = Vec::new();
     while let Ok(record) = events.try_recv() {
         match record.what {
-            What::Restarting { in_ms } => gaps.push(in_ms),
+            What::Restarting { in_ms, .. } => gaps.push(in_ms),
             // The other reason to wait that there is.
             What::Note { text } => panic!("something else was waited for: {text}"),
             _ => {}
