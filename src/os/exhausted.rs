@@ -1,7 +1,7 @@
 //! What a machine or a user has run out of, told from a failed call.
 //!
-//! Such a failure is nobody's wrong input, whatever the call was for: it is the same for every file,
-//! thread and process, and so is what to do.
+//! Such a failure is nobody's wrong input, whatever the call was for: it is the same for every
+//! file, thread and process, and so is what to do.
 
 use std::error::Error;
 use std::fmt;
