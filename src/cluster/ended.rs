@@ -76,8 +76,10 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
     }
     state.cause = Some(Cause { process: None, text, exit: None, log_tail: Vec::new() });
     state.state = ClusterPhase::Failed;
+    state.guardian_not_answering_since = None;
     for process in state.scheduler.iter_mut().chain(&mut state.workers) {
         process.pid = None;
+        process.not_answering_since = None;
         if process.state != ProcessPhase::Failed {
             process.state = ProcessPhase::Stopped;
         }

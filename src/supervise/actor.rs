@@ -41,7 +41,7 @@ use crate::os::{log_file, pidfd};
 const TAIL: usize = 20;
 
 /// Longest wait for the last words of a process that has ended.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Whoever removes the run directory is let finish, before it is made again.
 const REMOVAL: Duration = Duration::from_millis(200);
@@ -72,7 +72,7 @@ pub(super) enum Wish {
 }
 
 /// What is open to one living process.
-struct Contact {
+pub(super) struct Contact {
     /// Listens to its status pipe.
     listener: Option<JoinHandle<()>>,
     /// Where questions are written.
@@ -95,16 +95,16 @@ pub(super) struct Actor {
     pub(super) core: Core,
     pub(super) specs: Vec<ProcessSpec>,
     pub(super) launch: Launch,
-    guardian: Arc<Guardian>,
+    pub(super) guardian: Arc<Guardian>,
     pub(super) directory: Option<RunDirectory>,
     pub(super) paths: Paths,
     mark: String,
     began: Instant,
-    wishes: mpsc::UnboundedReceiver<Wish>,
+    pub(super) wishes: mpsc::UnboundedReceiver<Wish>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     /// Status pipes of processes whose start is not reported yet: nobody listens to them before.
     unheard: BTreeMap<Key, UnixStream>,
-    contacts: BTreeMap<Key, Contact>,
+    pub(super) contacts: BTreeMap<Key, Contact>,
     /// Who waits for the state as it is after a look.
     onlookers: Vec<oneshot::Sender<()>>,
     state: watch::Sender<ClusterState>,
@@ -121,16 +121,16 @@ pub(super) struct Actor {
     /// When to look at the processes' memory, if any has a limit.
     pub(super) look_at: Option<Instant>,
     /// Whether nobody is to wait for the guardian.
-    abandoned: bool,
+    pub(super) abandoned: bool,
     /// When to see whether the run directory is still whole.
     pub(super) heal_at: Option<Instant>,
     pub(super) control: Control,
     /// Whether logs are kept, because of a bad end.
-    keep: bool,
+    pub(super) keep: bool,
     /// The signal that asks processes to end.
     stop_signal: i32,
     /// Who reads what the workers write.
-    output: Option<OutputPipe>,
+    pub(super) output: Option<OutputPipe>,
 }
 
 impl Actor {
@@ -466,17 +466,6 @@ impl Actor {
         let _ = self.handle.records.send(record);
     }
 
-    /// Writes the state down for those who ask when the cluster has ended.
-    pub(super) fn save_state(&self) {
-        let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
-            return;
-        };
-        if let Ok(text) = serde_json::to_vec(&self.core.state()) {
-            // A full disk must not stop the cluster; the records may be there even so.
-            let _ = directory.write_private(&self.paths.state(), &text);
-        }
-    }
-
     /// Shows the state to whoever watches, if it has changed.
     fn show(&self) {
         let state = self.core.state();
@@ -487,74 +476,6 @@ impl Actor {
             }
             changed
         });
-    }
-
-    async fn finish(mut self, outcome: Outcome) -> Outcome {
-        let bundles = std::mem::take(&mut self.bundles);
-        self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
-        // What is not written by then will not be.
-        let _ = tokio::time::timeout(LAST_WORDS * 4, bundles.join_all()).await;
-        if !self.abandoned {
-            if self.output.take().is_some() {
-                let stopped = matches!(outcome, Outcome::Stopped { .. });
-                self.deliver(stopped).await;
-            }
-            let guardian = Arc::clone(&self.guardian);
-            // Its end takes some milliseconds, in which listeners hear of the cluster's.
-            let ended = tokio::task::spawn_blocking(move || guardian.end()).await;
-            debug_assert!(ended.is_ok(), "ending a guardian does not panic");
-            self.control.finish().await;
-        }
-        // Waiting for the guardian's end blocks for some milliseconds.
-        let done = tokio::task::spawn_blocking(move || drop(self)).await;
-        debug_assert!(done.is_ok(), "dropping an actor does not panic");
-        outcome
-    }
-}
-
-impl Actor {
-    /// Waits until what the workers wrote is handed on, and with it for the guardian's end. Who
-    /// asks for the end meanwhile wants it without what nobody reads.
-    async fn deliver(&mut self, mut hurry: bool) {
-        let mut asked = self.guardian.deliver(hurry).is_ok();
-        while asked {
-            tokio::select! {
-                report = self.guardian.report() => asked = report.is_some(),
-                Some(wish) = self.wishes.recv() => if let Wish::Stop { how, .. } = wish {
-                    asked = how == Escalation::Graceful && !hurry;
-                    hurry = true;
-                    // A guardian that takes no requests any more has ended.
-                    asked &= self.guardian.deliver(hurry).is_ok();
-                },
-            }
-        }
-    }
-}
-
-impl Drop for Actor {
-    /// Ends every process, then the run directory: all of it after a good end, the secret and the
-    /// socket after a bad one.
-    fn drop(&mut self) {
-        let ended = if self.abandoned {
-            self.guardian.let_go(LAST_WORDS)
-        } else {
-            self.guardian.end();
-            true
-        };
-        // The directory stays while the guardian writes to it; the next to come cleans it.
-        self.keep |= !ended;
-        if let Some(path) = &self.launch.supervision.pid_file {
-            // Who took it away already wanted the same.
-            let _ = std::fs::remove_file(path);
-        }
-        self.contacts.clear();
-        let Some(directory) = self.directory.take() else { return };
-        // Files that are gone need no removing, and there is nobody left to tell of the rest.
-        if !self.keep {
-            let _ = directory.remove();
-        } else if ended {
-            directory.retire();
-        }
     }
 }
 

@@ -26,6 +26,7 @@ mod metrics;
 pub mod record;
 mod service;
 pub mod state;
+mod teardown;
 
 pub use record::{Cause, Outcome, Record};
 pub use service::{Options, OutputPipe, StartError, Stopper, Supervisor, WishError};
