@@ -490,6 +490,9 @@ impl Actor {
     }
 
     async fn finish(mut self, outcome: Outcome) -> Outcome {
+        // Who wishes anything now is told at once that nobody hears it.
+        self.wishes.close();
+        while self.wishes.try_recv().is_ok() {}
         let bundles = std::mem::take(&mut self.bundles);
         self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
         // What is not written by then will not be.
