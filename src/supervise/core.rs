@@ -187,6 +187,7 @@ impl Core {
         if self.over {
             return Vec::new();
         }
+        self.forgive_own_absence(now);
         self.now = now;
         self.apply(event, now);
         self.proceed(now);

@@ -22,6 +22,9 @@ impl Actor {
 
     /// Lets everything come to its end, and says how it was.
     pub(super) async fn finish(mut self, outcome: Outcome) -> Outcome {
+        if self.output.is_none() {
+            self.hear_nobody();
+        }
         let bundles = std::mem::take(&mut self.bundles);
         self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
         // What is not written by then will not be.
@@ -30,6 +33,7 @@ impl Actor {
             if self.output.take().is_some() {
                 let stopped = matches!(outcome, Outcome::Stopped { .. });
                 self.deliver(stopped).await;
+                self.hear_nobody();
             }
             let guardian = Arc::clone(&self.guardian);
             // Its end takes some milliseconds, in which listeners hear of the cluster's.
@@ -41,6 +45,13 @@ impl Actor {
         let done = tokio::task::spawn_blocking(move || drop(self)).await;
         debug_assert!(done.is_ok(), "dropping an actor does not panic");
         outcome
+    }
+
+    /// Tells whoever asks for something, now and later, that the cluster has ended.
+    fn hear_nobody(&mut self) {
+        self.wishes.close();
+        // A question without an answer is answered by its end.
+        while self.wishes.try_recv().is_ok() {}
     }
 
     /// Waits until what the workers wrote is handed on, and with it for the guardian's end. Who

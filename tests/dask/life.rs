@@ -184,9 +184,9 @@ fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_
         return;
     }
     let sandbox = Sandbox::new();
-    let cluster = up(&sandbox, "mute", &["--n-workers", "2", "--answer-within", "1s"]);
+    let cluster = up(&sandbox, "mute", &["--n-workers", "2", "--answer-within", "5s"]);
     // Long enough for each to have been asked and to have answered.
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(6));
     let events = sandbox.run(&["events", "mute"]).stdout;
     assert!(!events.contains("not answering"), "{events}");
     let scheduler = sandbox.state("mute")["scheduler"]["pid"].as_i64().expect("a pid");

@@ -36,6 +36,8 @@ pub(super) struct Liveness {
     deaf: bool,
     /// Since when it does not answer, once that is known.
     pub(super) silent_since: Option<Moment>,
+    /// Until when it may still answer before it is restarted, once it is known not to.
+    restart_at: Moment,
 }
 
 impl Liveness {
@@ -146,6 +148,21 @@ impl Core {
         }
     }
 
+    /// After a while in which this supervisor did not run (it was stopped, or the machine too busy),
+    /// what was said meanwhile may not have been heard yet: everybody has the time to answer anew.
+    pub(super) fn forgive_own_absence(&mut self, now: Moment) {
+        let patience = self.policy.answer_within.0;
+        if self.next_deadline().is_none_or(|due| due + patience / 4 >= now) {
+            return;
+        }
+        let seats = self.seats.iter_mut().map(|seat| &mut seat.liveness);
+        for liveness in seats.chain([&mut self.guardian]) {
+            liveness.asked = liveness.asked.map(|_| now);
+            liveness.gone = liveness.gone.map(|_| now);
+            liveness.restart_at = now + patience;
+        }
+    }
+
     /// Asks when it is time to, and finds who has not answered.
     pub(super) fn keep_asking(&mut self, now: Moment) {
         if self.ending.is_some() {
@@ -171,6 +188,7 @@ impl Core {
             && let Some((since, reason)) = seat.liveness.silence(patience, now)
         {
             seat.liveness.silent_since = Some(since);
+            seat.liveness.restart_at = since + patience.0;
             seat.shown.state = ProcessPhase::Unresponsive;
             let since = self.time_of_day(since);
             self.record(now, Some(number), What::NotAnswering { since, reason });
@@ -185,7 +203,9 @@ impl Core {
         if seat.liveness.may_answer() {
             seat.shown.state = ProcessPhase::Ready;
             self.record(now, Some(number), What::Answers { after_ms: millis(now - since) });
-        } else if self.policy.unresponsive == Unresponsive::Restart && since + patience.0 <= now {
+        } else if self.policy.unresponsive == Unresponsive::Restart
+            && seat.liveness.restart_at <= now
+        {
             let reason = format!("did not answer for {patience}");
             seat.blame = Some(reason.clone());
             self.terminate(number, Then::Judge, &reason, now);
@@ -226,7 +246,7 @@ impl Core {
             match seat.phase() {
                 ProcessPhase::Ready => deadlines.extend(seat.liveness.deadline(patience)),
                 ProcessPhase::Unresponsive if self.policy.unresponsive == Unresponsive::Restart => {
-                    deadlines.extend(seat.liveness.silent_since.map(|since| since + patience));
+                    deadlines.push(seat.liveness.restart_at);
                 }
                 _ => {}
             }

@@ -494,3 +494,18 @@ fn a_first_start_does_not_wait_for_ever_for_one_that_stopped_answering() {
     let Some(Outcome::NotReady(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
     assert_eq!(cause.text, "not ready within 3s: gpu0 (does not answer)");
 }
+
+#[test]
+fn who_answered_while_the_supervisor_itself_was_stopped_is_not_blamed() {
+    let mut launch = launch(false, 1, false);
+    launch.supervision.answer_within = Span::secs(1);
+    launch.supervision.unresponsive = Unresponsive::Restart;
+    let mut world = up(launch);
+    world.wait();
+    assert!(!world.asked.is_empty(), "a question is on its way");
+    world.now += Duration::from_secs(3600);
+    world.tell(Event::Tick);
+    assert_eq!(world.phase(), ClusterPhase::Ready, "its answer may wait to be read");
+    world.answer();
+    assert_eq!((world.phase(), world.told.len()), (ClusterPhase::Ready, 0));
+}
