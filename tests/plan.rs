@@ -143,7 +143,10 @@ fn what_is_wrong_is_refused_with_exit_code_2() {
         (&["--topology", "dgx-1-v100", "--gpus", "8"], "there is no GPU 8"),
         (&["--topology", "dgx-1-v100", "--n-workers", "9"], "9 GPUs are asked for"),
         (&["--topology", "dgx-1-v100", "--memory-limit", "much"], "'auto', 'none'"),
-        (&["--topology", "dgx-1-v100", "--memory-limit", "1"], "does not hold the worker itself"),
+        (
+            &["--topology", "dgx-1-v100", "--memory-limit", "32MiB"],
+            "does not hold the worker itself",
+        ),
         (&["--topology", "dgx-1-v100", "--engine", "dsak"], "native dask command"),
         (&["--topology", "dgx-1-v100", "--explain", "gpu9"], "gpu0, gpu1"),
         (&["--topology", "dgx-1-v100", "--worker-port", "9000:9003"], "fewer ports"),
