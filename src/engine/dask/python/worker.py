@@ -31,7 +31,7 @@ async def serve(settings, status):
         gpu.create_context(settings["protocol"])
     security = process.security(settings["tls"], "worker")
     name = full_name(settings, settings["name"])
-    status.step("looking for the scheduler")
+    status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
     nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
     await nanny.introduce(settings["death_timeout"])
     status.step("loading the worker")
