@@ -126,6 +126,9 @@ impl Arguments {
         }
         text.push('\n');
         text.push_str(&self.processes(state, &plan));
+        for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
+            text.push_str(&format!("{line}\n"));
+        }
         Ok(text)
     }
 
@@ -160,9 +163,6 @@ impl Arguments {
             text.push_str(&format!(
                 "the guardian (process {pid}) is not answering since {since}\n"
             ));
-        }
-        for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
-            text.push_str(&format!("{line}\n"));
         }
         for note in &state.notes {
             text.push_str(&format!("note: {note}\n"));

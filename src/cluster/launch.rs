@@ -66,7 +66,7 @@ pub struct Surroundings<'a> {
 /// If the engine cannot be launched.
 pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
     let mut notes = Vec::new();
-    let mut first_alone = false;
+    let (mut first_alone, mut workers_wait) = (false, false);
     let (mut scheduler, mut workers) = match plan.engine {
         EngineKind::Native => native(plan, around.program),
         EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
@@ -74,6 +74,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             let prepared = dask::prepare(plan, around.paths).await?;
             notes.extend(prepared.notes.iter().map(ToString::to_string));
             first_alone = prepared.scheduler.is_none() && prepared.fork_socket.is_some();
+            workers_wait = prepared.fork_socket.is_none();
             pythons(plan, prepared)
         }
     };
@@ -93,6 +94,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         scheduler,
         workers,
         scheduler_stays: plan.engine == EngineKind::Dask,
+        workers_wait,
         first_alone,
         to_be_verified: around.to_be_verified,
         run_to_completion: plan.engine == EngineKind::Command && around.to_completion,

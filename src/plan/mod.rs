@@ -239,7 +239,8 @@ pub struct Requirements {
 pub struct Supervision {
     /// When a dead worker is started again.
     pub restart: RestartWhen,
-    /// Restarts allowed per worker within `window`.
+    /// Restarts allowed per worker within `window` that do not end in READY. A worker that dies
+    /// while it is READY always comes back.
     pub limit: u32,
     /// The window of `limit`.
     pub window: Span,

@@ -158,14 +158,15 @@ section! {
     SupervisionSpec {
         /// When a dead worker is started again: `never`, `on-failure`, `always`.
         restart: RestartWhen,
-        /// Restarts allowed per worker within `window`.
+        /// Restarts allowed per worker within `window` that do not end in READY. A worker that dies
+        /// while it is READY always comes back.
         limit: u32,
         /// The window of `limit`.
         window: Span,
         /// First delay before a restart; it doubles with each further one. A worker that was READY
         /// is started again at once the first time.
         backoff: Span,
-        /// Longest delay.
+        /// Longest delay; after a death while READY it is at most 5 s.
         backoff_max: Span,
         /// A worker that ran this long starts afresh with delay and count.
         healthy_after: Span,
@@ -215,7 +216,8 @@ section! {
 section! {
     /// Transport security of the Dask engine over TCP.
     TlsSpec {
-        /// Certificates of the authorities to trust, PEM.
+        /// Certificates of the authorities to trust, PEM. A relative path is below the spec file's
+        /// directory, or with a flag below the working directory; so are the others.
         ca_file: String,
         /// Own certificate, PEM.
         cert: String,

@@ -125,6 +125,7 @@ pub(super) struct Core {
     policy: Supervision,
     run_to_completion: bool,
     scheduler_stays: bool,
+    workers_wait: bool,
     first_alone: bool,
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
@@ -163,6 +164,7 @@ impl Core {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
             scheduler_stays: launch.scheduler_stays && launch.scheduler.is_some(),
+            workers_wait: launch.workers_wait,
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
             seats: seats.collect(),
@@ -220,12 +222,12 @@ impl Core {
         let mut state = self.state.clone();
         let since = |liveness: &Liveness| liveness.silent_since.map(|at| self.time_of_day(at));
         state.guardian_not_answering_since = since(&self.guardian);
-        let mut shown = self.seats.iter().map(|seat| ProcessState {
-            not_answering_since: since(&seat.liveness)
-                .filter(|_| seat.phase() == ProcessPhase::Unresponsive),
-            starts_at: (seat.phase() == ProcessPhase::Restarting)
-                .then(|| self.time_of_day(seat.not_before)),
-            ..seat.shown.clone()
+        let mut shown = self.seats.iter().map(|seat| {
+            let silent = seat.phase() == ProcessPhase::Unresponsive;
+            let not_answering_since = since(&seat.liveness).filter(|_| silent);
+            let starts_at = (seat.phase() == ProcessPhase::Restarting)
+                .then(|| self.time_of_day(seat.not_before));
+            ProcessState { not_answering_since, starts_at, ..seat.shown.clone() }
         });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
         state.workers = shown.collect();
@@ -571,7 +573,12 @@ impl Core {
             if workers_gone && self.may_start(0, now) {
                 self.start(0, now);
             }
-            if self.seats[0].phase() != ProcessPhase::Ready {
+            let scheduler = &self.seats[0];
+            let beside = self.workers_wait
+                && self.state.state.is_first()
+                && scheduler.phase() == ProcessPhase::Starting
+                && scheduler.shown.last_exit.is_none();
+            if scheduler.phase() != ProcessPhase::Ready && !beside {
                 return;
             }
         }

@@ -59,6 +59,10 @@ pub struct Launch {
     /// for what it knows, and people may start workers again.
     #[serde(default)]
     pub scheduler_stays: bool,
+    /// Whether the workers are started beside the scheduler, and not when it is READY, because they
+    /// wait for it themselves when they have loaded what they need. Only at the first start.
+    #[serde(default)]
+    pub workers_wait: bool,
     /// Whether the first worker is started alone, and the others when it is READY, because they
     /// are forked from what it has loaded. Only at the first start.
     #[serde(default)]

@@ -175,6 +175,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),
         run_to_completion: false,
         scheduler_stays: false,
+        workers_wait: false,
         to_be_verified: false,
         first_alone: false,
         notes: Vec::new(),

@@ -182,6 +182,7 @@ proptest! {
         answer_within in prop_oneof![Just(Span::secs(1)), Just(policy().answer_within)],
         to_be_verified in proptest::bool::weighted(0.2),
         scheduler_stays: bool,
+        workers_wait: bool,
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
     ) {
@@ -189,6 +190,7 @@ proptest! {
         launch.run_to_completion = run_to_completion;
         launch.to_be_verified = to_be_verified;
         launch.scheduler_stays = scheduler_stays;
+        launch.workers_wait = workers_wait;
         launch.supervision.restart = restart;
         launch.supervision.unresponsive = unresponsive;
         launch.supervision.answer_within = answer_within;

@@ -160,9 +160,9 @@ impl Seat {
         self.not_before = Moment::ZERO;
     }
 
-    /// Whether the process that ended did its work until then, as far as one can tell: it said
-    /// itself that it was READY. Of a program that was only executed nobody knows.
-    fn was_at_work(&self) -> bool {
+    /// Whether the process that ended could do its work, as far as one can tell: it said itself that
+    /// it was READY. Of a program that was only executed nobody knows.
+    fn said_ready(&self) -> bool {
         self.ready.is_some() && self.spec.ready == ReadyWhen::Said
     }
 
@@ -193,7 +193,7 @@ impl Seat {
         if healthy {
             self.forgive();
         }
-        let at_work = by_work && self.was_at_work();
+        let at_work = by_work && self.said_ready();
         while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
             self.recent.pop_front();
         }

@@ -26,6 +26,18 @@ fn workers_start_when_the_scheduler_is_ready() {
 }
 
 #[test]
+fn workers_that_wait_themselves_are_started_beside_the_scheduler_the_first_time() {
+    let mut world = World::new(Launch { workers_wait: true, ..launch(true, 2, false) });
+    assert_eq!(world.living.len(), 3);
+    (0..3).for_each(|seat| world.ready(seat));
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(0, Exit::by_signal(9));
+    world.die(1, Exit::by_signal(15));
+    world.die(2, Exit::by_signal(15));
+    assert_eq!(world.living.len(), 1, "later they follow it");
+}
+
+#[test]
 fn a_first_worker_that_the_others_are_forked_from_is_started_alone() {
     let mut world = World::new(Launch { first_alone: true, ..launch(false, 3, false) });
     assert_eq!(world.living.len(), 1);

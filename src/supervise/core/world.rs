@@ -59,6 +59,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
         run_to_completion: false,
         scheduler_stays: false,
+        workers_wait: false,
         to_be_verified: false,
         first_alone: false,
         notes: Vec::new(),
@@ -181,13 +182,13 @@ impl World {
         self.person_asked |= matches!(event, Event::Restart(_) | Event::Scale(_));
         match &event {
             Event::Exited { key, .. } | Event::NotStarted { key, .. } => {
-                self.asked.remove(key);
                 if let Some(seat) = self.living.remove(key) {
                     match self.is_worker(seat) && self.worked.contains(key) {
                         true => self.died_at_work.insert(seat),
                         false => self.died_at_work.remove(&seat),
                     };
                 }
+                self.asked.remove(key);
                 self.told.remove(key);
                 self.killed.remove(key);
             }
@@ -217,8 +218,11 @@ impl World {
                 assert!(!self.stop_asked, "nothing is started once the end was asked for");
                 let scheduler = self.launch.scheduler.is_some();
                 if scheduler && seat > 0 {
-                    let state = self.core.state().scheduler.expect("a scheduler").state;
-                    assert_eq!(state, ProcessPhase::Ready, "workers follow the scheduler");
+                    let scheduler = self.core.state().scheduler.expect("a scheduler");
+                    let beside = self.launch.workers_wait && self.starts.get(&0) == Some(&1);
+                    let ready = scheduler.state == ProcessPhase::Ready;
+                    let starting = scheduler.state == ProcessPhase::Starting;
+                    assert!(ready || beside && starting, "workers follow the scheduler");
                 }
                 assert!(!self.awaited.contains(&seat), "not before its GPU is free");
                 self.living.insert(key, seat);
@@ -282,8 +286,6 @@ impl World {
             let gives_up = self.launch.supervision.restart == RestartWhen::Never
                 || self.core.ending.is_some()
                 || self.lost.contains(&number);
-            let silent = seat.state == ProcessPhase::Unresponsive;
-            assert_eq!(silent, seat.not_answering_since.is_some(), "{}", seat.name);
             let failed = seat.state == ProcessPhase::Failed;
             let at_work = self.died_at_work.contains(&number);
             assert!(gives_up || !(failed && at_work), "{}: its work ended it", seat.name);
@@ -294,6 +296,8 @@ impl World {
             if seat.state == ProcessPhase::Stopped {
                 self.stopped.insert(number);
             }
+            let silent = seat.state == ProcessPhase::Unresponsive;
+            assert_eq!(silent, seat.not_answering_since.is_some(), "{}", seat.name);
         }
         let ready = state.ready_after_ms.is_some();
         assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");

@@ -9,6 +9,7 @@ or later when they are registered. To be restarted, it leaves, and the superviso
 
 import asyncio
 import inspect
+import json
 import logging
 import os
 import sys
@@ -20,13 +21,15 @@ from distributed.comm.core import CommClosedError
 from distributed.core import error_message, rpc
 from distributed.diskutils import WorkSpace
 from distributed.protocol import pickle
-from distributed.utils import json_load_robust
 from tornado.ioloop import IOLoop
+
+from cuda_cluster_dask.failure import StartFailure
 
 logger = logging.getLogger("distributed.nanny")
 
 SCRATCH = "dask-scratch-space"  # Where `distributed` puts the directories of its servers.
 LOOK_AGAIN = 0.5  # Seconds; connecting has a patience of its own.
+WRITTEN = 0.01  # Seconds; a scheduler that starts writes its file soon.
 ANSWER = 0.05  # Seconds for an answer to be sent.
 
 # In the answer to a plugin: whether the worker is about to be restarted because of it.
@@ -36,14 +39,11 @@ RESTARTS = "cuda-cluster-restarts"
 class Nanny:
     """As much of `distributed.Nanny` as plugins use. `env` is this process's environment."""
 
-    worker = None
+    worker = scheduler = None
 
     def __init__(self, settings, name, connection_args):
-        file, patience = settings["scheduler_file"], settings["death_timeout"]
-        address = settings["scheduler"]
-        self.scheduler_addr = address or json_load_robust(file, timeout=patience)["address"]
+        self.scheduler_addr, self._scheduler_file = settings["scheduler"], settings["scheduler_file"]
         self.connection_args = connection_args
-        self.scheduler = rpc(self.scheduler_addr, connection_args=connection_args)
         self.loop = self.io_loop = IOLoop.current()
         self.name = name
         self.env = os.environ
@@ -54,7 +54,11 @@ class Nanny:
 
     async def introduce(self, patience):
         """Runs the plugins that the scheduler knows; it registers no other one meanwhile."""
-        comm = await asyncio.wait_for(self._connect(), patience)
+        try:
+            comm = await asyncio.wait_for(self._connect(), patience)
+        except asyncio.TimeoutError:
+            where = self.scheduler_addr or self._scheduler_file
+            raise StartFailure(f"no scheduler at {where} within {patience:g} s") from None
         await comm.write({"op": "register_nanny", "address": f"nanny of {self.name}"})
         answer = await comm.read()
         for name, plugin in answer.get("nanny-plugins", {}).items():
@@ -70,6 +74,8 @@ class Nanny:
             pass  # The worker's own connection tells what is the matter.
 
     async def _connect(self):
+        self.scheduler_addr = self.scheduler_addr or await _read_address(self._scheduler_file)
+        self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
         while True:
             try:
                 return await connect(self.scheduler_addr, **self.connection_args)
@@ -133,6 +139,16 @@ class Nanny:
         if self.worker is not None:
             await self.worker.come_back(reason)
         return "OK"
+
+
+async def _read_address(file):
+    """The address in a scheduler's file, as soon as it is there and whole."""
+    while True:
+        try:
+            with open(file) as text:
+                return json.load(text)["address"]
+        except (FileNotFoundError, ValueError):
+            await asyncio.sleep(WRITTEN)
 
 
 async def _call(plugin, method, nanny):

@@ -146,6 +146,10 @@ class Supervised(Scheduler):
             await asyncio.sleep(LOOK_AGAIN)
 
 
+# Clients are told the class, and know one.
+Supervised.__name__ = Scheduler.__name__
+
+
 async def end_the_stuck(pids):
     """Has the supervisor restart the workers that are still the processes they were."""
     known = await control.state() or {"workers": []}

@@ -29,13 +29,14 @@ async def serve(settings, status):
     if settings["cuda_context"]:
         status.step("creating a CUDA context")
         gpu.create_context(settings["protocol"])
-    security = process.security(settings["tls"], "worker")
-    name = full_name(settings, settings["name"])
-    status.step("looking for the scheduler")
-    nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
-    await nanny.introduce(settings["death_timeout"])
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
+    data, plugins = gpu.storage(settings), gpu.plugins(settings)
+    security = process.security(settings["tls"], "worker")
+    name = full_name(settings, settings["name"])
+    status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
+    nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
+    await nanny.introduce(settings["death_timeout"])
     worker = kind(
         nanny.scheduler_addr,
         name=name,
@@ -43,8 +44,8 @@ async def serve(settings, status):
         protocol=settings["protocol"],
         security=security,
         memory_limit=settings["memory_limit"] or 0,
-        data=gpu.storage(settings),
-        plugins=gpu.plugins(settings),
+        data=data,
+        plugins=plugins,
         resources=settings["resources"],
         local_directory=settings["local_directory"],
         dashboard=False,
