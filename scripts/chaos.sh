@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the supervisor's chaos test with many faults: scripts/chaos.sh [SEED [FAULTS]]
+# Runs the chaos tests with many faults of each kind, and prints the figures: scripts/chaos.sh [SEED [FAULTS]]
 set -eu
 cd "$(dirname "$0")/.."
 CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}" \
