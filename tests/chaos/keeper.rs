@@ -363,11 +363,13 @@ impl<'a> Round<'a> {
             _ => {
                 let again = self.bench.file("beside-again");
                 let _ = fs::remove_file(&again);
-                let crash = format!("once={} sleep=30 ready exit=9", again.display());
+                // Its first life lasts until all are READY.
+                let crash = format!("ready once={} sleep=3600000 exit=9", again.display());
                 other.workers[1] = worker("gpu1", &crash);
                 other.supervision.limit = 2;
                 other.supervision.backoff = Span::millis(5);
                 let mut keeper = self.bench.keep(&other, &[self.containment]);
+                signal(keeper.state().workers[1].pid.expect("alive"), Signal::SIGKILL);
                 let state = wait_until("degraded", || {
                     told_state(&keeper.run_directory)
                         .filter(|state| state.state == ClusterPhase::Degraded)

@@ -64,7 +64,8 @@ impl Tally {
     }
 
     fn count(&mut self, fault: impl Debug) {
-        *self.struck.entry(format!("{fault:?}")).or_default() += 1;
+        let fault = format!("{fault:?}");
+        *self.struck.entry(fault.trim_matches('"').to_owned()).or_default() += 1;
     }
 
     fn ended_within(&self, time: Duration) {

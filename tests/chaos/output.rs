@@ -12,7 +12,7 @@ use std::time::Duration;
 use cuda_cluster::supervise::ClusterState;
 use nix::sys::signal::Signal;
 
-use crate::bench::{example, told_state};
+use crate::bench::{example, lives, told_state};
 use crate::place::{Place, ended, signal, wait_for};
 use crate::stream::{Form, Known, Random};
 use crate::terminal::Terminal;
@@ -364,13 +364,18 @@ impl<'a> Run<'a> {
         (0..self.story.ranks).map(open).collect()
     }
 
-    /// Waits until the story is in its middle, or over already.
+    /// Waits until the story is in its middle, or over already. Tells the state while there is a
+    /// supervisor.
     fn middle(&mut self) -> Option<ClusterState> {
         let begun = wait_for(|| {
             let state = told_state(&self.place.run_directory());
-            let written = self.books().iter().all(|book| book.taken[0] > 0);
+            let books = self.books();
+            let written = books.iter().all(|book| book.taken[0] > 0);
+            // Ranks that had little to say, or failed, have ended, and `run` waits for its reader.
+            let silent =
+                books.iter().any(|book| book.pid > 0) && books.iter().all(|book| !lives(book.pid));
             let over = self.client.try_wait().expect("a child").is_some();
-            ((written && state.is_some()) || over).then_some(state)
+            ((written && state.is_some()) || silent || over).then_some(state)
         });
         let state = begun.unwrap_or_else(|| panic!("it begins: {}", self.place.post_mortem()));
         if let (Reader::Stalled(_), Watch::Pipes(readings)) = (self.story.reader, &self.watch) {
@@ -382,14 +387,30 @@ impl<'a> Run<'a> {
             });
         }
         std::thread::sleep(Duration::from_millis(self.story.after));
-        state.filter(|_| self.client.try_wait().expect("a child").is_none())
+        state
     }
 
-    fn strike(&self, state: &ClusterState, random: &mut Random) {
+    /// Says whether the fault met somebody.
+    fn strike(&mut self, state: Option<&ClusterState>, random: &mut Random) -> bool {
+        if self.client.try_wait().expect("a child").is_some() {
+            return false;
+        }
         let client = self.client.id();
-        let (supervisor, guardian) =
-            (state.supervisor_pid, state.guardian_pid.expect("a guardian"));
+        let others = [
+            Fault::Nothing,
+            Fault::FailRank,
+            Fault::Interrupt,
+            Fault::Terminate,
+            Fault::KillClient,
+        ];
+        let supervisor = state.map_or(0, |state| state.supervisor_pid);
+        let guardian = state.and_then(|state| state.guardian_pid).unwrap_or(0);
         let rank = self.books()[random.below(self.story.ranks)].pid;
+        if !others.contains(&self.story.fault)
+            && ![supervisor, guardian, rank].iter().all(|pid| *pid > 0 && lives(*pid))
+        {
+            return false;
+        }
         let for_a_while = |pid: u32, random: &mut Random| {
             signal(pid, Signal::SIGSTOP);
             std::thread::sleep(Duration::from_millis(random.below(400) as u64));
@@ -408,6 +429,7 @@ impl<'a> Run<'a> {
             Fault::StopGuardianForAWhile => for_a_while(guardian, random),
             Fault::StopRankForAWhile => for_a_while(rank, random),
         }
+        true
     }
 
     /// While the reader has stalled: what has to end does.
@@ -505,18 +527,16 @@ fn tell(place: &Place, story: Story, random: &mut Random, tally: &Tally) {
     let mut run = Run::begin(place, story);
     let state = run.middle();
     let cgroup = place.cgroup();
-    if let Some(state) = &state {
-        run.strike(state, random);
-        if matches!(story.reader, Reader::Stalled(_) | Reader::Terminal) {
-            run.ends_without_its_reader();
-        }
+    let struck = run.strike(state.as_ref(), random);
+    if struck && matches!(story.reader, Reader::Stalled(_) | Reader::Terminal) {
+        run.ends_without_its_reader();
     }
     run.go_on();
     let (said, books, seen) = run.finish();
     let killed = [Fault::KillSupervisor, Fault::KillGuardian].contains(&story.fault);
     place.gone(tally, cgroup.as_deref().filter(|_| !killed));
     let about = format!("{story:?}\n{said}, {books:?}");
-    let codes = codes(&story, state.is_some(), &books);
+    let codes = codes(&story, struck, &books);
     assert!(codes.contains(&said.code()), "{about}\n{}", String::from_utf8_lossy(&seen[0]).trim());
     for (at, seen) in seen.iter().enumerate() {
         for (rank, bytes) in parted(&story, seen).iter().enumerate() {
