@@ -27,6 +27,8 @@ enum Fault {
     StopSupervisorForAWhile,
     StopClientForAWhile,
     StopEverybodyForAWhile,
+    StopWorkerUntilNoticed,
+    StopSchedulerUntilNoticed,
     StopTerminal,
     ClientsThatCloseAtOnce,
     ClientsThatSendHalf,
@@ -51,9 +53,12 @@ enum Fault {
     StopGuardianAndKillSupervisor,
     StopClientAndHangUp,
     StopWorkersAndTerminate,
+    StopSupervisorAndDownKill,
+    StopEverybodyAndDownKill,
+    KillSupervisorAndDown,
 }
 
-const FAULTS: [Fault; 32] = [
+const FAULTS: [Fault; 37] = [
     Fault::KillWorker,
     Fault::KillTwoWorkers,
     Fault::KillScheduler,
@@ -63,6 +68,8 @@ const FAULTS: [Fault; 32] = [
     Fault::StopSupervisorForAWhile,
     Fault::StopClientForAWhile,
     Fault::StopEverybodyForAWhile,
+    Fault::StopWorkerUntilNoticed,
+    Fault::StopSchedulerUntilNoticed,
     Fault::StopTerminal,
     Fault::ClientsThatCloseAtOnce,
     Fault::ClientsThatSendHalf,
@@ -86,6 +93,9 @@ const FAULTS: [Fault; 32] = [
     Fault::StopGuardianAndKillSupervisor,
     Fault::StopClientAndHangUp,
     Fault::StopWorkersAndTerminate,
+    Fault::StopSupervisorAndDownKill,
+    Fault::StopEverybodyAndDownKill,
+    Fault::KillSupervisorAndDown,
 ];
 
 /// What a cluster's end must mean for the command in the terminal.
@@ -97,7 +107,8 @@ enum Ending {
 }
 
 const SPEC: &str = "version: 1
-supervision: {limit: 100000, backoff: 1ms, backoff_max: 20ms, grace: 2s}
+supervision: {limit: 100000, backoff: 1ms, backoff_max: 20ms, grace: 2s,
+  answer_within: 4s}
 ";
 
 fn processes(state: &ClusterState) -> impl Iterator<Item = &ProcessState> {
@@ -236,6 +247,18 @@ impl<'a> Front<'a> {
         }
     }
 
+    /// A process that is stopped is not READY, and is again when it goes on.
+    fn stop_until_noticed(&self, pid: u32) {
+        signal(pid, Signal::SIGSTOP);
+        self.place.wait_until("a false READY: it is stopped", || {
+            let state = self.state();
+            let seen = processes(&state).find(|it| it.pid == Some(pid))?.state;
+            let noticed = seen == ProcessPhase::Unresponsive;
+            (noticed && state.state != ClusterPhase::Ready).then_some(())
+        });
+        signal(pid, Signal::SIGCONT);
+    }
+
     /// Every socket of the cluster, in random order.
     fn sockets(&self, random: &mut Random) -> Vec<std::path::PathBuf> {
         let entries = std::fs::read_dir(self.place.run_directory()).expect("a run directory");
@@ -295,6 +318,10 @@ impl<'a> Front<'a> {
             Fault::StopEverybodyForAWhile => {
                 let all = [client, guardian, pid, supervisor, other, scheduler];
                 self.stop_for_a_while(&all, pid, random);
+            }
+            Fault::StopWorkerUntilNoticed | Fault::StopSchedulerUntilNoticed => {
+                let stopped = if fault == Fault::StopWorkerUntilNoticed { pid } else { scheduler };
+                self.stop_until_noticed(stopped.expect("alive"));
             }
             Fault::StopTerminal => {
                 self.stopped = !self.stopped;
@@ -404,6 +431,13 @@ impl<'a> Front<'a> {
         }
     }
 
+    fn down(&self, arguments: &[&str]) {
+        let mut down = self.place.command(arguments).spawn().expect("it starts");
+        let said = ended(&mut down);
+        let post_mortem = self.place.post_mortem();
+        assert!(said.is_some_and(|it| it.success()), "{arguments:?}: {said:?}: {post_mortem}");
+    }
+
     /// Ends the cluster in one of many ways, and sees that nothing is left.
     fn end(&mut self, fault: Fault, state: &ClusterState, random: &mut Random, tally: &Tally) {
         let cgroup = self.place.cgroup();
@@ -432,17 +466,27 @@ impl<'a> Front<'a> {
                 signal(client, Signal::SIGTERM);
                 Ending::Code(128 + 15)
             }
-            Fault::Down | Fault::DownKill => {
-                let mut flags = vec!["down", "front", "--kill"];
-                flags.truncate(if fault == Fault::DownKill { 3 } else { 2 });
-                let mut down = self.place.command(&flags).spawn().expect("it starts");
-                let said = ended(&mut down);
-                assert!(
-                    said.is_some_and(|it| it.success()),
-                    "{said:?}: {}",
-                    self.place.post_mortem()
-                );
+            Fault::Down => {
+                self.down(&["down", "front"]);
                 Ending::Code(0)
+            }
+            Fault::DownKill => {
+                self.down(&["down", "front", "--kill"]);
+                Ending::Code(0)
+            }
+            Fault::StopSupervisorAndDownKill | Fault::StopEverybodyAndDownKill => {
+                signal(supervisor, Signal::SIGSTOP);
+                if fault == Fault::StopEverybodyAndDownKill {
+                    let rest = processes(state).filter_map(|process| process.pid);
+                    rest.chain([guardian]).for_each(|pid| signal(pid, Signal::SIGSTOP));
+                }
+                self.down(&["down", "front", "--kill"]);
+                Ending::Failure
+            }
+            Fault::KillSupervisorAndDown => {
+                signal(supervisor, Signal::SIGKILL);
+                self.down(&["down", "front"]);
+                Ending::Failure
             }
             Fault::HangUp => {
                 let terminal = std::mem::replace(&mut self.terminal, Terminal::open(false));

@@ -19,6 +19,8 @@ mod place;
 #[allow(dead_code, reason = "written for another test program")]
 mod sandbox;
 mod strangers;
+#[path = "../skip/mod.rs"]
+mod skip;
 #[path = "../programs/stream.rs"]
 mod stream;
 mod terminal;
@@ -29,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Long enough for any machine that works.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(120);
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

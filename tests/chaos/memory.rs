@@ -150,7 +150,6 @@ impl Drop for Tight<'_> {
 }
 
 #[test]
-#[ignore = "the store may fill more memory than a worker may have"]
 fn results_are_right_whatever_had_to_go_to_the_disk() {
     let mut random = Random(seed());
     let mut tally = Tally::new("memory");

@@ -12,7 +12,7 @@ use nix::unistd::{Uid, User};
 
 use crate::bench::{example, told_state};
 use crate::place::Place;
-use crate::{Tally, faults};
+use crate::{Tally, faults, skip};
 
 /// Inodes of the sockets that these processes hold.
 fn sockets(pids: &[u32]) -> BTreeSet<String> {
@@ -77,8 +77,7 @@ fn stranger() -> tempfile::TempDir {
 fn another_user_finds_no_open_door() {
     let nobody = User::from_name("nobody").ok().flatten();
     let Some(nobody) = nobody.filter(|_| Uid::effective().is_root()) else {
-        eprintln!("SKIPPED another_user_finds_no_open_door: only root can become another user");
-        return;
+        return skip::skip("root", "only root can become another user");
     };
     let mut tally = Tally::new("strangers");
     let place = Place::new("strangers");
