@@ -553,9 +553,14 @@ impl<'a> Front<'a> {
         };
         assert!(as_expected, "{fault:?}: {ending:?}, but {said}: {}", self.seen());
         self.leave();
-        // A control group that nobody is left to remove is removed by the next of that name.
         let nobody = matches!(fault, Fault::KillSupervisorAndGuardian | Fault::KillEverybody);
-        self.place.gone(tally, cgroup.as_deref().filter(|_| !nobody));
+        if nobody && random.below(2) == 0 {
+            // Nobody is left to remove more than processes: the next of that name does.
+            return self.place.no_process(tally);
+        } else if nobody {
+            self.down(&["down", "--all"]);
+        }
+        self.place.gone(tally, cgroup.as_deref());
     }
 }
 

@@ -18,9 +18,9 @@ mod place;
 #[path = "../cluster/sandbox.rs"]
 #[allow(dead_code, reason = "written for another test program")]
 mod sandbox;
-mod strangers;
 #[path = "../skip/mod.rs"]
 mod skip;
+mod strangers;
 #[path = "../programs/stream.rs"]
 mod stream;
 mod terminal;

@@ -237,8 +237,9 @@ fn parted(story: &Story, seen: &[u8]) -> Vec<Vec<u8>> {
     if story.prefix {
         for line in seen.split_inclusive(|byte| *byte == b'\n') {
             let Some(line) = line.strip_prefix(b"[gpu") else { continue };
-            let end = line.iter().position(|byte| *byte == b']').expect("a prefix ends");
-            let line = &line[end + 2..];
+            // A reader that leaves may leave in the middle of a prefix.
+            let end = line.iter().position(|byte| *byte == b']');
+            let Some(line) = end.and_then(|end| line.get(end + 2..)) else { continue };
             let Some(first) = line.iter().find(|byte| **byte >= 128) else { continue };
             let rank = usize::try_from((u64::from(*first) - 128) % sharers).expect("a rank");
             ranks[rank].extend_from_slice(line);

@@ -52,11 +52,16 @@ impl Place {
         wait_for(look).unwrap_or_else(|| panic!("{what}\n{}", self.post_mortem()))
     }
 
-    /// Waits until nothing of a cluster is left, but for its causes.
-    pub(crate) fn gone(&self, tally: &Tally, cgroup: Option<&Path>) {
+    /// Waits until no process of a cluster is left.
+    pub(crate) fn no_process(&self, tally: &Tally) {
         let begun = Instant::now();
         self.wait_until("no process is left", || self.pids().is_empty().then_some(()));
         tally.ended_within(begun.elapsed());
+    }
+
+    /// Waits until nothing of a cluster is left, but for its causes.
+    pub(crate) fn gone(&self, tally: &Tally, cgroup: Option<&Path>) {
+        self.no_process(tally);
         let prefix = shared_memory::prefix(&self.sandbox.runtime().join("cuda-cluster"));
         self.wait_until("no shared memory is left", || {
             let mut entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
