@@ -14,7 +14,7 @@ use crate::bench::{lives, request, told_state};
 use crate::place::{Place, ended, signal};
 use crate::stream::Random;
 use crate::terminal::Terminal;
-use crate::{Tally, faults, seed};
+use crate::{Tally, draw, faults, seed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -102,6 +102,8 @@ const FAULTS: [Fault; 37] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Code(i32),
+    /// Whatever the code.
+    Ordinary,
     Failure,
     Killed,
 }
@@ -471,8 +473,9 @@ impl<'a> Front<'a> {
                 Ending::Code(0)
             }
             Fault::DownKill => {
+                // A supervisor that is too busy to answer is killed, too.
                 self.down(&["down", "front", "--kill"]);
-                Ending::Code(0)
+                Ending::Ordinary
             }
             Fault::StopSupervisorAndDownKill | Fault::StopEverybodyAndDownKill => {
                 signal(supervisor, Signal::SIGSTOP);
@@ -540,7 +543,7 @@ impl<'a> Front<'a> {
             }
             _ => unreachable!("{fault:?} ends nothing"),
         };
-        if self.stopped && matches!(ending, Ending::Code(0) | Ending::Failure) {
+        if self.stopped && matches!(ending, Ending::Code(0) | Ending::Ordinary | Ending::Failure) {
             // What it has to say waits for its reader, unless a signal ends it.
             self.terminal.resume();
         }
@@ -548,6 +551,7 @@ impl<'a> Front<'a> {
         let said = said.unwrap_or_else(|| panic!("up stays: {}", self.place.post_mortem()));
         let as_expected = match ending {
             Ending::Code(code) => said.code() == Some(code),
+            Ending::Ordinary => said.code().is_some(),
             Ending::Failure => said.code().is_some_and(|code| code != 0),
             Ending::Killed => said.code().is_none(),
         };
@@ -571,7 +575,7 @@ fn whatever_happens_to_a_cluster_in_a_terminal_it_is_whole_or_gone() {
     let place = Place::new("front");
     let mut front = Front::begin(&place, &mut random);
     for turn in 0..faults(14) {
-        let fault = FAULTS[random.below(FAULTS.len())];
+        let fault = draw(&FAULTS, &mut random);
         println!(
             "front {turn}: {fault:?}{}",
             if front.stopped { ", terminal stopped" } else { "" }

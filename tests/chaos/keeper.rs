@@ -13,8 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::bench::{Bench, Keeper, launch, lives, marked, request, told_state, worker};
+use crate::place::wait_for;
 use crate::stream::Random;
-use crate::{Tally, faults, seed};
+use crate::{Tally, draw, faults, seed};
 
 const WORKERS: [&str; 5] = [
     "chatter=10 ready",
@@ -90,15 +91,8 @@ struct Round<'a> {
     expected: BTreeMap<String, u32>,
 }
 
-fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
-        std::thread::sleep(Duration::from_millis(3));
-    }
+fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for(look).unwrap_or_else(|| panic!("{what}"))
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -370,10 +364,12 @@ impl<'a> Round<'a> {
                 other.supervision.backoff = Span::millis(5);
                 let mut keeper = self.bench.keep(&other, &[self.containment]);
                 signal(keeper.state().workers[1].pid.expect("alive"), Signal::SIGKILL);
-                let state = wait_until("degraded", || {
-                    told_state(&keeper.run_directory)
-                        .filter(|state| state.state == ClusterPhase::Degraded)
+                let mut last = None;
+                let state = wait_for(|| {
+                    last = told_state(&keeper.run_directory).or(last.take());
+                    last.clone().filter(|state| state.state == ClusterPhase::Degraded)
                 });
+                let state = state.unwrap_or_else(|| panic!("degraded: {last:#?}"));
                 assert_eq!(state.workers[1].restarts, 2);
                 assert_eq!(state.workers[1].state, ProcessPhase::Failed);
                 assert!(state.cause.is_some_and(|cause| cause.text.contains("restarted 2 times")));
@@ -403,7 +399,7 @@ fn whatever_fails_the_cluster_is_whole_or_gone() {
         .collect();
     rounds.iter().for_each(Round::settle);
     for turn in 0..faults(38) {
-        let fault = FAULTS[random.below(FAULTS.len())];
+        let fault = draw(&FAULTS, &mut random);
         let round = random.below(rounds.len());
         println!("keeper {turn}: {fault:?} {}", containments[round]);
         rounds[round].strike(fault, &mut random, &tally);

@@ -5,8 +5,8 @@
 //! people use, from outside: `front` foreground `up` in a terminal, `output` the bytes of `run`,
 //! `strangers` with another user's hands, `memory` a store beyond its limits.
 //!
-//! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many of each kind; `scripts/chaos.sh` runs
-//! hundreds.
+//! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many of each kind, and `CHAOS_ONLY` those
+//! whose name contains it; `scripts/chaos.sh` runs hundreds.
 
 #[path = "../bench/mod.rs"]
 mod bench;
@@ -30,6 +30,8 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use stream::Random;
+
 /// Long enough for any machine that works.
 const LONG: Duration = Duration::from_secs(120);
 
@@ -44,6 +46,15 @@ fn seed() -> u64 {
 /// How many faults, where nobody says so.
 fn faults(default: u64) -> u64 {
     number("CHAOS_FAULTS", default)
+}
+
+/// One of the faults, or of those that are asked for.
+fn draw<T: Copy + Debug>(faults: &[T], random: &mut Random) -> T {
+    let only = std::env::var("CHAOS_ONLY").unwrap_or_default();
+    let wanted = faults.iter().filter(|fault| format!("{fault:?}").contains(&only));
+    let wanted: Vec<&T> = wanted.collect();
+    assert!(!wanted.is_empty(), "CHAOS_ONLY is {only:?}, and there are {faults:?}");
+    *wanted[random.below(wanted.len())]
 }
 
 /// What was done, and how long the longest end took.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::bench::told_state;
 use crate::place::{Place, ended, signal, wait_for};
 use crate::stream::Random;
-use crate::{Tally, faults, seed};
+use crate::{Tally, draw, faults, seed};
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -161,7 +161,7 @@ fn results_are_right_whatever_had_to_go_to_the_disk() {
             place.gone(&tally, None);
             tight = Tight::begin(&place, &mut random);
         }
-        let fault = FAULTS[random.below(FAULTS.len())];
+        let fault = draw(&FAULTS, &mut random);
         println!("memory {turn}: {fault:?}");
         let mut client = tight.work(&mut random);
         tight.strike(fault, &mut client, &mut random);

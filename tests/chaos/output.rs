@@ -16,7 +16,7 @@ use crate::bench::{example, lives, told_state};
 use crate::place::{Place, ended, signal, wait_for};
 use crate::stream::{Form, Known, Random};
 use crate::terminal::Terminal;
-use crate::{Tally, faults, seed};
+use crate::{Tally, draw, faults, seed};
 
 /// How the output is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Story {
         }
         let line = if random.below(6) == 0 { 0 } else { 1 << random.below(14) };
         let sharers = if streams == Streams::Out { 0 } else { ranks as u64 };
-        let fault = FAULTS[random.below(FAULTS.len())];
+        let fault = draw(&FAULTS, random);
         let bytes = match reader {
             Reader::Terminal => 1 << (10 + random.below(8)),
             _ => 1 << (8 + random.below(15)),
