@@ -1,6 +1,13 @@
-#!/bin/sh
-# Runs the supervisor's chaos test with many faults: scripts/chaos.sh [SEED [FAULTS]]
-set -eu
-cd "$(dirname "$0")/.."
+#!/usr/bin/env bash
+# Runs the chaos tests with many faults of each kind, and prints what was done and how long the
+# longest end took: scripts/chaos.sh [SEED [FAULTS]]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
 CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}" \
-    exec cargo test --test chaos -- --nocapture
+    cargo test --locked --test chaos --no-fail-fast -- --nocapture | tee "$log" || status=$?
+echo
+grep -E '^[a-z]+: (seed|after)' "$log"
+exit "$status"

@@ -44,6 +44,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         // Two runs at once are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
     })?;
+    screen::open();
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }
@@ -52,7 +53,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
-    screen::open();
     let program = session::own_program();
     let form = OutputForm { separate_streams: !output::streams_are_one() };
     let lifetime = Lifetime::Owned;

@@ -52,6 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             if arguments.dry_run {
                 return plan::show(&plan);
             }
+            screen::open();
             (
                 noted(cluster::prepare_plan(plan), &Request::default())?,
                 arguments.asked.flags.verify(),
@@ -62,6 +63,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             if arguments.dry_run {
                 return plan::show(&plan::planned(&request)?);
             }
+            screen::open();
             (prepare(&request)?, request.spec.dask.verify == Some(true))
         }
     };
@@ -108,7 +110,6 @@ async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure>
     let began = Instant::now();
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
-    screen::open();
     let program = session::own_program();
     let attended = lifetime == Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended, output: None };

@@ -32,11 +32,14 @@ pub fn keeper() -> PathBuf {
 
 /// A test program that is built as an example; `cargo test` builds them all, `cargo test --test`
 /// none, so that they are built here once.
-fn example(name: &str) -> PathBuf {
+pub fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<bool> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "unruly", "--example", "keeper"]);
+        build.args(["build", "--quiet"]);
+        build.args(
+            ["unruly", "keeper", "writer", "stranger"].map(|name| ["--example", name]).concat(),
+        );
         build.args((!cfg!(debug_assertions)).then_some("--release"));
         build.current_dir(env!("CARGO_MANIFEST_DIR"));
         build.status().is_ok_and(|status| status.success())

@@ -119,7 +119,7 @@ fn relative_certificates_lie_beside_the_spec_or_where_the_user_stands() {
         .current_dir(&certificates)
         .output();
     if !made.is_ok_and(|made| made.status.success()) {
-        python::skip("there is no openssl to make a certificate with");
+        crate::skip::skip("openssl", "there is no openssl to make a certificate with");
         return;
     }
     let spec = certificates.join("spec.yaml").display().to_string();

@@ -83,11 +83,27 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
     let _joined = Joined(plane.clone());
+    // UCX tries its memory hooks by moving the end of the heap up and back (ucm/mmap/install.c,
+    // `ucm_fire_mmap_events_internal`), which takes away what another thread has just allocated
+    // there. So nobody else works until UCX is open.
+    let opened = tokio::select! {
+        biased;
+        _ = terminate.recv() => return plane.stop(),
+        _ = interrupt.recv() => return plane.stop(),
+        report = reports.recv() => report,
+    };
+    let Some(Report::Open { address, library }) = opened else {
+        // The thread's own reason is the better story.
+        return plane.stop().and(Err(Error::PlaneGone));
+    };
+    tracing::info!(ucx = library, "UCX is open");
     let mut scheduler = Scheduler::connect(&contract).await?;
     let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
-    let mut ucx = None;
+    status.step("connecting to the other workers");
+    scheduler.say(&ToScheduler::Register { member: me.clone(), address }).await?;
+    let mut ucx = Some(library);
     let ended = loop {
         tokio::select! {
             biased;
@@ -96,13 +112,8 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             // The UCX thread has its turn, too, before the answer.
             () = status.asked() => plane.pulse(),
             report = reports.recv() => match report {
-                Some(Report::Open { address, library }) => {
-                    tracing::info!(ucx = library, "UCX is open");
-                    ucx = Some(library);
-                    status.step("connecting to the other workers");
-                    let register = ToScheduler::Register { member: me.clone(), address };
-                    scheduler.say(&register).await?;
-                }
+                // It opens once.
+                Some(Report::Open { .. }) => {}
                 Some(Report::Ready(peers)) => {
                     tracing::info!(peers = peers.len(), "ready");
                     scheduler.say(&ToScheduler::Connected { peers: peers.clone() }).await?;

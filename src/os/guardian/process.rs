@@ -46,9 +46,11 @@ pub(super) const NO_CGROUP: &str = "-";
 /// What stands in the arguments where there is a pipe for the ranks' output.
 pub(super) const WITH_OUTPUT: &str = "output";
 
-/// Longest wait for a dead process's last output; a descendant that could not be killed at once
-/// may hold the pipe.
+/// Longest wait for a dead process's last output; a descendant that still dies may hold the pipe.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// Longest wait for the ends of streams without writers: their threads may be slow to read them.
+const LAST_STREAMS: Duration = Duration::from_secs(3);
 
 /// Longest wait for a reader of the ranks' output that takes nothing, once the end was asked for.
 const STALLED: Duration = Duration::from_secs(2);
@@ -86,6 +88,8 @@ struct Guard {
     logs: BTreeMap<PathBuf, Arc<Mutex<LogWriter>>>,
     /// Where streams tell of their ends.
     ends: Ends,
+    /// Streams whose end was not seen yet, those of processes whose exit is reported already, too.
+    streams: usize,
     /// Who reads what the ranks write.
     delivery: Option<Arc<Delivery>>,
     /// How long the end waits for that reader.
@@ -149,6 +153,7 @@ fn watch(
         leaving: Vec::new(),
         logs: BTreeMap::new(),
         ends: Ends::new()?,
+        streams: 0,
         delivery: output.map(Delivery::begin).transpose()?,
         patience: Patience::Short,
         dismissed: false,
@@ -322,6 +327,7 @@ impl Guard {
             delivery: self.delivery.clone().zip(source),
         };
         output.follow(&self.ends)?;
+        self.streams += 1;
         Ok(writer)
     }
 
@@ -400,6 +406,7 @@ impl Guard {
     }
 
     fn note_end(&mut self, key: Key) {
+        self.streams = self.streams.saturating_sub(1);
         if let Some(child) = self.children.get_mut(&key) {
             child.streams = child.streams.saturating_sub(1);
         }
@@ -446,7 +453,7 @@ impl Guard {
     /// Kills everything that descends from this process, until nothing is left, and cleans up.
     fn finish(mut self, supervisor: &PidFd) {
         let deadline = Instant::now() + UNKILLABLE;
-        loop {
+        let alone = loop {
             for child in self.children.values().filter(|child| child.exit.is_none()) {
                 self.kill_all_of(child);
             }
@@ -457,11 +464,11 @@ impl Guard {
             self.reap();
             let alone = matches!(waitid(Id::All, PEEK), Err(Errno::ECHILD));
             if alone || Instant::now() > deadline {
-                break;
+                break alone;
             }
             std::thread::sleep(Duration::from_millis(1));
-        }
-        self.finish_logs();
+        };
+        self.finish_logs(if alone { LAST_STREAMS } else { LAST_OUTPUT });
         shared_memory::remove(&self.shared_memory);
         self.cgroup.iter().for_each(Cgroup::leave);
         self.deliver(supervisor);
@@ -499,13 +506,13 @@ impl Guard {
     }
 
     /// Waits for the logs' threads, whose pipes have no writers any more.
-    fn finish_logs(&mut self) {
-        let deadline = Instant::now() + LAST_OUTPUT;
+    fn finish_logs(&mut self, at_most: Duration) {
+        let deadline = Instant::now() + at_most;
         if let Some(delivery) = &self.delivery {
             self.children.keys().for_each(|key| delivery.let_through(*key));
         }
         self.note_ends();
-        while self.children.values().any(|child| child.streams > 0) {
+        while self.streams > 0 {
             let Some(key) = self.ends.next_by(deadline) else { return };
             self.note_end(key);
         }

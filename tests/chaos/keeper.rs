@@ -1,35 +1,21 @@
-//! Random faults from a seed, and what must hold after each: no process left, no false READY,
-//! restarts counted right, causes recorded.
-//!
-//! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many; `scripts/chaos.sh` runs hundreds.
-
-mod bench;
+//! Faults for a supervisor that a test program embeds, with workers that misbehave: restarts are
+//! counted right, and causes are recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bench::{Bench, Keeper, launch, lives, marked, request, told_state, worker};
 use cuda_cluster::supervise::{ClusterPhase, ClusterState, Launch, ProcessPhase, ProcessState};
 use cuda_cluster::units::Span;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// SplitMix64.
-struct Lots(u64);
-
-impl Lots {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((bits ^ bits >> 31) % bound as u64).expect("below a usize")
-    }
-}
+use crate::bench::{Bench, Keeper, launch, lives, marked, request, told_state, worker};
+use crate::place::wait_for;
+use crate::stream::Random;
+use crate::{Tally, draw, faults, seed};
 
 const WORKERS: [&str; 5] = [
     "chatter=10 ready",
@@ -39,7 +25,7 @@ const WORKERS: [&str; 5] = [
     "ready",
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     KillWorker,
     KillSeveral,
@@ -105,15 +91,8 @@ struct Round<'a> {
     expected: BTreeMap<String, u32>,
 }
 
-fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
-        std::thread::sleep(Duration::from_millis(3));
-    }
+fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for(look).unwrap_or_else(|| panic!("{what}"))
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -176,17 +155,14 @@ impl<'a> Round<'a> {
     }
 
     /// After the end: nothing is left.
-    fn gone(&mut self) {
+    fn gone(&mut self, tally: &Tally) {
         let begin = Instant::now();
         let guardian = self.keeper.state().guardian_pid.expect("a guardian");
         wait_until("everything is gone", || {
             let left = marked(&self.keeper.run_directory);
             (left.is_empty() && !lives(guardian)).then_some(())
         });
-        SLOWEST_END.fetch_max(
-            begin.elapsed().as_micros().try_into().unwrap_or(u64::MAX),
-            Ordering::Relaxed,
-        );
+        tally.ended_within(begin.elapsed());
         if let Some(cgroup) = &self.cgroup {
             wait_until("its control group is gone", || (!cgroup.exists()).then_some(()));
         }
@@ -196,9 +172,9 @@ impl<'a> Round<'a> {
         *self = Self::begin(self.bench, self.containment);
     }
 
-    fn strike(&mut self, fault: Fault, lots: &mut Lots) {
+    fn strike(&mut self, fault: Fault, random: &mut Random, tally: &Tally) {
         let state = self.state();
-        let victim = state.workers[lots.below(WORKERS.len())].clone();
+        let victim = state.workers[random.below(WORKERS.len())].clone();
         let pid = victim.pid.expect("alive");
         match fault {
             Fault::KillWorker => {
@@ -206,7 +182,7 @@ impl<'a> Round<'a> {
                 self.expect_restart(&victim.name);
             }
             Fault::KillSeveral => {
-                let first = lots.below(WORKERS.len() - 1);
+                let first = random.below(WORKERS.len() - 1);
                 for worker in &state.workers[first..] {
                     signal(worker.pid.expect("alive"), Signal::SIGKILL);
                     self.expect_restart(&worker.name);
@@ -220,14 +196,14 @@ impl<'a> Round<'a> {
             }
             Fault::KillSupervisor => {
                 self.keeper.signal(Signal::SIGKILL);
-                self.gone();
+                self.gone(tally);
                 return self.begin_again();
             }
             Fault::KillGuardian => {
                 signal(state.guardian_pid.expect("a guardian"), Signal::SIGKILL);
                 let ended = self.keeper.word();
                 assert!(ended.contains("the guardian process has ended"), "{ended}");
-                self.gone();
+                self.gone(tally);
                 return self.begin_again();
             }
             Fault::StopWorkerAndRestartIt => {
@@ -251,12 +227,12 @@ impl<'a> Round<'a> {
                 self.expect_restart(&victim.name);
             }
             Fault::RestartByHand => {
-                let all = lots.below(4) == 0;
+                let all = random.below(4) == 0;
                 let name = if all { "scheduler" } else { &victim.name };
                 self.post(&format!("/v1/restart/{name}"));
                 if all { self.expect_all() } else { self.expect_restart(name) }
             }
-            Fault::ScaleDownAndUp => self.scale(1 + lots.below(WORKERS.len() - 1)),
+            Fault::ScaleDownAndUp => self.scale(1 + random.below(WORKERS.len() - 1)),
             Fault::RemoveRunDirectory => {
                 fs::remove_dir_all(&self.keeper.run_directory).expect("removed");
                 wait_until("it is made again", || told_state(&self.keeper.run_directory));
@@ -279,7 +255,7 @@ impl<'a> Round<'a> {
                 }
                 let ended = self.keeper.word();
                 assert_eq!(ended, "ENDED Stopped { degraded: None }");
-                self.gone();
+                self.gone(tally);
                 return self.begin_again();
             }
         }
@@ -381,15 +357,27 @@ impl<'a> Round<'a> {
             _ => {
                 let again = self.bench.file("beside-again");
                 let _ = fs::remove_file(&again);
-                let crash = format!("sleep=30 once={} ready exit=9", again.display());
+                let stayed = self.bench.file("beside-stayed");
+                let _ = fs::remove_file(&stayed);
+                // Its first life lasts until all are READY; the next ones never become so.
+                let crash = format!(
+                    "once={} ready once={} sleep=3600000 exit=9",
+                    again.display(),
+                    stayed.display()
+                );
                 other.workers[1] = worker("gpu1", &crash);
                 other.supervision.limit = 2;
                 other.supervision.backoff = Span::millis(5);
                 let mut keeper = self.bench.keep(&other, &[self.containment]);
-                let state = wait_until("degraded", || {
-                    told_state(&keeper.run_directory)
-                        .filter(|state| state.state == ClusterPhase::Degraded)
+                // Its next lives end at once, even if the first has not come to that step.
+                fs::write(&again, "").and_then(|()| fs::write(&stayed, "")).expect("written");
+                signal(keeper.state().workers[1].pid.expect("alive"), Signal::SIGKILL);
+                let mut last = None;
+                let state = wait_for(|| {
+                    last = told_state(&keeper.run_directory).or(last.take());
+                    last.clone().filter(|state| state.state == ClusterPhase::Degraded)
                 });
+                let state = state.unwrap_or_else(|| panic!("degraded: {last:#?}"));
                 assert_eq!(state.workers[1].restarts, 1 + 2);
                 assert_eq!(state.workers[1].state, ProcessPhase::Failed);
                 assert!(state.cause.is_some_and(|cause| cause.text.contains("restarted 2 times")));
@@ -406,20 +394,10 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The longest time in microseconds that everything took to be gone after an end or a kill.
-static SLOWEST_END: AtomicU64 = AtomicU64::new(0);
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
 #[test]
 fn whatever_fails_the_cluster_is_whole_or_gone() {
-    let seed = number("CHAOS_SEED", 1);
-    let faults = number("CHAOS_FAULTS", 38);
-    let mut lots = Lots(seed);
-    let mut struck: BTreeMap<Fault, u32> = BTreeMap::new();
-    let begin = Instant::now();
+    let mut random = Random(seed());
+    let mut tally = Tally::new("keeper");
     let benches = [Bench::new(), Bench::new()];
     let containments = ["with-control-groups", "without-control-groups"];
     let mut rounds: Vec<Round<'_>> = benches
@@ -428,19 +406,16 @@ fn whatever_fails_the_cluster_is_whole_or_gone() {
         .map(|(bench, containment)| Round::begin(bench, containment))
         .collect();
     rounds.iter().for_each(Round::settle);
-    for turn in 0..faults {
-        let fault = FAULTS[lots.below(FAULTS.len())];
-        let round = lots.below(rounds.len());
-        println!("{turn}: {fault:?} {}", containments[round]);
-        rounds[round].strike(fault, &mut lots);
-        *struck.entry(fault).or_default() += 1;
+    for turn in 0..faults(38) {
+        let fault = draw(&FAULTS, &mut random);
+        let round = random.below(rounds.len());
+        println!("keeper {turn}: {fault:?} {}", containments[round]);
+        rounds[round].strike(fault, &mut random, &tally);
+        tally.count(fault);
     }
     for mut round in rounds {
         round.keeper.signal(Signal::SIGTERM);
         assert_eq!(round.keeper.word(), "ENDED Stopped { degraded: None }");
-        round.gone();
+        round.gone(&tally);
     }
-    println!("seed {seed}: {faults} faults in {:?}: {struck:?}", begin.elapsed());
-    let slowest = Duration::from_micros(SLOWEST_END.load(Ordering::Relaxed));
-    println!("after an end or a kill everything was gone within {slowest:?}");
 }
