@@ -1,7 +1,7 @@
 //! Standard output and standard error: tables, JSON, errors, colours where they are wanted.
 //!
-//! *Invariant:* whatever goes to a terminal has passed [`sanitize`]; what goes elsewhere and was
-//! written by a program ([`relay`]) is that program's bytes.
+//! *Invariant:* whatever goes to a terminal has passed [`super::sanitize`]; what goes elsewhere and
+//! was written by a program ([`relay`]) is that program's bytes.
 
 use std::borrow::Cow;
 use std::fs::File;

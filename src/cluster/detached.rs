@@ -244,7 +244,7 @@ pub fn main() -> ExitCode {
     session::become_session_leader();
     let worked = match event_loop::new() {
         Ok(runtime) => runtime.block_on(work()),
-        Err(error) => Err(refusal(error)),
+        Err(error) => Err(refusal(UpError::Runtime(error))),
     };
     match worked {
         Ok(code) => code,

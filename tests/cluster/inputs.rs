@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::pty::openpty;
 
@@ -217,8 +218,11 @@ fn limited(sandbox: &Sandbox, limit: &str, arguments: &[&str]) -> Said {
         let uid = Some(nix::unistd::Uid::from_raw(uid));
         nix::unistd::chown(sandbox.runtime(), uid, None).expect("its owner");
     };
-    owned_by(65534);
-    command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    // A user for each call: the limit counts all that its user has, and what ends may still be there.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let user = 70_000 + std::process::id() % 1000 * 32 + CALLS.fetch_add(1, Ordering::Relaxed);
+    owned_by(user);
+    command.args(["setpriv", &format!("--reuid={user}"), "--regid=65534", "--clear-groups"]);
     command.arg(&copy).args(arguments);
     let said = sandbox.spawn_program(command).wait();
     owned_by(0);
@@ -234,11 +238,17 @@ fn limits_that_leave_no_room_are_said_before_anything_starts() {
         let sandbox = Sandbox::new();
         let said = limited(&sandbox, "--nofile=20", arguments);
         assert_refused(&said, 1, &["open files", "the limit is 20", "hint: ", "ulimit -n"]);
-        let said = limited(&sandbox, "--nproc=8", arguments);
-        assert_refused(&said, 1, &["threads", "the limit is 8", "hint: ", "ulimit -u"]);
     }
-    // With even fewer it ends before it can count, and still in a sentence.
-    for limit in 2..8 {
+    let many = [&["up"], &MACHINE[..], &["--n-workers", "8", "--detach"]].concat();
+    let sandbox = Sandbox::new();
+    let said = limited(&sandbox, "--nproc=30", &many);
+    assert_refused(
+        &said,
+        1,
+        &["needs at least 48 threads", "the limit is 30", "hint: ", "ulimit -u"],
+    );
+    // With few it may end before it can count, and still in a sentence.
+    for limit in 2..=8 {
         let sandbox = Sandbox::new();
         let said = limited(&sandbox, &format!("--nproc={limit}"), &up);
         assert_refused(&said, 1, &["hint: ", "ulimit -u"]);

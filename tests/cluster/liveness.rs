@@ -139,7 +139,6 @@ impl Drop for Held {
 }
 
 #[test]
-#[allow(clippy::print_stderr)] // A skip is loud.
 fn a_worker_answers_with_its_event_loop_and_its_ucx_thread() {
     let sandbox = Sandbox::new();
     up(&sandbox, "hangs", &["--answer-within", "3s"]);
@@ -147,9 +146,8 @@ fn a_worker_answers_with_its_event_loop_and_its_ucx_thread() {
     let main = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
     for thread in ["ucx", main.trim()] {
         let Some(held) = Held::thread(&pid, thread) else {
-            eprintln!(
-                "skipped: this user may not trace other processes (kernel.yama.ptrace_scope)"
-            );
+            let reason = "this user may not trace other processes (kernel.yama.ptrace_scope)";
+            crate::skip::skip("ptrace", reason);
             break;
         };
         let state = becomes(&sandbox, "hangs", "it is noticed", |state| !is_ready(state));
