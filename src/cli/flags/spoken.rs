@@ -14,7 +14,7 @@ use crate::spec::{ClusterSpec, Origin, Request, SpecError};
 use crate::topology::Note;
 
 /// Each key that a flag sets, the flag, and for a switch the flag that sets it to false.
-const FLAGS: [(&str, &str, &str); 65] = [
+const FLAGS: [(&str, &str, &str); 67] = [
     ("name", "--name", ""),
     ("topology", "--topology", ""),
     ("simulate", "--simulate", ""),
@@ -66,6 +66,8 @@ const FLAGS: [(&str, &str, &str); 65] = [
     ("supervision.restart", "--restart", ""),
     ("supervision.ready_within", "--ready-within", ""),
     ("supervision.grace", "--grace", ""),
+    ("supervision.answer_within", "--answer-within", ""),
+    ("supervision.unresponsive", "--unresponsive", ""),
     ("tls.ca_file", "--tls-ca-file", ""),
     ("tls.cert", "--tls-cert", ""),
     ("tls.key", "--tls-key", ""),
@@ -251,7 +253,7 @@ mod tests {
         for (key, on, off) in FLAGS.iter().chain(&MORE) {
             let samples =
                 ["1", "1GB", "local", "warn", "native", "1.18", "5s", "preferred", "dask"];
-            let more = ["auto", "never", "GPU=1", "cpu", "x"];
+            let more = ["auto", "wait", "never", "GPU=1", "cpu", "x"];
             let with_value = samples.iter().chain(&more).find_map(|value| keys_of(&[on, value]));
             let set = keys_of(&[on]).or(with_value).unwrap_or_else(|| panic!("{on} is no flag"));
             let set: Vec<&String> =
