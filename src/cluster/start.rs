@@ -1,6 +1,7 @@
 //! Starts a plan in this process.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::os::shared_memory;
 use crate::plan::{EngineKind, Plan};
 use crate::supervise::gpu::GpuWatch;
-use crate::supervise::{Options, OutputPipe, StartError, Supervisor};
+use crate::supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
 
 /// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
 const SECRET_BYTES: usize = 32;
@@ -102,7 +103,7 @@ pub async fn start(
     program: &Path,
     output: Option<OutputPipe>,
 ) -> Result<Supervisor, UpError> {
-    let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
+    let plan = &prepared.plan;
     let threads_each = match plan.engine {
         EngineKind::Native | EngineKind::Dask => THREADS_EACH,
         // Its own, and the one that writes its log.
@@ -114,6 +115,32 @@ pub async fn start(
     // It may wait for the end of the cluster that had the name.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
+    let launch = match begin(prepared, program, &directory, rendezvous).await {
+        Ok(launch) => launch,
+        Err(error) => {
+            // The error that is told is the first one.
+            let _ = directory.remove();
+            return Err(error);
+        }
+    };
+    let options = Options {
+        helper: program.to_owned(),
+        output,
+        // Simulated GPUs are in no driver's list.
+        gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
+        ..Options::default()
+    };
+    Ok(Supervisor::start(launch, directory, options).await?)
+}
+
+/// Fills the run directory with what the processes find there, and turns the plan into a launch.
+async fn begin(
+    prepared: &Prepared,
+    program: &Path,
+    directory: &RunDirectory,
+    rendezvous: SocketAddr,
+) -> Result<Launch, UpError> {
+    let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
@@ -125,28 +152,15 @@ pub async fn start(
         to_completion: *to_completion,
         to_be_verified: *to_be_verified,
     };
-    let mut launch = match launch(launched, around).await {
-        Ok(launch) => launch,
-        Err(error) => {
-            directory.remove()?;
-            return Err(error.into());
-        }
-    };
+    let mut launch = launch(launched, around).await?;
     if let Err(error) = made {
         let place = place.display();
         launch.notes.push(format!("{place} cannot be made ({error}): UCX's files lie in /dev/shm"));
     }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
-    directory.write_private(&directory.paths().plan(), &text)?;
-    directory.write_private(&directory.paths().secret(), secret()?.as_bytes())?;
-    let options = Options {
-        helper: program.to_owned(),
-        output,
-        // Simulated GPUs are in no driver's list.
-        gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
-        ..Options::default()
-    };
-    Ok(Supervisor::start(launch, directory, options).await?)
+    directory.write_private(&paths.plan(), &text)?;
+    directory.write_private(&paths.secret(), secret()?.as_bytes())?;
+    Ok(launch)
 }
 
 /// Watches the GPUs of a plan.

@@ -281,6 +281,7 @@ fn a_full_disk_is_a_failure_and_no_wrong_usage() {
         let said = sandbox.spawn_program(command).wait();
         assert_refused(&said, 1, &["No space left on device", "hint: ", "XDG_RUNTIME_DIR"]);
     }
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]
