@@ -13,10 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
+use super::contact::Contact;
 use super::control::Control;
 use super::core::{Action, Core, Event, SeatNumber};
 use super::gpu::GpuWatch;
@@ -26,19 +26,14 @@ use super::service::{Handle, Options, OutputPipe, StartError, WishError};
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
-    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control, ears, first,
+    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control, first,
 };
 use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Key, Report, Start};
 use crate::os::owners::{Identity, Owners};
 use crate::os::presence::Presence;
-use crate::os::process::{self, Exit};
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
-use crate::os::{log_file, pidfd};
-
-/// Last lines of a log that belong to a cause.
-const TAIL: usize = 20;
 
 /// Longest wait for the last words of a process that has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -69,25 +64,6 @@ pub(super) enum Wish {
         workers: usize,
         answer: oneshot::Sender<Result<(), WishError>>,
     },
-}
-
-/// What is open to one living process.
-pub(super) struct Contact {
-    /// Listens to its status pipe.
-    listener: Option<JoinHandle<()>>,
-    /// Where questions are written.
-    questions: Option<OwnedWriteHalf>,
-    /// Waits for its end, whether or not the guardian reports it.
-    end: JoinHandle<()>,
-}
-
-impl Drop for Contact {
-    fn drop(&mut self) {
-        self.end.abort();
-        if let Some(listener) = &self.listener {
-            listener.abort();
-        }
-    }
 }
 
 /// One supervisor at work.
@@ -267,7 +243,8 @@ impl Actor {
             Report::Watching => None,
             Report::Alive => Some(Event::GuardianAlive),
             Report::Started { key, pid } => {
-                self.make_contact(key, pid);
+                let contact = Contact::new(key, pid, self.unheard.remove(&key), &self.inner.0);
+                self.contacts.insert(key, contact);
                 Some(Event::Started { key, pid })
             }
             Report::NotStarted { key, reason } => {
@@ -275,61 +252,13 @@ impl Actor {
                 Some(Event::NotStarted { key, reason })
             }
             Report::Exited { key, exit } => {
-                self.write_obituary(key, exit);
+                self.report_end(key, exit);
                 None
             }
         }
     }
 
-    /// Begins to listen to a process that was started, and to wait for its end.
-    fn make_contact(&mut self, key: Key, pid: u32) {
-        // Without descriptors left nothing is heard, and the process is not READY in time.
-        let halves = self.unheard.remove(&key).and_then(|pipe| ears::halves(pipe).ok()).unzip();
-        let (heard, questions) = halves;
-        let (events, told) = (self.inner.0.clone(), self.inner.0.clone());
-        let listener = heard.map(|pipe| tokio::spawn(ears::listen(pipe, key, events)));
-        let end = tokio::spawn(async move {
-            pidfd::ended(pid).await;
-            // Nobody listens when the cluster has ended.
-            let _ = told.send(Event::Gone { key }).await;
-        });
-        self.contacts.insert(key, Contact { listener, questions, end });
-    }
-
-    /// Looks which processes are stopped.
-    fn look(&self) -> Event {
-        let state = self.core.state();
-        let processes = state.scheduler.iter().chain(&state.workers);
-        let stopped = |pid: Option<u32>| pid.and_then(process::is_stopped) == Some(true);
-        let stopped_keys = processes
-            .enumerate()
-            .filter(|(_, process)| stopped(process.pid))
-            .filter_map(|(seat, _)| self.core.key_of(seat));
-        Event::Looked {
-            stopped: stopped_keys.collect(),
-            guardian_stopped: stopped(Some(self.guardian.pid())),
-        }
-    }
-
-    /// Lets a dead process's last words be heard, and then tells of its end.
-    fn write_obituary(&mut self, key: Key, exit: Exit) {
-        let mut contact = self.contacts.remove(&key);
-        let ear = contact.as_mut().and_then(|contact| contact.listener.take());
-        drop(contact);
-        let log = self.seat(key).map(|spec| self.paths.log(&spec.name));
-        let events = self.inner.0.clone();
-        tokio::spawn(async move {
-            if let Some(ear) = ear {
-                // A descendant that could not be killed may hold the pipe.
-                let _ = tokio::time::timeout(LAST_WORDS, ear).await;
-            }
-            let log_tail = log.map(|log| log_file::last_lines(&log, TAIL)).unwrap_or_default();
-            // Nobody listens when the cluster has ended.
-            let _ = events.send(Event::Exited { key, exit, log_tail }).await;
-        });
-    }
-
-    fn seat(&self, key: Key) -> Option<&ProcessSpec> {
+    pub(super) fn seat(&self, key: Key) -> Option<&ProcessSpec> {
         let number = (0..self.specs.len()).find(|seat| self.core.key_of(*seat) == Some(key))?;
         self.specs.get(number)
     }
@@ -377,9 +306,8 @@ impl Actor {
             Action::Terminate { key } => drop(self.guardian.signal(key, self.stop_signal)),
             Action::Kill { key } => drop(self.guardian.kill(key)),
             Action::Ask { key } => {
-                let contact = self.contacts.get(&key);
-                if let Some(questions) = contact.and_then(|contact| contact.questions.as_ref()) {
-                    ears::ask(questions);
+                if let Some(contact) = self.contacts.get(&key) {
+                    contact.ask();
                 }
             }
             // As above: without an answer it counts as not answering.

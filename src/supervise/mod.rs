@@ -14,10 +14,10 @@ use crate::plan::{Binding, EngineKind, Supervision};
 
 mod actor;
 mod aftermath;
+mod contact;
 pub mod control;
 mod core;
 mod crash;
-mod ears;
 mod first;
 pub mod gpu;
 mod heal;

@@ -148,8 +148,8 @@ impl Core {
         }
     }
 
-    /// After a while in which this supervisor did not run (it was stopped, or the machine too busy),
-    /// what was said meanwhile may not have been heard yet: everybody has the time to answer anew.
+    /// After a while in which this supervisor did not run, because it was stopped or the machine is
+    /// very busy, there may be answers that it has not read yet: everybody has the time anew.
     pub(super) fn forgive_own_absence(&mut self, now: Moment) {
         let patience = self.policy.answer_within.0;
         if self.next_deadline().is_none_or(|due| due + patience / 4 >= now) {
