@@ -484,8 +484,8 @@ impl Core {
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
         let jitter = self.lots.draw();
-        // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's process
-        // that nobody wished to end has failed, whatever status a task gave it.
+        // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's
+        // process that nobody wished to end has failed, whatever status a task gave it.
         let unasked = self.seats[number].spec.ready == ReadyWhen::Said;
         let succeeded = succeeded && !scheduler && !unasked;
         match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {

@@ -160,8 +160,8 @@ impl Seat {
         self.not_before = Moment::ZERO;
     }
 
-    /// Whether the process that ended could do its work, as far as one can tell: it said itself that
-    /// it was READY. Of a program that was only executed nobody knows.
+    /// Whether the process that ended could do its work, as far as one can tell: it said itself
+    /// that it was READY. Of a program that was only executed nobody knows.
     fn said_ready(&self) -> bool {
         self.ready.is_some() && self.spec.ready == ReadyWhen::Said
     }
