@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
-use super::measure::{Form, Outcome, Subject, Together, Ways};
+use super::measure::{Form, Memory, Outcome, Subject, Together, Ways};
 use super::{output, reach, source, workloads};
 use crate::cluster::{Cluster, FindError};
 use crate::engine::native::links::{Pair, Verdict};
@@ -110,7 +110,7 @@ impl LinksArguments {
             (_, true) => Together::BothWays,
             _ => Together::None,
         };
-        self.ways.measure(subject, |_| sizes.clone(), together).await
+        self.ways.measure(subject, Memory::Host, |_| sizes.clone(), together).await
     }
 
     /// Starts a cluster: of this machine's GPUs, or of simulated ones.

@@ -21,7 +21,7 @@ use crate::engine::native::client::{Client, Measured};
 use crate::engine::native::links::{self, Background, Figure, Pair};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
-use crate::plan::{EngineKind, Plan};
+use crate::plan::{EngineKind, Plan, WorkerPlan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
 use crate::units::Size;
@@ -40,9 +40,9 @@ pub(super) struct Ways {
     /// Only ways to this worker
     #[arg(long, value_name = "WORKER")]
     to: Option<String>,
-    /// Where the bytes lie
-    #[arg(long, value_enum, default_value_t)]
-    memory: Memory,
+    /// Where the bytes lie; by default in host memory, for 'verify' also on GPUs if there are any
+    #[arg(long, value_enum)]
+    memory: Option<Memory>,
     /// Rounds whose median is taken
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = whole::<u32>)]
     rounds: u32,
@@ -53,7 +53,7 @@ pub(super) struct Ways {
 
 impl Default for Ways {
     fn default() -> Self {
-        Self { from: None, to: None, memory: Memory::default(), rounds: 7, pin: None }
+        Self { from: None, to: None, memory: None, rounds: 7, pin: None }
     }
 }
 
@@ -63,10 +63,9 @@ fn parse_cpus(text: &str) -> Result<(u32, u32), String> {
     Ok((sender.parse().map_err(|_| wrong())?, receiver.parse().map_err(|_| wrong())?))
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Memory {
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
     /// Host memory.
-    #[default]
     Host,
     /// Device memory, or a simulated device's.
     Device,
@@ -131,6 +130,13 @@ impl Subject {
         };
         Ok(Self { name, root, plan, machine })
     }
+
+    /// Every kind of memory that its workers move.
+    pub(super) fn memories(&self) -> Memory {
+        let has_gpu = |worker: &&WorkerPlan| worker.gpu.is_some();
+        let gpus = self.plan.workers.iter().filter(has_gpu).count();
+        if gpus > 1 && self.machine.is_some() { Memory::Both } else { Memory::Host }
+    }
 }
 
 fn read_plan(path: &Path) -> anyhow::Result<Plan> {
@@ -180,16 +186,19 @@ async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
 }
 
 impl Ways {
-    /// Measures every way that was asked for, at the sizes that fit the memory.
+    /// Measures every way that was asked for, at the sizes that fit the memory, which is `usual`
+    /// unless another was asked for.
     pub(super) async fn measure(
         &self,
         subject: &Subject,
+        usual: Memory,
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
     ) -> Result<Outcome, Failure> {
         let ways = self.ordered_pairs(&subject.plan)?;
+        let memory = self.memory.unwrap_or(usual);
         tokio::select! {
-            measured = self.measure_these(&ways, subject, sizes, together) => measured,
+            measured = self.measure_these(&ways, subject, memory, sizes, together) => measured,
             failure = not_answering(subject, &ways) => Err(failure),
         }
     }
@@ -198,10 +207,11 @@ impl Ways {
         &self,
         ways: &[Way],
         subject: &Subject,
+        memory: Memory,
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
     ) -> Result<Outcome, Failure> {
-        let memories: &[MemoryKind] = match self.memory {
+        let memories: &[MemoryKind] = match memory {
             Memory::Host => &[MemoryKind::Host],
             Memory::Device => &[MemoryKind::Device],
             Memory::Both => &[MemoryKind::Host, MemoryKind::Device],
@@ -209,7 +219,8 @@ impl Ways {
         let mut pairs = Vec::new();
         let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
         for &memory in memories {
-            let latencies = self.latencies(&mut client, ways, memory).await.map_err(unmeasured)?;
+            let ways = self.with_memory(&subject.plan, ways, memory);
+            let latencies = self.latencies(&mut client, &ways, memory).await.map_err(unmeasured)?;
             let background = Background {
                 plan: &subject.plan,
                 machine: subject.machine.as_ref(),
@@ -217,7 +228,7 @@ impl Ways {
                 alone: together == Together::None,
             };
             for size in sizes(memory) {
-                for group in groups(ways, together) {
+                for group in groups(&ways, together) {
                     let stream = |(from, to): &Way| {
                         self.pinned(links::stream(from, to, memory, size, self.rounds))
                     };
@@ -254,6 +265,16 @@ impl Ways {
             }
         }
         Ok(ways)
+    }
+
+    /// The ways that have such memory at both ends; all of them where it was asked for by name.
+    fn with_memory(&self, plan: &Plan, ways: &[Way], memory: MemoryKind) -> Vec<Way> {
+        let asked = self.memory == Some(Memory::Device);
+        let has = |name: &String| {
+            let worker = plan.workers.iter().find(|worker| worker.name == *name);
+            asked || memory == MemoryKind::Host || worker.is_some_and(|worker| worker.gpu.is_some())
+        };
+        ways.iter().filter(|(from, to)| has(from) && has(to)).cloned().collect()
     }
 
     fn pinned(&self, measurement: Measurement) -> Measurement {

@@ -56,7 +56,7 @@ async fn measured(cluster: &Found, ways: &Ways) -> Result<Outcome, Failure> {
         MemoryKind::Host => vec![SIZES_BYTES.0],
         MemoryKind::Device => vec![SIZES_BYTES.1],
     };
-    ways.measure(&subject, size, Together::None).await
+    ways.measure(&subject, subject.memories(), size, Together::None).await
 }
 
 /// Whether every way is as it should be.

@@ -22,8 +22,19 @@ const SONAME: &str = "libcuda.so.1";
 /// `CUDA_SUCCESS`.
 const SUCCESS: c_int = 0;
 
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: c_int = 1;
+
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
+const LAZY_PEER_ACCESS: c_uint = 1;
+
+/// `CUipcMemHandle`: names an allocation to another process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IpcHandle([u8; super::IPC_HANDLE_BYTES]);
 
 /// `CUdeviceptr`: an address on the device.
 type Address = u64;
@@ -63,6 +74,9 @@ functions! {
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemAlloc_v2(*mut Address, usize);
     cuMemFree_v2(Address);
+    cuIpcGetMemHandle(*mut IpcHandle, Address);
+    cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, c_uint);
+    cuIpcCloseMemHandle(Address);
     cuMemcpyHtoD_v2(Address, *const c_void, usize);
     cuMemcpyDtoH_v2(*mut c_void, Address, usize);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
@@ -176,20 +190,46 @@ impl DriverDevice {
         Ok(DriverMemory { device: Arc::clone(device), address, bytes })
     }
 
+    /// Maps another process's memory, reads its first bytes, and gives it back.
+    pub(super) fn try_foreign(&self, handle: &[u8]) -> Result<(), i32> {
+        let code = |result: c_int| if result == SUCCESS { Ok(()) } else { Err(result) };
+        let handle = IpcHandle(handle.try_into().map_err(|_| INVALID_VALUE)?);
+        let (mut address, mut first) = (0, 0u8);
+        // SAFETY: the context is retained as long as `self`; a place for the result; the driver
+        // checks the handle.
+        unsafe {
+            code((self.functions.cuCtxSetCurrent)(self.context))?;
+            code((self.functions.cuIpcOpenMemHandle_v2)(
+                &raw mut address,
+                handle,
+                LAZY_PEER_ACCESS,
+            ))?;
+        }
+        // SAFETY: just mapped, at least one byte long, and a place for that byte.
+        let read = unsafe { (self.functions.cuMemcpyDtoH_v2)((&raw mut first).cast(), address, 1) };
+        // SAFETY: opened once above; where UCX has it open too, the driver counts.
+        let closed = unsafe { (self.functions.cuIpcCloseMemHandle)(address) };
+        code(read).and(code(closed))
+    }
+
     fn check(&self, call: &'static str, result: c_int) -> Result<(), Error> {
         if result == SUCCESS {
             return Ok(());
         }
+        Err(Error::Call { call, reason: self.text(result) })
+    }
+
+    /// The driver's words for a result.
+    pub(super) fn text(&self, result: c_int) -> String {
         let mut text = std::ptr::null();
         // SAFETY: a place for a pointer to the driver's own constant text.
         let known = unsafe { (self.functions.cuGetErrorString)(result, &raw mut text) };
-        let reason = if known == SUCCESS && !text.is_null() {
+        if known == SUCCESS && !text.is_null() {
             // SAFETY: the driver's texts are C strings that live as long as it.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
             format!("CUDA error {result}")
-        };
-        Err(Error::Call { call, reason })
+        }
     }
 }
 
@@ -229,6 +269,17 @@ impl DriverMemory {
     pub(super) fn pointer(&self) -> *mut c_void {
         // Addresses of the device and of the host share one space of 64 bits.
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
+    }
+
+    /// What another process maps this memory by.
+    pub(super) fn ipc_handle(&self) -> Result<Vec<u8>, Error> {
+        self.device.make_current()?;
+        let mut handle = IpcHandle([0; super::IPC_HANDLE_BYTES]);
+        // SAFETY: a place for the result, and an allocation that lives.
+        let result =
+            unsafe { (self.device.functions.cuIpcGetMemHandle)(&raw mut handle, self.address) };
+        self.device.check("cuIpcGetMemHandle", result)?;
+        Ok(handle.0.to_vec())
     }
 
     /// Copies `bytes` to `offset`; the caller has checked that they fit.

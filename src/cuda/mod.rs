@@ -71,6 +71,9 @@ pub enum Error {
     },
 }
 
+/// Length of the handle by which processes share device memory (`CU_IPC_HANDLE_SIZE`).
+const IPC_HANDLE_BYTES: usize = 64;
+
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
@@ -117,6 +120,26 @@ impl Device {
     /// Whether it is host memory in truth.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Device::Simulated(_))
+    }
+
+    /// Maps another process's memory by its [handle](DeviceBuffer::ipc_handle), reads a byte, and
+    /// gives it back. A simulated device has nothing to map.
+    ///
+    /// # Errors
+    /// The driver's code, where it refuses.
+    pub fn try_foreign(&self, handle: &[u8]) -> Result<(), i32> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.try_foreign(handle),
+        }
+    }
+
+    /// The driver's words for one of its codes.
+    pub fn error_text(&self, code: i32) -> String {
+        match self {
+            Device::Simulated(_) => format!("CUDA error {code}"),
+            Device::Driver(device) => device.text(code),
+        }
     }
 
     /// Its name.
@@ -207,6 +230,18 @@ impl DeviceBuffer {
         match &mut self.memory {
             Memory::Simulated(memory) => Some(memory.bytes_mut()),
             Memory::Driver(_) => None,
+        }
+    }
+
+    /// What another process maps it by; `None` for simulated memory, and for none at all.
+    ///
+    /// # Errors
+    /// If the driver refuses: the memory cannot be shared.
+    pub fn ipc_handle(&self) -> Result<Option<Vec<u8>>, Error> {
+        match &self.memory {
+            Memory::Simulated(_) => Ok(None),
+            Memory::Driver(memory) if memory.len() == 0 => Ok(None),
+            Memory::Driver(memory) => memory.ipc_handle().map(Some),
         }
     }
 

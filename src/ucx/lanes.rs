@@ -34,6 +34,57 @@ pub(super) fn parse_transports(description: &str) -> Vec<String> {
     transports
 }
 
+/// The protocol for sending active messages of this size from device memory, and its lanes, in a
+/// description that `ucp_ep_print_info` wrote. UCX writes tables from 1.16 on, for what it has sent.
+///
+/// A table begins `| … | active message by ucp_am_send* from cuda/GPU0 |`; its rows read
+/// `| 5029..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda |`. `(?)` is what the
+/// receiver may still change.
+pub fn parse_device_protocol(description: &str, bytes: u64) -> Option<(String, String)> {
+    let mut of_device = false;
+    let mut found = None;
+    for line in description.lines() {
+        let mut cells = line.split('|').skip(1).map(str::trim);
+        let (Some(first), Some(second)) = (cells.next(), cells.next()) else { continue };
+        let Some((low, high)) = parse_sizes(first) else {
+            // Messages that are short enough to be sent at once never need a mapping.
+            of_device = second.contains("active message") && !second.contains("(egr)");
+            of_device &= second.contains("from cuda");
+            continue;
+        };
+        if of_device && (low..=high).contains(&bytes) {
+            let name = second.trim_start_matches("(?)").trim().to_owned();
+            let lanes = cells.next().unwrap_or_default().to_owned();
+            let over_ipc = lanes.contains("cuda_ipc");
+            // Of several kinds of sends the one that maps memory is for large messages.
+            if over_ipc || found.is_none() {
+                found = Some((name, lanes));
+            }
+        }
+    }
+    found
+}
+
+/// `8249..262143`, `256K..inf` or `0`.
+fn parse_sizes(text: &str) -> Option<(u64, u64)> {
+    let size = |text: &str| {
+        let digits = text.trim_end_matches(['K', 'M', 'G', 'T']);
+        let shift = match text.strip_prefix(digits)? {
+            "" => 0,
+            "K" => 10,
+            "M" => 20,
+            "G" => 30,
+            _ => 40,
+        };
+        digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    };
+    match text.split_once("..") {
+        Some((low, "inf")) => Some((size(low)?, u64::MAX)),
+        Some((low, high)) => Some((size(low)?, size(high)?)),
+        None => size(text).map(|only| (only, only)),
+    }
+}
+
 fn parse_line(line: &str) -> Option<String> {
     let (_, rest) = line.split_once("lane[")?;
     let (_, rest) = rest.split_once("]:")?;
@@ -49,6 +100,25 @@ fn parse_line(line: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_protocol_of_device_memory_is_that_of_its_size() {
+        let text = "\
+            # +------+------+\n\
+            # | ucp_context_0 intra-node cfg#1 | active message by ucp_am_send* from host memory |\n\
+            # |  5029..inf | (?) rendezvous zero-copy read from remote | cma/memory  |\n\
+            # | ucp_context_0 intra-node cfg#1 | active message by ucp_am_send*(egr) from cuda/GPU0 |\n\
+            # |  8249..inf | multi-frag copy-in | sysv/memory |\n\
+            # | ucp_context_0 intra-node cfg#1 | active message by ucp_am_send* from cuda/GPU0 |\n\
+            # |          0 | short              | sysv/memory |\n\
+            # |    1..256K | copy-in            | sysv/memory |\n\
+            # | 262145..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda |\n";
+        let found = |bytes| parse_device_protocol(text, bytes);
+        let of = |name: &str, lanes: &str| Some((name.to_owned(), lanes.to_owned()));
+        assert_eq!(found(64 << 20), of("rendezvous zero-copy read from remote", "cuda_ipc/cuda"));
+        assert_eq!(found(256 << 10), of("copy-in", "sysv/memory"));
+        assert_eq!(parse_device_protocol("# lane[0]:  2:posix/memory.0 md[1]\n", 8), None);
+    }
 
     #[test]
     fn transports_are_listed_once_each() {

@@ -36,7 +36,7 @@ pub use address::WorkerAddress;
 pub use context::{Setting, UcpContext};
 pub use endpoint::UcpEndpoint;
 pub use hash::{NumberHasher, NumberMap};
-pub use lanes::parse as parse_lanes;
+pub use lanes::{parse as parse_lanes, parse_device_protocol};
 pub use library::{LIBRARY_VARIABLE, Library, Version};
 pub use memory::{Buffer, Payload};
 pub use operation::{Completion, HEADER_LIMIT, Protocol};

@@ -16,7 +16,7 @@ use super::status::PeerLanes;
 use super::tasks::{News, Order, Report, Request};
 
 /// The version of this conversation.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Longest frame, in bytes.
 pub const FRAME_LIMIT: usize = 8 << 20;
@@ -251,6 +251,32 @@ pub struct Samples {
     pub rounds_ns: Vec<u64>,
     /// Lanes of the sender's connection, in UCX's words.
     pub lanes: Vec<String>,
+    /// The protocol that UCX chose for device memory and this size; `None` where UCX is too old to
+    /// tell, and for host memory.
+    pub protocol: Option<Protocol>,
+    /// Whether the receiver's process could map the sender's device memory.
+    pub mapped: Mapped,
+}
+
+/// How UCX carries messages of one size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protocol {
+    /// Like `rendezvous zero-copy read from remote`.
+    pub name: String,
+    /// The lanes that it uses, like `cuda_ipc/cuda`.
+    pub lanes: String,
+}
+
+/// What came of mapping the sender's device memory in the receiver's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mapped {
+    /// There was nothing to map.
+    #[default]
+    NotTried,
+    /// It can be read.
+    Readable,
+    /// The driver refused, in its words.
+    Refused(String),
 }
 
 /// To a worker.

@@ -145,7 +145,7 @@ pub fn checksum_of(argument: u64) -> Option<u32> {
 }
 
 /// What the receiving side of a measurement prepares for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measure {
     /// Bytes of each message.
     pub size: u64,
@@ -155,12 +155,14 @@ pub struct Measure {
     pub memory: MemoryKind,
     /// The CPU for the receiving thread while the measurement lasts.
     pub cpu: Option<u32>,
+    /// The handle of the sender's device memory, to be mapped.
+    pub handle: Option<Vec<u8>>,
 }
 
 impl Measure {
     /// The data of the message.
     pub fn encode(&self) -> Vec<u8> {
-        // Numbers: postcard cannot refuse them.
+        // Numbers and bytes: postcard cannot refuse them.
         postcard::to_stdvec(self).unwrap_or_default()
     }
 

@@ -1,10 +1,12 @@
 //! A cluster from the outside: the real binary, real processes, a run directory for each test.
 
 mod bad_days;
+mod driver;
 mod embedded;
 mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod gpus;
 mod inputs;
 mod liveness;
 mod memory;

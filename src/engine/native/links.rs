@@ -13,9 +13,10 @@ use serde::{Serialize, Serializer};
 
 pub use self::limits::{Limit, limit};
 use super::client::Measured;
-use crate::plan::Plan;
+use crate::plan::{Plan, WorkerPlan};
+use crate::spec::Origin;
 use crate::topology::Topology;
-use crate::wire::native::{Measurement, Quantity, Samples};
+use crate::wire::native::{Mapped, Measurement, Quantity, Samples};
 use crate::wire::peer::MemoryKind;
 
 /// Bytes that a round moves, where the messages are not longer.
@@ -57,6 +58,8 @@ pub enum Expected {
     SharedMemory,
     /// Copies between GPUs, over NVLink or PCIe.
     CudaIpc,
+    /// From GPU to GPU through the host's memory: the plan has no `cuda_ipc`, or the GPUs have none.
+    Staging,
 }
 
 impl fmt::Display for Expected {
@@ -64,16 +67,29 @@ impl fmt::Display for Expected {
         f.pad(match self {
             Expected::SharedMemory => "shared memory",
             Expected::CudaIpc => "cuda_ipc",
+            Expected::Staging => "staging in shared memory",
         })
     }
 }
 
 impl Expected {
     /// What two workers of a plan should use: they are on one machine, so never a network.
-    pub fn of(plan: &Plan, memory: MemoryKind) -> Self {
-        match memory {
-            MemoryKind::Device if !plan.machine.simulated => Expected::CudaIpc,
-            MemoryKind::Host | MemoryKind::Device => Expected::SharedMemory,
+    pub fn of(
+        plan: &Plan,
+        machine: Option<&Topology>,
+        from: &str,
+        to: &str,
+        memory: MemoryKind,
+    ) -> Self {
+        if memory == MemoryKind::Host || plan.machine.simulated {
+            return Expected::SharedMemory;
+        }
+        let worker = |name| plan.workers.iter().find(|worker| worker.name == name);
+        let (Some(from), Some(to)) = (worker(from), worker(to)) else { return Expected::CudaIpc };
+        if is_planned(plan, from) && is_possible(machine, from, to) {
+            Expected::CudaIpc
+        } else {
+            Expected::Staging
         }
     }
 
@@ -81,11 +97,46 @@ impl Expected {
         lanes.iter().any(|lane| {
             let transport = lane.split('/').next().unwrap_or_default();
             match self {
-                Expected::SharedMemory => SHARED_MEMORY.contains(&transport),
+                Expected::SharedMemory | Expected::Staging => SHARED_MEMORY.contains(&transport),
                 Expected::CudaIpc => transport == "cuda_ipc",
             }
         })
     }
+}
+
+/// Whether a plan wants copies between GPUs. A list of the caller's is no plan: what it leaves out is
+/// missed.
+fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
+    if plan.requirements.nvlink {
+        return true;
+    }
+    // Switched off.
+    if plan.origins.contains_key("ucx.nvlink") {
+        return false;
+    }
+    let callers = plan.origins.get("env.UCX_TLS") == Some(&Origin::Environment);
+    worker.env.get("UCX_TLS").is_none_or(|list| callers || permits_cuda_ipc(list))
+}
+
+/// Whether a list of transports has `cuda_ipc`.
+fn permits_cuda_ipc(list: &str) -> bool {
+    let names =
+        |list: &str| list.split(',').any(|name| ["cuda_ipc", "cuda"].contains(&name.trim()));
+    match list.strip_prefix('^') {
+        Some(without) => !names(without),
+        None => names(list) || list.split(',').any(|name| name.trim() == "all"),
+    }
+}
+
+/// Whether the driver lets one GPU read the other's memory, as far as is known. MIG instances cannot.
+fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -> bool {
+    let (Some(a), Some(b)) = (&from.gpu, &to.gpu) else { return true };
+    if a.mig.is_some() || b.mig.is_some() {
+        return false;
+    }
+    let find = |index| machine?.gpus.iter().find(|gpu| gpu.index == index);
+    let peers = find(a.index).and_then(|gpu| gpu.peers.as_ref());
+    a.index == b.index || peers.is_none_or(|peers| peers.contains(&b.index))
 }
 
 /// What is to be said about a pair.
@@ -240,16 +291,21 @@ pub struct Background<'a> {
 pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
     let Background { plan, machine, latencies, alone } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
-    let expected = Expected::of(plan, *memory);
-    let limit = limit(machine, plan, from, to, *memory);
+    let expected = Expected::of(plan, machine, from, to, *memory);
+    let limit = match expected {
+        Expected::Staging => Some(Limit::host()),
+        _ => limit(machine, plan, from, to, *memory),
+    };
     let (lanes, figure, verdict) = match &measured.result {
         Ok(samples) => {
             let figure = bandwidth(samples, measurement);
             let telling = alone && *size >= TELLING_BYTES;
-            let verdict = if expected.is_among(&samples.lanes) {
-                judge(expected, limit.as_ref(), figure, telling)
-            } else {
+            let verdict = if !expected.is_among(&samples.lanes) {
                 Verdict::Downgraded(downgrade(plan, from, expected, &samples.lanes))
+            } else if let Some(why) = unused(expected, measurement, samples) {
+                Verdict::Downgraded(why)
+            } else {
+                judge(expected, limit.as_ref(), figure, telling)
             };
             (samples.lanes.clone(), figure, verdict)
         }
@@ -288,7 +344,7 @@ fn judge(
     let most = limit.most.map_or(IMPLAUSIBLE_IN_HOST_MEMORY, |most| most * TOLERANCE);
     let slow = usual
         * match expected {
-            Expected::SharedMemory => SLOW_HOST,
+            Expected::SharedMemory | Expected::Staging => SLOW_HOST,
             Expected::CudaIpc => SLOW_DEVICE,
         };
     if median > most {
@@ -302,7 +358,39 @@ fn judge(
 
 fn downgrade(plan: &Plan, from: &str, expected: Expected, lanes: &[String]) -> String {
     let used = if lanes.is_empty() { "no lane".to_owned() } else { lanes.join(" ") };
-    format!("{expected} expected, {used} used{}", cause(plan, from))
+    let advice = match (expected, plan.workers.iter().find(|worker| worker.name == from)) {
+        (Expected::CudaIpc, Some(worker)) => match worker.env.get("UCX_TLS") {
+            Some(list) if !permits_cuda_ipc(list) => ": unset it, or add cuda_ipc",
+            _ => ": 'cuda-cluster doctor' says whether this UCX knows CUDA",
+        },
+        _ => "",
+    };
+    format!("{expected} expected, {used} used{}{advice}", cause(plan, from))
+}
+
+/// Why copies between GPUs are not used although there is a lane for them. A connection has that lane
+/// as soon as both ends know CUDA; whether it carries bytes shows when memory is mapped. Small
+/// messages need none.
+fn unused(expected: Expected, measurement: &Measurement, samples: &Samples) -> Option<String> {
+    if expected != Expected::CudaIpc {
+        return None;
+    }
+    let Measurement { from, to, size, .. } = measurement;
+    if let Mapped::Refused(why) = &samples.mapped {
+        return Some(format!(
+            "cuda_ipc expected, but {to} cannot map the device memory of {from} ({why}), so every \
+             byte is staged in host memory: in containers give all workers one IPC and one PID \
+             namespace, and let each see all GPUs"
+        ));
+    }
+    let protocol = samples.protocol.as_ref().filter(|_| *size >= TELLING_BYTES)?;
+    (!protocol.lanes.contains("cuda_ipc")).then(|| {
+        let (name, lanes) = (&protocol.name, &protocol.lanes);
+        format!(
+            "cuda_ipc expected, but UCX chose \"{name}\" over {lanes} for this size: look for \
+             UCX_RNDV_SCHEME, UCX_RNDV_THRESH and UCX_PROTO_ENABLE in the environment"
+        )
+    })
 }
 
 /// What in a worker's plan restricts its transports.
@@ -317,9 +405,43 @@ fn cause(plan: &Plan, worker: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::native::Protocol;
 
     fn lanes(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn samples(rounds_ns: Vec<u64>) -> Samples {
+        Samples { rounds_ns, lanes: vec![], protocol: None, mapped: Mapped::NotTried }
+    }
+
+    #[test]
+    fn a_lane_that_is_listed_but_carries_nothing_is_a_downgrade() {
+        let way = stream("gpu0", "gpu1", MemoryKind::Device, 64 << 20, 1);
+        let refused = Mapped::Refused("mapping of buffer object failed".to_owned());
+        let refused = Samples { mapped: refused, ..samples(vec![5]) };
+        let why = unused(Expected::CudaIpc, &way, &refused).expect("a downgrade");
+        assert!(why.contains("gpu1 cannot map the device memory of gpu0"), "{why}");
+        assert!(why.contains("mapping of buffer object failed"), "{why}");
+        let over = |lanes: &str| {
+            let protocol = Protocol { name: "rendezvous".to_owned(), lanes: lanes.to_owned() };
+            Samples { protocol: Some(protocol), mapped: Mapped::Readable, ..samples(vec![5]) }
+        };
+        let why = unused(Expected::CudaIpc, &way, &over("sysv/memory")).expect("a downgrade");
+        assert!(why.contains("over sysv/memory"), "{why}");
+        assert_eq!(unused(Expected::CudaIpc, &way, &over("cuda_ipc/cuda")), None);
+        assert_eq!(unused(Expected::CudaIpc, &way, &samples(vec![5])), None);
+        assert_eq!(unused(Expected::Staging, &way, &over("sysv/memory")), None);
+    }
+
+    #[test]
+    fn a_list_of_transports_permits_what_it_names_or_does_not_exclude() {
+        for list in ["tcp,cuda_copy,cuda_ipc,sm", "all", "sm,cuda", "^ib"] {
+            assert!(permits_cuda_ipc(list), "{list}");
+        }
+        for list in ["tcp,cuda_copy,sm,self", "^cuda_ipc", "^tcp,cuda"] {
+            assert!(!permits_cuda_ipc(list), "{list}");
+        }
     }
 
     #[test]
@@ -336,12 +458,12 @@ mod tests {
     fn a_bandwidth_is_that_of_the_median_round() {
         let measurement =
             Measurement { messages: 10, ..stream("a", "b", MemoryKind::Host, 100, 3) };
-        let samples = Samples { rounds_ns: vec![5000, 500, 1000], lanes: vec![] };
+        let samples = samples(vec![5000, 500, 1000]);
         let figure = bandwidth(&samples, &measurement).expect("there are rounds");
         assert_eq!(figure.median.to_bits(), 1.0f64.to_bits());
         assert!((figure.mean - 3000.0 / 6500.0).abs() < 1e-9, "{figure:?}");
         assert_eq!(latency(&samples).map(|figure| figure.median), Some(0.5));
-        assert_eq!(latency(&Samples { rounds_ns: vec![], lanes: vec![] }), None);
+        assert_eq!(latency(&samples(vec![])), None);
     }
 
     #[test]

@@ -21,6 +21,13 @@ pub struct Limit {
     pub usual: f64,
 }
 
+impl Limit {
+    /// That of bytes which go through the host's memory.
+    pub(super) fn host() -> Self {
+        Self { link: "host memory".to_owned(), most: None, usual: HOST_USUAL }
+    }
+}
+
 /// Host memory within a machine, copied once by one core; no fixed limit.
 const HOST_USUAL: f64 = 10.0;
 
@@ -57,7 +64,7 @@ pub fn limit(
     memory: MemoryKind,
 ) -> Option<Limit> {
     if memory == MemoryKind::Host || plan.machine.simulated {
-        return Some(Limit { link: "host memory".to_owned(), most: None, usual: HOST_USUAL });
+        return Some(Limit::host());
     }
     let machine = machine?;
     let gpu = |name| index(plan.workers.iter().find(|worker| worker.name == name)?);

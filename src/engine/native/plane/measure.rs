@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::{Arrival, Purpose};
 use crate::cuda::Device;
 use crate::ucx::{Buffer, NumberMap, Payload};
-use crate::wire::native::{Measurement, Member, PeerKey, Quantity, Samples};
+use crate::wire::native::{Mapped, Measurement, Member, PeerKey, Protocol, Quantity, Samples};
 use crate::wire::peer::{Kind, Measure, MemoryKind};
 
 /// Messages of a stream that are on their way at one time.
@@ -47,7 +47,50 @@ pub(super) struct Out {
 pub(super) struct Ended {
     pub(super) id: u64,
     pub(super) peer: Option<PeerKey>,
+    /// The length of its messages, where they were sent from device memory.
+    pub(super) device_bytes: Option<u64>,
+    pub(super) mapped: Mapped,
     pub(super) result: Result<Vec<Duration>, String>,
+}
+
+impl Ended {
+    /// One that did not begin.
+    pub(super) fn early(id: u64, reason: String) -> Self {
+        let (peer, device_bytes, mapped) = (None, None, Mapped::NotTried);
+        Self { id, peer, device_bytes, mapped, result: Err(reason) }
+    }
+}
+
+/// The answer to the wish to measure: what the receiving side has prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepared {
+    NoRoom,
+    /// Room, and nothing to map.
+    Room,
+    /// Room, and the sender's memory can be read.
+    Readable,
+    /// Room, and the driver's code.
+    Refused(i32),
+}
+
+impl Prepared {
+    fn encode(self) -> u64 {
+        match self {
+            Prepared::NoRoom => 0,
+            Prepared::Room => 1,
+            Prepared::Readable => 2,
+            Prepared::Refused(code) => 3 | (u64::from(code.cast_unsigned()) << 8),
+        }
+    }
+
+    pub(super) fn decode(argument: u64) -> Self {
+        match argument & 0xff {
+            0 => Prepared::NoRoom,
+            2 => Prepared::Readable,
+            3 => Prepared::Refused(i32::try_from(argument >> 8).unwrap_or(-1)),
+            _ => Prepared::Room,
+        }
+    }
 }
 
 /// The sending side of a measurement.
@@ -60,6 +103,7 @@ struct Sending {
     in_flight: u32,
     rounds: Vec<Duration>,
     round_began: Instant,
+    mapped: Mapped,
 }
 
 /// The receiving side of a measurement.
@@ -95,11 +139,19 @@ impl Measurements {
         measurement: Measurement,
         buffer: Buffer,
     ) -> Out {
+        let (handle, mapped) = match &buffer {
+            Buffer::Device(buffer) => match buffer.ipc_handle() {
+                Ok(handle) => (handle, Mapped::NotTried),
+                Err(error) => (None, Mapped::Refused(error.to_string())),
+            },
+            _ => (None, Mapped::NotTried),
+        };
         let ask = Measure {
             size: measurement.size,
             messages: measurement.messages,
             memory: measurement.memory,
             cpu: measurement.cpus.map(|(_, receiver)| receiver),
+            handle,
         };
         let out =
             Out { to, kind: Kind::Measure, id, argument: 0, payload: Payload::from(ask.encode()) };
@@ -110,6 +162,7 @@ impl Measurements {
             in_flight: 0,
             rounds: Vec::new(),
             round_began: Instant::now(),
+            mapped,
             measurement,
         };
         self.sending.insert(id, sending);
@@ -123,8 +176,14 @@ impl Measurements {
         id: u64,
         measure: Measure,
         memory: Option<Vec<Buffer>>,
+        mapped: Option<Result<(), i32>>,
     ) -> Out {
-        let prepared = memory.is_some();
+        let prepared = match (&memory, mapped) {
+            (None, _) => Prepared::NoRoom,
+            (Some(_), None) => Prepared::Room,
+            (Some(_), Some(Ok(()))) => Prepared::Readable,
+            (Some(_), Some(Err(code))) => Prepared::Refused(code),
+        };
         if let Some(free) = memory {
             let free = free.into_iter().map(Box::new).collect();
             let waiting = VecDeque::new();
@@ -135,7 +194,7 @@ impl Measurements {
             to: from,
             kind: Kind::Prepared,
             id,
-            argument: u64::from(prepared),
+            argument: prepared.encode(),
             payload: Payload::Empty,
         }
     }
@@ -147,13 +206,19 @@ impl Measurements {
         by: PeerKey,
         kind: Kind,
         argument: u64,
+        words: impl Fn(i32) -> String,
         out: &mut Vec<Out>,
     ) -> Option<Ended> {
         let sending = self.sending.get_mut(&id).filter(|sending| sending.to == by)?;
         if kind == Kind::Prepared {
-            if argument == 0 {
-                let reason = format!("{} has no room for it", sending.measurement.to);
-                return self.end(id, Err(reason));
+            match Prepared::decode(argument) {
+                Prepared::NoRoom => {
+                    let reason = format!("{} has no room for it", sending.measurement.to);
+                    return self.end(id, Err(reason));
+                }
+                Prepared::Room => {}
+                Prepared::Readable => sending.mapped = Mapped::Readable,
+                Prepared::Refused(code) => sending.mapped = Mapped::Refused(words(code)),
             }
             sending.round_began = Instant::now();
         } else {
@@ -256,7 +321,9 @@ impl Measurements {
 
     fn end(&mut self, id: u64, result: Result<Vec<Duration>, String>) -> Option<Ended> {
         let sending = self.sending.remove(&id)?;
-        Some(Ended { id, peer: Some(sending.to), result })
+        let device = sending.measurement.memory == MemoryKind::Device;
+        let device_bytes = device.then_some(sending.measurement.size);
+        Some(Ended { id, peer: Some(sending.to), device_bytes, mapped: sending.mapped, result })
     }
 }
 
@@ -281,6 +348,12 @@ pub(super) fn memory_to_send(
 pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Vec<Buffer>> {
     let overlapping = (OVERLAPPING_BYTES / measure.size.max(1)).clamp(1, OVERLAPPING);
     (0..overlapping).map(|_| memory(measure.memory, measure.size, device).ok()).collect()
+}
+
+/// Whether the sender's device memory can be mapped here; `None` where there is nothing to map.
+pub(super) fn try_mapping(measure: &Measure, device: Option<&Device>) -> Option<Result<(), i32>> {
+    let handle = measure.handle.as_ref()?;
+    device.map(|device| device.try_foreign(handle))
 }
 
 fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer, String> {
@@ -328,7 +401,10 @@ impl Sending {
 pub(super) fn samples(
     result: Result<Vec<Duration>, String>,
     lanes: Vec<String>,
+    protocol: Option<Protocol>,
+    mapped: Mapped,
 ) -> Result<Samples, String> {
     let nanoseconds = |round: Duration| u64::try_from(round.as_nanos()).unwrap_or(u64::MAX);
-    result.map(|rounds| Samples { rounds_ns: rounds.into_iter().map(nanoseconds).collect(), lanes })
+    let rounds_ns = result?.into_iter().map(nanoseconds).collect();
+    Ok(Samples { rounds_ns, lanes, protocol, mapped })
 }

@@ -210,6 +210,7 @@ enum Command {
         from: PeerKey,
         measure: Measure,
         room: Option<Vec<Buffer>>,
+        mapped: Option<Result<(), i32>>,
     },
     Pulse,
     Stop,

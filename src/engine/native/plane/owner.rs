@@ -235,9 +235,9 @@ impl Owner {
             Command::RoomToSend { id, measurement, room } => {
                 self.begin_measurement(id, measurement, room);
             }
-            Command::RoomToReceive { id, from, measure, room } => {
+            Command::RoomToReceive { id, from, measure, room, mapped } => {
                 self.pin(measure.cpu);
-                let out = self.measurements.prepare(from, id, measure, room);
+                let out = self.measurements.prepare(from, id, measure, room, mapped);
                 self.send_one(out);
             }
             // Nobody listens any more only when the process ends.
@@ -324,7 +324,8 @@ impl Owner {
                     let device = self.device.clone();
                     self.aside(move || {
                         let room = measure::memory_to_receive(&measure, device.as_ref());
-                        Command::RoomToReceive { id, from: sender, measure, room }
+                        let mapped = measure::try_mapping(&measure, device.as_ref());
+                        Command::RoomToReceive { id, from: sender, measure, room, mapped }
                     });
                 }
             }

@@ -74,7 +74,12 @@ mod tests {
     fn a_client_hears_of_a_measurement_once() {
         let mut relay = Relay::default();
         let id = relay.begin(1, 2, "gpu0".to_owned(), "gpu1".to_owned());
-        let samples = Samples { rounds_ns: vec![5], lanes: vec![] };
+        let samples = Samples {
+            rounds_ns: vec![5],
+            lanes: vec![],
+            protocol: None,
+            mapped: crate::wire::native::Mapped::NotTried,
+        };
         assert_eq!(relay.measured(3, id, Ok(samples.clone())), None, "another worker's word");
         let told = relay.measured(2, id, Ok(samples.clone()));
         assert!(matches!(told, Some((1, ToClient::Measured { result: Ok(_), .. }))));

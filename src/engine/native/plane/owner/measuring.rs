@@ -10,15 +10,15 @@ use nix::unistd::Pid;
 use super::{ECHO, Owner};
 use crate::engine::native::plane::measure::{self, Ended, Out};
 use crate::engine::native::plane::{Command, Report};
-use crate::ucx::Buffer;
-use crate::wire::native::{Measurement, PeerKey};
+use crate::ucx::{self, Buffer};
+use crate::wire::native::{Measurement, PeerKey, Protocol};
 use crate::wire::peer::Kind;
 
 impl Owner {
     pub(super) fn measure(&mut self, id: u64, measurement: Measurement) {
         if id >= ECHO {
-            let result = Err(format!("no measurement has the number {id}"));
-            return self.report(Ended { id, peer: None, result });
+            let reason = format!("no measurement has the number {id}");
+            return self.report(Ended::early(id, reason));
         }
         let device = self.device.clone();
         self.aside(move || {
@@ -41,7 +41,7 @@ impl Owner {
                 let out = self.measurements.begin(id, peer, measurement, buffer);
                 self.send_one(out);
             }
-            Err(reason) => self.report(Ended { id, peer: None, result: Err(reason) }),
+            Err(reason) => self.report(Ended::early(id, reason)),
         }
     }
 
@@ -58,7 +58,10 @@ impl Owner {
     }
 
     pub(super) fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {
-        let ended = self.measurements.answered(id, by, kind, argument, &mut self.outbox);
+        let device = &self.device;
+        let words = |code| device.as_ref().map_or(String::new(), |device| device.error_text(code));
+        let out = &mut self.outbox;
+        let ended = self.measurements.answered(id, by, kind, argument, words, out);
         self.send_out();
         if let Some(ended) = ended {
             self.report(ended);
@@ -66,10 +69,13 @@ impl Owner {
         }
     }
 
-    pub(super) fn report(&self, Ended { id, peer, result }: Ended) {
+    pub(super) fn report(&self, Ended { id, peer, device_bytes, mapped, result }: Ended) {
         let link = peer.and_then(|peer| self.links.get(&peer));
-        let lanes = link.and_then(|link| link.endpoint.lanes().ok()).unwrap_or_default();
-        let result = measure::samples(result, lanes);
+        let text = link.and_then(|link| link.endpoint.description().ok()).unwrap_or_default();
+        let lanes = ucx::parse_lanes(&text);
+        let protocol = device_bytes.and_then(|bytes| ucx::parse_device_protocol(&text, bytes));
+        let protocol = protocol.map(|(name, lanes)| Protocol { name, lanes });
+        let result = measure::samples(result, lanes, protocol, mapped);
         let _ = self.reports.send(Report::Measured { id, result });
     }
 
