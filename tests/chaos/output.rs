@@ -556,7 +556,10 @@ fn no_byte_of_a_run_is_lost_whoever_reads_and_whatever_fails() {
         let story = Story::draw(&mut random);
         println!("output {turn}: {story:?}");
         tell(&place, story, &mut random, &tally);
-        let reader = format!("{:?}", story.reader);
-        tally.count(format!("{:?}/{}", story.fault, reader.split('(').next().unwrap_or_default()));
+        if story.fault != Fault::Nothing || story.reader != Reader::Fast {
+            let reader = format!("{:?}", story.reader);
+            let reader = reader.split('(').next().unwrap_or_default();
+            tally.count(format!("{:?}/{reader}", story.fault));
+        }
     }
 }
