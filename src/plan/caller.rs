@@ -21,8 +21,8 @@ pub struct CallerEnvironment {
     pub ucx_version: Option<UcxVersion>,
     /// Every libucp that is installed, the preferred first.
     pub ucx_libraries: Vec<InstalledUcx>,
-    /// The memory policy that the caller was started with (`numactl`), like `bind 1`; `None` for the
-    /// usual one.
+    /// The memory policy that the caller was started with (`numactl`), like `bind 1`; `None` for
+    /// the usual one.
     pub memory_policy: Option<String>,
     /// Most memory that the caller's cgroup may use, in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,

@@ -3,8 +3,8 @@
 //! Does not look for any: what is installed comes with the caller's surroundings.
 //!
 //! *Invariant:* without a word from the user, only workers with GPUs of this machine get another
-//! libucp than the dynamic loader's, and only one that knows CUDA; where InfiniBand is asked for, one
-//! that lacks its transports is chosen only with a note.
+//! libucp than the dynamic loader's, and only one that knows CUDA; where InfiniBand is asked for,
+//! one that lacks its transports is chosen only with a note.
 
 use std::collections::BTreeSet;
 

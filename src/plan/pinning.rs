@@ -3,8 +3,8 @@
 //! Does not judge whether a NIC can be used; `nics` does.
 //!
 //! *Invariant:* an assigned NIC is as near as any usable one of its GPU's, those apart that are so
-//! slow that a farther one gives every GPU more; no NIC serves two GPUs while an equally near one of
-//! either serves none.
+//! slow that a farther one gives every GPU more; no NIC serves two GPUs while an equally near one
+//! of either serves none.
 
 use std::collections::BTreeMap;
 
@@ -132,7 +132,7 @@ impl Nics<'_> {
         rate.min(rates::to_nic(gpu, nic, kind))
     }
 
-    /// Notes where a nearer NIC is left for a faster one, or is kept though a farther one is faster.
+    /// Notes where a nearer NIC is left for a faster one, or kept though a farther one is faster.
     fn note_faster_ones(&mut self, gpus: &[&Gpu], turns: &Turns) {
         let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (gpu, (at, _)) in gpus.iter().zip(turns) {

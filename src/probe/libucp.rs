@@ -1,4 +1,5 @@
-//! Which libucp are installed, whether they know CUDA and InfiniBand, and whether one lies where a user says.
+//! Which libucp are installed, whether they know CUDA and InfiniBand, and whether one lies where a
+//! user says.
 //!
 //! Looks at files only: a process that opened two libucp would mix their parts.
 //!

@@ -75,7 +75,7 @@ pub struct Topology {
     pub links: Links,
     /// Number of NVSwitches that the GPUs' NVLinks end in; `None` when unknown.
     pub nvswitch: Option<u32>,
-    /// Whether the source is silent about NVLinks, so that a pair of GPUs may have more than it says.
+    /// Whether the source is silent about NVLinks, so that pairs of GPUs may have some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nvlinks_untold: bool,
     /// What this process, or the user that a file speaks of, may use. Absent: everything.
