@@ -168,6 +168,7 @@ pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError
         return Err(DocumentError::Version { position, found });
     }
     let mut topology: Topology = deserialize(text, format)?;
+    super::without_zeroed_uuids(&mut topology);
     consistency::check(&topology).map_err(|(path, fault)| DocumentError::Inconsistent {
         position: position_of(text, &path),
         path,
