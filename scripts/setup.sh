@@ -72,7 +72,7 @@ if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" 
     exit 2
 fi
 if [ "${1:-}" = --tests ]; then
-    # The Dask engine's tests; what is installed stands in a copy of the list.
+    # The Dask engine's tests, and a UCX that knows CUDA; what is installed stands in a copy of the list.
     list=tests/python/requirements.txt
     if ! cmp -s "$list" .venv/installed.txt; then
         say "installing Dask and its friends into .venv"

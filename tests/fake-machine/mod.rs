@@ -1,7 +1,8 @@
-//! A machine that is not there, made from a topology: NVML, sysfs, procfs and hwloc's XML.
+//! A machine that is not there, made from a topology: NVML, sysfs, procfs and hwloc's XML; on
+//! request also the CUDA driver, so that UCX moves device memory between real processes.
 //!
-//! The live probe, unchanged and in a process of its own, sees it through four environment
-//! variables. Nothing outside the given directory is written.
+//! The live probe, unchanged and in a process of its own, sees it through environment variables.
+//! Nothing outside the given directory is written.
 //!
 //! *Invariant:* what the topology does not tell is not there to be read.
 
@@ -12,6 +13,7 @@ mod hwloc;
 mod procfs;
 pub mod random;
 mod sysfs;
+pub mod ucx;
 
 use std::ffi::OsString;
 use std::io;
@@ -26,6 +28,8 @@ pub use procfs::everything;
 pub struct FakeMachine {
     root: PathBuf,
     faults: String,
+    /// How its CUDA driver misbehaves, if it has one.
+    driver: Option<String>,
 }
 
 impl FakeMachine {
@@ -35,13 +39,38 @@ impl FakeMachine {
         procfs::write(machine, &root.join("proc"))?;
         std::fs::write(root.join("hwloc.xml"), hwloc::xml(machine))?;
         std::fs::write(root.join("nvml.json"), serde_json::to_string(machine)?)?;
-        Ok(Self { root: root.to_owned(), faults: String::new() })
+        Ok(Self { root: root.to_owned(), faults: String::new(), driver: None })
     }
 
     /// Makes NVML misbehave; `nvml/faults.rs` says how.
     pub fn with_faults(mut self, faults: &str) -> Self {
         faults.clone_into(&mut self.faults);
         self
+    }
+
+    /// Gives the machine a CUDA driver, which `cuda/lib.rs` describes and which misbehaves as
+    /// `cuda/faults.rs` says; what its processes leave is written to `reports` in its directory.
+    pub fn with_driver(mut self, faults: &str) -> io::Result<Self> {
+        let folder = self.root.join("lib");
+        std::fs::create_dir_all(&folder)?;
+        // The loader knows a library again by its file, so NVML is the probe's, not another.
+        for (name, library) in [("libcuda.so.1", driver()), ("libnvidia-ml.so.1", library())] {
+            let link = folder.join(name);
+            if link.symlink_metadata().is_ok() {
+                std::fs::remove_file(&link)?;
+            }
+            std::os::unix::fs::symlink(library, link)?;
+        }
+        let reports = self.root.join("reports");
+        self.driver = Some(format!("report={} {faults}", reports.display()).trim_end().to_owned());
+        Ok(self)
+    }
+
+    /// What the processes of this machine left, as far as they have exited.
+    pub fn reports(&self) -> Vec<serde_json::Value> {
+        let reports = std::fs::read_dir(self.root.join("reports")).into_iter().flatten().flatten();
+        let texts = reports.map(|entry| std::fs::read_to_string(entry.path()).expect("a report"));
+        texts.map(|text| serde_json::from_str(&text).expect("JSON")).collect()
     }
 
     /// The directory of a PCI function, for tests that spoil it.
@@ -59,14 +88,19 @@ impl FakeMachine {
     /// The environment in which a process sees this machine instead of the real one.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let file = |name: &str| self.root.join(name).into_os_string();
-        vec![
+        let mut variables = vec![
             ("CUDA_CLUSTER_NVML", library().into_os_string()),
             ("CUDA_CLUSTER_FAKE_NVML", file("nvml.json")),
             ("CUDA_CLUSTER_FAKE_FAULTS", OsString::from(&self.faults)),
             ("CUDA_CLUSTER_SYSFS", file("sys")),
             ("CUDA_CLUSTER_PROCFS", file("proc")),
             ("HWLOC_XMLFILE", file("hwloc.xml")),
-        ]
+        ];
+        if let Some(faults) = &self.driver {
+            variables.push(("CUDA_CLUSTER_FAKE_CUDA_FAULTS", OsString::from(faults)));
+            variables.push(("LD_LIBRARY_PATH", file("lib")));
+        }
+        variables
     }
 
     /// The program on this machine.
@@ -96,23 +130,34 @@ fn built() -> PathBuf {
     above.expect("Cargo runs tests and examples below its target directory").to_owned()
 }
 
-/// The fake NVML, which Cargo builds with the tests. Running one test target alone does not build
-/// it, so that is done here when it is missing.
+/// The fake NVML.
 pub fn library() -> PathBuf {
-    let library = built().join("examples/libfake_nvml.so");
+    example("fake_nvml", &["nvml"])
+}
+
+/// The stand-in for the CUDA driver.
+fn driver() -> PathBuf {
+    example("fake_cuda", &["cuda", "nvml"])
+}
+
+/// A library that Cargo builds with the tests, from these folders. Running one test target alone does
+/// not build it, so that is done here when it is missing or older than its sources.
+fn example(name: &str, folders: &[&str]) -> PathBuf {
+    let library = built().join(format!("examples/lib{name}.so"));
     let written = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-machine/nvml");
-    let sources = std::fs::read_dir(folder).expect("its sources").flatten();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-machine");
+    let entries = |folder: &&str| std::fs::read_dir(here.join(folder)).expect("its sources");
+    let sources = folders.iter().flat_map(entries).flatten();
     let sources = sources.filter_map(|entry| written(&entry.path()));
     if written(&library) < sources.max() {
         let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-        cargo.args(["build", "--quiet", "--example", "fake_nvml"]);
+        cargo.args(["build", "--quiet", "--example", name]);
         if built().ends_with("release") {
             cargo.arg("--release");
         }
         let done = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("Cargo runs");
         let errors = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "the fake NVML does not build:\n{errors}");
+        assert!(done.status.success(), "{name} does not build:\n{errors}");
     }
     library
 }

@@ -13,6 +13,7 @@
 mod abi;
 mod devices;
 mod events;
+mod fabric;
 mod faults;
 mod links;
 mod machine;
@@ -114,6 +115,25 @@ pub extern "C" fn nvmlInit_v2() -> Return {
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> Return {
     initialise()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlErrorString(code: c_uint) -> *const c_char {
+    let text = match code {
+        0 => c"The operation was successful",
+        1 => c"NVML was not first initialized with nvmlInit()",
+        2 => c"A supplied argument is invalid",
+        3 => c"The requested operation is not available on target device",
+        4 => c"The current user does not have permission for operation",
+        6 => c"A query to find an object was unsuccessful",
+        7 => c"An input argument is not large enough",
+        9 => c"NVIDIA driver is not loaded",
+        10 => c"User provided timeout passed",
+        15 => c"The GPU has fallen off the bus or has otherwise become inaccessible",
+        18 => c"RM has detected an NVML/RM version mismatch",
+        _ => c"An internal driver error occurred",
+    };
+    text.as_ptr()
 }
 
 #[unsafe(no_mangle)]

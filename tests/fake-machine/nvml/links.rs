@@ -145,8 +145,10 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     })
 }
 
-/// `NVML_FI_DEV_*`: speeds of the links 0 to 5 and 6 to 11, of a link in the scope, and C2C.
+/// `NVML_FI_DEV_*`: number of the links, speeds of the links 0 to 5 and 6 to 11, of a link in the
+/// scope, and C2C.
 const SPEED_L0: c_uint = 84;
+const LINK_COUNT: c_uint = 91;
 const SPEED_L6: c_uint = 132;
 const SPEED_OF_SCOPE: c_uint = 164;
 const C2C_COUNT: c_uint = 170;
@@ -188,6 +190,8 @@ fn field(gpu: &Gpu, field: c_uint, scope: c_uint, scoped_speeds: bool) -> Option
         megabytes(link.gb_per_s?)
     };
     match field {
+        // Of GPUs without NVLinks the driver tells no number.
+        LINK_COUNT => u64::try_from(gpu.nvlinks.len()).ok().filter(|links| *links > 0),
         SPEED_L0..=89 => speed(field - SPEED_L0),
         SPEED_L6..=137 => speed(field - SPEED_L6 + 6),
         SPEED_OF_SCOPE if scoped_speeds => speed(scope),

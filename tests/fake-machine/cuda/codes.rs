@@ -1,0 +1,65 @@
+//! `CUresult`: the codes that are answered here, and what the driver says of each.
+//!
+//! *Invariant:* numbers and texts are those of `cuda.h`.
+
+use std::ffi::{CStr, c_int};
+
+/// What a function does: give its answer, or fail with a `CUresult`.
+pub type Answer<T = ()> = Result<T, c_int>;
+
+macro_rules! codes {
+    ($($name:ident = $number:literal, $text:literal;)*) => {
+        $(pub const $name: c_int = $number;)*
+
+        /// The driver's text for a code.
+        pub fn text(code: c_int) -> Option<&'static CStr> {
+            match code {
+                $($number => Some($text),)*
+                _ => None,
+            }
+        }
+
+        /// The code's name in `cuda.h`.
+        pub fn name(code: c_int) -> Option<&'static CStr> {
+            match code {
+                $($number => CStr::from_bytes_with_nul(
+                    concat!("CUDA_ERROR_", stringify!($name), "\0").as_bytes()
+                ).ok(),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+/// Success has another name in `cuda.h` than errors have.
+pub const DONE: c_int = 0;
+
+codes! {
+    INVALID_VALUE = 1, c"invalid argument";
+    OUT_OF_MEMORY = 2, c"out of memory";
+    NOT_INITIALIZED = 3, c"initialization error";
+    DEINITIALIZED = 4, c"driver shutting down";
+    NO_DEVICE = 100, c"no CUDA-capable device is detected";
+    INVALID_DEVICE = 101, c"invalid device ordinal";
+    INVALID_CONTEXT = 201, c"invalid device context";
+    MAP_FAILED = 205, c"mapping of buffer object failed";
+    ECC_UNCORRECTABLE = 214, c"uncorrectable ECC error encountered";
+    INVALID_HANDLE = 400, c"invalid resource handle";
+    NOT_FOUND = 500, c"named symbol not found";
+    NOT_READY = 600, c"device not ready";
+    ILLEGAL_ADDRESS = 700, c"an illegal memory access was encountered";
+    LAUNCH_OUT_OF_RESOURCES = 701, c"too many resources requested for launch";
+    LAUNCH_TIMEOUT = 702, c"the launch timed out and was terminated";
+    CONTEXT_IS_DESTROYED = 709, c"context is destroyed";
+    ASSERT = 710, c"device-side assert triggered";
+    HOST_MEMORY_ALREADY_REGISTERED = 712, c"part or all of the requested memory range is already mapped";
+    HOST_MEMORY_NOT_REGISTERED = 713, c"pointer does not correspond to a registered memory region";
+    HARDWARE_STACK_ERROR = 714, c"hardware stack error";
+    ILLEGAL_INSTRUCTION = 715, c"an illegal instruction was encountered";
+    MISALIGNED_ADDRESS = 716, c"misaligned address";
+    INVALID_ADDRESS_SPACE = 717, c"operation not supported on global/shared address space";
+    INVALID_PC = 718, c"invalid program counter";
+    LAUNCH_FAILED = 719, c"unspecified launch failure";
+    NOT_SUPPORTED = 801, c"operation not supported";
+    UNKNOWN = 999, c"unknown error";
+}

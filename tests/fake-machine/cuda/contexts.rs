@@ -1,0 +1,140 @@
+//! Contexts: the primary one of each device, and which is current on a thread.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::codes::{INVALID_CONTEXT, INVALID_VALUE};
+use crate::driver::{call, context_handle, stack, tell};
+
+/// `CUcontext`.
+type Handle = usize;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int {
+    call("cuDevicePrimaryCtxRetain", |driver| {
+        let (at, _) = driver.device(device)?;
+        {
+            let known = &mut driver.lock().contexts[at];
+            if known.retained == 0 {
+                known.generation += 1;
+            }
+            known.retained += 1;
+        }
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(context, context_handle(at)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
+    call("cuDevicePrimaryCtxRelease", |driver| {
+        let (at, _) = driver.device(device)?;
+        let last = driver.lock().contexts[at].retained;
+        if last == 0 {
+            return Err(INVALID_CONTEXT);
+        }
+        if last == 1 {
+            // A context that has faulted goes all the same.
+            let _ = driver.drain(at, true);
+        }
+        let mut state = driver.lock();
+        state.contexts[at].retained -= 1;
+        if state.contexts[at].retained == 0 {
+            state.memory.forget(at);
+            state.streams.forget(at);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+    device: c_int,
+    flags: *mut c_uint,
+    active: *mut c_int,
+) -> c_int {
+    call("cuDevicePrimaryCtxGetState", |driver| {
+        let (at, _) = driver.device(device)?;
+        let lives = driver.lock().contexts[at].retained > 0;
+        // SAFETY: see `lib.rs`.
+        unsafe {
+            tell(flags, 0)?;
+            tell(active, c_int::from(lives))
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: Handle) -> c_int {
+    call("cuCtxSetCurrent", |driver| {
+        if context == 0 {
+            return stack(|stack| {
+                stack.pop();
+            });
+        }
+        let device = driver.context(context)?;
+        stack(|stack| {
+            stack.pop();
+            stack.push(device);
+        })?;
+        driver.well(device)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> c_int {
+    call("cuCtxPushCurrent", |driver| {
+        let device = driver.context(context)?;
+        driver.well(device)?;
+        stack(|stack| stack.push(device))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut Handle) -> c_int {
+    call("cuCtxPopCurrent", |_| {
+        let device = stack(Vec::pop)?.ok_or(INVALID_CONTEXT)?;
+        if !context.is_null() {
+            // SAFETY: see `lib.rs`.
+            unsafe { context.write(context_handle(device)) };
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut Handle) -> c_int {
+    call("cuCtxGetCurrent", |_| {
+        let device = stack(|stack| stack.last().copied())?;
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(context, device.map_or(0, context_handle)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
+    call("cuCtxGetDevice", |_| {
+        let at = stack(|stack| stack.last().copied())?.ok_or(INVALID_CONTEXT)?;
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(device, c_int::try_from(at).map_err(|_| INVALID_VALUE)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetId(context: Handle, id: *mut u64) -> c_int {
+    call("cuCtxGetId", |driver| {
+        let device = if context == 0 { driver.current()? } else { driver.context(context)? };
+        let generation = driver.lock().contexts[device].generation;
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(id, generation * 64 + device as u64) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetFlags(_flags: c_uint) -> c_int {
+    call("cuCtxSetFlags", |driver| driver.current().map(|_| ()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> c_int {
+    call("cuCtxSynchronize", |driver| driver.drain(driver.current()?, true))
+}

@@ -1,0 +1,94 @@
+//! Copies and fills, by the rules for pageable and pinned host memory.
+//!
+//! Pageable host memory that is read has been read when the call returns; pageable memory that is
+//! written has been written; pinned memory only when the stream has come so far.
+
+use std::ffi::c_int;
+
+use crate::codes::Answer;
+use crate::driver::{Driver, State, call};
+use crate::streams::{DEFAULT, Work};
+
+fn is_pinned(state: &State, address: usize) -> bool {
+    let before = state.pinned.range(..=address).next_back();
+    before.is_some_and(|(base, bytes)| address - base < *bytes)
+}
+
+/// Copies on a stream, by whatever kind of memory the two addresses are.
+fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: usize) -> Answer {
+    let device = driver.current()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (work, at_once) = {
+        let state = driver.lock();
+        let (source, target) = (state.memory.block(from), state.memory.block(to));
+        driver.counts.moved(source, target, bytes);
+        let pageable = |block: bool, address| !block && !is_pinned(&state, address);
+        let (read, written) = (state.memory.reach(from, bytes)?, state.memory.reach(to, bytes)?);
+        let at_once = pageable(target.is_some(), to);
+        if !at_once && pageable(source.is_some(), from) {
+            // SAFETY: host memory that the caller lets us read.
+            let now = unsafe {
+                std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(read), bytes)
+            };
+            (Work::Write { to: written, bytes: now.to_vec() }, false)
+        } else {
+            (Work::Copy { to: written, from: read, bytes }, at_once)
+        }
+    };
+    driver.submit(device, stream, work)?;
+    if at_once && stream > 2 {
+        let ticket = driver.lock().streams.ticket(stream);
+        driver.reach(stream, ticket);
+    }
+    Ok(())
+}
+
+macro_rules! synchronous {
+    ($($name:ident: $called:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(to: usize, from: usize, bytes: usize) -> c_int {
+            call($called, |driver| copy(driver, to, from, bytes, DEFAULT))
+        }
+    )*};
+}
+
+synchronous! {
+    cuMemcpy: "cuMemcpy";
+    cuMemcpyHtoD_v2: "cuMemcpyHtoD";
+    cuMemcpyDtoH_v2: "cuMemcpyDtoH";
+    cuMemcpyDtoD_v2: "cuMemcpyDtoD";
+}
+
+macro_rules! asynchronous {
+    ($($name:ident: $called:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(to: usize, from: usize, bytes: usize, stream: usize) -> c_int {
+            call($called, |driver| copy(driver, to, from, bytes, stream))
+        }
+    )*};
+}
+
+asynchronous! {
+    cuMemcpyAsync: "cuMemcpyAsync";
+    cuMemcpyHtoDAsync_v2: "cuMemcpyHtoDAsync";
+    cuMemcpyDtoHAsync_v2: "cuMemcpyDtoHAsync";
+    cuMemcpyDtoDAsync_v2: "cuMemcpyDtoDAsync";
+}
+
+fn fill(driver: &'static Driver, to: usize, value: u8, bytes: usize, stream: usize) -> Answer {
+    let device = driver.current()?;
+    let to = driver.lock().memory.reach(to, bytes)?;
+    driver.submit(device, stream, Work::Fill { to, bytes, value })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8_v2(to: usize, value: u8, bytes: usize) -> c_int {
+    call("cuMemsetD8", |driver| fill(driver, to, value, bytes, DEFAULT))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: usize, value: u8, bytes: usize, stream: usize) -> c_int {
+    call("cuMemsetD8Async", |driver| fill(driver, to, value, bytes, stream))
+}

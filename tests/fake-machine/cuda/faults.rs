@@ -1,0 +1,89 @@
+//! How the stand-in misbehaves: `CUDA_CLUSTER_FAKE_CUDA_FAULTS`, a list with blanks between its parts.
+//!
+//! | part | what happens |
+//! |---|---|
+//! | `no-ipc` | memory of another process cannot be mapped (205) |
+//! | `small=100M` | each GPU has this much memory |
+//! | `async` | work on streams is done later, by another thread; pinned memory is read only then |
+//! | `poison` | fresh device memory is full of `0xA5` |
+//! | `latency=50` | each call takes this many microseconds more |
+//! | `sticky=PATH` | lines appended to this file, like `3 700`, are faults of GPU 3: the processes that have a context there get this code from then on |
+//! | `report=FOLDER` | each process writes what it left, to `PID.json`, when it exits (see `report`) |
+//!
+//! *Invariant:* a part that is not in the table fails `cuInit`.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+#[derive(Default)]
+pub struct Faults {
+    pub no_ipc: bool,
+    pub later: bool,
+    pub poison: bool,
+    pub latency: Duration,
+    /// The memory of each GPU in bytes.
+    pub small: Option<usize>,
+    pub report: Option<PathBuf>,
+    /// Where faults come from, and how long that file was at first.
+    sticky: Option<(PathBuf, u64)>,
+}
+
+impl FromStr for Faults {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut faults = Faults::default();
+        for part in text.split_whitespace() {
+            match part.split_once('=').unwrap_or((part, "")) {
+                ("no-ipc", "") => faults.no_ipc = true,
+                ("async", "") => faults.later = true,
+                ("poison", "") => faults.poison = true,
+                ("latency", micros) => {
+                    faults.latency = Duration::from_micros(micros.parse().map_err(|_| ())?);
+                }
+                ("small", size) => faults.small = Some(bytes(size).ok_or(())?),
+                ("report", folder) => faults.report = Some(PathBuf::from(folder)),
+                ("sticky", path) => {
+                    let path = PathBuf::from(path);
+                    let old = path.metadata().map_or(0, |metadata| metadata.len());
+                    faults.sticky = Some((path, old));
+                }
+                _ => return Err(()),
+            }
+        }
+        Ok(faults)
+    }
+}
+
+/// A size like `100M`, in powers of 1024.
+fn bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(['K', 'M', 'G']);
+    let shift = match text.strip_prefix(digits)? {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_shl(shift)
+}
+
+impl Faults {
+    /// The faults of GPUs since the process began to look: number of the GPU and code.
+    pub fn sticky(&self) -> Vec<(u32, i32)> {
+        let Some((path, old)) = &self.sticky else { return Vec::new() };
+        let Ok(mut file) = File::open(path) else { return Vec::new() };
+        let mut new = String::new();
+        if file.seek(SeekFrom::Start(*old)).is_err() || file.read_to_string(&mut new).is_err() {
+            return Vec::new();
+        }
+        let fault = |line: &str| {
+            let (gpu, code) = line.split_once(' ')?;
+            Some((gpu.parse().ok()?, code.trim().parse().ok()?))
+        };
+        new.lines().filter_map(fault).collect()
+    }
+}

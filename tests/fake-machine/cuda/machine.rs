@@ -1,0 +1,86 @@
+//! The GPUs that the process sees: those of the description that `CUDA_VISIBLE_DEVICES` leaves.
+//!
+//! *Invariant:* like the driver, the first entry that names no GPU hides itself and all after it.
+
+use crate::codes::{Answer, NO_DEVICE};
+use crate::faults::Faults;
+use crate::nvml_machine::{Gpu, Machine};
+
+pub struct Device {
+    /// NVML's number.
+    pub index: u32,
+    pub name: String,
+    pub uuid: [u8; 16],
+    pub domain: u32,
+    pub bus: u32,
+    pub slot: u32,
+    pub capability: (i32, i32),
+    pub memory_bytes: usize,
+}
+
+/// Reads the description.
+pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
+    let path = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").ok_or(NO_DEVICE)?;
+    let text = std::fs::read_to_string(path).map_err(|_| NO_DEVICE)?;
+    let machine: Machine = serde_json::from_str(&text).map_err(|_| NO_DEVICE)?;
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let devices: Vec<Device> = match &visible {
+        None => machine.gpus.iter().map(|gpu| device(gpu, None, faults)).collect(),
+        Some(list) => {
+            let entries = list.split(',').map(str::trim);
+            entries.map_while(|entry| named(&machine, entry, faults)).collect()
+        }
+    };
+    if devices.is_empty() { Err(NO_DEVICE) } else { Ok(devices) }
+}
+
+/// The GPU or MIG instance that an entry names.
+fn named(machine: &Machine, entry: &str, faults: &Faults) -> Option<Device> {
+    if let Ok(position) = entry.parse::<usize>() {
+        return machine.gpus.get(position).map(|gpu| device(gpu, None, faults));
+    }
+    if entry.is_empty() {
+        return None;
+    }
+    for gpu in &machine.gpus {
+        if let Some(slot) = gpu.mig.iter().position(|mig| mig.uuid.starts_with(entry)) {
+            return Some(device(gpu, Some(slot), faults));
+        }
+        if gpu.uuid.as_deref().is_some_and(|uuid| uuid.starts_with(entry)) {
+            return Some(device(gpu, None, faults));
+        }
+    }
+    None
+}
+
+fn device(gpu: &Gpu, mig: Option<usize>, faults: &Faults) -> Device {
+    let mig = mig.and_then(|slot| gpu.mig.get(slot));
+    let memory = mig.map_or(gpu.memory_bytes, |mig| mig.memory_bytes);
+    let memory = memory.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(8 << 30);
+    let (domain, bus, slot) = gpu.pci.as_deref().and_then(place).unwrap_or((0, gpu.index, 0));
+    let name = mig.map(|mig| mig.uuid.as_str()).or(gpu.uuid.as_deref());
+    let memory = faults.small.unwrap_or(memory);
+    Device {
+        index: gpu.index,
+        name: gpu.name.clone().unwrap_or_else(|| "GPU".to_owned()),
+        uuid: uuid(name.unwrap_or_default(), gpu.index),
+        domain,
+        bus,
+        slot,
+        capability: gpu.capability().unwrap_or((9, 0)),
+        memory_bytes: memory - memory % 4096,
+    }
+}
+
+/// `0000:07:00.0`: domain, bus, device.
+pub fn place(text: &str) -> Option<(u32, u32, u32)> {
+    let mut parts = text.split([':', '.']).map(|part| u32::from_str_radix(part, 16).ok());
+    Some((parts.next()??, parts.next()??, parts.next()??))
+}
+
+/// The bytes of `GPU-` and 32 hexadecimal digits; without them some of its own.
+fn uuid(text: &str, index: u32) -> [u8; 16] {
+    let digits: String = text.split_once('-').map_or("", |(_, rest)| rest).replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).unwrap_or(u128::from(index) + 1);
+    number.to_be_bytes()
+}

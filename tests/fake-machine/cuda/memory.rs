@@ -1,0 +1,290 @@
+//! Device memory: a sparse file in memory for each GPU, mapped twice.
+//!
+//! Once without any right at the addresses that the program knows, so that a program that reads or
+//! writes device memory itself dies of SIGSEGV, as with a GPU; and once writable elsewhere, for the
+//! driver's copies. Other processes map parts of the file by its number in `/proc/PID/fd`.
+//!
+//! *Invariant:* blocks do not overlap, and each lies within one file.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::ptr::null_mut;
+
+use crate::codes::{Answer, INVALID_VALUE, MAP_FAILED, OUT_OF_MEMORY};
+
+/// What a block begins at, in its file, too: files are mapped page by page.
+const PAGE: usize = 4096;
+
+/// Two mappings of the same pages: one for the program, which may not touch them, and one for us.
+struct Mapped {
+    public: usize,
+    private: usize,
+    bytes: usize,
+}
+
+impl Mapped {
+    fn new(file: &File, offset: usize, bytes: usize) -> Answer<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| INVALID_VALUE)?;
+        let map = |rights| {
+            // SAFETY: the kernel chooses a place where nothing is.
+            let place = unsafe {
+                libc::mmap(null_mut(), bytes, rights, libc::MAP_SHARED, file.as_raw_fd(), offset)
+            };
+            if place == libc::MAP_FAILED {
+                return Err(MAP_FAILED);
+            }
+            // SAFETY: just mapped. It is large and sparse; a core dump without it says enough.
+            unsafe { libc::madvise(place, bytes, libc::MADV_DONTDUMP) };
+            Ok(place.expose_provenance())
+        };
+        let public = map(libc::PROT_NONE)?;
+        match map(libc::PROT_READ | libc::PROT_WRITE) {
+            Ok(private) => Ok(Self { public, private, bytes }),
+            Err(error) => {
+                unmap(public, bytes);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        unmap(self.public, self.bytes);
+        unmap(self.private, self.bytes);
+    }
+}
+
+fn unmap(place: usize, bytes: usize) {
+    // SAFETY: mapped by `Mapped`, with this length, and used by nobody who keeps CUDA's contract.
+    unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(place), bytes) };
+}
+
+/// The memory of one GPU, as far as this process has it.
+struct Arena {
+    file: File,
+    inode: u64,
+    mapped: Mapped,
+    /// Offset and length of what is free.
+    gaps: BTreeMap<usize, usize>,
+    used: usize,
+}
+
+impl Arena {
+    fn new(bytes: usize) -> Answer<Self> {
+        // SAFETY: a C string and a flag.
+        let fd = unsafe { libc::memfd_create(c"gpu".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        // SAFETY: just opened, and ours alone.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+        let inode = file.metadata().map_err(|_| OUT_OF_MEMORY)?.ino();
+        let mapped = Mapped::new(&file, 0, bytes)?;
+        Ok(Self { file, inode, mapped, gaps: BTreeMap::from([(0, bytes)]), used: 0 })
+    }
+
+    /// The first gap that is large enough.
+    fn take(&mut self, bytes: usize) -> Option<usize> {
+        let (offset, length) = self.gaps.iter().find(|(_, length)| **length >= bytes)?;
+        let (offset, length) = (*offset, *length);
+        self.gaps.remove(&offset);
+        if length > bytes {
+            self.gaps.insert(offset + bytes, length - bytes);
+        }
+        self.used += bytes;
+        Some(offset)
+    }
+
+    fn give(&mut self, mut offset: usize, bytes: usize) {
+        let (hole, length) = (offset as libc::off_t, bytes as libc::off_t);
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a file of ours. If it fails, memory stays taken, and nothing else.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, hole, length) };
+        self.used -= bytes;
+        let mut length = bytes;
+        if let Some(after) = self.gaps.remove(&(offset + bytes)) {
+            length += after;
+        }
+        if let Some((before, long)) = self.gaps.range(..offset).next_back() {
+            if before + long == offset {
+                offset = *before;
+                length += long;
+            }
+        }
+        self.gaps.insert(offset, length);
+    }
+}
+
+/// A block of device memory, of this process or mapped from another.
+pub struct Block {
+    pub base: usize,
+    pub bytes: usize,
+    /// The GPU, by its position among those that are visible.
+    pub device: usize,
+    /// Unlike that of any other block, in this process.
+    pub id: u64,
+    /// Where the driver reads and writes it.
+    private: usize,
+    pub origin: Origin,
+}
+
+pub enum Origin {
+    Own,
+    Mapped { key: Key, opened: usize, _mapped: ForeignMemory },
+}
+
+/// Keeps a mapping of another process's memory.
+pub struct ForeignMemory(#[allow(dead_code, reason = "held, not read")] Mapped);
+
+/// Names a block in another process: its file, and the place in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    pub pid: u32,
+    pub fd: i32,
+    pub inode: u64,
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// All device memory that this process knows.
+#[derive(Default)]
+pub struct Memory {
+    arenas: BTreeMap<usize, Arena>,
+    blocks: BTreeMap<usize, Block>,
+    next: u64,
+    pub allocated: u64,
+    pub opened: u64,
+}
+
+impl Memory {
+    /// Allocates on a GPU with this capacity.
+    pub fn allocate(&mut self, device: usize, capacity: usize, bytes: usize) -> Answer<&Block> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if !self.arenas.contains_key(&device) {
+            self.arenas.insert(device, Arena::new(capacity)?);
+        }
+        let arena = self.arenas.get_mut(&device).ok_or(OUT_OF_MEMORY)?;
+        let room = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
+        let offset = arena.take(room).ok_or(OUT_OF_MEMORY)?;
+        let (base, private) = (arena.mapped.public + offset, arena.mapped.private + offset);
+        self.next += 1;
+        self.allocated += 1;
+        let block = Block { base, bytes, device, id: self.next, private, origin: Origin::Own };
+        Ok(self.blocks.entry(base).or_insert(block))
+    }
+
+    /// Frees a block of this process.
+    pub fn free(&mut self, base: usize) -> Answer {
+        let own = |block: &Block| matches!(block.origin, Origin::Own);
+        let block = self.blocks.get(&base).filter(|block| own(block)).ok_or(INVALID_VALUE)?;
+        let arena = self.arenas.get_mut(&block.device).ok_or(INVALID_VALUE)?;
+        arena.give(base - arena.mapped.public, block.bytes.next_multiple_of(PAGE));
+        self.blocks.remove(&base);
+        Ok(())
+    }
+
+    /// What goes with a context: all of the GPU's blocks.
+    pub fn forget(&mut self, device: usize) {
+        let on_it = |block: &&Block| block.device == device;
+        let gone: Vec<usize> = self.blocks.values().filter(on_it).map(|b| b.base).collect();
+        for base in gone {
+            if self.free(base).is_err() {
+                self.blocks.remove(&base);
+            }
+        }
+    }
+
+    /// What of a GPU's memory this process holds, in bytes.
+    pub fn used(&self, device: usize) -> usize {
+        self.arenas.get(&device).map_or(0, |arena| arena.used)
+    }
+
+    /// The block around an address.
+    pub fn block(&self, address: usize) -> Option<&Block> {
+        let (_, block) = self.blocks.range(..=address).next_back()?;
+        (address - block.base < block.bytes).then_some(block)
+    }
+
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.values()
+    }
+
+    /// Where the driver itself finds a range: device memory at its private address, and everything
+    /// else where it is.
+    ///
+    /// # Errors
+    /// If the range leaves its block, or lies in device memory that is not allocated.
+    pub fn reach(&self, address: usize, bytes: usize) -> Answer<usize> {
+        if let Some(block) = self.block(address) {
+            let offset = address - block.base;
+            return if bytes <= block.bytes - offset {
+                Ok(block.private + offset)
+            } else {
+                Err(INVALID_VALUE)
+            };
+        }
+        let free = |arena: &Arena| address.wrapping_sub(arena.mapped.public) < arena.mapped.bytes;
+        if self.arenas.values().any(free) { Err(INVALID_VALUE) } else { Ok(address) }
+    }
+
+    /// How another process names the block that begins here.
+    pub fn key(&self, block: &Block) -> Answer<Key> {
+        let arena = self.arenas.get(&block.device).ok_or(INVALID_VALUE)?;
+        if !matches!(block.origin, Origin::Own) {
+            return Err(INVALID_VALUE);
+        }
+        Ok(Key {
+            pid: std::process::id(),
+            fd: arena.file.as_raw_fd(),
+            inode: arena.inode,
+            offset: block.base - arena.mapped.public,
+            bytes: block.bytes,
+        })
+    }
+
+    /// Maps a block of another process, or counts once more that it is.
+    pub fn open(&mut self, key: Key, device: usize) -> Answer<usize> {
+        for block in self.blocks.values_mut() {
+            if let Origin::Mapped { key: other, opened, .. } = &mut block.origin
+                && *other == key
+            {
+                *opened += 1;
+                return Ok(block.base);
+            }
+        }
+        let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
+        let mut options = File::options();
+        let file = options.read(true).write(true).open(path).map_err(|_| MAP_FAILED)?;
+        let metadata = file.metadata().map_err(|_| MAP_FAILED)?;
+        let end = key.offset.checked_add(key.bytes).ok_or(MAP_FAILED)?;
+        // Another file has got that number since.
+        if metadata.ino() != key.inode || metadata.len() < end as u64 {
+            return Err(MAP_FAILED);
+        }
+        let mapped = Mapped::new(&file, key.offset, key.bytes.next_multiple_of(PAGE))?;
+        self.next += 1;
+        self.opened += 1;
+        let (base, private) = (mapped.public, mapped.private);
+        let origin = Origin::Mapped { key, opened: 1, _mapped: ForeignMemory(mapped) };
+        let block = Block { base, bytes: key.bytes, device, id: self.next, private, origin };
+        self.blocks.insert(base, block);
+        Ok(base)
+    }
+
+    /// Gives a mapping back.
+    pub fn close(&mut self, base: usize) -> Answer {
+        let block = self.blocks.get_mut(&base).ok_or(INVALID_VALUE)?;
+        let Origin::Mapped { opened, .. } = &mut block.origin else { return Err(INVALID_VALUE) };
+        *opened -= 1;
+        if *opened == 0 {
+            self.blocks.remove(&base);
+        }
+        Ok(())
+    }
+}
