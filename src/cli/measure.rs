@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -282,18 +282,31 @@ impl Ways {
         Measurement { cpus: self.pin, ..measurement }
     }
 
-    /// As much of each measurement as fits the time, by a trial of all of them.
+    /// As much of each measurement as fits the time, by trials of all of them that grow as long as
+    /// there is time for it.
     async fn fitted(
         &self,
         client: &mut Client,
         all: Vec<Measurement>,
     ) -> Result<Vec<Measurement>, native::Error> {
-        let trials: Vec<Measurement> = all.iter().map(links::trial).collect();
-        let took = client.measure(&trials).await?;
+        let begin = Instant::now();
+        let mut trials: Vec<Measurement> = all.iter().map(links::trial).collect();
+        let took = loop {
+            let before = begin.elapsed();
+            let took = client.measure(&trials).await?;
+            let spent = begin.elapsed();
+            let larger: Option<Vec<Measurement>> =
+                trials.iter().zip(&all).map(|(trial, full)| links::larger(trial, full)).collect();
+            match larger.filter(|_| spent + 4 * (spent - before) < self.budget.0) {
+                Some(larger) => trials = larger,
+                None => break took,
+            }
+        };
+        let left = self.budget.0.saturating_sub(begin.elapsed());
         let fitted = all.into_iter().zip(&trials).map(|(full, trial)| {
             let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
             match own.map(|own| &own.result) {
-                Some(Ok(samples)) => links::within(self.budget.0, full, trial, samples),
+                Some(Ok(samples)) => links::within(left, full, trial, samples),
                 // It will say itself why it fails.
                 _ => full,
             }

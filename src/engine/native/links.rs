@@ -205,6 +205,24 @@ pub fn trial(full: &Measurement) -> Measurement {
     }
 }
 
+/// A trial four times as large; `None` when it would be more than what is wanted.
+///
+/// A way can be quick for two messages and stall after: what a trial shows is believed for four
+/// times as much, not for a thousand times.
+pub fn larger(trial: &Measurement, full: &Measurement) -> Option<Measurement> {
+    let grown = |now: u32, most: u32| (now < most).then(|| now.saturating_mul(4).min(most));
+    match full.what {
+        Quantity::Latency => {
+            grown(trial.rounds, full.rounds).map(|rounds| Measurement { rounds, ..trial.clone() })
+        }
+        Quantity::Bandwidth => grown(trial.messages, full.messages).map(|messages| Measurement {
+            messages,
+            warmup: 0,
+            ..trial.clone()
+        }),
+    }
+}
+
 /// As much of a measurement as fits into a time, by what its trial took; never less than a round.
 pub fn within(
     budget: Duration,
@@ -394,6 +412,16 @@ mod tests {
         assert_eq!(messages(0), 10_000);
         assert_eq!(messages(1 << 20), 64);
         assert_eq!(messages(1 << 30), 1);
+    }
+
+    #[test]
+    fn trials_grow_up_to_what_is_wanted() {
+        let full = stream("a", "b", MemoryKind::Host, 1 << 20, 7);
+        let trials = std::iter::successors(Some(trial(&full)), |trial| larger(trial, &full));
+        assert_eq!(trials.map(|trial| trial.messages).collect::<Vec<_>>(), [2, 8, 32, 64]);
+        let full = ping("a", "b", MemoryKind::Host);
+        let trials = std::iter::successors(Some(trial(&full)), |trial| larger(trial, &full));
+        assert_eq!(trials.map(|trial| trial.rounds).collect::<Vec<_>>(), [20, 80, 320, 1280, 2000]);
     }
 
     #[test]
