@@ -234,7 +234,8 @@ impl<'a> Round<'a> {
             }
             Fault::ScaleDownAndUp => self.scale(1 + random.below(WORKERS.len() - 1)),
             Fault::RemoveRunDirectory => {
-                fs::remove_dir_all(&self.keeper.run_directory).expect("removed");
+                // A log may be written anew while it is removed.
+                wait_until("it is removed", || fs::remove_dir_all(&self.keeper.run_directory).ok());
                 wait_until("it is made again", || told_state(&self.keeper.run_directory));
                 self.settle();
                 // Its control group's name is in the old directory only for cleaning up.
