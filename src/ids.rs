@@ -113,6 +113,11 @@ impl GpuUuid {
         &self.0
     }
 
+    /// Whether every digit is zero, as some anonymisers leave it: then several GPUs may have it.
+    pub(crate) fn is_zeroed(&self) -> bool {
+        self.0.chars().skip("GPU-".len()).all(|c| matches!(c, '0' | '-'))
+    }
+
     /// A made-up identity that tells nothing but a number.
     pub(crate) fn numbered(mig: bool, number: usize) -> Self {
         let kind = if mig { "MIG" } else { "GPU" };
@@ -201,18 +206,27 @@ fn parse_pci(text: &str) -> Option<PciAddress> {
 
 text_form!(PciAddress);
 
-/// One port of a NIC as UCX names it: `mlx5_0:1`.
+/// One port of a NIC as UCX names it: `mlx5_0:1`; or a NIC that only its column names: `NIC3`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicPort {
-    /// RDMA device name, as in `/sys/class/infiniband`.
+    /// RDMA device name, as in `/sys/class/infiniband`, or the column's of `nvidia-smi topo -m`.
     pub nic: String,
-    /// Port number, from 1.
-    pub port: u32,
+    /// Port number, from 1; `None` for a column, which UCX cannot open.
+    pub port: Option<u32>,
+}
+
+/// Whether a NIC is named as a column of `nvidia-smi topo -m` (`NIC3`) and not by its device.
+pub(crate) fn is_nic_column(name: &str) -> bool {
+    let digits = name.strip_prefix("NIC");
+    digits.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
 impl fmt::Display for NicPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.nic, self.port)
+        match self.port {
+            Some(port) => write!(f, "{}:{port}", self.nic),
+            None => f.write_str(&self.nic),
+        }
     }
 }
 
@@ -220,6 +234,9 @@ impl FromStr for NicPort {
     type Err = IdError;
 
     fn from_str(text: &str) -> Result<Self, IdError> {
+        if is_nic_column(text) {
+            return Ok(Self { nic: text.to_owned(), port: None });
+        }
         let error = || IdError::new(text, "a NIC port, like mlx5_0:1");
         let (nic, port) = text.rsplit_once(':').ok_or_else(error)?;
         let port = port.parse().ok().filter(|p| (1..=255).contains(p)).ok_or_else(error)?;
@@ -228,7 +245,7 @@ impl FromStr for NicPort {
         {
             return Err(error());
         }
-        Ok(Self { nic: nic.to_owned(), port })
+        Ok(Self { nic: nic.to_owned(), port: Some(port) })
     }
 }
 

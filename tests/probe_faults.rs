@@ -207,16 +207,42 @@ fn a_virtual_machine_that_hides_locality_gets_all_cpus_and_says_so() {
     );
 }
 
-#[test]
-fn without_sysfs_only_nvlinks_are_known() {
-    let seen = spoiled("dgx-1-v100", |fake| {
+/// What the program sees of a machine where sysfs is not mounted, as in a sandbox.
+fn seen_without_sysfs(name: &str) -> Topology {
+    spoiled(name, |fake| {
         let nowhere = tempfile::tempdir().unwrap();
         let mut command = fake.command();
         let output = command.args(["topo", "-o", "json"]).env("CUDA_CLUSTER_SYSFS", nowhere.path());
         topology::parse(&String::from_utf8(output.output().unwrap().stdout).unwrap()).unwrap()
-    });
+    })
+}
+
+#[test]
+fn without_sysfs_nvml_tells_paths_cpus_and_pcie_generation() {
+    let (seen, described) = (seen_without_sysfs("l40s-8"), builtin("l40s-8"));
+    let gpus = |machine: &Topology| -> Vec<_> {
+        let pairs = machine.links.iter();
+        pairs
+            .filter(|(a, b, _)| matches!((a, b), (Device::Gpu(_), Device::Gpu(_))))
+            .map(|(a, b, kind)| (a, b, kind))
+            .collect()
+    };
+    assert_eq!(gpus(&seen), gpus(&described));
+    assert!(gpus(&seen).iter().any(|(_, _, kind)| *kind == LinkKind::Pix));
+    for (seen, described) in seen.gpus.iter().zip(&described.gpus) {
+        assert_eq!((&seen.cpus, seen.numa), (&described.cpus, described.numa));
+        assert_eq!(seen.pcie, described.pcie);
+    }
+    let paths = "links: the PCI paths of 28 pairs of GPUs are those that NVML names";
+    assert!(notes(&seen).iter().any(|note| note == paths), "{:?}", notes(&seen));
+}
+
+#[test]
+fn without_sysfs_nvlinks_are_known_and_nothing_is_placed() {
+    let seen = seen_without_sysfs("dgx-1-v100");
     assert_eq!(seen.gpus.len(), 8);
-    assert!(seen.links.iter().all(|(_, _, kind)| matches!(kind, LinkKind::Nv(_))));
+    let joined = seen.links.iter().filter(|(_, _, kind)| matches!(kind, LinkKind::Nv(_)));
+    assert_eq!(joined.count(), 16);
     assert!(seen.bridges.is_empty() && seen.nics.is_empty());
     let said = notes(&seen);
     assert!(

@@ -154,13 +154,13 @@ struct RmmFlags {
 
 #[derive(Args, Clone, Debug, Default)]
 struct UcxFlags {
-    /// NVLink must be there and used
+    /// Use NVLink; that there is none is a note, and an error with --strict
     #[arg(long, conflicts_with = "disable_nvlink")]
     enable_nvlink: bool,
     /// Leave NVLink (cuda_ipc) out
     #[arg(long)]
     disable_nvlink: bool,
-    /// InfiniBand or RoCE must be there and used
+    /// Use InfiniBand or RoCE; that no port can be used is a note, and an error with --strict
     #[arg(long, conflicts_with = "disable_infiniband")]
     enable_infiniband: bool,
     /// Leave InfiniBand and RoCE (rc) out

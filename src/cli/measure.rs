@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
+use super::progress::Measuring;
 use super::{heat, output, source};
 use crate::cluster::{self, Control, Found};
 use crate::engine::native;
@@ -24,7 +25,7 @@ use crate::os::run_directory::Paths;
 use crate::plan::{EngineKind, Plan, WorkerPlan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
-use crate::units::Size;
+use crate::units::{Size, Span};
 use crate::wire::native::Measurement;
 use crate::wire::peer::MemoryKind;
 
@@ -46,14 +47,28 @@ pub(super) struct Ways {
     /// Rounds whose median is taken
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = whole::<u32>)]
     rounds: u32,
+    /// Longest time for one way at one size; on slow lanes less is measured
+    #[arg(long, default_value = "1s", value_name = "SPAN")]
+    budget: Span,
     /// CPUs for the sender's and the receiver's UCX thread while they are measured, like 0,1
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
     pin: Option<(u32, u32)>,
+    /// Whether somebody else's progress is on the screen.
+    #[arg(skip)]
+    quiet: bool,
 }
 
 impl Default for Ways {
     fn default() -> Self {
-        Self { from: None, to: None, memory: None, rounds: 7, pin: None }
+        Self {
+            from: None,
+            to: None,
+            memory: None,
+            rounds: 7,
+            budget: Span::secs(1),
+            pin: None,
+            quiet: true,
+        }
     }
 }
 
@@ -218,9 +233,13 @@ impl Ways {
         };
         let mut pairs = Vec::new();
         let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
+        let all: usize =
+            memories.iter().map(|memory| ways.len() * (1 + sizes(*memory).len())).sum();
+        let progress = Measuring::new(all as u64, self.quiet);
         for &memory in memories {
             let ways = self.with_memory(&subject.plan, ways, memory);
-            let latencies = self.latencies(&mut client, &ways, memory).await.map_err(unmeasured)?;
+            let latencies = self.latencies(&mut client, &ways, memory, &progress);
+            let latencies = latencies.await.map_err(unmeasured)?;
             let background = Background {
                 plan: &subject.plan,
                 machine: subject.machine.as_ref(),
@@ -237,8 +256,11 @@ impl Ways {
                         // Each worker keeps its CPU, whichever way it sends.
                         back.cpus = back.cpus.map(|(first, second)| (second, first));
                     }
+                    progress.show(&group);
+                    let streams = self.fitted(&mut client, streams).await.map_err(unmeasured)?;
                     let results = client.measure(&streams).await.map_err(unmeasured)?;
                     pairs.extend(rows(background, &streams, &results));
+                    progress.done(group.len() as u64);
                 }
             }
         }
@@ -281,19 +303,55 @@ impl Ways {
         Measurement { cpus: self.pin, ..measurement }
     }
 
+    /// As much of each measurement as fits the time, by trials of all of them that grow as long as
+    /// there is time for it.
+    async fn fitted(
+        &self,
+        client: &mut Client,
+        all: Vec<Measurement>,
+    ) -> Result<Vec<Measurement>, native::Error> {
+        let begin = Instant::now();
+        let mut trials: Vec<Measurement> = all.iter().map(links::trial).collect();
+        let took = loop {
+            let before = begin.elapsed();
+            let took = client.measure(&trials).await?;
+            let spent = begin.elapsed();
+            let larger: Option<Vec<Measurement>> =
+                trials.iter().zip(&all).map(|(trial, full)| links::larger(trial, full)).collect();
+            match larger.filter(|_| spent + 4 * (spent - before) < self.budget.0) {
+                Some(larger) => trials = larger,
+                None => break took,
+            }
+        };
+        let left = self.budget.0.saturating_sub(begin.elapsed());
+        let fitted = all.into_iter().zip(&trials).map(|(full, trial)| {
+            let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
+            match own.map(|own| &own.result) {
+                Some(Ok(samples)) => links::within(left, full, trial, samples),
+                // It will say itself why it fails.
+                _ => full,
+            }
+        });
+        Ok(fitted.collect())
+    }
+
     async fn latencies(
         &self,
         client: &mut Client,
         ways: &[Way],
         memory: MemoryKind,
+        progress: &Measuring,
     ) -> Result<BTreeMap<Way, Figure>, native::Error> {
         let mut latencies = BTreeMap::new();
         for (from, to) in ways {
+            progress.show(&[(from.clone(), to.clone())]);
             let ping = self.pinned(links::ping(from, to, memory));
-            for Measured { result, .. } in client.measure(&[ping]).await? {
+            let ping = self.fitted(client, vec![ping]).await?;
+            for Measured { result, .. } in client.measure(&ping).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);
                 latencies.extend(latency.map(|latency| ((from.clone(), to.clone()), latency)));
             }
+            progress.done(1);
         }
         Ok(latencies)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::sanitize::sanitized;
 use super::screen;
@@ -46,6 +46,41 @@ impl Progress {
 
     /// Ends, leaving no line.
     pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// How far a measurement of many ways is; nothing where standard error is no terminal.
+pub(super) struct Measuring {
+    bar: ProgressBar,
+}
+
+impl Measuring {
+    /// Begins; `quiet` shows nothing.
+    pub(super) fn new(all: u64, quiet: bool) -> Self {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { screen::progress() };
+        let bar = ProgressBar::with_draw_target(Some(all), target);
+        if let Ok(style) = ProgressStyle::with_template("{pos}/{len} measured  {wide_msg}") {
+            bar.set_style(style);
+        }
+        Self { bar }
+    }
+
+    /// Shows what is measured now.
+    pub(super) fn show(&self, ways: &[(String, String)]) {
+        let names: Vec<String> =
+            ways.iter().take(3).map(|(from, to)| format!("{from} to {to}")).collect();
+        self.bar.set_message(names.join(", "));
+    }
+
+    /// Counts ways that are measured.
+    pub(super) fn done(&self, ways: u64) {
+        self.bar.inc(ways);
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }

@@ -118,7 +118,10 @@ fn ucx() -> Vec<Finding> {
     let caller = probe::caller();
     let installed = caller.ucx_libraries;
     let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
-    let best = installed.iter().find(|library| library.cuda && named.is_none());
+    let rdma = probe_has_rdma();
+    let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !rdma);
+    let best = installed.iter().find(enough).or(installed.iter().find(|library| library.cuda));
+    let best = best.filter(|_| named.is_none());
     let path = named.or(best.map(|library| PathBuf::from(&library.path)));
     let mut version = None;
     let mut findings = vec![match opened(path.as_deref()) {
@@ -137,8 +140,14 @@ fn ucx() -> Vec<Finding> {
     }];
     findings.extend(version.and_then(|version| registration_cache(version, &caller.variables)));
     let used = |library: &&InstalledUcx| path.as_deref() == Some(Path::new(&library.path));
-    let say = |InstalledUcx { path, whose, cuda }: &InstalledUcx| {
-        format!("{path} ({whose}, {} CUDA)", if *cuda { "knows" } else { "without" })
+    let say = |InstalledUcx { path, whose, cuda, verbs }: &InstalledUcx| {
+        let knows = match (cuda, verbs) {
+            (true, true) => "knows CUDA and InfiniBand",
+            (true, false) => "knows CUDA, without InfiniBand",
+            (false, true) => "knows InfiniBand, without CUDA",
+            (false, false) => "without CUDA and InfiniBand",
+        };
+        format!("{path} ({whose}, {knows})")
     };
     let others: Vec<String> = installed.iter().filter(|one| !used(one)).map(say).collect();
     if !others.is_empty() {
@@ -149,6 +158,12 @@ fn ucx() -> Vec<Finding> {
             Finding::warning("ucx for GPUs", "no libucp that knows CUDA is installed")
                 .hint("pip install libucx-cu13 (or -cu12), or HPC-X; then --ucx auto finds it"),
         );
+    } else if rdma && !installed.iter().any(|library| library.cuda && library.verbs) {
+        let text = "no libucp is installed that knows both CUDA and InfiniBand";
+        findings.push(Finding::warning("ucx for InfiniBand", text).hint(
+            "HPC-X, or conda-forge's ucx (conda install -c conda-forge ucx); PyPI's libucx is \
+                 built without InfiniBand",
+        ));
     }
     findings
 }

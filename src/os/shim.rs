@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -150,7 +150,10 @@ fn read_instructions() -> Result<Instructions, Refusal> {
     // SAFETY: as for the status pipe.
     let mut file = File::from(unsafe { OwnedFd::from_raw_fd(INSTRUCTIONS_FD) });
     let mut text = String::new();
-    file.read_to_string(&mut text).map_err(|error| Refusal::Instructions(error.to_string()))?;
+    // A fork server that did not answer in time may have read them: the place in it is shared.
+    file.rewind()
+        .and_then(|()| file.read_to_string(&mut text))
+        .map_err(|error| Refusal::Instructions(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| Refusal::Instructions(error.to_string()))
 }
 

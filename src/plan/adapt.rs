@@ -73,7 +73,8 @@ fn bind_here(plan: &mut Plan, here: &Here, notes: &mut Vec<Note>) {
     if planned_elsewhere && (!spread.is_empty() || lost_nodes) {
         let mut text = format!("this machine has CPUs {}", here.cpus);
         if !spread.is_empty() {
-            text.push_str(&format!("; {} get one of them in turn", spread.join(", ")));
+            let verb = if spread.len() == 1 { "gets" } else { "get" };
+            text.push_str(&format!("; {} {verb} one of them in turn", spread.join(", ")));
         }
         notes.push(Note::new("simulation", text));
     }
@@ -138,7 +139,7 @@ fn transports_here(
 ) {
     let Some(value) = env.get_mut(TLS).filter(|value| !value.starts_with('^')) else { return };
     let exists = |lane: &&str| {
-        let over_rdma = ["rc", "ud", "dc", "ib"].iter().any(|kind| lane.starts_with(kind));
+        let over_rdma = ["rc", "ud", "dc", "ib", "srd"].iter().any(|kind| lane.starts_with(kind));
         let over_cuda = lane.starts_with("cuda") || *lane == "gdr_copy";
         (here.gpu || !over_cuda) && (rdma || !over_rdma)
     };

@@ -21,6 +21,9 @@ pub struct CallerEnvironment {
     pub ucx_version: Option<UcxVersion>,
     /// Every libucp that is installed, the preferred first.
     pub ucx_libraries: Vec<InstalledUcx>,
+    /// The memory policy that the caller was started with (`numactl`), like `bind 1`; `None` for
+    /// the usual one.
+    pub memory_policy: Option<String>,
     /// Most memory that the caller's cgroup may use, in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,
 }
@@ -34,6 +37,8 @@ pub struct InstalledUcx {
     pub whose: String,
     /// Whether it comes with CUDA transports.
     pub cuda: bool,
+    /// Whether it comes with transports for InfiniBand and RoCE (verbs).
+    pub verbs: bool,
 }
 
 /// A network interface of the machine.

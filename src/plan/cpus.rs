@@ -7,7 +7,7 @@
 
 use super::PlanError;
 use crate::cpuset::CpuSet;
-use crate::topology::{Gpu, Note, Topology};
+use crate::topology::{Gpu, Note, NumaNode, Topology};
 
 /// The CPUs near one GPU that may be used, and how they were found.
 #[derive(Clone, Debug)]
@@ -44,10 +44,17 @@ pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Opt
     };
     let usable = local.intersection(&allowed);
     if usable.is_empty() {
-        let text = format!(
-            "none of its CPUs ({local}) is among the allowed ones ({allowed}): it gets the allowed ones"
-        );
-        notes.push(Note::new(format!("GPU {}", gpu.index), text));
+        let about = format!("GPU {}", gpu.index);
+        let none = format!("none of its CPUs ({local}) is among the allowed ones ({allowed})");
+        let beside = of_package(topology, gpu, &local).intersection(&allowed);
+        if !beside.is_empty() {
+            notes
+                .push(Note::new(about, format!("{none}: it gets those of its package ({beside})")));
+            let reason =
+                format!("{source}, but none of them ({local}) is allowed, so those of its package");
+            return Some(Near { cpus: beside, reason });
+        }
+        notes.push(Note::new(about, format!("{none}: it gets the allowed ones")));
         let reason =
             format!("{source}, but none of them ({local}) is allowed, so every allowed CPU");
         return Some(Near { cpus: allowed, reason });
@@ -58,6 +65,19 @@ pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Opt
         source
     };
     Some(Near { cpus: usable, reason })
+}
+
+/// The CPUs of the packages of a GPU's NUMA nodes, or of those that its CPUs are on.
+fn of_package(topology: &Topology, gpu: &Gpu, local: &CpuSet) -> CpuSet {
+    let nodes = &topology.numa;
+    let near = |node: &&NumaNode| {
+        gpu.numa == Some(node.id)
+            || gpu.numa_set.as_ref().is_some_and(|set| set.contains(node.id.0))
+            || node.cpus.as_ref().is_some_and(|cpus| !cpus.intersection(local).is_empty())
+    };
+    let packages: Vec<u32> = nodes.iter().filter(near).filter_map(|node| node.package).collect();
+    let beside = nodes.iter().filter(|node| node.package.is_some_and(|p| packages.contains(&p)));
+    beside.filter_map(|node| node.cpus.as_ref()).fold(CpuSet::new(), |all, cpus| all.union(cpus))
 }
 
 /// The CPUs near a GPU as the topology has them, and who says so.

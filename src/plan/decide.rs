@@ -16,7 +16,7 @@ use super::{
 use crate::spec::{
     ClusterSpec, Limit, Origin, Problem, Request, SpecError, TlsSpec, Ulimit, UlimitSpec,
 };
-use crate::topology::{Device, Gpu, LinkKind, Note, Topology};
+use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{HumanBytes, Size};
 
 /// Everything that the parts decide from.
@@ -57,7 +57,7 @@ pub fn plan(
     let lanes = network::share(&context, &mut notes)?;
     let shares = shares::share(&context, &mut notes)?;
     let rails = lanes.iter().map(|lanes| lanes.ports.len()).max().unwrap_or(0);
-    let variables = ucx::variables(&context.situation(rails));
+    let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &lanes)));
     notes.extend(variables.notes.iter().cloned());
 
     let mut origins = request.origins.clone();
@@ -250,6 +250,28 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Whether any two of the chosen GPUs are joined by NVLink; `None` where the source is silent.
+    fn nvlink(&self) -> Option<bool> {
+        let gpus = self.gpus();
+        let derived = self.topology.links.is_empty().then(|| self.topology.derive_links());
+        let links = derived.as_ref().unwrap_or(&self.topology.links);
+        let mut told = !self.topology.nvlinks_untold;
+        for (at, a) in gpus.iter().enumerate() {
+            for b in &gpus[at + 1..] {
+                match links.between(Device::Gpu(a.index), Device::Gpu(b.index)) {
+                    Some(LinkKind::Nv(_)) => return Some(true),
+                    Some(_) => {}
+                    None => told = false,
+                }
+            }
+        }
+        // Active links whose ends are unknown may join them.
+        let open = |gpu: &&Gpu| {
+            gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Unknown)
+        };
+        (told && gpus.iter().filter(|gpu| open(gpu)).count() < 2).then_some(false)
+    }
+
     fn nvlink_is_there(&self, notes: &mut Vec<Note>) {
         if self.spec.ucx.nvlink != Some(true) {
             return;
@@ -259,23 +281,23 @@ impl<'a> Context<'a> {
             notes.push(Note::new("ucx.nvlink", "asked for, but there are no GPU workers"));
             return;
         }
-        let derived = self.topology.links.is_empty().then(|| self.topology.derive_links());
-        let links = derived.as_ref().unwrap_or(&self.topology.links);
-        let joined = |a: &Gpu, b: &Gpu| {
-            let link = links.between(Device::Gpu(a.index), Device::Gpu(b.index));
-            matches!(link, Some(LinkKind::Nv(_)))
-        };
-        let any = gpus.iter().any(|a| gpus.iter().any(|b| joined(a, b)));
-        if gpus.len() > 1 && !any {
-            let machine = machine_name(self.topology);
-            let text = format!(
-                "asked for, but no two of the chosen GPUs of {machine} are joined by NVLink"
-            );
-            notes.push(Note::new("ucx.nvlink", text));
+        if gpus.len() == 1 {
+            return;
         }
+        let machine = machine_name(self.topology);
+        let text = match self.nvlink() {
+            Some(true) => return,
+            Some(false) => format!(
+                "asked for, but no two of the chosen GPUs of {machine} are joined by NVLink"
+            ),
+            None => format!(
+                "asked for, but the source does not tell whether the GPUs of {machine} have NVLink"
+            ),
+        };
+        notes.push(Note::new("ucx.nvlink", text));
     }
 
-    fn situation(&self, rails: usize) -> Situation<'a> {
+    fn situation(&self, rails: usize, elastic: (Vec<String>, bool)) -> Situation<'a> {
         let chosen = &self.selected.chosen;
         Situation {
             spec: self.spec,
@@ -285,6 +307,9 @@ impl<'a> Context<'a> {
             all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
             capability: chosen.iter().filter_map(|chosen| chosen.gpu.compute_capability).max(),
             rails,
+            elastic: elastic.0,
+            other_nics: elastic.1,
+            nvlink: self.nvlink(),
         }
     }
 

@@ -89,9 +89,31 @@ pub(super) fn select<'a>(
         Some(GpuSelection::Choose(choose)) => Some(*choose),
         _ => spec.workers.map(|count| ChooseGpus { count, choose: ChooseBy::default() }),
     };
-    match wanted {
+    let usable = selected.chosen.len();
+    match wanted.filter(|wanted| wanted.count as usize != usable) {
         Some(wanted) => fewer(topology, selected, wanted, notes),
-        None => Ok(selected),
+        None => {
+            if selected.reason.is_empty() {
+                selected.reason = all_of(topology, &selected);
+            }
+            Ok(selected)
+        }
+    }
+}
+
+/// Why each GPU that can be used has a worker.
+fn all_of(topology: &Topology, selected: &Selected<'_>) -> String {
+    let all = topology.gpus.len();
+    let left = topology
+        .gpus
+        .iter()
+        .filter(|gpu| selected.chosen.iter().any(|chosen| chosen.gpu.index == gpu.index))
+        .count();
+    match (left, all) {
+        (1, 1) => "the only GPU of the machine".to_owned(),
+        (1, _) => format!("the only one of the machine's {all} GPUs that can be used"),
+        _ if left == all => format!("each of the machine's {all} GPUs gets a worker"),
+        _ => format!("each of the {left} usable ones of the machine's {all} GPUs gets a worker"),
     }
 }
 
@@ -131,11 +153,6 @@ fn visible<'a>(
         for gpu in &topology.gpus {
             take(&mut selected, parts(gpu), gpu);
         }
-        let count = topology.gpus.len();
-        selected.reason = match count {
-            1 => "the only GPU of the machine".to_owned(),
-            _ => format!("each of the machine's {count} GPUs gets a worker"),
-        };
         return Ok(selected);
     };
     selected.from_caller = true;
@@ -345,9 +362,6 @@ fn fewer<'a>(
     if count > usable {
         return Err(PlanError::TooFewGpus { wanted: wanted.count, usable });
     }
-    if count == usable {
-        return Ok(selected);
-    }
     let gpus: Vec<&Gpu> = selected.chosen.iter().map(|chosen| chosen.gpu).collect();
     let choice = subset::choose(topology, &gpus, count, wanted.choose);
     notes.extend(choice.note);
@@ -358,6 +372,10 @@ fn fewer<'a>(
         }
     }
     selected.chosen = choice.positions.iter().map(|at| selected.chosen[*at]).collect();
-    selected.reason = format!("{}; {}", choice.reason, selected.reason);
+    let among = match selected.reason.as_str() {
+        "" => format!("; the machine has {} GPUs", topology.gpus.len()),
+        reason => format!("; {reason}"),
+    };
+    selected.reason = format!("{}{among}", choice.reason);
     Ok(selected)
 }

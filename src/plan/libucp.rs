@@ -3,7 +3,8 @@
 //! Does not look for any: what is installed comes with the caller's surroundings.
 //!
 //! *Invariant:* without a word from the user, only workers with GPUs of this machine get another
-//! libucp than the dynamic loader's, and only one that knows CUDA.
+//! libucp than the dynamic loader's, and only one that knows CUDA; where InfiniBand is asked for,
+//! one that lacks its transports is chosen only with a note.
 
 use std::collections::BTreeSet;
 
@@ -58,23 +59,60 @@ pub(super) fn choose(situation: &Situation<'_>, variables: &mut Variables) {
 
 fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) {
     let installed = &situation.caller.ucx_libraries;
-    let Some(best) = installed.iter().find(|library| library.cuda) else {
+    let infiniband = situation.spec.ucx.infiniband == Some(true);
+    let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !infiniband);
+    let best = installed.iter().find(enough);
+    let Some(best) = best.or_else(|| installed.iter().find(|library| library.cuda)) else {
         let text = "no libucp that knows CUDA is installed: the dynamic loader's is used";
         if asked || situation.gpus {
             variables.notes.push(Note::new(CHOICE, text));
         }
         return;
     };
+    let why_not = |library: &InstalledUcx| match (library.cuda, library.verbs) {
+        (false, _) => "does not know CUDA",
+        (true, false) if infiniband && best.verbs => "does not know InfiniBand",
+        (true, _) => "another comes first",
+    };
     let others: Vec<Rejected> = installed
         .iter()
         .filter(|library| *library != best)
-        .map(|InstalledUcx { path, cuda, .. }| Rejected {
-            what: path.clone(),
-            why: if *cuda { "another comes first" } else { "does not know CUDA" }.to_owned(),
-        })
+        .map(|library| Rejected { what: library.path.clone(), why: why_not(library).to_owned() })
         .collect();
-    let reason = format!("the first that knows CUDA: {}", best.whose);
+    let knows = if infiniband && best.verbs { "CUDA and InfiniBand" } else { "CUDA" };
+    let reason = format!("the first that knows {knows}: {}", best.whose);
     point_at(situation, variables, &best.path, &reason, &others);
+}
+
+/// Says so when InfiniBand is asked for and the libucp brings no transports for it.
+fn without_verbs(situation: &Situation<'_>, variables: &mut Variables, path: &str) {
+    let installed = &situation.caller.ucx_libraries;
+    let within = |library: &&InstalledUcx| {
+        let inside = library.path.strip_prefix(path.trim_end_matches('/'));
+        inside.is_some_and(|rest| ["", "/libucp.so.0", "/lib/libucp.so.0"].contains(&rest))
+    };
+    let lacks = installed.iter().find(within).is_some_and(|library| !library.verbs);
+    if situation.spec.ucx.infiniband == Some(true) && lacks {
+        let others: Vec<&str> = installed
+            .iter()
+            .filter(|library| library.verbs && (library.cuda || !situation.gpus))
+            .map(|library| library.path.as_str())
+            .collect();
+        let instead = match others.as_slice() {
+            [] if situation.gpus => {
+                "no installed libucp has both CUDA and InfiniBand; HPC-X's and conda-forge's 'ucx' \
+                 do, PyPI's 'libucx' does not"
+                    .to_owned()
+            }
+            [] => "HPC-X's, conda-forge's and most distributions' do".to_owned(),
+            others => format!("{} does", others.join(" or ")),
+        };
+        let text = format!(
+            "{path} has no transports for InfiniBand and RoCE (libuct_ib), which are asked for: \
+             {instead}"
+        );
+        variables.notes.push(Note::new(CHOICE, text));
+    }
 }
 
 fn point_at(
@@ -84,6 +122,7 @@ fn point_at(
     reason: &str,
     rejected: &[Rejected],
 ) {
+    without_verbs(situation, variables, path);
     variables.why.push(Why {
         choice: CHOICE.to_owned(),
         chosen: path.to_owned(),

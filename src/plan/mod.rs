@@ -29,6 +29,7 @@ mod memory;
 mod network;
 mod nics;
 mod options;
+mod pinning;
 mod rates;
 mod shares;
 mod subset;

@@ -13,7 +13,7 @@ use super::workers::Slot;
 use super::{EngineKind, PlanError, Why};
 use crate::ids::{GpuIndex, NicPort};
 use crate::spec::{NetDevices, UcxCompat, Variables};
-use crate::topology::Note;
+use crate::topology::{Nic, NicKind, Note};
 
 /// What a worker's traffic uses.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Lanes {
     pub(super) ports: Vec<NicPort>,
     /// Value of `UCX_NET_DEVICES`; `None` leaves it unset.
     pub(super) devices: Option<String>,
+    /// Whether the NICs are this program's choice.
+    assigned: bool,
     pub(super) why: Why,
 }
 
@@ -32,6 +34,7 @@ pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<
     let mut nics = Nics::judge(context.topology, &excluded)?;
     let gpus = context.gpus();
     nics.keep_one_fabric(&gpus);
+    nics.weigh(&gpus);
     if ucx.infiniband == Some(true) && nics.usable.is_empty() {
         let mut text = "asked for, but no InfiniBand or RoCE port can be used".to_owned();
         let refusals = nics.refusals();
@@ -54,9 +57,27 @@ pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<
     if lanes.iter().any(|lanes| !lanes.ports.is_empty()) {
         notes.extend(sharing.nics.notes.iter().cloned());
         names_that_ucx_cannot_know(&lanes, notes);
-        elastic_fabric(context, &lanes, notes);
+    }
+    if lanes.iter().any(|lanes| lanes.assigned) {
+        notes.extend(sharing.nics.choices.iter().cloned());
     }
     Ok(lanes)
+}
+
+/// Elastic Fabric Adapters among the NICs in use, by name, and whether there are others.
+///
+/// Where none is pinned, all of the machine count.
+pub(super) fn elastic(context: &Context<'_>, lanes: &[Lanes]) -> (Vec<String>, bool) {
+    let mut used: BTreeSet<&str> =
+        lanes.iter().flat_map(|lanes| &lanes.ports).map(|port| port.nic.as_str()).collect();
+    if used.is_empty() {
+        let hardware = |nic: &&Nic| matches!(nic.kind, NicKind::Physical | NicKind::Bond);
+        used = context.topology.nics.iter().filter(hardware).map(|nic| nic.name.as_str()).collect();
+    }
+    // Named by rdma-core's rule, or by the kernel.
+    let (elastic, others): (Vec<&str>, Vec<&str>) =
+        used.into_iter().partition(|nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
+    (elastic.into_iter().map(str::to_owned).collect(), !others.is_empty())
 }
 
 /// `UCX_NET_DEVICES` for processes that talk to every worker: scheduler and clients.
@@ -195,6 +216,7 @@ impl Sharing<'_> {
                 rejected: given.rejected.clone(),
             },
             ports: given.ports.clone(),
+            assigned: true,
         })
     }
 
@@ -209,6 +231,7 @@ impl Sharing<'_> {
                 rejected: Vec::new(),
             },
             ports,
+            assigned: false,
         })
     }
 
@@ -216,7 +239,7 @@ impl Sharing<'_> {
     fn value(&self, ports: &[NicPort], others: &[String]) -> Option<String> {
         let known: Vec<String> = ports
             .iter()
-            .filter(|port| !is_column_name(&port.nic))
+            .filter(|port| port.port.is_some())
             .map(ToString::to_string)
             .chain(others.iter().cloned())
             .collect();
@@ -231,42 +254,19 @@ impl Sharing<'_> {
     }
 }
 
-/// The NICs in use that fit a condition, each once, by name.
-fn nics_in_use(lanes: &[Lanes], fits: impl Fn(&str) -> bool) -> Vec<&str> {
-    let ports = lanes.iter().flat_map(|lanes| &lanes.ports);
-    let names = ports.map(|port| port.nic.as_str()).filter(|nic| fits(nic));
-    names.collect::<BTreeSet<_>>().into_iter().collect()
-}
-
 /// Notes NICs whose device names the source did not tell.
 fn names_that_ucx_cannot_know(lanes: &[Lanes], notes: &mut Vec<Note>) {
-    let names = nics_in_use(lanes, is_column_name);
+    let ports = lanes.iter().flat_map(|lanes| &lanes.ports).filter(|port| port.port.is_none());
+    let names: Vec<&str> =
+        ports.map(|port| port.nic.as_str()).collect::<BTreeSet<_>>().into_iter().collect();
     if !names.is_empty() {
         let text = format!(
-            "the source names {} by matrix column only, so {NET_DEVICES} cannot name them",
+            "the source names {} by matrix column only, so {NET_DEVICES} cannot name them and UCX \
+             chooses",
             names.join(", ")
         );
         notes.push(Note::new("nics", text));
     }
-}
-
-/// Notes Elastic Fabric Adapters, which have no reliable connections (openucx/ucx#6882).
-fn elastic_fabric(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) {
-    let names = nics_in_use(lanes, |nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
-    if !names.is_empty() && context.spec.ucx.infiniband == Some(true) {
-        let text = format!(
-            "{} are Elastic Fabric Adapters, which have no 'rc': UCX reaches them by 'srd', from \
-             version 1.19 on",
-            names.join(", ")
-        );
-        notes.push(Note::new("ucx.infiniband", text));
-    }
-}
-
-/// Whether a NIC is named as a column of `nvidia-smi topo -m` and not by its device.
-fn is_column_name(nic: &str) -> bool {
-    let digits = nic.strip_prefix("NIC");
-    digits.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn unpinned(devices: Option<String>, reason: &str) -> Lanes {
@@ -279,6 +279,7 @@ fn unpinned(devices: Option<String>, reason: &str) -> Lanes {
             rejected: Vec::new(),
         },
         devices,
+        assigned: false,
     }
 }
 

@@ -1,16 +1,12 @@
-//! Which NICs each GPU's traffic uses.
+//! Which NICs there are that UCX can use, and how far they are from the GPUs.
 //!
-//! Does not write environment variables; `ucx` does.
+//! Does not share them out; `pinning` does. Does not write environment variables; `ucx` does.
 //!
-//! *Invariant:* an assigned NIC is as near as any usable one of its GPU's; no NIC serves two GPUs
-//! while an equally near one of either serves none.
+//! *Invariant:* every NIC of the topology is usable or refused with a reason.
 
-use std::collections::BTreeMap;
-
-use super::assign::assign;
 use super::gpus::machine_name;
 use super::{PlanError, Rejected};
-use crate::ids::{GpuIndex, NicPort};
+use crate::ids::{NicPort, is_nic_column};
 use crate::topology::{
     Device, Gpu, LinkKind, LinkLayer, Links, Nic, NicKind, Note, Port, PortState, Topology,
 };
@@ -19,7 +15,7 @@ use crate::topology::{
 #[derive(Clone, Debug)]
 pub(super) struct Usable<'a> {
     /// Position in `Topology::nics`.
-    at: u32,
+    pub(super) at: u32,
     pub(super) nic: &'a Nic,
     /// The best port first: by rate, then by number.
     ports: Vec<UsablePort>,
@@ -27,21 +23,47 @@ pub(super) struct Usable<'a> {
 
 #[derive(Clone, Copy, Debug)]
 struct UsablePort {
-    number: u32,
+    /// `None` for a NIC of which only the column is known.
+    number: Option<u32>,
     layer: Option<LinkLayer>,
     rate_gbps: Option<f64>,
 }
 
 impl Usable<'_> {
     /// The port for the `turn`-th GPU of this NIC.
-    fn port(&self, turn: usize) -> NicPort {
+    pub(super) fn port(&self, turn: usize) -> NicPort {
         let port = self.ports[turn % self.ports.len()];
         NicPort { nic: self.nic.name.clone(), port: port.number }
     }
 
-    fn best_rate(&self) -> f64 {
+    /// The fastest port's rate, Gbit/s; 0 when unknown.
+    pub(super) fn best_rate(&self) -> f64 {
         self.ports.iter().filter_map(|port| port.rate_gbps).fold(0.0, f64::max)
     }
+}
+
+/// A NIC or port that cannot be used.
+#[derive(Clone, Debug)]
+pub(super) struct Refused {
+    /// Position in `Topology::nics`.
+    pub(super) at: u32,
+    /// The NIC or its port.
+    pub(super) what: String,
+    pub(super) why: String,
+    pub(super) cause: Cause,
+}
+
+/// Why something cannot be used, as far as it makes a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Its port does not carry data now.
+    State,
+    /// It is software, which the user may name all the same.
+    Software,
+    /// It is a network interface, which UCX knows by that name for TCP.
+    Socket,
+    /// What it is, whose it is, or what the user wants.
+    Other,
 }
 
 /// Every NIC of a machine, judged.
@@ -50,10 +72,13 @@ pub(super) struct Nics<'a> {
     topology: &'a Topology,
     links: Links,
     pub(super) usable: Vec<Usable<'a>>,
-    /// NICs and ports that cannot be used: position, name, reason.
-    refused: Vec<(u32, String, String)>,
-    /// Why the other fabric was left, when there were two.
+    pub(super) refused: Vec<Refused>,
+    /// What was assumed about the usable ones.
     pub(super) notes: Vec<Note>,
+    /// Choices between NICs that an expert would ask about.
+    pub(super) choices: Vec<Note>,
+    /// Positions in `usable` of NICs that are left for others, because they are much slower.
+    pub(super) slow: Vec<usize>,
 }
 
 /// What a GPU got.
@@ -80,39 +105,61 @@ impl<'a> Nics<'a> {
         } else {
             topology.links.clone()
         };
-        let mut nics =
-            Self { topology, links, usable: Vec::new(), refused: Vec::new(), notes: Vec::new() };
+        let mut nics = Self {
+            topology,
+            links,
+            usable: Vec::new(),
+            refused: Vec::new(),
+            notes: Vec::new(),
+            choices: Vec::new(),
+            slow: Vec::new(),
+        };
+        let mut assumed = Assumed::default();
         for (at, nic) in (0u32..).zip(&topology.nics) {
-            if let Some(why) = unusable(nic).or_else(|| is_excluded(&nic.name, excluded)) {
-                nics.refused.push((at, nic.name.clone(), why));
+            let excluded_whole = || is_excluded(&nic.name, excluded).map(|why| (why, Cause::Other));
+            if let Some((why, cause)) = unusable(nic).or_else(excluded_whole) {
+                nics.refused.push(Refused { at, what: nic.name.clone(), why, cause });
                 continue;
             }
-            let ports = nics.usable_ports(at, nic, excluded);
+            let ports = nics.usable_ports(at, nic, excluded, &mut assumed);
             if !ports.is_empty() {
                 nics.usable.push(Usable { at, nic, ports });
             }
         }
+        nics.notes.extend(assumed.notes());
         Ok(nics)
     }
 
-    fn usable_ports(&mut self, at: u32, nic: &Nic, excluded: &[String]) -> Vec<UsablePort> {
+    fn usable_ports(
+        &mut self,
+        at: u32,
+        nic: &Nic,
+        excluded: &[String],
+        assumed: &mut Assumed,
+    ) -> Vec<UsablePort> {
         if nic.ports.is_empty() {
-            let text = "the source tells nothing about its ports: port 1 is taken to be active";
-            self.notes.push(Note::new(&nic.name, text));
-            return vec![UsablePort { number: 1, layer: None, rate_gbps: None }];
+            let number = (!is_nic_column(&nic.name)).then_some(1);
+            if number.is_some() {
+                assumed.portless.push(nic.name.clone());
+            }
+            return vec![UsablePort { number, layer: None, rate_gbps: None }];
         }
         let mut ports = Vec::new();
         for port in &nic.ports {
             let name = format!("{}:{}", nic.name, port.port);
-            match port_unusable(port).or_else(|| is_excluded(&name, excluded)) {
-                Some(why) => self.refused.push((at, name, why)),
+            let down = port_unusable(port).map(|why| (why, Cause::State));
+            let refused =
+                down.or_else(|| is_excluded(&name, excluded).map(|why| (why, Cause::Other)));
+            match refused {
+                Some((why, cause)) => {
+                    self.refused.push(Refused { at, what: name, why, cause });
+                }
                 None => {
                     if port.state.is_none() {
-                        let text = "the source tells no state: taken to be active";
-                        self.notes.push(Note::new(name, text));
+                        assumed.stateless.push(name);
                     }
                     ports.push(UsablePort {
-                        number: port.port,
+                        number: (!is_nic_column(&nic.name)).then_some(port.port),
                         layer: port.link_layer,
                         rate_gbps: port.rate_gbps,
                     });
@@ -127,7 +174,7 @@ impl<'a> Nics<'a> {
     }
 
     /// How a GPU and a NIC reach each other; by NUMA node where the source tells no link.
-    fn link(&self, gpu: &Gpu, at: u32) -> Option<LinkKind> {
+    pub(super) fn link(&self, gpu: &Gpu, at: u32) -> Option<LinkKind> {
         self.links.between(Device::Gpu(gpu.index), Device::Nic(at)).or_else(|| {
             let nic = self.topology.nics.get(at as usize)?;
             let same = gpu.numa? == nic.numa?;
@@ -160,177 +207,22 @@ impl<'a> Nics<'a> {
         } else {
             (LinkLayer::InfiniBand, LinkLayer::Ethernet)
         };
+        let mut dropped = Vec::new();
         for nic in &mut self.usable {
             for port in nic.ports.iter().filter(|port| port.layer == Some(drop)) {
-                let name = format!("{}:{}", nic.nic.name, port.number);
+                let what = NicPort { nic: nic.nic.name.clone(), port: port.number }.to_string();
                 let why = format!("{drop}, which cannot reach the {keep} ports of the others");
-                self.refused.push((nic.at, name, why));
+                dropped.push(what.clone());
+                self.refused.push(Refused { at: nic.at, what, why, cause: Cause::Other });
             }
             nic.ports.retain(|port| port.layer != Some(drop));
         }
         self.usable.retain(|nic| !nic.ports.is_empty());
-    }
-
-    /// One NIC for each GPU: the nearest, ties shared evenly, faster ones first, then by name.
-    pub(super) fn pin(&self, gpus: &[&Gpu]) -> BTreeMap<GpuIndex, Given> {
-        let turns = self.assignment(gpus);
-        let mut given = BTreeMap::new();
-        for (row, gpu) in gpus.iter().enumerate() {
-            let (at, turn) = turns[row];
-            let with: Vec<GpuIndex> = gpus
-                .iter()
-                .zip(&turns)
-                .filter(|(other, (nic, _))| *nic == at && other.index != gpu.index)
-                .map(|(other, _)| other.index)
-                .collect();
-            let port = self.usable[at].port(turn);
-            let choice = Given {
-                reason: self.reason(gpu, at, &with),
-                rejected: self.rejected(gpu, &[at], gpus, &turns),
-                ports: vec![port],
-            };
-            given.insert(gpu.index, choice);
-        }
-        given
-    }
-
-    /// All NICs of the nearest level, shared out so that none idles and no two GPUs share one
-    /// while another idles.
-    pub(super) fn stripe(&self, gpus: &[&Gpu]) -> BTreeMap<GpuIndex, Given> {
-        let turns = self.assignment(gpus);
-        let mut of: Vec<Vec<usize>> = turns.iter().map(|(at, _)| vec![*at]).collect();
-        let idle = self.in_order_of_name().into_iter();
-        for at in idle.filter(|at| turns.iter().all(|(used, _)| used != at)) {
-            // An idle NIC goes to the GPU with the fewest among those it is nearest to.
-            let near = in_order_of_place(gpus).into_iter().filter(|row| {
-                let best = self.nearest_level(gpus[*row]);
-                level(self.link(gpus[*row], self.usable[at].at)) == best
-            });
-            if let Some(row) = near.min_by_key(|row| of[*row].len()) {
-                of[row].push(at);
-            }
-        }
-        let mut given = BTreeMap::new();
-        for (row, gpu) in gpus.iter().enumerate() {
-            let kind = link_word(self.link(gpu, self.usable[of[row][0]].at));
-            let count = of[row].len();
-            let plural = if count == 1 { "the one NIC" } else { "NICs" };
-            let reason = format!("{count} × {kind}: {plural} of the nearest level that fall to it");
-            let ports = of[row].iter().map(|at| {
-                let turn = if *at == turns[row].0 { turns[row].1 } else { 0 };
-                self.usable[*at].port(turn)
-            });
-            let choice = Given {
-                ports: ports.collect(),
-                reason,
-                rejected: self.rejected(gpu, &of[row], gpus, &turns),
-            };
-            given.insert(gpu.index, choice);
-        }
-        given
-    }
-
-    fn nearest_level(&self, gpu: &Gpu) -> u32 {
-        self.usable.iter().map(|nic| level(self.link(gpu, nic.at))).min().unwrap_or(u32::MAX)
-    }
-
-    /// For each GPU the position of its NIC in `usable`, and its turn among that NIC's GPUs.
-    ///
-    /// Works on GPUs in the order of their places and on NICs in the order of their names, so that
-    /// the answer does not depend on how either are numbered.
-    fn assignment(&self, gpus: &[&Gpu]) -> Vec<(usize, usize)> {
-        let (rows, columns) = (in_order_of_place(gpus), self.in_order_of_name());
-        let slower = slower_ranks(&self.usable);
-        let levels: Vec<Vec<u32>> = rows
-            .iter()
-            .map(|row| {
-                let level_of = |at: &usize| level(self.link(gpus[*row], self.usable[*at].at));
-                columns.iter().map(level_of).collect()
-            })
-            .collect();
-        // The aims by weight, the least first; each weighs more than all lesser ones together can.
-        let (n, m) = (rows.len() as i128 + 1, columns.len() as i128 + 1);
-        let low_name = n * n * m;
-        let fast = n * m * low_name + n * n * m;
-        let share = n * m * fast * 2;
-        let near = n * n * share * 2;
-        let slots = assign_slots(rows.len(), columns.len(), |row, column, turn| {
-            i128::from(levels[row][column]) * near
-                + turn as i128 * share
-                + slower[columns[column]] as i128 * fast
-                + column as i128 * low_name
-                // The largest sum of products is that of two rising sequences: GPU order and NIC
-                // order then agree, which is how rails are cabled.
-                + (n * m - (row * column) as i128)
-        });
-        let mut turns = vec![(0, 0); gpus.len()];
-        for (row, (column, turn)) in slots.into_iter().enumerate() {
-            turns[rows[row]] = (columns[column], turn);
-        }
-        turns
-    }
-
-    fn in_order_of_name(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.usable.len()).collect();
-        order.sort_by_cached_key(|at| nic_key(self.usable[*at].nic));
-        order
-    }
-
-    fn reason(&self, gpu: &Gpu, at: usize, with: &[GpuIndex]) -> String {
-        let link = self.link(gpu, self.usable[at].at);
-        let best = level(link);
-        let tied = self.usable.iter().filter(|nic| level(self.link(gpu, nic.at)) == best).count();
-        let mut reason = match tied {
-            1 if self.usable.len() == 1 => format!("{}, the only usable NIC", link_word(link)),
-            1 => format!("{}, the nearest of {} usable NICs", link_word(link), self.usable.len()),
-            _ => {
-                format!("{}; {tied} NICs are equally near and shared out evenly", link_word(link))
-            }
-        };
-        if !with.is_empty() {
-            let others: Vec<String> = with.iter().map(|gpu| format!("GPU {gpu}")).collect();
-            reason.push_str(&format!("; also serves {}", others.join(", ")));
-        }
-        if matches!(link, Some(LinkKind::Sys)) {
-            reason.push_str("; far from this GPU, but there is no nearer one");
-        }
-        reason
-    }
-
-    fn rejected(
-        &self,
-        gpu: &Gpu,
-        taken: &[usize],
-        gpus: &[&Gpu],
-        turns: &[(usize, usize)],
-    ) -> Vec<Rejected> {
-        let chosen =
-            taken.first().map_or(u32::MAX, |at| level(self.link(gpu, self.usable[*at].at)));
-        let mut others: Vec<(u32, Rejected)> = Vec::new();
-        for (at, nic) in self.usable.iter().enumerate().filter(|(at, _)| !taken.contains(at)) {
-            let link = self.link(gpu, nic.at);
-            let serves: Vec<String> = gpus
-                .iter()
-                .zip(turns)
-                .filter(|(_, (used, _))| *used == at)
-                .map(|(other, _)| format!("GPU {}", other.index))
-                .collect();
-            let why = match (level(link).cmp(&chosen), serves.is_empty()) {
-                (std::cmp::Ordering::Greater, _) => format!("{}, farther", link_word(link)),
-                (_, false) => {
-                    format!("{} as well, but it serves {}", link_word(link), serves.join(", "))
-                }
-                (_, true) => format!("{} as well, but slower or later in order", link_word(link)),
-            };
-            others.push((level(link), Rejected { what: nic.port(0).to_string(), why }));
-        }
-        for (at, what, why) in &self.refused {
-            let link = self.link(gpu, *at);
-            let why = format!("{}, but {why}", link_word(link));
-            others.push((level(link), Rejected { what: what.clone(), why }));
-        }
-        others.sort_by_key(|(level, _)| *level);
-        others.into_iter().map(|(_, rejected)| rejected).collect()
+        let text = format!(
+            "{} left out: {drop}, which cannot reach the {keep} ports of the others",
+            are(&dropped)
+        );
+        self.choices.push(Note::new("nics", text));
     }
 
     /// The ports that a list or a filled-in template names; other names are network devices.
@@ -355,11 +247,26 @@ impl<'a> Nics<'a> {
                 continue;
             };
             let at = u32::try_from(at).unwrap_or(u32::MAX);
-            let refused = self.refused.iter().find(|(nic, what, _)| {
-                *nic == at && (what == name || (what == device && !what.contains(':')))
+            let refused = self.refused.iter().find(|refused| {
+                refused.at == at
+                    && (refused.what == *name
+                        || (refused.what == device && !refused.what.contains(':')))
             });
-            if let Some((_, _, why)) = refused {
-                return Err(PlanError::UnusableNic { name: name.clone(), why: why.clone() });
+            match refused {
+                // UCX reaches it by TCP.
+                Some(Refused { cause: Cause::Socket, .. }) if number.is_none() => {
+                    devices.push(name.clone());
+                    continue;
+                }
+                // Who names it knows what it is.
+                Some(Refused { cause: Cause::Software, .. }) => {
+                    ports.push(self.of_software(at, name, number)?);
+                    continue;
+                }
+                Some(Refused { why, .. }) => {
+                    return Err(PlanError::UnusableNic { name: name.clone(), why: why.clone() });
+                }
+                None => {}
             }
             let usable = self.usable.iter().find(|nic| nic.at == at);
             let port = match (usable, number) {
@@ -367,18 +274,36 @@ impl<'a> Nics<'a> {
                 (Some(usable), Some(number)) => usable
                     .ports
                     .iter()
-                    .find(|port| port.number.to_string() == number)
+                    .find(|port| port.number.is_some_and(|port| port.to_string() == number))
                     .map(|port| NicPort { nic: device.to_owned(), port: port.number }),
                 (None, _) => {
-                    let why = self.refused.iter().find(|(nic, _, _)| *nic == at);
-                    let why =
-                        why.map_or_else(String::new, |(_, what, why)| format!("{what} {why}"));
+                    let why = self.refused.iter().find(|refused| refused.at == at);
+                    let why = why.map_or_else(String::new, |refused| {
+                        format!("{} {}", refused.what, refused.why)
+                    });
                     return Err(PlanError::UnusableNic { name: name.clone(), why });
                 }
             };
             ports.push(port.ok_or_else(|| no_such_nic(self.topology, name))?);
         }
         Ok((ports, devices))
+    }
+
+    /// The port of a software device that the user names.
+    fn of_software(&self, at: u32, name: &str, number: Option<&str>) -> Result<NicPort, PlanError> {
+        let missing = || no_such_nic(self.topology, name);
+        let nic = self.topology.nics.get(at as usize).ok_or_else(missing)?;
+        let fits = |port: &&Port| number.is_none_or(|number| port.port.to_string() == number);
+        match nic.ports.iter().find(fits) {
+            Some(port) => match port_unusable(port) {
+                Some(why) => Err(PlanError::UnusableNic { name: name.to_owned(), why }),
+                None => Ok(NicPort { nic: nic.name.clone(), port: Some(port.port) }),
+            },
+            None if nic.ports.is_empty() && number.is_none_or(|number| number == "1") => {
+                Ok(NicPort { nic: nic.name.clone(), port: Some(1) })
+            }
+            None => Err(missing()),
+        }
     }
 
     /// The error of a mode that needs a NIC where there is none.
@@ -392,7 +317,7 @@ impl<'a> Nics<'a> {
 
     /// Every NIC that cannot be used, with its reason.
     pub(super) fn refusals(&self) -> Vec<String> {
-        self.refused.iter().map(|(_, what, why)| format!("{what}: {why}")).collect()
+        self.refused.iter().map(|refused| format!("{}: {}", refused.what, refused.why)).collect()
     }
 
     fn names(&self) -> Vec<String> {
@@ -400,32 +325,8 @@ impl<'a> Nics<'a> {
     }
 }
 
-/// Assigns each row a column of `nics`, each of which can be taken `rows` times.
-///
-/// The `turn`-th GPU of a NIC costs `turn` shares, so that equally near NICs fill evenly.
-fn assign_slots(
-    rows: usize,
-    nics: usize,
-    cost: impl Fn(usize, usize, usize) -> i128,
-) -> Vec<(usize, usize)> {
-    if rows == 0 || nics == 0 {
-        return vec![(0, 0); rows];
-    }
-    let columns = assign(rows, nics * rows, |row, column| cost(row, column / rows, column % rows));
-    // Turns are handed out again in row order, so that ports of one NIC follow the GPUs' order.
-    let mut served = vec![0; nics];
-    columns
-        .into_iter()
-        .map(|column| {
-            let at = column / rows;
-            served[at] += 1;
-            (at, served[at] - 1)
-        })
-        .collect()
-}
-
 /// A link as a number, nearest first; unknown is farther than any.
-fn level(link: Option<LinkKind>) -> u32 {
+pub(super) fn level(link: Option<LinkKind>) -> u32 {
     match link {
         Some(LinkKind::X | LinkKind::Nv(_)) => 0,
         Some(LinkKind::Pix) => 1,
@@ -437,51 +338,59 @@ fn level(link: Option<LinkKind>) -> u32 {
     }
 }
 
-fn link_word(link: Option<LinkKind>) -> String {
+pub(super) fn link_word(link: Option<LinkKind>) -> String {
     link.map_or_else(|| "distance unknown".to_owned(), |kind| kind.to_string())
 }
 
-/// Positions of GPUs in the order of their places, by index where those are unknown.
-fn in_order_of_place(gpus: &[&Gpu]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..gpus.len()).collect();
-    order.sort_by_key(|at| (gpus[*at].pci, gpus[*at].index));
-    order
+/// What had to be assumed about ports, for one note each.
+#[derive(Default)]
+struct Assumed {
+    portless: Vec<String>,
+    stateless: Vec<String>,
 }
 
-/// 0 for the fastest NICs, 1 for the next faster, and so on.
-fn slower_ranks(nics: &[Usable<'_>]) -> Vec<usize> {
-    let mut rates: Vec<f64> = nics.iter().map(Usable::best_rate).collect();
-    rates.sort_by(|a, b| b.total_cmp(a));
-    rates.dedup();
-    nics.iter()
-        .map(|nic| rates.iter().position(|rate| *rate == nic.best_rate()).unwrap_or(0))
-        .collect()
-}
-
-/// Orders `mlx5_2` before `mlx5_10`.
-fn nic_key(nic: &Nic) -> Vec<(String, u64)> {
-    let mut parts = Vec::new();
-    let mut rest = nic.name.as_str();
-    while !rest.is_empty() {
-        let word = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let (text, after) = rest.split_at(word);
-        let number = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-        let (digits, after) = after.split_at(number);
-        parts.push((text.to_owned(), digits.parse().unwrap_or(0)));
-        rest = after;
+impl Assumed {
+    fn notes(self) -> impl Iterator<Item = Note> {
+        let about = |names: &[String]| match names {
+            [one] => one.clone(),
+            _ => "nics".to_owned(),
+        };
+        let of = |names: &[String], what: &str| match names.len() {
+            0 | 1 => what.to_owned(),
+            _ => format!("{what} (of {})", names.join(", ")),
+        };
+        let portless = (!self.portless.is_empty()).then(|| {
+            let what = of(&self.portless, "the source tells nothing about the ports");
+            let text = format!("{what}: port 1 is taken to be active");
+            Note::new(about(&self.portless), text)
+        });
+        let stateless = (!self.stateless.is_empty()).then(|| {
+            let what = of(&self.stateless, "the source tells no state");
+            Note::new(about(&self.stateless), format!("{what}: taken to be active"))
+        });
+        portless.into_iter().chain(stateless)
     }
-    parts
 }
 
-fn unusable(nic: &Nic) -> Option<String> {
-    match nic.kind {
-        NicKind::Physical | NicKind::Bond => None,
+/// `a, b are`, `a is`.
+pub(super) fn are(names: &[String]) -> String {
+    let verb = if names.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", names.join(", "))
+}
+
+fn unusable(nic: &Nic) -> Option<(String, Cause)> {
+    let (why, cause) = match nic.kind {
+        NicKind::Physical | NicKind::Bond => return None,
         NicKind::VirtualFunction => {
-            Some("it is a virtual function of a NIC that is here".to_owned())
+            ("it is a virtual function of a NIC that is here", Cause::Other)
         }
-        NicKind::BondSlave => Some("it belongs to a bond and cannot be used by itself".to_owned()),
-        NicKind::Software => Some("it is software without RDMA hardware".to_owned()),
-    }
+        NicKind::BondSlave => ("it belongs to a bond and cannot be used by itself", Cause::Other),
+        NicKind::Software => {
+            ("it is software without RDMA hardware, to be used only by name", Cause::Software)
+        }
+        NicKind::Socket => ("it is a network interface, no RDMA device", Cause::Socket),
+    };
+    Some((why.to_owned(), cause))
 }
 
 fn port_unusable(port: &Port) -> Option<String> {

@@ -1,6 +1,6 @@
 //! What the ways between workers should carry, before anybody has measured them.
 //!
-//! Says nothing about latency, and does not look at NICs: the workers are on one machine.
+//! Says nothing about latency. Between workers it does not look at NICs: they are on one machine.
 //!
 //! *Invariant:* only what the topology says is rated; a pair whose way is unknown is left out.
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::decide::Context;
 use super::workers::Slot;
-use crate::topology::{Device, Gpu, LinkKind};
+use crate::topology::{Device, Gpu, LinkKind, Nic, PcieLink};
 
 /// Bytes of 10⁹, per second, that two processes pass through the host's shared memory.
 const SHARED_MEMORY: f64 = 10.0;
@@ -40,7 +40,7 @@ fn rate(context: &Context<'_>, from: &Slot<'_>, to: &Slot<'_>) -> Option<f64> {
     }
     let ends = (Device::Gpu(a.gpu.index), Device::Gpu(b.gpu.index));
     let kind = context.topology.links.between(ends.0, ends.1)?;
-    let pcie = pcie(a.gpu).min(pcie(b.gpu));
+    let pcie = pcie_of(a.gpu).min(pcie_of(b.gpu));
     Some(match kind {
         LinkKind::X => SHARED_MEMORY,
         LinkKind::Nv(links) => f64::from(links) * per_nvlink(a.gpu).min(per_nvlink(b.gpu)),
@@ -58,11 +58,29 @@ fn per_nvlink(gpu: &Gpu) -> f64 {
     }
 }
 
-fn pcie(gpu: &Gpu) -> f64 {
-    let Some(link) = &gpu.pcie else { return PCIE };
-    let (speed, width) = (link.max_gt_per_s.or(link.gt_per_s), link.max_width.or(link.width));
-    match (speed, width) {
-        (Some(speed), Some(width)) => PCIE_SHARE * speed / 8.0 * f64::from(width),
-        _ => PCIE,
+/// 10⁹ bytes per second between a GPU and a NIC at this distance, whatever the NIC's ports do.
+pub(super) fn to_nic(gpu: &Gpu, nic: &Nic, kind: LinkKind) -> f64 {
+    let way = pcie_of(gpu).min(carried(nic.pcie.as_ref()).unwrap_or(f64::INFINITY));
+    match kind {
+        LinkKind::Node | LinkKind::Sys => way.min(BETWEEN_NUMA_NODES),
+        _ => way,
     }
+}
+
+/// 10⁹ bytes per second that a NIC's port carries of its rate: 12 of 12.5 GB/s, 24.5 of 25, 48 of
+/// 50.
+pub(super) fn of_port(rate_gbps: f64) -> f64 {
+    0.96 * rate_gbps / 8.0
+}
+
+fn pcie_of(gpu: &Gpu) -> f64 {
+    carried(gpu.pcie.as_ref()).unwrap_or(PCIE)
+}
+
+/// What a PCIe link carries; `None` where its speed or width is unknown.
+fn carried(link: Option<&PcieLink>) -> Option<f64> {
+    let link = link?;
+    let speed = link.max_gt_per_s.or(link.gt_per_s)?;
+    let width = link.max_width.or(link.width)?;
+    Some(PCIE_SHARE * speed / 8.0 * f64::from(width))
 }

@@ -25,6 +25,9 @@ const NEW_NAMES_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 /// release is the first that does not again is not known yet.
 pub const NEEDS_CACHE_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
+/// UCX's first version with Elastic Fabric Adapters' own transport, `srd`.
+const SRD_SINCE: UcxVersion = UcxVersion { major: 1, minor: 19 };
+
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
     pub(super) spec: &'a ClusterSpec,
@@ -38,6 +41,12 @@ pub(super) struct Situation<'a> {
     pub(super) capability: Option<ComputeCapability>,
     /// Most NICs of one worker.
     pub(super) rails: usize,
+    /// Elastic Fabric Adapters among the NICs, by name.
+    pub(super) elastic: Vec<String>,
+    /// Whether there are other NICs.
+    pub(super) other_nics: bool,
+    /// Whether any two GPUs are joined by NVLink, where the source tells.
+    pub(super) nvlink: Option<bool>,
 }
 
 /// The variables common to all processes.
@@ -100,7 +109,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     let spec = situation.spec;
     if is_used(spec, situation.engine) {
         if spec.ucx.compat == Some(UcxCompat::Dask) {
-            as_dask_cuda_does(&spec.ucx, &mut variables);
+            as_dask_cuda_does(&spec.ucx, &situation.elastic, &mut variables);
         } else {
             our_own(situation, &mut variables);
         }
@@ -163,12 +172,16 @@ fn switched(ucx: &UcxSpec) -> Option<(bool, bool, bool)> {
 }
 
 /// Exactly dask-cuda's table (facts §1): lists without shared memory, TCP in each of them.
-fn as_dask_cuda_does(ucx: &UcxSpec, variables: &mut Variables) {
+fn as_dask_cuda_does(ucx: &UcxSpec, elastic: &[String], variables: &mut Variables) {
     const REASON: &str = "as dask-cuda sets it ('ucx.compat: dask')";
     let Some((_, infiniband, nvlink)) = switched(ucx) else {
         variables.unset(TLS, "dask-cuda leaves it to UCX for these flags");
         return;
     };
+    if infiniband && !elastic.is_empty() {
+        let text = format!("{}, and dask-cuda's list no 'srd'", are_adapters(elastic));
+        variables.notes.push(Note::new("ucx.infiniband", text));
+    }
     let mut list = Vec::new();
     list.extend(infiniband.then_some("rc"));
     list.extend(["tcp", "cuda_copy"]);
@@ -244,6 +257,33 @@ pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind) -> bo
     ours && listed(&spec.ucx, engine).is_some_and(|listed| listed.tcp && !listed.infiniband)
 }
 
+/// Whether Elastic Fabric Adapters are to be reached by `srd`; they have no reliable connections
+/// (openucx/ucx#6882).
+fn elastic_fabric(situation: &Situation<'_>, variables: &mut Variables) -> bool {
+    if situation.elastic.is_empty() {
+        return false;
+    }
+    let version = situation.spec.ucx.version.or(situation.caller.ucx_version);
+    let adapters = are_adapters(&situation.elastic);
+    let note = match version {
+        Some(version) if version < SRD_SINCE => {
+            Some(format!("{adapters}; UCX {version} cannot use them: 'srd' came with {SRD_SINCE}"))
+        }
+        Some(_) => None,
+        None => Some(format!("{adapters} but 'srd', which UCX has from version {SRD_SINCE} on")),
+    };
+    variables.notes.extend(note.map(|text| Note::new("ucx.infiniband", text)));
+    version.is_none_or(|version| version >= SRD_SINCE)
+}
+
+fn are_adapters(names: &[String]) -> String {
+    let (verb, have) = match names.len() {
+        1 => ("is an Elastic Fabric Adapter", "has"),
+        _ => ("are Elastic Fabric Adapters", "have"),
+    };
+    format!("{} {verb}, which {have} no 'rc'", names.join(", "))
+}
+
 /// The transports list: the table's, with what same-node traffic needs.
 ///
 /// System V segments are in none: UCX makes them open to the user's group, while POSIX ones lie in
@@ -264,8 +304,15 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let mut list = Vec::new();
     let mut parts = Vec::new();
     if infiniband {
-        list.push("rc");
-        parts.push("rc: InfiniBand or RoCE");
+        let srd = elastic_fabric(situation, variables);
+        if srd {
+            list.push("srd");
+            parts.push("srd: Elastic Fabric Adapters");
+        }
+        if !srd || situation.other_nics {
+            list.push("rc");
+            parts.push("rc: InfiniBand or RoCE");
+        }
     }
     if tcp {
         list.push("tcp");
@@ -292,6 +339,10 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     if nvlink && situation.gpus && (ucx.nvlink.is_some() || !situation.all_mig) {
         list.push("cuda_ipc");
         parts.push("cuda_ipc: NVLink or PCIe between GPUs");
+    } else if ucx.nvlink.is_none() && situation.nvlink == Some(true) {
+        let text = "not asked for, so 'cuda_ipc' is left out, though GPUs here are joined by \
+                    NVLink: 'ucx.nvlink: true' (--enable-nvlink) uses it";
+        variables.notes.push(Note::new("ucx.nvlink", text));
     }
     list.extend(["posix", "cma", "self"]);
     parts.push("posix,cma,self: host memory within this machine");
@@ -408,7 +459,8 @@ fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
     }
     let has = |names: &[&str]| list.split(',').any(|lane| names.contains(&lane.trim()));
     let mut warn = |text: &str| variables.notes.push(Note::new(TLS, format!("{list:?} {text}")));
-    let network = ["tcp", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "ud", "dc", "ib", "all"];
+    let network =
+        ["tcp", "srd", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "ud", "dc", "ib", "all"];
     let memory = ["sm", "shm", "mm", "posix", "sysv", "all"];
     if situation.engine == EngineKind::Dask
         && !has(&["tcp", "all"])

@@ -170,8 +170,16 @@ fn memory_nodes(
     slot: &Slot<'_>,
     notes: &mut Vec<Note>,
 ) -> (Option<NodeSet>, String) {
-    if context.spec.memory.policy == Some(MemoryPolicy::None) {
+    let asked = context.spec.memory.policy;
+    if asked == Some(MemoryPolicy::None) {
         return (None, "no memory policy is asked for".to_owned());
+    }
+    if let Some(inherited) = &context.caller.memory_policy {
+        if asked.is_none() {
+            return (None, format!("the caller's own memory policy ({inherited}) stands"));
+        }
+        let text = format!("asked for, so it replaces the caller's own policy ({inherited})");
+        notes.push(Note::new("memory.policy", text));
     }
     match slot.chosen {
         Some(chosen) => memory::nodes_near(context.topology, chosen.gpu, notes),
@@ -241,7 +249,8 @@ fn nccl_hcas(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) -> O
     }
     let mut ports: Vec<&NicPort> = Vec::new();
     for port in lanes.iter().flat_map(|lanes| &lanes.ports) {
-        if !ports.contains(&port) {
+        // A column's name is no device's.
+        if port.port.is_some() && !ports.contains(&port) {
             ports.push(port);
         }
     }

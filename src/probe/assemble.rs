@@ -12,8 +12,10 @@ use super::nvml::{Findings, Seen};
 use super::nvml_library::Absent;
 use super::sysfs::{Host, Place, Role};
 use crate::cpuset::CpuSet;
-use crate::ids::{NumaId, PciAddress};
-use crate::topology::{Bridge, Gpu, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION};
+use crate::ids::{GpuIndex, NumaId, PciAddress};
+use crate::topology::{
+    Bridge, Device, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
+};
 
 /// The machine.
 pub(super) fn topology(
@@ -62,7 +64,24 @@ pub(super) fn topology(
         ..Topology::default()
     };
     machine.links = machine.derive_links();
+    paths_by_nvml(&mut machine, &findings.paths);
     machine
+}
+
+/// Takes NVML's word for pairs of GPUs whose place in the PCI tree is unknown (sandboxes).
+fn paths_by_nvml(machine: &mut Topology, paths: &[(GpuIndex, GpuIndex, LinkKind)]) {
+    let mut taken = 0;
+    for (a, b, kind) in paths {
+        let (a, b) = (Device::Gpu(*a), Device::Gpu(*b));
+        if machine.links.between(a, b).is_none() {
+            machine.links.set(a, b, *kind);
+            taken += 1;
+        }
+    }
+    if taken > 0 {
+        let text = format!("the PCI paths of {taken} pairs of GPUs are those that NVML names");
+        machine.notes.push(Note::new("links", text));
+    }
 }
 
 /// Says when there is no driver, and which GPUs on the bus it does not serve.
@@ -203,7 +222,7 @@ fn placed_gpu(
         numa: locality.numa,
         numa_set: locality.numa_set,
         cpus: locality.cpus,
-        pcie: place.link,
+        pcie: place.link.or(seen.pcie),
         parent: bridges.add(place.above),
         ..seen.gpu
     }
@@ -220,7 +239,11 @@ fn placed_nic(
     notes.extend(slow_link(&nic.name, &place, Idle::KeepsSpeed));
     let numa = near.of_device(&place);
     if numa.is_none() {
-        notes.push(Note::new(&nic.name, "sysfs does not tell its NUMA node"));
+        let text = match place.numa {
+            None => "sysfs does not tell its NUMA node".to_owned(),
+            Some(node) => format!("sysfs puts it on NUMA node {node}, which is a GPU's memory"),
+        };
+        notes.push(Note::new(&nic.name, text));
     }
     Nic { numa, pcie: place.link, parent: bridges.add(place.above), ..nic }
 }

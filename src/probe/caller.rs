@@ -42,6 +42,7 @@ pub fn caller() -> CallerEnvironment {
         interfaces: interfaces(),
         ucx_version: None,
         ucx_libraries: super::libucp::installed(|name| std::env::var_os(name)),
+        memory_policy: super::memory_policy::inherited(),
         memory_limit_bytes: memory_limit(),
     }
 }

@@ -1,4 +1,5 @@
-//! Which libucp are installed, whether they know CUDA, and whether one lies where a user says.
+//! Which libucp are installed, whether they know CUDA and InfiniBand, and whether one lies where a
+//! user says.
 //!
 //! Looks at files only: a process that opened two libucp would mix their parts.
 //!
@@ -86,17 +87,22 @@ pub(super) fn installed(variable: impl Fn(&str) -> Option<OsString>) -> Vec<Inst
         let path = directory.join(LIBRARY);
         let Ok(real) = path.canonicalize() else { continue };
         let Some(text) = path.to_str().filter(|_| seen.insert(real)) else { continue };
-        let cuda = knows_cuda(&directory);
-        found.push(InstalledUcx { path: text.to_owned(), whose: whose.to_owned(), cuda });
+        let brings = |module: &str| has_module(&directory, module);
+        found.push(InstalledUcx {
+            path: text.to_owned(),
+            whose: whose.to_owned(),
+            cuda: brings("libuct_cuda.so"),
+            verbs: brings("libuct_ib.so"),
+        });
     }
     found
 }
 
-/// UCX's CUDA transports are a module beside the library.
-fn knows_cuda(directory: &Path) -> bool {
+/// UCX's transports beyond shared memory and TCP are modules beside the library.
+fn has_module(directory: &Path, module: &str) -> bool {
     entries(&directory.join("ucx")).iter().any(|path| {
         let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with("libuct_cuda.so"))
+        name.is_some_and(|name| name.starts_with(module))
     })
 }
 
@@ -175,15 +181,17 @@ mod tests {
         let packages = "venv/lib/python3.11/site-packages/libucx/lib";
         let (pip, module) =
             (format!("{packages}/libucp.so.0"), format!("{packages}/ucx/libuct_cuda.so.0"));
-        let root = tree(&[&pip, &module, "hpcx/ucx/lib/libucp.so.0"]);
+        let hpcx = ["hpcx/ucx/lib/libucp.so.0", "hpcx/ucx/lib/ucx/libuct_ib.so.0.0.0"];
+        let root = tree(&[&pip, &module, hpcx[0], hpcx[1]]);
         let found = installed(|name| match name {
             "VIRTUAL_ENV" => Some(root.path().join("venv").into()),
             "HPCX_DIR" => Some(root.path().join("hpcx").into()),
             _ => None,
         });
         assert_eq!(found[0].path, root.path().join(&pip).display().to_string());
-        assert!(found[0].cuda);
-        assert_eq!((found[1].whose.as_str(), found[1].cuda), ("HPC-X", false));
+        assert_eq!((found[0].cuda, found[0].verbs), (true, false));
+        assert_eq!((found[1].cuda, found[1].verbs), (false, true));
+        assert_eq!(found[1].whose, "HPC-X");
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! *Invariant:* every source but the first leaves a note, except where there is only one answer (a
 //! machine with a single NUMA node).
 
+use std::collections::BTreeMap;
+
 use super::sysfs::Place;
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::NumaId;
@@ -28,14 +30,19 @@ pub(super) struct NvmlAffinity<'a> {
     pub(super) nodes: Option<&'a NodeSet>,
 }
 
-/// The host's NUMA nodes, as far as they have CPUs.
+/// The host's NUMA nodes.
 pub(super) struct HostNodes<'a> {
+    /// Those with CPUs.
     nodes: Vec<(NumaId, &'a CpuSet)>,
+    /// Those with host memory alone, and the packages that they belong to.
+    bare: Vec<(NumaId, Option<u32>)>,
+    /// The CPUs of each package.
+    packages: BTreeMap<u32, CpuSet>,
     all: CpuSet,
 }
 
 impl<'a> HostNodes<'a> {
-    /// Leaves memory-only nodes out.
+    /// Leaves nodes out that are a GPU's memory.
     pub(super) fn new(numa: &'a [NumaNode]) -> Self {
         let with_cpus = |node: &'a NumaNode| {
             let cpus = node.cpus.as_ref().filter(|cpus| !cpus.is_empty())?;
@@ -43,7 +50,26 @@ impl<'a> HostNodes<'a> {
         };
         let nodes: Vec<(NumaId, &CpuSet)> = numa.iter().filter_map(with_cpus).collect();
         let all = nodes.iter().fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
-        Self { nodes, all }
+        let bare = numa
+            .iter()
+            .filter(|node| !node.gpu_memory && node.cpus.as_ref().is_some_and(CpuSet::is_empty));
+        let bare = bare.map(|node| (node.id, node.package)).collect();
+        let mut packages: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        for (package, cpus) in numa.iter().filter_map(|node| node.package.zip(node.cpus.as_ref())) {
+            let all = packages.entry(package).or_default();
+            *all = all.union(cpus);
+        }
+        Self { nodes, bare, packages, all }
+    }
+
+    /// The CPUs of the package of a node that has none itself.
+    fn cpus_beside(&self, id: NumaId) -> Option<&CpuSet> {
+        let (_, package) = self.bare.iter().find(|(node, _)| *node == id)?;
+        self.packages.get(&(*package)?).filter(|cpus| !cpus.is_empty())
+    }
+
+    fn is_bare(&self, id: NumaId) -> bool {
+        self.bare.iter().any(|(node, _)| *node == id)
     }
 
     fn cpus(&self, id: NumaId) -> Option<&'a CpuSet> {
@@ -60,7 +86,8 @@ impl<'a> HostNodes<'a> {
 
     /// The NUMA node of a PCI device that only the kernel describes.
     pub(super) fn of_device(&self, place: &Place) -> Option<NumaId> {
-        place.numa.filter(|node| self.cpus(*node).is_some()).or_else(|| self.only())
+        let known = |node: &NumaId| self.cpus(*node).is_some() || self.is_bare(*node);
+        place.numa.filter(known).or_else(|| self.only())
     }
 
     /// What is near a GPU: the kernel's word, then NVML's, then that of the NUMA node.
@@ -97,22 +124,23 @@ impl<'a> HostNodes<'a> {
         note: &mut impl FnMut(String),
     ) -> Option<NumaId> {
         if let Some(node) = place.and_then(|place| place.numa) {
-            if self.cpus(node).is_some() {
+            // A node without CPUs has memory all the same.
+            if self.cpus(node).is_some() || self.is_bare(node) {
                 return Some(node);
             }
             note(format!("sysfs puts it on NUMA node {node}, which has no CPUs"));
         }
-        if let Some(only) = self.only() {
-            return Some(only);
-        }
         let told: Vec<NumaId> =
             nvml.nodes.iter().flat_map(|nodes| nodes.iter()).map(NumaId).collect();
+        // Without sysfs, hwloc sees a single node, whatever there is.
+        let unseen = place.is_none() && self.nodes.len() <= 1;
         match told[..] {
-            [node] if self.cpus(node).is_some() => {
+            [node] if self.only() == Some(node) => Some(node),
+            [node] if unseen || (self.only().is_none() && self.cpus(node).is_some()) => {
                 note(format!("sysfs does not tell its NUMA node; NVML says {node}"));
                 Some(node)
             }
-            _ => None,
+            _ => self.only(),
         }
     }
 
@@ -123,7 +151,12 @@ impl<'a> HostNodes<'a> {
         nvml: NvmlAffinity<'_>,
         note: &mut impl FnMut(String),
     ) -> Option<CpuSet> {
-        let here = |cpus: &CpuSet| Some(cpus.intersection(&self.all)).filter(|c| !c.is_empty());
+        let here = |cpus: &CpuSet| {
+            // Where no node is known, none can object.
+            let here =
+                if self.all.is_empty() { cpus.clone() } else { cpus.intersection(&self.all) };
+            Some(here).filter(|here| !here.is_empty())
+        };
         // A list of all CPUs is no locality, unless they are all on one node.
         let tells = |cpus: &CpuSet| self.only().is_some() || *cpus != self.all;
         let kernel = place.and_then(|place| place.cpus.as_ref()).and_then(here);
@@ -141,6 +174,12 @@ impl<'a> HostNodes<'a> {
         }
         if let Some((node, cpus)) = numa.and_then(|node| Some((node, self.cpus(node)?))) {
             note(format!("{silent}, and NVML none either; its CPUs are those of NUMA node {node}"));
+            return Some(cpus.clone());
+        }
+        if let Some((node, cpus)) = numa.and_then(|node| Some((node, self.cpus_beside(node)?))) {
+            note(format!(
+                "NUMA node {node} has no CPUs; its CPUs are those of that node's package"
+            ));
             return Some(cpus.clone());
         }
         let all = Some(&self.all).filter(|all| !all.is_empty())?;
@@ -183,7 +222,8 @@ mod tests {
     }
 
     fn two_nodes() -> [NumaNode; 3] {
-        [node(0, "0-3"), node(8, "4-7"), node(255, "")]
+        let of_gpu = NumaNode { gpu_memory: true, ..node(255, "") };
+        [node(0, "0-3"), node(8, "4-7"), of_gpu]
     }
 
     #[test]
@@ -229,7 +269,32 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_only_node_is_no_locality() {
+    fn a_node_with_host_memory_alone_is_a_gpus_own_and_its_package_has_the_cpus() {
+        let of = |package, node: NumaNode| NumaNode { package: Some(package), ..node };
+        let nodes = [
+            of(0, node(0, "0-3")),
+            of(1, node(1, "4-5")),
+            of(1, node(2, "6-7")),
+            of(1, node(3, "")),
+        ];
+        let near = of_gpu(&nodes, Some(place(Some(3), "")), (None, None));
+        assert_eq!((near.0, near.1.as_str()), (Some(3), "4-7"));
+        assert_eq!(near.2, ["NUMA node 3 has no CPUs; its CPUs are those of that node's package"]);
+        let device = Place { numa: Some(NumaId(3)), ..Place::default() };
+        assert_eq!(HostNodes::new(&nodes).of_device(&device), Some(NumaId(3)));
+    }
+
+    #[test]
+    fn without_sysfs_nvmls_word_counts() {
+        let one = [node(0, "0-7")];
+        let near = of_gpu(&one, None, (Some("4-7"), Some("1")));
+        assert_eq!((near.0, near.1.as_str()), (Some(1), "4-7"));
+        let near = of_gpu(&[], None, (Some("4-7"), Some("1")));
+        assert_eq!((near.0, near.1.as_str()), (Some(1), "4-7"));
+    }
+
+    #[test]
+    fn a_gpus_memory_is_no_locality() {
         let near = of_gpu(&two_nodes(), Some(place(Some(255), "4-7")), (None, None));
         assert_eq!((near.0, near.1.as_str()), (Some(8), "4-7"));
         assert_eq!(near.2, ["sysfs puts it on NUMA node 255, which has no CPUs"]);

@@ -11,6 +11,7 @@ mod here;
 mod hwloc;
 mod libucp;
 mod locality;
+mod memory_policy;
 mod nvlink;
 mod nvml;
 mod nvml_library;

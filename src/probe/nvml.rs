@@ -7,14 +7,14 @@
 
 use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 
 use super::nvlink::{self, Remote};
 use super::nvml_library::{self, Absent, DriverFault, Libraries, Opened};
 use crate::cpuset::{CpuSet, IdSet, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
-use crate::topology::{ComputeCapability, Gpu, MigInstance, Note};
+use crate::topology::{ComputeCapability, Gpu, LinkKind, MigInstance, Note, PcieLink};
 
 /// What NVML told.
 #[derive(Debug, Default)]
@@ -27,6 +27,8 @@ pub(super) struct Findings {
     pub(super) cuda: Option<String>,
     /// GPUs that answer, in NVML order.
     pub(super) gpus: Vec<Seen>,
+    /// How pairs of GPUs reach each other over PCIe, where the driver tells.
+    pub(super) paths: Vec<(GpuIndex, GpuIndex, LinkKind)>,
     /// What could not be read.
     pub(super) notes: Vec<Note>,
 }
@@ -40,6 +42,8 @@ pub(super) struct Seen {
     pub(super) cpus: Option<CpuSet>,
     /// Host NUMA nodes near it, by NVML.
     pub(super) nodes: Option<NodeSet>,
+    /// Its PCIe link, by NVML.
+    pub(super) pcie: Option<PcieLink>,
     /// Far ends of its NVLinks, where NVML gives their place.
     pub(super) remotes: Vec<Remote>,
 }
@@ -72,6 +76,7 @@ pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
         }
     }
     peer_access(&devices, &mut findings.gpus);
+    findings.paths = paths(&devices, &findings.gpus);
     Ok(findings)
 }
 
@@ -166,7 +171,8 @@ fn device<'nvml>(
     let cpus = device.cpu_affinity(AFFINITY_WORDS).ok().map(|words| set(&words));
     let nodes = device.memory_affinity(NODE_WORDS, NEAREST_NODE).ok().map(|words| set(&words));
     let remotes = wires.remotes;
-    Ok((device, Seen { gpu, cpus, nodes, remotes }))
+    let pcie = pcie(&device);
+    Ok((device, Seen { gpu, cpus, nodes, pcie, remotes }))
 }
 
 /// Room for 8192 CPUs, the kernel's largest `NR_CPUS`.
@@ -255,6 +261,52 @@ fn mig_profile(compute: u32, slices: u32, bytes: u64, whole_bytes: u64) -> Strin
     } else {
         format!("{compute}c.{slices}g.{gigabytes}gb")
     }
+}
+
+/// The GPU's PCIe link; `None` where the driver tells nothing about it.
+fn pcie(device: &Device<'_>) -> Option<PcieLink> {
+    let link = PcieLink {
+        gt_per_s: device.current_pcie_link_gen().ok().and_then(transfer_rate),
+        width: device.current_pcie_link_width().ok().filter(|lanes| *lanes > 0),
+        max_gt_per_s: device.max_pcie_link_gen().ok().and_then(transfer_rate),
+        max_width: device.max_pcie_link_width().ok().filter(|lanes| *lanes > 0),
+    };
+    (link != PcieLink::default()).then_some(link)
+}
+
+/// GT/s of a PCIe generation.
+fn transfer_rate(generation: u32) -> Option<f64> {
+    Some(match generation {
+        1 => 2.5,
+        2 => 5.0,
+        3 => 8.0,
+        4 => 16.0,
+        5 => 32.0,
+        6 => 64.0,
+        _ => return None,
+    })
+}
+
+/// The nearest common ancestor of each pair of GPUs, in the words of `nvidia-smi topo -m`, which
+/// asks the same question (`nvmlGpuTopologyLevel_t`).
+fn paths(devices: &[Device<'_>], seen: &[Seen]) -> Vec<(GpuIndex, GpuIndex, LinkKind)> {
+    let mut paths = Vec::new();
+    for (a, device) in devices.iter().enumerate() {
+        for (b, other) in devices.iter().enumerate().skip(a + 1) {
+            // The wrapper takes the other device as its own.
+            let Ok(other) = other.nvml().device_by_index(seen[b].gpu.index.0) else { continue };
+            let kind = match device.topology_common_ancestor(other) {
+                Ok(TopologyLevel::Internal | TopologyLevel::Single) => LinkKind::Pix,
+                Ok(TopologyLevel::Multiple) => LinkKind::Pxb,
+                Ok(TopologyLevel::HostBridge) => LinkKind::Phb,
+                Ok(TopologyLevel::Node) => LinkKind::Node,
+                Ok(TopologyLevel::System) => LinkKind::Sys,
+                Err(_) => continue,
+            };
+            paths.push((seen[a].gpu.index, seen[b].gpu.index, kind));
+        }
+    }
+    paths
 }
 
 /// Fills in which GPUs can read each other's memory, where the driver tells.

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* optional facts are `None` when the source did not tell.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -98,6 +99,36 @@ pub struct NvLink {
     /// overhead in (26.6 on H100, of which 25 carry data).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<f64>,
+}
+
+/// How many of a GPU's NVLinks are active, by what they end in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NvLinkEnds {
+    to_gpus: BTreeMap<PciAddress, usize>,
+    /// Ends in NVSwitches.
+    pub(super) switches: usize,
+}
+
+impl NvLinkEnds {
+    /// Links to another GPU.
+    pub(super) fn to(&self, gpu: &Gpu) -> usize {
+        gpu.pci.and_then(|place| self.to_gpus.get(&place)).copied().unwrap_or(0)
+    }
+}
+
+impl Gpu {
+    /// Counts its active NVLinks.
+    pub(super) fn active_nvlinks(&self) -> NvLinkEnds {
+        let mut ends = NvLinkEnds::default();
+        for link in self.nvlinks.iter().filter(|link| link.active) {
+            match link.peer {
+                NvLinkPeer::Gpu(place) => *ends.to_gpus.entry(place).or_default() += 1,
+                NvLinkPeer::Switch => ends.switches += 1,
+                NvLinkPeer::Cpu | NvLinkPeer::Unknown => {}
+            }
+        }
+        ends
+    }
 }
 
 /// What an NVLink ends in; as text a PCI address, `switch`, `cpu` or `unknown`.
@@ -222,6 +253,8 @@ pub enum NicKind {
     BondSlave,
     /// A software device without hardware below it (`rxe`, `siw`).
     Software,
+    /// A network interface that is no RDMA device; other software reaches it through sockets.
+    Socket,
 }
 
 impl NicKind {

@@ -20,6 +20,7 @@ use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::{GpuIndex, NumaId};
 
 pub use catalogue::{builtin, builtin_names};
+use devices::NvLinkEnds;
 pub use devices::{
     ChipLinks, ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer,
     Port, PortState,
@@ -74,6 +75,9 @@ pub struct Topology {
     pub links: Links,
     /// Number of NVSwitches that the GPUs' NVLinks end in; `None` when unknown.
     pub nvswitch: Option<u32>,
+    /// Whether the source is silent about NVLinks, so that pairs of GPUs may have some.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvlinks_untold: bool,
     /// What this process, or the user that a file speaks of, may use. Absent: everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkPeer, Topology};
+use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkEnds, Topology};
 use crate::ids::NumaId;
 
 /// A PCI host bridge, root port or switch port.
@@ -133,9 +133,10 @@ impl Topology {
                 }
             }
         }
+        let ends: Vec<NvLinkEnds> = self.gpus.iter().map(Gpu::active_nvlinks).collect();
         for (at, a) in self.gpus.iter().enumerate() {
-            for b in &self.gpus[at + 1..] {
-                if let Some(kind) = by_nvlink(a, b) {
+            for (other, b) in self.gpus.iter().enumerate().skip(at + 1) {
+                if let Some(kind) = by_nvlink((a, &ends[at]), (b, &ends[other])) {
                     links.set(Device::Gpu(a.index), Device::Gpu(b.index), kind);
                 }
             }
@@ -145,18 +146,10 @@ impl Topology {
 }
 
 /// How many NVLinks join two GPUs, as `nvidia-smi topo -m` counts them.
-fn by_nvlink(a: &Gpu, b: &Gpu) -> Option<LinkKind> {
-    let count = |gpu: &Gpu, wanted: &dyn Fn(NvLinkPeer) -> bool| {
-        gpu.nvlinks.iter().filter(|link| link.active && wanted(link.peer)).count()
-    };
-    let to = |gpu: &Gpu, peer: &Gpu| {
-        count(gpu, &|end| peer.pci.is_some_and(|p| end == NvLinkPeer::Gpu(p)))
-    };
+fn by_nvlink(a: (&Gpu, &NvLinkEnds), b: (&Gpu, &NvLinkEnds)) -> Option<LinkKind> {
     // Each side names the other; a link that only one side reports is not counted.
-    let direct = to(a, b).min(to(b, a));
-    let switched =
-        count(a, &|end| end == NvLinkPeer::Switch).min(count(b, &|end| end == NvLinkPeer::Switch));
-    let links = u8::try_from(direct + switched).unwrap_or(u8::MAX);
+    let direct = a.1.to(b.0).min(b.1.to(a.0));
+    let links = u8::try_from(direct + a.1.switches.min(b.1.switches)).unwrap_or(u8::MAX);
     (links > 0).then_some(LinkKind::Nv(links))
 }
 

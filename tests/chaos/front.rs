@@ -29,6 +29,7 @@ enum Fault {
     StopEverybodyForAWhile,
     StopWorkerUntilNoticed,
     StopSchedulerUntilNoticed,
+    StopGuardianUntilNoticed,
     StopTerminal,
     ClientsThatCloseAtOnce,
     ClientsThatSendHalf,
@@ -58,7 +59,7 @@ enum Fault {
     KillSupervisorAndDown,
 }
 
-const FAULTS: [Fault; 37] = [
+const FAULTS: [Fault; 38] = [
     Fault::KillWorker,
     Fault::KillTwoWorkers,
     Fault::KillScheduler,
@@ -70,6 +71,7 @@ const FAULTS: [Fault; 37] = [
     Fault::StopEverybodyForAWhile,
     Fault::StopWorkerUntilNoticed,
     Fault::StopSchedulerUntilNoticed,
+    Fault::StopGuardianUntilNoticed,
     Fault::StopTerminal,
     Fault::ClientsThatCloseAtOnce,
     Fault::ClientsThatSendHalf,
@@ -254,8 +256,8 @@ impl<'a> Front<'a> {
         signal(pid, Signal::SIGSTOP);
         self.place.wait_until("a false READY: it is stopped", || {
             let state = self.state();
-            let seen = processes(&state).find(|it| it.pid == Some(pid))?.state;
-            let noticed = seen == ProcessPhase::Unresponsive;
+            let mut stopped = processes(&state).filter(|process| process.pid == Some(pid));
+            let noticed = stopped.all(|process| process.state == ProcessPhase::Unresponsive);
             (noticed && state.state != ClusterPhase::Ready).then_some(())
         });
         signal(pid, Signal::SIGCONT);
@@ -321,10 +323,9 @@ impl<'a> Front<'a> {
                 let all = [client, guardian, pid, supervisor, other, scheduler];
                 self.stop_for_a_while(&all, pid, random);
             }
-            Fault::StopWorkerUntilNoticed | Fault::StopSchedulerUntilNoticed => {
-                let stopped = if fault == Fault::StopWorkerUntilNoticed { pid } else { scheduler };
-                self.stop_until_noticed(stopped.expect("alive"));
-            }
+            Fault::StopWorkerUntilNoticed => self.stop_until_noticed(pid.expect("alive")),
+            Fault::StopSchedulerUntilNoticed => self.stop_until_noticed(scheduler.expect("alive")),
+            Fault::StopGuardianUntilNoticed => self.stop_until_noticed(guardian.expect("alive")),
             Fault::StopTerminal => {
                 self.stopped = !self.stopped;
                 if self.stopped {

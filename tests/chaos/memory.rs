@@ -155,7 +155,7 @@ fn results_are_right_whatever_had_to_go_to_the_disk() {
     let mut tally = Tally::new("memory");
     let place = Place::new("memory");
     let mut tight = Tight::begin(&place, &mut random);
-    for turn in 0..faults(3) {
+    for turn in 0..faults(1) {
         if turn > 0 && random.below(8) == 0 {
             drop(tight);
             place.gone(&tally, None);

@@ -46,7 +46,8 @@ fn try_up(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Said {
 fn try_up_in(sandbox: &Sandbox, directory: &Path, name: &str, flags: &[&str]) -> Said {
     let mut up = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
     up.arg("up").args(MACHINE).args(["dask", "--name", name, "--detach", "--python"]);
-    up.arg(python::path()).args(flags).current_dir(directory);
+    // A busy machine takes its time to import `distributed`.
+    up.arg(python::path()).args(["--ready-within", "10m"]).args(flags).current_dir(directory);
     sandbox.spawn_program(up).wait()
 }
 

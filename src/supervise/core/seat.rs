@@ -239,8 +239,9 @@ mod tests {
         fn delays_grow_until_the_longest(jitter in proptest::collection::vec(0.0..1.0f64, 40)) {
             let policy = Supervision::default();
             let (first, longest) = (policy.backoff.0, policy.backoff_max.0);
-            let delays: Vec<_> =
-                (0..).zip(&jitter).map(|(strikes, jitter)| delay(strikes, first, longest, *jitter)).collect();
+            let delays = (0..).zip(&jitter);
+            let delays = delays.map(|(strikes, jitter)| delay(strikes, first, longest, *jitter));
+            let delays: Vec<_> = delays.collect();
             for pair in delays.windows(2) {
                 prop_assert!(pair[0] < pair[1] || pair[1] > longest / 2, "{:?}", pair);
             }

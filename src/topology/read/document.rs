@@ -121,8 +121,9 @@ const WORK_LIMIT: usize = 1 << 26;
 /// Refuses nesting that would keep the parser busy, before it sees it.
 ///
 /// Outside of brackets a bracket within a word (`mlx5_{`) opens nothing, unless the word is an
-/// anchor or a tag. Once there is a quote or a comment within brackets, nothing is taken to close.
-/// JSON's parser has a limit of its own.
+/// anchor or a tag. Within brackets a quoted text that is whole on its line is passed over; once
+/// there is any other quote, or a comment, nothing is taken to close. JSON's parser has a limit of
+/// its own.
 fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
     if format == Format::Json {
         return Ok(());
@@ -130,7 +131,22 @@ fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
     let (mut depth, mut certain) = (0usize, true);
     // What precedes a byte: whether something may begin there, and the first byte of its word.
     let (mut begins, mut word) = (true, b' ');
+    // The last byte that is no blank, and where a quoted text ends that was passed over.
+    let (mut last, mut passed) = (b' ', 0);
     for (at, byte) in text.bytes().enumerate() {
+        if at < passed {
+            continue;
+        }
+        if depth > 0
+            && matches!(last, b',' | b':' | b'[' | b'{')
+            && let Some(length) = quoted(&text.as_bytes()[at..])
+        {
+            (begins, word, last, passed) = (false, b'"', b'"', at + length);
+            continue;
+        }
+        if !byte.is_ascii_whitespace() {
+            last = byte;
+        }
         match byte {
             b'[' | b'{' if depth > 0 || begins || matches!(word, b'&' | b'!' | b'*') => depth += 1,
             b']' | b'}' if certain => depth = depth.saturating_sub(1),
@@ -155,6 +171,16 @@ fn check_depth(text: &str, format: Format) -> Result<(), DocumentError> {
     Ok(())
 }
 
+/// The length of the quoted text that these bytes begin with, if it has nothing in it that would
+/// make its end uncertain.
+fn quoted(bytes: &[u8]) -> Option<usize> {
+    let quote = *bytes.first().filter(|byte| matches!(byte, b'"' | b'\''))?;
+    let end =
+        1 + bytes[1..].iter().position(|byte| matches!(byte, b'"' | b'\'' | b'\\' | b'\n'))?;
+    let doubled = bytes.get(end + 1) == Some(&quote);
+    (bytes[end] == quote && !doubled).then_some(end + 1)
+}
+
 /// Reads a topology.
 pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError> {
     check_depth(text, format)?;
@@ -168,6 +194,7 @@ pub(super) fn read(text: &str, format: Format) -> Result<Topology, DocumentError
         return Err(DocumentError::Version { position, found });
     }
     let mut topology: Topology = deserialize(text, format)?;
+    super::without_zeroed_uuids(&mut topology);
     consistency::check(&topology).map_err(|(path, fault)| DocumentError::Inconsistent {
         position: position_of(text, &path),
         path,

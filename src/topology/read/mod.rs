@@ -14,7 +14,7 @@ mod xml;
 
 use std::fmt;
 
-use super::Topology;
+use super::{Note, Topology};
 
 pub use consistency::Fault;
 pub use document::DocumentError;
@@ -29,6 +29,10 @@ pub(super) const DEVICE_LIMIT: usize = 512;
 
 /// Most NUMA nodes: Linux's own limit (`CONFIG_NODES_SHIFT` is at most 10).
 const NUMA_LIMIT: usize = 1024;
+
+/// Most NVLinks that are read for one GPU. Files count them for each peer, so that 72 GPUs behind
+/// switches have 71 times 18.
+const NVLINK_LIMIT: usize = 1536;
 
 /// A place in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,6 +138,20 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
                 }
             })
         }
+    }
+}
+
+/// Takes UUIDs away that an anonymiser has zeroed, where several GPUs have one: they tell nothing.
+fn without_zeroed_uuids(topology: &mut Topology) {
+    let zeroed = topology
+        .gpus
+        .iter_mut()
+        .filter(|gpu| gpu.uuid.as_ref().is_some_and(crate::ids::GpuUuid::is_zeroed));
+    let zeroed: Vec<_> = zeroed.collect();
+    if zeroed.len() > 1 {
+        let text = format!("{} of them have a UUID of zeros, which is none", zeroed.len());
+        zeroed.into_iter().for_each(|gpu| gpu.uuid = None);
+        topology.notes.push(Note::new("gpus", text));
     }
 }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{NumaId, PciAddress};
 use crate::topology::{
-    Bridge, BridgeKind, Device, Gpu, LinkLayer, Nic, NvLinkPeer, PcieLink, Topology,
+    Bridge, BridgeKind, Device, Gpu, LinkLayer, Nic, NicKind, NvLinkPeer, PcieLink, Topology,
 };
 
 /// Why a topology cannot be written as NCCL's XML.
@@ -195,6 +195,9 @@ fn pci_element(busid: String, class: &'static str, pcie: Option<PcieLink>) -> El
 /// The networks of a NIC: one for each port, or one that says only the name.
 fn nets(at: u32, nic: &Nic) -> Vec<Element> {
     let net = || Element::new("net").with("name", &nic.name).with("dev", at);
+    if nic.kind == NicKind::Socket {
+        return vec![net().with("port", 0).with("guid", "0x0")];
+    }
     if nic.ports.is_empty() {
         return vec![net()];
     }

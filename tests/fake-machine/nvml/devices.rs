@@ -112,6 +112,29 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     })
 }
 
+/// The PCIe generation of a transfer rate.
+fn generation(gt_per_s: Option<f64>) -> Answer<c_uint> {
+    let rates = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0];
+    let at = rates.iter().position(|rate| gt_per_s.is_some_and(|own| (own - rate).abs() < 0.1));
+    told(at.and_then(|at| c_uint::try_from(at + 1).ok()))
+}
+
+answer!(nvmlDeviceGetCurrPcieLinkGeneration, c_uint, |target| {
+    generation(target.gpu().pcie.as_ref().and_then(|pcie| pcie.gt_per_s))
+});
+
+answer!(nvmlDeviceGetMaxPcieLinkGeneration, c_uint, |target| {
+    generation(target.gpu().pcie.as_ref().and_then(|pcie| pcie.max_gt_per_s))
+});
+
+answer!(nvmlDeviceGetCurrPcieLinkWidth, c_uint, |target| {
+    told(target.gpu().pcie.as_ref().and_then(|pcie| pcie.width))
+});
+
+answer!(nvmlDeviceGetMaxPcieLinkWidth, c_uint, |target| {
+    told(target.gpu().pcie.as_ref().and_then(|pcie| pcie.max_width))
+});
+
 // The kernel's `numa_status` tells it for the V100 of POWER9; NVML from Hopper on.
 answer!(nvmlDeviceGetNumaNodeId, c_uint, |target| {
     let gpu = target.gpu();

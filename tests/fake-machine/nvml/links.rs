@@ -119,7 +119,34 @@ pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
     })
 }
 
-/// `NVML_FI_DEV_*`: number of the links, speeds of the links 0 to 5 and 6 to 11, of a link in the scope, and C2C.
+/// `nvmlGpuTopologyLevel_t`. Of pairs that NVLink joins, the description has no PCIe path.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
+    at: Handle,
+    other: Handle,
+    level: *mut c_uint,
+) -> Return {
+    device("nvmlDeviceGetTopologyCommonAncestor", at, |fake, target| {
+        let names =
+            [target.gpu().index, fake.target(other)?.gpu().index].map(|n| format!("GPU{n}"));
+        let mut links = fake.machine.links.iter();
+        let link = links.find(|link| names.contains(&link.a) && names.contains(&link.b));
+        let answer = match told(link)?.kind.as_str() {
+            "PIX" => 10,
+            "PXB" => 20,
+            "PHB" => 30,
+            "NODE" => 40,
+            "SYS" => 50,
+            _ => return Err(Return::NotSupported),
+        };
+        // SAFETY: see above.
+        unsafe { level.write(answer) };
+        Ok(())
+    })
+}
+
+/// `NVML_FI_DEV_*`: number of the links, speeds of the links 0 to 5 and 6 to 11, of a link in the
+/// scope, and C2C.
 const SPEED_L0: c_uint = 84;
 const LINK_COUNT: c_uint = 91;
 const SPEED_L6: c_uint = 132;

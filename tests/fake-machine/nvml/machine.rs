@@ -10,6 +10,16 @@ pub struct Machine {
     pub cuda: Option<String>,
     pub gpus: Vec<Gpu>,
     pub nvswitch: Option<u32>,
+    #[serde(default)]
+    pub links: Vec<Link>,
+}
+
+/// A pair of the matrix: `GPU0`, `GPU1`, `PIX`.
+#[derive(Deserialize)]
+pub struct Link {
+    pub a: String,
+    pub b: String,
+    pub kind: String,
 }
 
 #[derive(Deserialize)]
@@ -29,6 +39,7 @@ pub struct Gpu {
     #[serde(default)]
     pub nvlinks: Vec<NvLink>,
     pub c2c: Option<ChipLinks>,
+    pub pcie: Option<Pcie>,
     pub peers: Option<Vec<u32>>,
     pub display: Option<bool>,
     #[serde(default)]
@@ -50,6 +61,14 @@ pub struct NvLink {
     /// A PCI address, `switch`, `cpu` or `unknown`.
     pub peer: String,
     pub gb_per_s: Option<f64>,
+}
+
+#[derive(Deserialize)]
+pub struct Pcie {
+    pub gt_per_s: Option<f64>,
+    pub width: Option<u32>,
+    pub max_gt_per_s: Option<f64>,
+    pub max_width: Option<u32>,
 }
 
 #[derive(Deserialize)]

@@ -9,10 +9,13 @@ is the guardian, which adopts, watches and reaps it like every process that it e
 *Invariant:* a process is forked only from one thread that never touched a GPU.
 """
 
+import contextlib
 import gc
 import json
 import os
 import random
+import select
+import signal
 import socket
 import sys
 
@@ -69,13 +72,27 @@ def serve(listener):
         with connection:
             try:
                 text, descriptors, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 3)
+                if has_gone(connection):
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    continue
                 answer = {"pid": fork(listener, connection, json.loads(text)["guardian"], descriptors)}
             except (OSError, ValueError) as error:
                 answer = {"refused": str(error)}
             try:
                 connection.send(json.dumps(answer).encode())
             except OSError:
-                continue  # Who asked is gone, and with it what was forked.
+                # Who asked has gone, or waits no longer and has started another process.
+                if "pid" in answer:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(answer["pid"], signal.SIGKILL)
+
+
+def has_gone(connection):
+    """Whether the other end was closed."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def fork(listener, connection, guardian, descriptors):

@@ -18,7 +18,9 @@ from cuda_cluster_dask.nanny import Nanny
 # Why `distributed` closes a worker that is not wanted any more.
 UNWANTED = ("scheduler-close", "scheduler-close-worker", "worker-close")
 LIFETIME = "worker-lifetime-reached"
-REMOVED = "scheduler-remove-worker"
+
+# Why it closes that the scheduler has removed: it was told so, or its heartbeat found out first.
+REMOVED = ("scheduler-remove-worker", "worker-heartbeat-missing")
 
 
 async def serve(settings, status):
@@ -147,7 +149,7 @@ def remember_why_it_closes(kind):
             self.was_retired |= self.status == Phase.closing_gracefully
             self.reason = self.reason or reason
             kwargs["nanny"] = False  # Else it would ask itself.
-            if self.is_to_return or self.reason == REMOVED:
+            if self.is_to_return or self.reason in REMOVED:
                 kwargs["executor_wait"] = False  # Whoever restarts it does not wait for its tasks.
             return await super().close(*args, reason=reason, **kwargs)
 
@@ -160,7 +162,7 @@ def remember_why_it_closes(kind):
                 return "rest"
             # `Client.restart` and the scheduler's time-out for silent workers remove a worker and
             # expect whoever deployed it to start it again.
-            return "return" if self.reason == REMOVED else None
+            return "return" if self.reason in REMOVED else None
 
     Supervised.__name__ = kind.__name__
     Supervised.__qualname__ = kind.__qualname__

@@ -10,7 +10,6 @@
 //! *Invariant:* UCX is called by its own thread only, and that thread waits for nobody.
 
 mod core;
-mod here;
 mod measure;
 mod owner;
 mod patience;
@@ -25,7 +24,6 @@ use std::thread::{self, JoinHandle};
 
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
-pub use self::here::settings;
 use self::owner::Owner;
 use crate::cuda::{self, Device};
 use crate::ucx::{self, Buffer, Setting, Sleeper, Waker};

@@ -7,22 +7,18 @@
 //! *Invariant:* the CPUs of a device are those of the object that its host bridge hangs off.
 
 mod attributes;
+mod nvlinks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
 use super::xml::{XmlError, parsed, required, wrong};
-use super::{DEVICE_LIMIT, NUMA_LIMIT};
+use super::{DEVICE_LIMIT, NUMA_LIMIT, without_zeroed_uuids};
 use crate::cpuset::{CpuSet, LIMIT, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
-use crate::topology::{
-    Allowed, Bridge, BridgeKind, Gpu, Nic, Note, NumaNode, NvLink, NvLinkPeer, Topology, VERSION,
-};
-use attributes::{address, bytes, info, number, os_devices, ports, set, texts};
-
-/// More NVLinks than any GPU has.
-const NVLINK_LIMIT: usize = 64;
+use crate::topology::{Allowed, Bridge, BridgeKind, Gpu, Nic, Note, NumaNode, Topology, VERSION};
+use attributes::{address, bytes, info, number, os_devices, ports, set};
 
 /// Most PCI bridges of one machine; large ones have a few hundred.
 const BRIDGE_LIMIT: usize = 2048;
@@ -34,6 +30,7 @@ pub(super) fn read(root: Node<'_, '_>) -> Result<Topology, XmlError> {
     for object in root.children().filter(|child| child.has_tag_name("object")) {
         reader.object(object, &here)?;
     }
+    reader.one_node(root)?;
     reader.assume_gpu_memory();
     reader.locate();
     reader.nvlinks(root)?;
@@ -69,6 +66,12 @@ struct Reader {
     bridges: BTreeSet<String>,
     /// NUMA nodes that are the memory of the GPU at an address.
     memories: Vec<(PciAddress, NumaId)>,
+    /// Whether the platform is one whose GPUs' memory is NUMA nodes.
+    coherent: bool,
+    /// Names of what is a GPU without a place.
+    placeless: Vec<String>,
+    /// GPUs of other vendors, by address.
+    foreign: Vec<String>,
     /// Since version 3 the kind of an OS device is a bit mask.
     bitmask: bool,
 }
@@ -85,6 +88,9 @@ impl Reader {
             packages: Vec::new(),
             bridges: BTreeSet::new(),
             memories: Vec::new(),
+            coherent: false,
+            placeless: Vec::new(),
+            foreign: Vec::new(),
             bitmask: version
                 .and_then(|major| major.parse().ok())
                 .is_some_and(|major: u32| major > 2),
@@ -94,6 +100,7 @@ impl Reader {
     fn object(&mut self, node: Node<'_, '_>, outside: &Surroundings) -> Result<(), XmlError> {
         let mut here = outside.clone();
         let cpus = set(node, "cpuset")?;
+        self.coherent |= is_coherent(node);
         match required(node, "type")? {
             "Machine" => self.machine(node, cpus.as_ref())?,
             "Package" | "Socket" => {
@@ -110,6 +117,13 @@ impl Reader {
                 return self.inside(node, &here);
             }
             "PCIDev" => return self.device(node, outside),
+            // Without PCI support in hwloc, they hang off a package.
+            "OSDev" => {
+                let name = node.attribute("name").unwrap_or_default();
+                if name.starts_with("nvml") || name.starts_with("cuda") {
+                    self.placeless.push(name.to_owned());
+                }
+            }
             _ => {}
         }
         here.cpus = cpus.or(here.cpus);
@@ -158,16 +172,34 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes NUMA nodes without CPUs for GPU memory where hwloc was too old to say so: the other
-    /// kind, memory cards, is not to be filled by default either.
+    /// Adds the one node of a machine that has no others: hwloc 1 lists none where there is one.
+    fn one_node(&mut self, root: Node<'_, '_>) -> Result<(), XmlError> {
+        let machine = |node: &Node<'_, '_>| node.attribute("type") == Some("Machine");
+        let Some(machine) = root.children().find(machine) else { return Ok(()) };
+        let Some(cpus) = set(machine, "cpuset")?.filter(|_| self.topology.numa.is_empty()) else {
+            return Ok(());
+        };
+        self.topology.numa.push(NumaNode {
+            id: NumaId(0),
+            package: None,
+            cpus: Some(cpus),
+            memory_bytes: parsed(machine, "local_memory", bytes)?,
+            gpu_memory: false,
+        });
+        Ok(())
+    }
+
+    /// Takes NUMA nodes without CPUs for GPU memory where hwloc was too old to say so and the
+    /// platform has such nodes. Elsewhere they are memory as any other, only farther away.
     fn assume_gpu_memory(&mut self) {
-        if self.gpus.is_empty() {
+        let told = self.topology.numa.iter().any(|node| node.gpu_memory);
+        if self.gpus.is_empty() || told || !self.coherent {
             return;
         }
         for node in &mut self.topology.numa {
-            if !node.gpu_memory && node.cpus.as_ref().is_some_and(CpuSet::is_empty) {
+            if node.cpus.as_ref().is_some_and(CpuSet::is_empty) {
                 node.gpu_memory = true;
-                let text = "has no CPUs; it is taken for GPU memory";
+                let text = "has no CPUs; on this platform it is taken for GPU memory";
                 self.topology.notes.push(Note::new(format!("NUMA node {}", node.id), text));
             }
         }
@@ -209,8 +241,12 @@ impl Reader {
         let kind = node.attribute("pci_type").unwrap_or_default();
         let class = kind.get(..4).unwrap_or_default();
         let nvidia = kind.contains("[10de:");
+        let accelerator = ["0302", "0380", "1200"].contains(&class);
         if nvidia && class.starts_with("03") {
             self.gpu(node, outside)
+        } else if accelerator && (kind.contains("[1002:") || kind.contains("[8086:")) {
+            self.foreign.push(required(node, "pci_busid")?.to_owned());
+            Ok(())
         } else if (nvidia && class == "0680") || node.attribute("subtype") == Some("NVSwitch") {
             self.switches
                 .extend(node.attribute("gp_index").map(|handle| format!("PCIDev:{handle}")));
@@ -255,7 +291,7 @@ impl Reader {
                 info(device, "CUDAGlobalMemorySize").and_then(|kib| kib.parse::<u64>().ok());
             gpu.memory_bytes = gpu.memory_bytes.or(memory.and_then(|kib| kib.checked_mul(1024)));
         }
-        if let Some(uuid) = &found.gpu.uuid
+        if let Some(uuid) = found.gpu.uuid.as_ref().filter(|uuid| !uuid.is_zeroed())
             && self.gpus.iter().any(|other| other.gpu.uuid.as_ref() == Some(uuid))
         {
             return Err(wrong(node, format!("a GPU with the UUID {uuid} is there already")));
@@ -358,77 +394,16 @@ impl Reader {
         }
     }
 
-    /// Reads the matrix of NVLink bandwidths, if there is one.
-    fn nvlinks(&mut self, root: Node<'_, '_>) -> Result<(), XmlError> {
-        let named = |node: &Node<'_, '_>| node.attribute("name") == Some("NVLinkBandwidth");
-        let Some(matrix) = root.children().find(named) else {
-            if self.gpus.len() > 1 {
-                let text = "the file has no NVLink bandwidths; GPU pairs show their PCIe path";
-                self.topology.notes.push(Note::new("links", text));
-            }
-            return Ok(());
-        };
-        // Objects are `OSDev:802`, or plain numbers of the one type that is named.
-        let prefix = matrix.attribute("type").map(|kind| format!("{kind}:")).unwrap_or_default();
-        let names: Vec<String> =
-            texts(matrix, "indexes").map(|name| prefix.clone() + name).collect();
-        let numbers = texts(matrix, "u64values").map(str::parse::<u64>);
-        let values: Vec<u64> = numbers
-            .collect::<Result<_, _>>()
-            .map_err(|_| wrong(matrix, "a bandwidth is no number"))?;
-        if names.is_empty() || names.len() > DEVICE_LIMIT || values.len() != names.len().pow(2) {
-            return Err(wrong(matrix, "has not one bandwidth for each pair of its objects"));
-        }
-        let ends: Vec<Option<NvLinkPeer>> = names.iter().map(|name| self.end(name)).collect();
-        let mut switches = 0;
-        for (name, end) in names.iter().zip(&ends) {
-            switches += u32::from(*end == Some(NvLinkPeer::Switch));
-            if end.is_none() {
-                self.topology
-                    .notes
-                    .push(Note::new(name, "has NVLinks, but is no GPU, switch or CPU"));
-            }
-        }
-        self.topology.nvswitch = Some(switches);
-        for found in &mut self.gpus {
-            let Some(row) = names.iter().position(|name| found.handles.contains(name)) else {
-                continue;
-            };
-            let each = per_link(found.gpu.name.as_deref(), &values);
-            for (column, mb_per_s) in
-                values[row * names.len()..].iter().take(names.len()).enumerate()
-            {
-                if column == row {
-                    continue;
-                }
-                let peer = ends[column].unwrap_or(NvLinkPeer::Unknown);
-                for _ in 0..mb_per_s / each {
-                    if found.gpu.nvlinks.len() >= NVLINK_LIMIT {
-                        return Err(wrong(matrix, "a GPU has more NVLinks than there can be"));
-                    }
-                    let link = u32::try_from(found.gpu.nvlinks.len()).unwrap_or(u32::MAX);
-                    let gb_per_s = Some(each as f64 / 1e3);
-                    let link = NvLink { link, active: true, version: None, peer, gb_per_s };
-                    found.gpu.nvlinks.push(link);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What an object of the bandwidth matrix is.
-    fn end(&self, name: &str) -> Option<NvLinkPeer> {
-        let gpu = self.gpus.iter().find(|found| found.handles.iter().any(|handle| handle == name));
-        if let Some(place) = gpu.and_then(|found| found.gpu.pci) {
-            return Some(NvLinkPeer::Gpu(place));
-        }
-        if self.switches.iter().any(|handle| handle == name) {
-            return Some(NvLinkPeer::Switch);
-        }
-        name.starts_with("Package:").then_some(NvLinkPeer::Cpu)
-    }
-
     fn finish(mut self) -> Topology {
+        for (names, what) in [
+            (&self.placeless, "without a PCI device around them"),
+            (&self.foreign, "another vendor's"),
+        ] {
+            if !names.is_empty() {
+                let text = format!("{what}, and so left out: {}", names.join(", "));
+                self.topology.notes.push(Note::new("gpus", text));
+            }
+        }
         let known: BTreeSet<u32> = self.gpus.iter().filter_map(|found| found.nvml).collect();
         let numbered = known.len() == self.gpus.len();
         if numbered {
@@ -442,27 +417,19 @@ impl Reader {
             let index = GpuIndex(found.nvml.filter(|_| numbered).unwrap_or(at));
             self.topology.gpus.push(Gpu { index, ..found.gpu });
         }
+        without_zeroed_uuids(&mut self.topology);
         self.topology.links = self.topology.derive_links();
         self.topology
     }
 }
 
-/// One NVLink's bandwidth in one direction, MB/s.
-///
-/// hwloc gives the sum over a pair's links, and multiples of 20 and of 25 GB/s can be the same
-/// number, so the model decides; for unknown ones the values do.
-fn per_link(model: Option<&str>, values: &[u64]) -> u64 {
-    let named = |part: &str| model.is_some_and(|model| model.contains(part));
-    if named("P100") {
-        20_000
-    } else if ["B100", "B200", "B300"].into_iter().any(named) {
-        50_000
-    } else if model.is_none()
-        && values.iter().any(|value| value % 25_000 != 0)
-        && values.iter().all(|value| value % 20_000 == 0)
-    {
-        20_000
-    } else {
-        25_000
-    }
+/// Whether an object's description is that of a platform whose GPUs' memory is NUMA nodes: POWER9
+/// with NVLink, and Grace.
+fn is_coherent(node: Node<'_, '_>) -> bool {
+    let names = ["CPUModel", "PlatformModel", "DMIProductName", "DMIBoardName", "DMIProductFamily"];
+    let platforms = ["POWER9", "8335-GT", "Grace", "GH200", "GB200", "GB300", "Neoverse-V2"];
+    names.iter().filter_map(|name| info(node, name)).any(|value| {
+        let newer = !value.contains("8335-GTA") && !value.contains("8335-GTB");
+        newer && platforms.iter().any(|platform| value.contains(platform))
+    })
 }

@@ -464,6 +464,7 @@ fn notes(topology: &mut Topology, header: &Header<'_>, rows: &[Row], below: &[Ve
     }
     let legend = |word: &str| below.iter().flatten().any(|other| other.text == word);
     if legend("PIX") && legend("SYS") && !legend("NV#") {
+        topology.nvlinks_untold = true;
         let text = "the legend does not mention NVLink, as with `topo -mp`; there may be some";
         notes.push(Note::new("links", text));
     }

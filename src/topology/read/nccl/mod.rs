@@ -6,21 +6,27 @@
 //!
 //! *Invariant:* a device stands under the elements that it stands under in the file; none is moved.
 
+mod links;
+mod nets;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
 use super::xml::{XmlError, parsed, required, wrong};
-use super::{DEVICE_LIMIT, NUMA_LIMIT};
+use super::{DEVICE_LIMIT, NUMA_LIMIT, NVLINK_LIMIT};
 use crate::cpuset::CpuSet;
 use crate::ids::{GpuIndex, NumaId, PciAddress};
 use crate::topology::{
-    Bridge, BridgeKind, ComputeCapability, Device, Gpu, LinkKind, Links, Nic, Note, NumaNode,
-    NvLink, NvLinkPeer, PcieLink, Port, Topology, VERSION,
+    Bridge, BridgeKind, ComputeCapability, Device, Gpu, LinkKind, Nic, NicKind, Note, NumaNode,
+    NvLink, NvLinkPeer, PcieLink, Topology, VERSION,
 };
 
-/// More NVLinks than any GPU has.
-const NVLINK_LIMIT: usize = 64;
+/// Most NVLinks of one GPU (GB200 and earlier have up to 18).
+const NVLINKS_OF_A_GPU: usize = 18;
+
+/// The newest compute capability that can be, times ten; more is a number of another kind.
+const NEWEST_SM: u32 = 299;
 
 /// Reads the `<system>` element.
 pub(super) fn read(system: Node<'_, '_>) -> Result<Topology, XmlError> {
@@ -51,6 +57,11 @@ struct Reader {
     switches: Option<BTreeSet<PciAddress>>,
     /// NICs that share one card, by position.
     cards: Vec<Vec<usize>>,
+    /// The number of each card in `cards`, by its place.
+    card_at: BTreeMap<PciAddress, usize>,
+    ports: nets::Ports,
+    /// GPUs of other vendors, by busid.
+    foreign: Vec<String>,
     /// NICs whose device names the file does not say.
     nameless: Vec<String>,
     places: BTreeSet<PciAddress>,
@@ -67,6 +78,9 @@ impl Reader {
             devs: Vec::new(),
             switches: Some(BTreeSet::new()),
             cards: Vec::new(),
+            card_at: BTreeMap::new(),
+            ports: nets::Ports::default(),
+            foreign: Vec::new(),
             nameless: Vec::new(),
             places: BTreeSet::new(),
             hosts: BTreeSet::new(),
@@ -80,8 +94,11 @@ impl Reader {
 
     fn cpu(&mut self, node: Node<'_, '_>) -> Result<(), XmlError> {
         let numa = parsed(node, "numaid", |text| {
-            let number: i64 = text.parse().map_err(|_| "is no NUMA node".to_owned())?;
-            Ok(u32::try_from(number).ok().map(NumaId))
+            // -1 is NCCL's word for unknown.
+            if text.starts_with('-') {
+                return Ok(None);
+            }
+            integer(text, "is no NUMA node").map(|id| Some(NumaId(id)))
         })?;
         let numa = numa.flatten();
         let cpus = parsed(node, "affinity", |text| {
@@ -151,31 +168,53 @@ impl Reader {
         Ok(())
     }
 
+    /// One PCI function: a GPU, a NIC, a switch, or a card that is several of them.
     fn pci(&mut self, node: Node<'_, '_>, parent: &str, cpu: &Cpu) -> Result<(), XmlError> {
         let busid = required(node, "busid")?;
-        let child = |name: &str| node.children().find(|child| child.has_tag_name(name));
+        let inside = |name: &'static str| {
+            node.children().filter(move |child: &Node<'_, '_>| child.has_tag_name(name))
+        };
         let class = node.attribute("class").unwrap_or_default().trim_start_matches("0x");
-        let vendor = node.attribute("vendor").unwrap_or("0x10de");
-        // Placeholders of virtual machines name no vendor that there is.
-        let nvidia = matches!(vendor, "0x10de" | "0xffff");
-        if let Some(gpu) = child("gpu") {
-            self.gpu(node, Some(gpu), parent, cpu)
-        } else if let Some(nic) = child("nic") {
-            self.nic(nic, place(busid), pcie(node), parent, cpu)
-        } else if child("pci").is_some() {
-            let kind = BridgeKind::SwitchUp;
-            let id = self.bridge(busid.to_owned(), Some(parent), kind, None);
-            self.children(node, &id, cpu)
-        } else if class.starts_with("03") && nvidia {
-            self.gpu(node, None, parent, cpu)
-        } else if class.starts_with("0200") || class.starts_with("0207") {
-            self.unnamed_nic(node, parent, cpu)
-        } else if class.is_empty() {
-            self.note(busid, "has no class and no <gpu> or <nic>: GPU or NIC cannot be told");
-            Ok(())
-        } else {
-            Ok(())
+        let known = ["gpu", "nic", "pci"];
+        for other in node.children().filter(Node::is_element) {
+            if !known.contains(&other.tag_name().name()) {
+                self.note(other.tag_name().name(), "is no element of a PCI tree; it is left out");
+            }
         }
+        // What hangs off a card hangs off the card's own switch.
+        let below = match inside("pci").next() {
+            Some(_) => {
+                let kind = BridgeKind::SwitchUp;
+                self.bridge(busid.to_owned(), Some(parent), kind, None)
+            }
+            None => parent.to_owned(),
+        };
+        for nic in inside("nic") {
+            self.nic(nic, place(busid), pcie(node), &below, cpu)?;
+        }
+        let mut gpus = inside("gpu");
+        let first = gpus.next();
+        for _ in gpus {
+            self.note(busid, "has a second <gpu>, which is left out: a GPU has an address alone");
+        }
+        let graphics = class.starts_with("03");
+        if first.is_some() || (graphics && inside("nic").next().is_none()) {
+            if is_foreign(node, first) {
+                self.foreign.push(busid.to_owned());
+            } else {
+                self.gpu(node, first, &below, cpu)?;
+            }
+        }
+        for child in inside("pci") {
+            self.pci(child, &below, cpu)?;
+        }
+        let told = first.is_some() || inside("nic").next().is_some();
+        if !told && (class.starts_with("0200") || class.starts_with("0207")) {
+            self.unnamed_nic(node, &below, cpu)?;
+        } else if !told && class.is_empty() && inside("pci").next().is_none() {
+            self.note(busid, "has no class and no <gpu> or <nic>: GPU or NIC cannot be told");
+        }
+        Ok(())
     }
 
     /// Takes a place for a device, once.
@@ -200,12 +239,12 @@ impl Reader {
         cpu: &Cpu,
     ) -> Result<(), XmlError> {
         let pci = self.take(node)?;
-        let number = |text: &str| text.parse::<u32>().map_err(|_| "is no number".to_owned());
+        let number = |text: &str| integer(text, "is no number");
         let (mut dev, mut sm, mut nvlinks) = (None, None, Vec::new());
         if let Some(gpu) = gpu {
             dev = parsed(gpu, "dev", number)?.filter(|dev| *dev < 10_000);
-            sm = parsed(gpu, "sm", number)?.filter(|sm| *sm > 0);
-            nvlinks = self.nvlinks(gpu)?;
+            sm = parsed(gpu, "sm", number)?.filter(|sm| (1..=NEWEST_SM).contains(sm));
+            nvlinks = self.nvlinks(node, gpu)?;
         }
         self.devs.push(dev);
         self.topology.gpus.push(Gpu {
@@ -223,14 +262,12 @@ impl Reader {
 
     /// The NVLinks of a GPU. The file counts them by peer; their numbers on the GPU it does not
     /// say, so they are numbered as they come.
-    fn nvlinks(&mut self, gpu: Node<'_, '_>) -> Result<Vec<NvLink>, XmlError> {
+    fn nvlinks(&mut self, pci: Node<'_, '_>, gpu: Node<'_, '_>) -> Result<Vec<NvLink>, XmlError> {
         let mut links = Vec::new();
+        let mut listed = 0u64;
         for node in gpu.children().filter(|child| child.has_tag_name("nvlink")) {
-            let count = parsed(node, "count", |text| match text.parse::<usize>() {
-                Ok(count) if count <= NVLINK_LIMIT - links.len() => Ok(count),
-                Ok(_) => Err(format!("a GPU has at most {NVLINK_LIMIT} NVLinks")),
-                Err(_) => Err("is no number".to_owned()),
-            })?;
+            let count = parsed(node, "count", |text| integer(text, "is no number"))?.unwrap_or(1);
+            listed += u64::from(count);
             let target = place(required(node, "target")?);
             let class = node.attribute("tclass").unwrap_or_default();
             let peer = match (class.trim_start_matches("0x"), target) {
@@ -247,10 +284,24 @@ impl Reader {
                     known
                 });
             }
-            for _ in 0..count.unwrap_or(usize::from(links.len() < NVLINK_LIMIT)) {
+            for _ in 0..count {
+                if links.len() == NVLINK_LIMIT {
+                    break;
+                }
                 let link = u32::try_from(links.len()).unwrap_or(u32::MAX);
                 links.push(NvLink { link, active: true, version: None, peer, gb_per_s: None });
             }
+        }
+        let busid = pci.attribute("busid").unwrap_or_default();
+        if listed > NVLINK_LIMIT as u64 {
+            let text = format!("{listed} NVLinks are listed; {NVLINK_LIMIT} of them are read");
+            self.note(busid, text);
+        } else if listed > NVLINKS_OF_A_GPU as u64 {
+            let text = format!(
+                "{listed} NVLinks are listed, more than a GPU has: each seems to count once for \
+                 every peer that it reaches"
+            );
+            self.note(busid, text);
         }
         Ok(links)
     }
@@ -263,27 +314,41 @@ impl Reader {
         parent: &str,
         cpu: &Cpu,
     ) -> Result<(), XmlError> {
-        let mut card = Vec::new();
-        for net in nic.children().filter(|child| child.has_tag_name("net")) {
-            let name = required(net, "name")?;
-            // NCCL joins the names of NICs that it uses as one.
-            let merged = name.contains('+');
-            for name in name.split('+').filter(|name| !name.is_empty()) {
+        let mut devices = Vec::new();
+        let card = self.card(pci);
+        for node in nic.children().filter(|child| child.has_tag_name("net")) {
+            let net = nets::net(node)?;
+            for name in &net.names {
                 let at = self.named_nic(name, pci, pcie, parent, cpu);
                 if self.topology.nics.len() > DEVICE_LIMIT {
-                    return Err(wrong(net, "there are more NICs than a machine has"));
+                    return Err(wrong(node, "there are more NICs than a machine has"));
                 }
-                if !card.contains(&at) {
-                    card.push(at);
+                if !devices.contains(&at) {
+                    devices.push(at);
                 }
-                self.port(net, at, merged)?;
+                if net.socket {
+                    self.topology.nics[at].kind = NicKind::Socket;
+                } else {
+                    self.ports.add(at, card, &net);
+                }
             }
         }
-        if card.is_empty() {
+        if devices.is_empty() {
             self.note("nic", "a <nic> without <net> has no name; it is left out");
         }
-        self.cards.push(card);
+        self.cards[card].extend(devices);
         Ok(())
+    }
+
+    /// The number of the card at a place; functions of one device are on one card.
+    fn card(&mut self, pci: Option<PciAddress>) -> usize {
+        let fresh = self.cards.len();
+        let place = pci.map(|place| PciAddress { function: 0, ..place });
+        let at = place.map_or(fresh, |place| *self.card_at.entry(place).or_insert(fresh));
+        if at == fresh {
+            self.cards.push(Vec::new());
+        }
+        at
     }
 
     /// The position of the NIC of a name, which is added if it is new.
@@ -309,27 +374,6 @@ impl Reader {
         self.topology.nics.len() - 1
     }
 
-    /// Adds the port of a `<net>`. A dump lists a NIC again for collectives; that adds nothing.
-    fn port(&mut self, net: Node<'_, '_>, at: usize, merged: bool) -> Result<(), XmlError> {
-        let port = parsed(net, "port", |text| {
-            text.parse::<u32>().map_err(|_| "is no port number".to_owned())
-        })?;
-        let speed = parsed(net, "speed", |text| match text.parse::<f64>() {
-            // Some NICs are said to have a speed of -1, which is none.
-            Ok(speed) if speed.is_finite() => Ok(speed),
-            _ => Err("is no speed in Mbit/s".to_owned()),
-        })?;
-        let Some(port) = port.filter(|port| (1..=255).contains(port)) else { return Ok(()) };
-        let nic = &mut self.topology.nics[at];
-        if nic.ports.iter().all(|known| known.port != port) {
-            // The speed of merged NICs is that of all together.
-            let rate_gbps = speed.filter(|speed| *speed > 0.0 && !merged).map(|mbit| mbit / 1e3);
-            nic.ports.push(Port { port, state: None, link_layer: None, rate_gbps, netdev: None });
-            nic.ports.sort_by_key(|port| port.port);
-        }
-        Ok(())
-    }
-
     fn unnamed_nic(&mut self, node: Node<'_, '_>, parent: &str, cpu: &Cpu) -> Result<(), XmlError> {
         let pci = self.take(node)?;
         let name = format!("NIC{}", self.topology.nics.len());
@@ -344,6 +388,12 @@ impl Reader {
             let names = self.nameless.join(", ");
             self.note("nics", format!("no <net> says which devices {names} are"));
         }
+        if !self.foreign.is_empty() {
+            let text = format!("another vendor's, and so left out: {}", self.foreign.join(", "));
+            self.note("gpus", text);
+        }
+        self.name_sockets();
+        self.ports.give_to(&mut self.topology.nics);
         let mut topology = self.topology;
         topology.numa.sort_by_key(|node| node.id);
         topology.nvswitch = self
@@ -351,13 +401,14 @@ impl Reader {
             .filter(|switches| !switches.is_empty())
             .and_then(|switches| u32::try_from(switches.len()).ok());
         if self.devs.iter().all(Option::is_none) && topology.gpus.len() > 1 {
+            topology.nvlinks_untold = true;
             topology.notes.push(Note::new(
                 "links",
                 "the file lists no <gpu>, so NVLinks are unknown; GPU pairs show their PCIe path",
             ));
         }
         let mut links = topology.derive_links();
-        across_cpus(&topology, &mut links);
+        links::across_cpus(&topology, &mut links);
         for card in self.cards {
             for (n, a) in card.iter().enumerate() {
                 for b in &card[n + 1..] {
@@ -368,10 +419,24 @@ impl Reader {
                 }
             }
         }
-        one_card(&topology, &mut links);
+        links::one_card(&topology, &mut links);
         topology.links = links;
-        asymmetric_nvlinks(&mut topology);
+        links::asymmetric_nvlinks(&mut topology);
         Ok(topology)
+    }
+
+    /// Says which networks are no RDMA devices.
+    fn name_sockets(&mut self) {
+        let sockets = self.topology.nics.iter().filter(|nic| nic.kind == NicKind::Socket);
+        let names: Vec<&str> = sockets.map(|nic| nic.name.as_str()).collect();
+        if !names.is_empty() {
+            let text = format!(
+                "network interfaces that NCCL reaches through sockets, no RDMA devices, so that UCX \
+                 cannot use them for InfiniBand or RoCE: {}",
+                names.join(", ")
+            );
+            self.note("nics", text);
+        }
     }
 
     /// Numbers the GPUs by `dev`, or in PCI order (which NVML's is) where the file has no `dev`.
@@ -395,54 +460,25 @@ impl Reader {
     }
 }
 
-/// Devices under different `<cpu>` elements are on different NUMA nodes, numbered or not.
-fn across_cpus(topology: &Topology, links: &mut Links) {
-    let ancestry = topology.ancestry();
-    let host = |parent: &Option<String>| {
-        ancestry.above(parent.as_deref()).last().map(|bridge| bridge.id.clone())
+/// Whether a GPU is another vendor's: files of RCCL, AMD's NCCL, have the same form.
+fn is_foreign(pci: Node<'_, '_>, gpu: Option<Node<'_, '_>>) -> bool {
+    let of_rccl = |gpu: Node<'_, '_>| {
+        gpu.has_attribute("gcn") || gpu.children().any(|child| child.has_tag_name("xgmi"))
     };
-    let gpus = topology.gpus.iter().map(|gpu| host(&gpu.parent));
-    let hosts: Vec<Option<String>> =
-        gpus.chain(topology.nics.iter().map(|nic| host(&nic.parent))).collect();
-    let devices: Vec<(Device, Option<String>)> = topology.devices().zip(hosts).collect();
-    for (n, (a, host_a)) in devices.iter().enumerate() {
-        for (b, host_b) in &devices[n + 1..] {
-            if links.between(*a, *b).is_none() && host_a != host_b {
-                links.set(*a, *b, LinkKind::Sys);
-            }
-        }
+    match pci.attribute("vendor").map(str::trim) {
+        // Placeholders of virtual machines name no vendor that there is.
+        Some("0x10de" | "0x10DE" | "0xffff" | "0x0000" | "") | None => gpu.is_some_and(of_rccl),
+        Some(_) => true,
     }
 }
 
-/// NICs that are functions of one device are on one card, whose port NCCL leaves out.
-fn one_card(topology: &Topology, links: &mut Links) {
-    let card = |nic: &Nic| nic.pci.map(|place| PciAddress { function: 0, ..place });
-    for (a, first) in (0u32..).zip(&topology.nics) {
-        for (b, second) in (a + 1..).zip(topology.nics.iter().skip(a as usize + 1)) {
-            if card(first).is_some() && card(first) == card(second) {
-                links.set(Device::Nic(a), Device::Nic(b), LinkKind::Pix);
-            }
-        }
-    }
-}
-
-/// Notes pairs of GPUs that count the NVLinks between them differently.
-fn asymmetric_nvlinks(topology: &mut Topology) {
-    let count = |a: &Gpu, b: &Gpu| {
-        let to_b = |link: &&NvLink| b.pci.is_some_and(|place| link.peer == NvLinkPeer::Gpu(place));
-        a.nvlinks.iter().filter(to_b).count()
+/// A whole number, also in hexadecimal (`0x1`).
+fn integer(text: &str, problem: &str) -> Result<u32, String> {
+    let read = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
     };
-    let mut notes = Vec::new();
-    for (n, a) in topology.gpus.iter().enumerate() {
-        for b in &topology.gpus[n + 1..] {
-            let (there, back) = (count(a, b), count(b, a));
-            if there != back {
-                let text = format!("{there} NVLinks to GPU{}, which has {back} back", b.index);
-                notes.push(Note::new(format!("GPU{}", a.index), text));
-            }
-        }
-    }
-    topology.notes.extend(notes);
+    read.map_err(|_| problem.to_owned())
 }
 
 /// A real place; `None` for placeholders such as `fffffff:ff:ff.0`.

@@ -1,0 +1,55 @@
+//! What NCCL's form says about links beyond the PCI tree that it shows.
+//!
+//! Does not read elements.
+//!
+//! *Invariant:* no link that follows from the tree is changed, but for those within a card.
+
+use crate::ids::PciAddress;
+use crate::topology::{Device, Gpu, LinkKind, Links, Nic, Note, NvLinkEnds, Topology};
+
+/// Devices under different `<cpu>` elements are on different NUMA nodes, numbered or not.
+pub(super) fn across_cpus(topology: &Topology, links: &mut Links) {
+    let ancestry = topology.ancestry();
+    let host = |parent: &Option<String>| {
+        ancestry.above(parent.as_deref()).last().map(|bridge| bridge.id.clone())
+    };
+    let gpus = topology.gpus.iter().map(|gpu| host(&gpu.parent));
+    let hosts: Vec<Option<String>> =
+        gpus.chain(topology.nics.iter().map(|nic| host(&nic.parent))).collect();
+    let devices: Vec<(Device, Option<String>)> = topology.devices().zip(hosts).collect();
+    for (n, (a, host_a)) in devices.iter().enumerate() {
+        for (b, host_b) in &devices[n + 1..] {
+            if links.between(*a, *b).is_none() && host_a != host_b {
+                links.set(*a, *b, LinkKind::Sys);
+            }
+        }
+    }
+}
+
+/// NICs that are functions of one device are on one card, whose port NCCL leaves out.
+pub(super) fn one_card(topology: &Topology, links: &mut Links) {
+    let card = |nic: &Nic| nic.pci.map(|place| PciAddress { function: 0, ..place });
+    for (a, first) in (0u32..).zip(&topology.nics) {
+        for (b, second) in (a + 1..).zip(topology.nics.iter().skip(a as usize + 1)) {
+            if card(first).is_some() && card(first) == card(second) {
+                links.set(Device::Nic(a), Device::Nic(b), LinkKind::Pix);
+            }
+        }
+    }
+}
+
+/// Notes pairs of GPUs that count the NVLinks between them differently.
+pub(super) fn asymmetric_nvlinks(topology: &mut Topology) {
+    let ends: Vec<NvLinkEnds> = topology.gpus.iter().map(Gpu::active_nvlinks).collect();
+    let mut notes = Vec::new();
+    for (n, a) in topology.gpus.iter().enumerate() {
+        for (m, b) in topology.gpus.iter().enumerate().skip(n + 1) {
+            let (there, back) = (ends[n].to(b), ends[m].to(a));
+            if there != back {
+                let text = format!("{there} NVLinks to GPU{}, which has {back} back", b.index);
+                notes.push(Note::new(format!("GPU{}", a.index), text));
+            }
+        }
+    }
+    topology.notes.extend(notes);
+}
