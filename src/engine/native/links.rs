@@ -520,11 +520,11 @@ mod tests {
     fn a_bandwidth_is_that_of_the_median_round() {
         let measurement =
             Measurement { messages: 10, ..stream("a", "b", MemoryKind::Host, 100, 3) };
-        let samples = samples(vec![5000, 500, 1000]);
-        let figure = bandwidth(&samples, &measurement).expect("there are rounds");
+        let measured = samples(vec![5000, 500, 1000]);
+        let figure = bandwidth(&measured, &measurement).expect("there are rounds");
         assert_eq!(figure.median.to_bits(), 1.0f64.to_bits());
         assert!((figure.mean - 3000.0 / 6500.0).abs() < 1e-9, "{figure:?}");
-        assert_eq!(latency(&samples).map(|figure| figure.median), Some(0.5));
+        assert_eq!(latency(&measured).map(|figure| figure.median), Some(0.5));
         assert_eq!(latency(&samples(vec![])), None);
     }
 
@@ -552,7 +552,7 @@ mod tests {
         let fitted = |full: Measurement, message_ns: u64| {
             let trial = trial(&full);
             let rounds_ns = vec![message_ns * u64::from(trial.messages); trial.rounds as usize];
-            within(budget, full, &trial, &Samples { rounds_ns, lanes: vec![] })
+            within(budget, full, &trial, &samples(rounds_ns))
         };
         let stream = || stream("a", "b", MemoryKind::Host, 1 << 20, 7);
         let ping = || ping("a", "b", MemoryKind::Host);

@@ -23,9 +23,9 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
     let (work, at_once) = {
         let state = driver.lock();
         let (source, target) = (state.memory.block(from), state.memory.block(to));
-        driver.counts.moved(source, target, bytes);
         let pageable = |block: bool, address| !block && !is_pinned(&state, address);
         let (read, written) = (state.memory.reach(from, bytes)?, state.memory.reach(to, bytes)?);
+        driver.counts.moved(source, target, bytes);
         let at_once = pageable(target.is_some(), to);
         if !at_once && pageable(source.is_some(), from) {
             // SAFETY: host memory that the caller lets us read.
