@@ -35,7 +35,8 @@ pub(super) fn parse_transports(description: &str) -> Vec<String> {
 }
 
 /// The protocol for sending active messages of this size from device memory, and its lanes, in a
-/// description that `ucp_ep_print_info` wrote. UCX writes tables from 1.16 on, for what it has sent.
+/// description that `ucp_ep_print_info` wrote. UCX writes tables from 1.16 on, for what it has
+/// sent.
 ///
 /// A table begins `| … | active message by ucp_am_send* from cuda/GPU0 |`; its rows read
 /// `| 5029..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda |`. `(?)` is what the

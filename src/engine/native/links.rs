@@ -62,7 +62,8 @@ pub enum Expected {
     SharedMemory,
     /// Copies between GPUs, over NVLink or PCIe.
     CudaIpc,
-    /// From GPU to GPU through the host's memory: the plan has no `cuda_ipc`, or the GPUs have none.
+    /// From GPU to GPU through the host's memory: the plan has no `cuda_ipc`, or the GPUs have
+    /// none.
     Staging,
 }
 
@@ -108,7 +109,8 @@ impl Expected {
     }
 }
 
-/// Whether a plan wants copies between GPUs. A list of the caller's is no plan: what it leaves out is
+/// Whether a plan wants copies between GPUs. A list of the caller's is no plan: what it leaves out
+/// is
 /// missed.
 fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
     if plan.requirements.nvlink {
@@ -132,7 +134,8 @@ fn permits_cuda_ipc(list: &str) -> bool {
     }
 }
 
-/// Whether the driver lets one GPU read the other's memory, as far as is known. MIG instances cannot.
+/// Whether the driver lets one GPU read the other's memory, as far as is known. MIG instances
+/// cannot.
 fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -> bool {
     let (Some(a), Some(b)) = (&from.gpu, &to.gpu) else { return true };
     if a.mig.is_some() || b.mig.is_some() {
@@ -430,7 +433,8 @@ fn downgrade(plan: &Plan, from: &str, expected: Expected, lanes: &[String]) -> S
     format!("{expected} expected, {used} used{}{advice}", cause(plan, from))
 }
 
-/// Why copies between GPUs are not used although there is a lane for them. A connection has that lane
+/// Why copies between GPUs are not used although there is a lane for them. A connection has that
+/// lane
 /// as soon as both ends know CUDA; whether it carries bytes shows when memory is mapped. Small
 /// messages need none.
 fn unused(expected: Expected, measurement: &Measurement, samples: &Samples) -> Option<String> {
