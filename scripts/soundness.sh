@@ -61,7 +61,7 @@ if [[ $part != cycles ]]; then
 fi
 if [[ $part != valgrind ]]; then
     echo "== $cycles connections opened and closed"
-    # Of one data plane, with a peer for every 60000 of them: see src/ucx/connections.rs.
+    # Of one data plane, with a peer for every 60000 of them: see src/ucx/address.rs.
     plane=$(scripts/built.sh bench plane)
     "$plane" cycles "$cycles" || status=1
 fi

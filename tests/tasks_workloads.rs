@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::cluster::{Client, ClientError};
-use cuda_cluster::engine::native::scheduler::replay;
+use cuda_cluster::engine::native::tasks::replay;
 use cuda_cluster::plan::Plan;
 use cuda_cluster::wire::tasks::TaskError;
 use native::Cluster;

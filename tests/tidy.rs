@@ -146,7 +146,7 @@ fn imports_run_down(source: &Source) -> Vec<String> {
 fn pure_modules_have_no_effects(source: &Source) -> Vec<String> {
     let module = source.module();
     let top = module.split("::").next().unwrap_or_default();
-    let core = source.path.ends_with("/core.rs") || module.contains("::core::");
+    let core = module.ends_with("::core") || module.contains("::core::");
     if !(PURE.contains(&top) || core) {
         return Vec::new();
     }

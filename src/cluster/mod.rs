@@ -26,8 +26,10 @@ use std::process::ExitCode;
 use crate::engine::native;
 
 pub use crate::cuda::{Kernel, Scalar};
-pub use crate::engine::native::built_in::{CudaParameter, CudaTask};
-pub use crate::engine::native::registry::{Context, FunctionError, Input, Outputs, Registry};
+pub use crate::engine::native::worker::built_in::{CudaParameter, CudaTask};
+pub use crate::engine::native::worker::registry::{
+    Context, FunctionError, Input, Outputs, Registry,
+};
 pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError, Lines};
 pub use detached::{Detached, Lifetime, OutputForm, Report, Start};

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{Client, ClientError, Remote};
-use crate::engine::native::built_in::{matrix_element, table_row};
+use crate::engine::native::worker::built_in::{matrix_element, table_row};
 
 /// How small tasks depend on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

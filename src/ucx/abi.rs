@@ -7,7 +7,7 @@
 //! returns or takes a status is therefore declared here with [`RawStatus`].
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 
 pub(super) use ucx1_sys::{
     ucp_address_t, ucp_am_handler_param_t, ucp_am_recv_param_t, ucp_config_t, ucp_context_h,
@@ -15,9 +15,7 @@ pub(super) use ucx1_sys::{
     ucp_worker_params_t,
 };
 
-/// `ucs_status_t`: a packed enum, one signed byte.
-pub(super) type RawStatus = i8;
-const _: () = assert!(size_of::<ucx1_sys::ucs_status_t>() == size_of::<RawStatus>());
+use super::status::{RawStatus, Status};
 
 /// `ucs_status_ptr_t`: null (done), a request, or a status in disguise.
 pub(super) type StatusPointer = *mut c_void;
@@ -32,7 +30,7 @@ pub(super) enum Submitted {
     /// The callback follows.
     Pending,
     /// Refused; no callback follows.
-    Refused(super::Status),
+    Refused(Status),
 }
 
 impl From<StatusPointer> for Submitted {
@@ -41,7 +39,7 @@ impl From<StatusPointer> for Submitted {
         if code == 0 {
             Submitted::Done
         } else if (LAST_ERROR..0).contains(&code) {
-            Submitted::Refused(super::Status(i8::try_from(code).unwrap_or(i8::MIN)))
+            Submitted::Refused(Status(i8::try_from(code).unwrap_or(i8::MIN)))
         } else {
             Submitted::Pending
         }

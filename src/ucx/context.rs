@@ -5,7 +5,8 @@
 //!
 //! *Invariant:* a context outlives its workers, because they hold it.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use super::Error;
 use super::abi::{self, ucp_config_t, ucp_context_h, ucp_params_t, zeroed};
 use super::lanes;
 use super::library::{Library, OLDEST};
-use super::print::printed;
 use super::status::Status;
 
 /// One of UCX's settings, by its variable's name without `UCX_`.
@@ -146,4 +146,28 @@ impl Drop for Configuration<'_> {
         // SAFETY: from `ucp_config_read`, released once.
         unsafe { (self.functions.ucp_config_release)(self.raw) };
     }
+}
+
+/// What `print` writes to the stream that it gets: UCX describes itself to streams only.
+///
+/// # Errors
+/// If the system has no memory for the text.
+pub(super) fn printed(print: impl FnOnce(*mut libc::FILE)) -> Result<String, Error> {
+    let system = |action| Error::System { action, source: io::Error::last_os_error() };
+    let (mut text, mut length) = (std::ptr::null_mut(), 0usize);
+    // SAFETY: two places that stay valid until the stream is closed.
+    let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };
+    if stream.is_null() {
+        return Err(system("open a stream in memory"));
+    }
+    print(stream);
+    // SAFETY: the stream is open, and is not used after this.
+    if unsafe { libc::fclose(stream) } != 0 || text.is_null() {
+        return Err(system("close a stream in memory"));
+    }
+    // SAFETY: a closed memory stream leaves a C string.
+    let copy = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: the caller of `open_memstream` frees the text, once.
+    unsafe { libc::free(text.cast()) };
+    Ok(copy)
 }

@@ -11,16 +11,18 @@ use std::rc::Rc;
 
 use super::Error;
 use super::abi::{
-    self, ErrorCallback, RawStatus, SendCallback, Submitted, ucp_ep_h, ucp_ep_params_t,
-    ucp_request_param_t, zeroed,
+    self, ErrorCallback, SendCallback, Submitted, ucp_ep_h, ucp_ep_params_t, ucp_request_param_t,
+    zeroed,
 };
 use super::address::WorkerAddress;
+use super::context::printed;
 use super::lanes;
 use super::memory::Payload;
-use super::operation::{HEADER_LIMIT, Kept, Operation, Protocol, sent};
-use super::print::printed;
-use super::status::Status;
-use super::worker::{EndpointFailure, EndpointId, MESSAGE_ID, Records, UcpWorker, WorkerInner};
+use super::operation::{
+    EndpointFailure, EndpointId, HEADER_LIMIT, Kept, Operation, Protocol, Records, sent,
+};
+use super::status::{RawStatus, Status};
+use super::worker::{MESSAGE_ID, UcpWorker, WorkerInner};
 
 /// The way to a peer's worker. Dropping it cancels what is in flight and closes it at once.
 pub struct UcpEndpoint<P: 'static> {

@@ -16,16 +16,13 @@
 
 mod abi;
 mod address;
-mod connections;
 mod context;
 mod endpoint;
 pub mod environment;
-mod hash;
 mod lanes;
 mod library;
 mod memory;
 mod operation;
-mod print;
 mod sleep;
 mod status;
 mod worker;
@@ -35,14 +32,13 @@ use std::path::PathBuf;
 pub use address::WorkerAddress;
 pub use context::{Setting, UcpContext};
 pub use endpoint::UcpEndpoint;
-pub use hash::{NumberHasher, NumberMap};
 pub use lanes::{parse as parse_lanes, parse_device_protocol};
 pub use library::{LIBRARY_VARIABLE, Library, Version};
 pub use memory::{Buffer, Payload};
-pub use operation::{Completion, HEADER_LIMIT, Protocol};
+pub use operation::{Completion, EndpointFailure, EndpointId, HEADER_LIMIT, Protocol};
 pub use sleep::{Sleeper, Waker};
 pub use status::Status;
-pub use worker::{Arrival, EndpointFailure, EndpointId, UcpWorker};
+pub use worker::{Arrival, UcpWorker};
 
 /// Why something could not be done with UCX.
 #[derive(Debug, thiserror::Error)]

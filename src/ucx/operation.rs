@@ -9,14 +9,19 @@
 //! *Invariant:* an [`Operation`] is owned by UCX (as a raw pointer in the request's user data) from
 //! its submission until its callback runs, and by nobody else.
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
 use std::rc::Rc;
 
-use super::abi::{RawStatus, Submitted};
+use smallvec::SmallVec;
+
+use super::abi::{self, Submitted};
+use super::address::Connections;
+use super::context::ContextInner;
 use super::memory::Payload;
-use super::status::Status;
-use super::worker::Records;
+use super::status::{RawStatus, Status};
 
 /// Longest message header. Headers are kept inside the operation, for UCX reads them until the
 /// message is sent.
@@ -41,6 +46,78 @@ impl Protocol {
             Protocol::Rendezvous => ucx1_sys::ucp_send_am_flags::UCP_AM_SEND_FLAG_RNDV.0,
         }
     }
+}
+
+/// Data up to this length are kept without an allocation.
+pub(super) const SMALL: usize = 16;
+
+/// Names an endpoint of a worker; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub(super) u64);
+
+/// An endpoint that UCX has given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointFailure {
+    /// Which one.
+    pub endpoint: EndpointId,
+    /// Why.
+    pub status: Status,
+}
+
+/// What UCX's callbacks recorded, waiting for the worker's owner.
+pub(super) struct Records<P> {
+    pub(super) context: Rc<ContextInner>,
+    /// Operations that UCX holds.
+    pub(super) in_flight: Cell<usize>,
+    pub(super) completions: RefCell<VecDeque<Completion<P>>>,
+    pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
+    pub(super) arrivals: RefCell<VecDeque<Box<RawArrival>>>,
+    /// What the owner wants received.
+    pub(super) receives: RefCell<VecDeque<Box<Operation<P>>>>,
+    pub(super) endpoints: Cell<u64>,
+    pub(super) connections: RefCell<Connections>,
+    /// Endpoints that UCX still holds.
+    pub(super) open_endpoints: Cell<usize>,
+    /// Whether it ever had a peer.
+    pub(super) had_peers: Cell<bool>,
+}
+
+impl<P> Records<P> {
+    pub(super) fn functions(&self) -> &abi::Functions {
+        &self.context.library.functions
+    }
+
+    /// Records a message, piece by piece where it stays, as [`Operation`]s are.
+    #[inline]
+    pub(super) fn arrived(&self, header: &[u8], data: Data) {
+        let mut arrival = Box::write(Box::new_uninit(), RawArrival::EMPTY);
+        arrival.data = data;
+        arrival.header_length = header.len();
+        arrival.header[..header.len()].copy_from_slice(header);
+        self.arrivals.borrow_mut().push_back(arrival);
+    }
+}
+
+/// A message as the callback records it.
+pub(super) struct RawArrival {
+    pub(super) header: [u8; HEADER_LIMIT],
+    pub(super) header_length: usize,
+    pub(super) data: Data,
+}
+
+impl RawArrival {
+    const EMPTY: Self = Self { header: [0; HEADER_LIMIT], header_length: 0, data: Data::Nothing };
+}
+
+pub(super) enum Data {
+    /// The bytes, copied, for UCX needs its memory back.
+    Copied(SmallVec<[u8; SMALL]>),
+    /// UCX's descriptor with the bytes in it.
+    Held { descriptor: *mut c_void, length: usize },
+    /// UCX's descriptor of bytes that are still at the sender.
+    Remote { descriptor: *mut c_void, length: usize },
+    /// Nothing, or nothing any more, for a receive has it.
+    Nothing,
 }
 
 /// An operation that has come to its end, and the memory that it owned.

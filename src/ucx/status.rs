@@ -6,7 +6,9 @@
 
 use std::fmt;
 
-use super::abi::RawStatus;
+/// `ucs_status_t`: a packed enum, one signed byte.
+pub(super) type RawStatus = i8;
+const _: () = assert!(size_of::<ucx1_sys::ucs_status_t>() == size_of::<RawStatus>());
 
 /// A status code of UCX (`ucs_status_t`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,6 @@
 //! a function of UCX runs, since UCX may call back from any of them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -17,93 +16,22 @@ use smallvec::SmallVec;
 
 use super::Error;
 use super::abi::{
-    self, MessageCallback, RawStatus, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t,
-    ucp_worker_h, ucp_worker_params_t, zeroed,
+    self, MessageCallback, Submitted, ucp_am_handler_param_t, ucp_am_recv_param_t, ucp_worker_h,
+    ucp_worker_params_t, zeroed,
 };
 use super::address::WorkerAddress;
-use super::connections::Connections;
-use super::context::{ContextInner, UcpContext};
+use super::context::UcpContext;
 use super::memory::{Buffer, Payload};
-use super::operation::{Completion, HEADER_LIMIT, Kept, Operation, received};
-use super::status::Status;
+use super::operation::{
+    Completion, Data, EndpointFailure, HEADER_LIMIT, Kept, Operation, RawArrival, Records, received,
+};
+use super::status::{RawStatus, Status};
 
 /// The one active message id in use; kinds of messages are told apart by their headers.
 pub(super) const MESSAGE_ID: c_uint = 0;
 
-/// Data up to this length are kept without an allocation.
-const SMALL: usize = 16;
-
 /// Longest time that a dropped worker waits for its endpoints to close.
 const CLOSING_TIME: Duration = Duration::from_secs(1);
-
-/// Names an endpoint of a worker; never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EndpointId(pub(super) u64);
-
-/// An endpoint that UCX has given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointFailure {
-    /// Which one.
-    pub endpoint: EndpointId,
-    /// Why.
-    pub status: Status,
-}
-
-/// What UCX's callbacks recorded, waiting for the worker's owner.
-pub(super) struct Records<P> {
-    context: Rc<ContextInner>,
-    /// Operations that UCX holds.
-    pub(super) in_flight: Cell<usize>,
-    pub(super) completions: RefCell<VecDeque<Completion<P>>>,
-    pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
-    arrivals: RefCell<VecDeque<Box<RawArrival>>>,
-    /// What the owner wants received.
-    receives: RefCell<VecDeque<Box<Operation<P>>>>,
-    pub(super) endpoints: Cell<u64>,
-    pub(super) connections: RefCell<Connections>,
-    /// Endpoints that UCX still holds.
-    pub(super) open_endpoints: Cell<usize>,
-    /// Whether it ever had a peer.
-    pub(super) had_peers: Cell<bool>,
-}
-
-impl<P> Records<P> {
-    pub(super) fn functions(&self) -> &abi::Functions {
-        &self.context.library.functions
-    }
-
-    /// Records a message, piece by piece where it stays, as [`Operation`]s are.
-    #[inline]
-    fn arrived(&self, header: &[u8], data: Data) {
-        let mut arrival = Box::write(Box::new_uninit(), RawArrival::EMPTY);
-        arrival.data = data;
-        arrival.header_length = header.len();
-        arrival.header[..header.len()].copy_from_slice(header);
-        self.arrivals.borrow_mut().push_back(arrival);
-    }
-}
-
-/// A message as the callback records it.
-struct RawArrival {
-    header: [u8; HEADER_LIMIT],
-    header_length: usize,
-    data: Data,
-}
-
-impl RawArrival {
-    const EMPTY: Self = Self { header: [0; HEADER_LIMIT], header_length: 0, data: Data::Nothing };
-}
-
-enum Data {
-    /// The bytes, copied, for UCX needs its memory back.
-    Copied(SmallVec<[u8; SMALL]>),
-    /// UCX's descriptor with the bytes in it.
-    Held { descriptor: *mut c_void, length: usize },
-    /// UCX's descriptor of bytes that are still at the sender.
-    Remote { descriptor: *mut c_void, length: usize },
-    /// Nothing, or nothing any more, for a receive has it.
-    Nothing,
-}
 
 /// A UCX worker and its event file descriptor. Each operation is started with a purpose `P`, which
 /// comes back with its [`Completion`].

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use tokio::net::UnixStream;
 
-use super::contract::{read_secret, socket};
-use super::{Error, connection};
+use super::connection;
+use super::error::Error;
+use super::process::{read_secret, socket};
 use crate::wire::native::{FRAME_LIMIT, Measurement, Samples, ToClient, ToScheduler, WorkerLanes};
 
 /// A connection to a cluster's scheduler.

@@ -14,12 +14,16 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-use super::{ConversationError, Error, random};
+use super::error::{ConversationError, Error};
+use super::process::random;
 use crate::wire::native::{
     Answer, Challenge, GREETING_LIMIT, VERSION, Welcome, answer_proof, decode, encode, length,
     welcome_proof,
 };
 use crate::wire::secret::Secret;
+
+/// A connection's number in the process that accepted it; never used twice.
+pub(super) type ConnectionId = u64;
 
 /// Listens where only this user can connect.
 pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {

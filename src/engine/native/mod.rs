@@ -1,188 +1,30 @@
 //! The native engine: a scheduler process and worker processes that are connected over UCX.
 //!
-//! Does not start or supervise them. [`scheduler::main`] and [`worker::main`] are what their
-//! processes run.
+//! | module | what it is |
+//! |---|---|
+//! | [`scheduler`] | the scheduler's process: workers and clients connect to it |
+//! | [`tasks`] | the task scheduler, a part of that process: which task runs where |
+//! | [`worker`] | a worker's process: runs tasks, keeps objects, fetches inputs |
+//! | [`plane`] | the worker's thread that owns UCX and moves objects between workers |
+//! | [`client`] | asks the scheduler for measurements |
+//! | [`links`] | what connections should carry, compared with what was measured |
+//! | `connection` | frames over the sockets, and the greeting that proves both sides |
+//! | `process` | what a process is told when it starts, and how it reports |
+//!
+//! Does not start or supervise processes. [`scheduler::main`] and [`worker::main`] are what they
+//! run.
 //!
 //! *Invariant:* a worker says READY only when bytes have passed, both checked and proven to come
 //! from the cluster, to every peer that it is expected to reach.
 
-pub(crate) mod built_in;
-mod bulk;
 pub mod client;
 mod connection;
-mod contract;
-mod fetch;
+mod error;
 pub mod links;
-pub mod objects;
 pub mod plane;
-pub mod registry;
-mod runner;
+mod process;
 pub mod scheduler;
-mod tasks;
+pub mod tasks;
 pub mod worker;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
-use crate::plan::{Plan, WorkerPlan};
-use crate::wire::native::FrameError;
-use crate::wire::secret::SecretError;
-use crate::{cuda, ucx};
-
-/// Why a process of the native engine ends.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A variable of the environment is missing or not what it should be.
-    #[error("the environment variable {variable} is missing or not usable")]
-    Variable {
-        /// Its name.
-        variable: &'static str,
-    },
-    /// A file of the run directory cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The plan is not one that this version reads.
-    #[error("{} is no plan of this version", path.display())]
-    Plan {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        source: serde_json::Error,
-    },
-    /// The plan has no worker of this process's name.
-    #[error("the plan has no worker {name}")]
-    NotPlanned {
-        /// The name.
-        name: String,
-    },
-    /// The secret's file holds no secret.
-    #[error("{} holds no secret", path.display())]
-    Secret {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: SecretError,
-    },
-    /// The system refused something.
-    #[error("cannot {action}")]
-    System {
-        /// What was attempted.
-        action: &'static str,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The scheduler's socket cannot be used.
-    #[error("cannot {action} {}", path.display())]
-    Socket {
-        /// `listen on` or `connect to`.
-        action: &'static str,
-        /// The socket.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The conversation with the other side of the scheduler's socket broke.
-    #[error("the conversation over the scheduler's socket broke")]
-    Conversation(#[from] ConversationError),
-    /// The scheduler ended, or closed the connection.
-    #[error("the scheduler is gone")]
-    SchedulerGone,
-    /// UCX refused something.
-    #[error("UCX does not work here")]
-    Ucx(#[from] ucx::Error),
-    /// The worker's GPU cannot be used.
-    #[error("the GPU cannot be used")]
-    Device(#[from] cuda::Error),
-    /// The thread that owns UCX ended by itself.
-    #[error("the thread that owns UCX ended")]
-    PlaneGone,
-    /// No random numbers.
-    #[error("the system gives no random numbers: {0}")]
-    Random(getrandom::Error),
-}
-
-impl Error {
-    /// What the user can do.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Error::Variable { .. } => {
-                Some("this command is started by `cuda-cluster up`, not by hand".to_owned())
-            }
-            Error::Ucx(error) => error.hint(),
-            _ => None,
-        }
-    }
-
-    /// The whole story on one line: the error, its causes, and what to do.
-    fn story(&self) -> String {
-        let mut story = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            story.push_str(": ");
-            story.push_str(&error.to_string());
-            cause = error.source();
-        }
-        if let Some(hint) = self.hint() {
-            story.push_str("; hint: ");
-            story.push_str(&hint);
-        }
-        story
-    }
-}
-
-/// Why a conversation over the scheduler's socket broke.
-#[derive(Debug, thiserror::Error)]
-pub enum ConversationError {
-    /// The socket failed or was closed.
-    #[error("the connection failed")]
-    Broken(#[from] std::io::Error),
-    /// A frame was not what it should be.
-    #[error("the other side does not speak our language")]
-    Frame(#[from] FrameError),
-    /// The other side does not know the secret.
-    #[error("the other side does not know the cluster's secret")]
-    Proof,
-    /// The other side closed the connection after this side's proof.
-    #[error("the scheduler refuses this process's proof of the cluster's secret")]
-    Refused,
-    /// The other side is of another version.
-    #[error("the other side speaks version {version}")]
-    Version {
-        /// Its version.
-        version: u32,
-    },
-    /// A frame asks for too much.
-    #[error("a frame has {requests} requests, more than {}", crate::wire::native::REQUESTS_LIMIT)]
-    TooMany {
-        /// How many.
-        requests: usize,
-    },
-    /// The other side does not read what it is sent.
-    #[error("the other side does not read what it is sent")]
-    NotRead,
-    /// The other side took too long to prove itself.
-    #[error("the other side did not prove itself in time")]
-    Slow,
-}
-
-/// What a planned worker promises to tasks: what the spec says, and one `GPU` if it has one.
-fn resources(plan: &Plan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
-    let gpus = worker.filter(|worker| worker.gpu.is_some()).map(|_| ("GPU".to_owned(), 1));
-    let said = plan.engine_options.get("resources");
-    let said = said.and_then(|said| serde_json::from_value(said.clone()).ok());
-    let mut resources: BTreeMap<String, u64> = said.unwrap_or_default();
-    resources.extend(gpus.filter(|_| !resources.contains_key("GPU")));
-    resources
-}
-
-/// Random bytes from the system.
-fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
-    let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(Error::Random)?;
-    Ok(bytes)
-}
+pub use error::{ConversationError, Error};

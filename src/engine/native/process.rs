@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* READY is written at most once, and a failed start writes its reason.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -11,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixStream;
 
-use super::Error;
+use super::error::Error;
 use crate::os::process;
-use crate::plan::Plan;
+use crate::plan::{Plan, WorkerPlan};
 use crate::wire::secret::Secret;
 use crate::wire::status::{
     self, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
@@ -59,6 +60,11 @@ pub(super) fn read_secret(run_directory: &Path) -> Result<Secret, Error> {
 /// Where the scheduler of the cluster with this run directory listens.
 pub(super) fn socket(run_directory: &Path) -> PathBuf {
     run_directory.join("scheduler.sock")
+}
+
+/// Where the worker of this name listens.
+pub(super) fn worker_socket(run_directory: &Path, worker: &str) -> PathBuf {
+    run_directory.join(format!("{worker}.sock"))
 }
 
 fn read(path: &Path) -> Result<String, Error> {
@@ -162,4 +168,21 @@ pub(super) fn log_to_standard_error() {
         .with_ansi(false)
         .with_writer(std::io::stderr)
         .try_init();
+}
+
+/// What a planned worker promises to tasks: what the spec says, and one `GPU` if it has one.
+pub(super) fn resources(plan: &Plan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
+    let gpus = worker.filter(|worker| worker.gpu.is_some()).map(|_| ("GPU".to_owned(), 1));
+    let said = plan.engine_options.get("resources");
+    let said = said.and_then(|said| serde_json::from_value(said.clone()).ok());
+    let mut resources: BTreeMap<String, u64> = said.unwrap_or_default();
+    resources.extend(gpus.filter(|_| !resources.contains_key("GPU")));
+    resources
+}
+
+/// Random bytes from the system.
+pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
+    let mut bytes = [0; LENGTH];
+    getrandom::fill(&mut bytes).map_err(Error::Random)?;
+    Ok(bytes)
 }

@@ -11,7 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ucx::NumberMap;
+use rustc_hash::FxHashMap;
+
 use crate::wire::native::Member;
 use crate::wire::peer::{Kind, token};
 use crate::wire::secret::{Secret, Token};
@@ -75,7 +76,7 @@ pub(super) struct Core {
     secret: Secret,
     peers: BTreeMap<String, Peer>,
     /// Proven senders, by the token of their messages to this worker.
-    sessions: NumberMap<Token, Member>,
+    sessions: FxHashMap<Token, Member>,
     expected: Option<Vec<String>>,
     ready: bool,
 }
@@ -86,7 +87,7 @@ impl Core {
             me,
             secret,
             peers: BTreeMap::new(),
-            sessions: NumberMap::default(),
+            sessions: FxHashMap::default(),
             expected: None,
             ready: false,
         }

@@ -10,9 +10,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Arrival, Purpose};
+use rustc_hash::FxHashMap;
+
+use super::transfer::{Arrival, Purpose};
 use crate::cuda::Device;
-use crate::ucx::{Buffer, NumberMap, Payload};
+use crate::ucx::{Buffer, Payload};
 use crate::wire::native::{Mapped, Measurement, Member, PeerKey, Protocol, Quantity, Samples};
 use crate::wire::peer::{Kind, Measure, MemoryKind};
 
@@ -121,8 +123,8 @@ struct Receiving {
 /// The measurements that this worker takes part in.
 #[derive(Default)]
 pub(super) struct Measurements {
-    sending: NumberMap<u64, Sending>,
-    receiving: NumberMap<(PeerKey, u64), Receiving>,
+    sending: FxHashMap<u64, Sending>,
+    receiving: FxHashMap<(PeerKey, u64), Receiving>,
 }
 
 impl Measurements {

@@ -12,12 +12,118 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use super::{Arrival, Fetched, Purpose, Target, TransferError};
-use crate::cuda::Device;
-use crate::ucx::{Buffer, NumberMap, Status};
+use crate::cuda::{self, Device};
+use crate::ucx::{self, Buffer, Status};
 use crate::wire::native::{Member, PeerKey};
+
+/// Why an object did not come.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// No such peer is connected.
+    #[error("there is no connection to {peer}")]
+    NoPeer {
+        /// The name asked for.
+        peer: String,
+    },
+    /// The peer went away before the object was here.
+    #[error("{peer} was lost: {cause}")]
+    PeerLost {
+        /// The peer.
+        peer: String,
+        /// What is known about it.
+        cause: String,
+    },
+    /// The peer has no such object.
+    #[error("{peer} has no object {name:?}")]
+    Missing {
+        /// The peer.
+        peer: String,
+        /// The object.
+        name: String,
+    },
+    /// The name is too long.
+    #[error("an object's name of {bytes} bytes is too long")]
+    Name {
+        /// Its length.
+        bytes: usize,
+    },
+    /// There is no room for the object.
+    #[error("no memory for the object's {bytes} bytes")]
+    Memory {
+        /// The object's length.
+        bytes: usize,
+        /// The device's words, where it should go to a device.
+        #[source]
+        source: Option<cuda::Error>,
+    },
+    /// What arrived is not what was sent.
+    #[error("the checksum of {name:?} from {peer} is wrong")]
+    Checksum {
+        /// The peer.
+        peer: String,
+        /// The object.
+        name: String,
+    },
+    /// A checksum was asked for, and nobody could compute it.
+    #[error("there is no checksum of {name:?} from {peer} to compare with")]
+    Unchecked {
+        /// The peer.
+        peer: String,
+        /// The object.
+        name: String,
+    },
+    /// UCX failed.
+    #[error("the transfer from {peer} failed: {status}")]
+    Failed {
+        /// The peer.
+        peer: String,
+        /// UCX's words.
+        status: Status,
+    },
+    /// The data plane has ended.
+    #[error("the data plane has ended")]
+    Ended,
+}
+
+/// Where a fetched object goes.
+#[derive(Debug, Default)]
+pub enum Target {
+    /// New host memory.
+    #[default]
+    Host,
+    /// New memory of this worker's device.
+    Device,
+    /// A buffer of the caller's, at least as long as the object, which fills its beginning.
+    Into(Buffer),
+}
+
+/// An object that has come.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The memory with the object at its beginning.
+    pub buffer: Buffer,
+    /// The object's length, in bytes.
+    pub length: usize,
+}
+
+/// What an operation of the thread's is for.
+pub(super) enum Purpose {
+    /// Nothing that anybody waits for.
+    Message,
+    /// Receives a probe, whose bytes should have this checksum.
+    Probe { by: Box<Member>, checksum: u64 },
+    /// Receives the object that was asked for.
+    Object { request: u64 },
+    /// Sends a message of a measured stream.
+    Sent { measurement: u64 },
+    /// Receives one.
+    Received { from: PeerKey, measurement: u64 },
+}
+
+pub(super) type Arrival = ucx::Arrival<Purpose>;
 
 /// Bytes that are read at a time for a checksum.
 const CHECKSUM_CHUNK: usize = 1 << 20;
@@ -116,10 +222,10 @@ struct Announced {
 /// The transfers of one worker.
 pub(super) struct Transfers {
     pub(super) offered: HashMap<String, Offered>,
-    fetches: NumberMap<u64, Fetch>,
+    fetches: FxHashMap<u64, Fetch>,
     announced: VecDeque<Announced>,
     /// By the number of the request.
-    receiving: NumberMap<u64, Receiving>,
+    receiving: FxHashMap<u64, Receiving>,
     bytes: u64,
     limit: u64,
     device: Option<Device>,
@@ -137,9 +243,9 @@ impl Transfers {
     pub(super) fn new(limit: u64, device: Option<Device>) -> Self {
         Self {
             offered: HashMap::new(),
-            fetches: NumberMap::default(),
+            fetches: FxHashMap::default(),
             announced: VecDeque::new(),
-            receiving: NumberMap::default(),
+            receiving: FxHashMap::default(),
             bytes: 0,
             limit,
             device,

@@ -7,10 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::engine::native::connection::ConnectionId;
 use crate::wire::native::{Member, ToWorker};
-
-/// A connection's number in this process; never used twice.
-pub(super) type ConnectionId = u64;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]

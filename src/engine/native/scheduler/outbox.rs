@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{Notify, mpsc};
 
-use crate::engine::native::ConversationError;
+use crate::engine::native::error::ConversationError;
 
 /// Waiting bytes at which a connection is not listened to any more.
 const HEARD_BELOW: usize = 4 << 20;

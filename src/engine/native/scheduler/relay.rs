@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::core::ConnectionId;
+use crate::engine::native::connection::ConnectionId;
 use crate::wire::native::{Samples, ToClient};
 
 struct Pending {

@@ -1,15 +1,6 @@
-//! The scheduler process: workers register here and learn of each other.
+//! The scheduler's connections, and the loop that serves them.
 //!
-//! Does not carry data; workers pass it among themselves over UCX.
-//!
-//! *Invariant:* nothing that a connection says is looked at before it has proven that it knows the
-//! cluster's secret.
-
-mod core;
-mod outbox;
-mod record;
-mod relay;
-mod tasks;
+//! Does not decide: [`super::core`] and [`crate::engine::native::tasks`] do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,13 +13,13 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use self::core::{Action, ConnectionId, Core, Event};
-use self::outbox::{Gauge, Outbox, outbox};
-pub use self::record::{ReplayError, Replayed, replay};
-use self::relay::Relay;
-use self::tasks::Desk;
-use super::contract::{Contract, StatusPipe, log_to_standard_error};
-use super::{ConversationError, Error, connection};
+use super::core::{Action, Core, Event};
+use super::outbox::{Gauge, Outbox, outbox};
+use super::relay::Relay;
+use crate::engine::native::connection::{self, ConnectionId};
+use crate::engine::native::error::{ConversationError, Error};
+use crate::engine::native::process::{Contract, StatusPipe, log_to_standard_error};
+use crate::engine::native::tasks::service::Desk;
 use crate::wire::native::{
     FRAME_LIMIT, Measurement, Member, REQUESTS_LIMIT, ToClient, ToScheduler, ToWorker, WorkerLanes,
     encode,

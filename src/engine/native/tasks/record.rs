@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::native::tasks::core::{Action, Core, Event, Settings};
+use super::core::{Action, Core, Event, Settings};
 use crate::wire::native::{FRAME_LIMIT, FrameError, decode, encode, length};
 
 /// The version of the log.

@@ -1,6 +1,6 @@
 //! Carries the task scheduler's events and actions between its core and the connections.
 //!
-//! Does not decide; [`crate::engine::native::tasks::core`] does.
+//! Does not decide; [`super::core`] does.
 //!
 //! Messages are gathered while events are handled and leave in few frames at [`Desk::flush`].
 
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::core::ConnectionId;
+use super::core::{Action, Core, Event, Input, Settings};
 use super::record::Recorder;
-use crate::engine::native::resources;
-use crate::engine::native::tasks::core::{Action, Core, Event, Input, Settings};
+use crate::engine::native::connection::ConnectionId;
+use crate::engine::native::process::resources;
 use crate::plan::Plan;
 use crate::wire::native::{Member, ToClient, ToWorker, encode};
 use crate::wire::tasks::{
@@ -62,7 +62,7 @@ fn resident_bytes() -> u64 {
 }
 
 /// The scheduler of tasks and its correspondence.
-pub(super) struct Desk {
+pub(crate) struct Desk {
     core: Core,
     start: Instant,
     workers: BTreeMap<ConnectionId, Member>,
@@ -77,7 +77,7 @@ pub(super) struct Desk {
 
 impl Desk {
     /// What a plan asks for; relative paths of it are below the run directory.
-    pub(super) fn new(plan: &Plan, run_directory: &Path) -> Self {
+    pub(crate) fn new(plan: &Plan, run_directory: &Path) -> Self {
         let settings = settings(plan);
         let log: Option<PathBuf> = option(plan, "record_events");
         Self {
@@ -105,7 +105,7 @@ impl Desk {
     }
 
     /// A worker has something to say.
-    pub(super) fn reported(&mut self, worker: ConnectionId, member: &Member, reports: Vec<Report>) {
+    pub(crate) fn reported(&mut self, worker: ConnectionId, member: &Member, reports: Vec<Report>) {
         for report in reports {
             let event = match report {
                 Report::Offer { threads, resources } => {
@@ -136,7 +136,7 @@ impl Desk {
     }
 
     /// A client has something to say. The first word makes it one.
-    pub(super) fn asked(&mut self, client: ConnectionId, requests: Vec<Request>) {
+    pub(crate) fn asked(&mut self, client: ConnectionId, requests: Vec<Request>) {
         if !self.clients.contains_key(&client) {
             self.clients.insert(client, self.next_client);
             self.news(client, News::Hello { client: self.next_client }, 8);
@@ -195,7 +195,7 @@ impl Desk {
     }
 
     /// A connection has ended.
-    pub(super) fn gone(&mut self, connection: ConnectionId) {
+    pub(crate) fn gone(&mut self, connection: ConnectionId) {
         self.letters.remove(&connection);
         if self.workers.remove(&connection).is_some() {
             self.tell(Event::WorkerLost { worker: connection });
@@ -299,12 +299,12 @@ impl Desk {
     }
 
     /// Whether so much waits to be sent that it should be.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.frames.len() > FRAMES_BEFORE_FLUSH
     }
 
     /// The frames that are to be sent now.
-    pub(super) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
+    pub(crate) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
         while let Some((&connection, _)) = self.letters.first_key_value() {
             self.seal(connection);
         }

@@ -8,23 +8,25 @@ use super::registry::{Context, FunctionError, Input, Outputs, Registry};
 use crate::cuda::{Kernel, Parameter, Scalar};
 use crate::ucx::Buffer;
 
-/// All of them.
-pub(super) fn registry() -> Registry {
-    let mut registry = Registry::new();
-    registry
-        .add("noop", |_, _| Ok(()))
-        .add("sum", sum)
-        .add("matrix.chunk", matrix_chunk)
-        .add("matrix.add_transposed_sum", add_transposed_sum)
-        .add("table.make", table_make)
-        .add("table.split", table_split)
-        .add("table.join", table_join)
-        .add(CudaTask::FUNCTION, cuda)
-        .add("sleep", |context, _| {
-            std::thread::sleep(std::time::Duration::from_micros(context.arguments()?));
-            Ok(())
-        });
-    registry
+impl Registry {
+    /// What the stock program's workers can run.
+    pub fn built_in() -> Self {
+        let mut registry = Registry::new();
+        registry
+            .add("noop", |_, _| Ok(()))
+            .add("sum", sum)
+            .add("matrix.chunk", matrix_chunk)
+            .add("matrix.add_transposed_sum", add_transposed_sum)
+            .add("table.make", table_make)
+            .add("table.split", table_split)
+            .add("table.join", table_join)
+            .add(CudaTask::FUNCTION, cuda)
+            .add("sleep", |context, _| {
+                std::thread::sleep(std::time::Duration::from_micros(context.arguments()?));
+                Ok(())
+            });
+        registry
+    }
 }
 
 /// A well mixed number (SplitMix64's last steps).

@@ -5,7 +5,7 @@
 //! *Invariant:* nothing is answered before the other side has proven that it knows the secret.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::objects::{Lent, Store, StoreError};
 use super::runner::Happened;
-use super::{ConversationError, Error, connection};
+use crate::engine::native::connection;
+use crate::engine::native::error::{ConversationError, Error};
 use crate::ucx::Buffer;
 use crate::wire::native::FRAME_LIMIT;
 use crate::wire::secret::Secret;
@@ -32,11 +33,6 @@ const TRANSFER_TIME: Duration = Duration::from_secs(60);
 
 /// Bytes that are copied from a device, or sent, at a time.
 const CHUNK: usize = 1 << 20;
-
-/// Where the worker of this name listens.
-pub(super) fn socket(run_directory: &Path, worker: &str) -> PathBuf {
-    run_directory.join(format!("{worker}.sock"))
-}
 
 /// Serves a store on its socket.
 pub(super) fn serve(

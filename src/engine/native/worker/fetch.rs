@@ -3,20 +3,20 @@
 //! Over UCX where the peer has it in memory; over the peer's socket where it lies in the peer's
 //! file. Does not choose the peer.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
+use super::context::WorkerContext;
 use super::objects::{Party, Store, StoreError};
-use super::plane::{Target, TransferError};
-use super::runner::Workshop;
-use super::{ConversationError, Error, bulk, connection};
+use crate::engine::native::connection;
+use crate::engine::native::error::{ConversationError, Error};
+use crate::engine::native::plane::{Target, TransferError};
+use crate::engine::native::process;
 use crate::ucx::Buffer;
 use crate::wire::native::{FRAME_LIMIT, Member};
-use crate::wire::secret::Secret;
 use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
 
 /// Tries before a peer is taken to be out of reach.
@@ -34,12 +34,6 @@ const CHUNK: usize = 1 << 20;
 
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// How peers are asked for what they have not in memory.
-pub(super) struct Fallback {
-    pub(super) run_directory: PathBuf,
-    pub(super) secret: Secret,
-}
 
 /// A fetch that has ended.
 pub(super) struct Fetched {
@@ -103,14 +97,14 @@ pub(super) fn words(error: &(dyn std::error::Error + 'static)) -> String {
 /// Fetches, and keeps what came. What has no room beside running tasks and other fetches is
 /// fetched once more when there are none; what has no room then has none at all.
 pub(super) async fn fetch(
-    shop: &Arc<Workshop>,
+    shared: &Arc<WorkerContext>,
     object: ObjectId,
     source: Member,
     bytes: u64,
 ) -> Fetched {
-    let mut result = fetch_beside(shop, object, &source, bytes, Store::enter).await;
+    let mut result = fetch_beside(shared, object, &source, bytes, Store::enter).await;
     if result.as_ref().is_err_and(FetchError::is_full) {
-        result = fetch_beside(shop, object, &source, bytes, Store::enter_alone).await;
+        result = fetch_beside(shared, object, &source, bytes, Store::enter_alone).await;
     }
     if let Err(error) = &result {
         tracing::warn!(%object, from = source.name, %error, "an object was not fetched");
@@ -119,21 +113,21 @@ pub(super) async fn fetch(
 }
 
 async fn fetch_beside(
-    shop: &Arc<Workshop>,
+    shared: &Arc<WorkerContext>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
     enter: fn(&Store) -> Party,
 ) -> Result<(u64, Duration), FetchError> {
     // What waits here waits at its sender, and holds no memory.
-    let place = shop.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
-    let party = Arc::new(blocking(&shop.store, enter).await?);
-    let (buffer, mut took) = attempts(shop, &party, object, source, bytes).await?;
+    let place = shared.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
+    let party = Arc::new(blocking(&shared.store, enter).await?);
+    let (buffer, mut took) = attempts(shared, &party, object, source, bytes).await?;
     drop(place);
-    if let Some(link) = shop.links.get(&source.name) {
+    if let Some(link) = shared.links.get(&source.name) {
         took = link.carry(bytes, took).await;
     }
-    blocking(&shop.store, move |store| store.insert(&party, object, buffer)).await??;
+    blocking(&shared.store, move |store| store.insert(&party, object, buffer)).await??;
     Ok((bytes, took))
 }
 
@@ -147,7 +141,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn attempts(
-    shop: &Arc<Workshop>,
+    shared: &Arc<WorkerContext>,
     party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
@@ -155,7 +149,7 @@ async fn attempts(
 ) -> Result<(Buffer, Duration), FetchError> {
     let mut tries = 0;
     loop {
-        let error = match attempt(shop, party, object, source, bytes).await {
+        let error = match attempt(shared, party, object, source, bytes).await {
             Ok(came) => return Ok(came),
             Err(error) => error,
         };
@@ -168,81 +162,65 @@ async fn attempts(
     }
 }
 
-/// A link of a simulated machine: as slow as that machine's, one transfer after the other.
-pub(super) struct SimulatedLink {
-    bytes_per_second: f64,
-    busy: tokio::sync::Mutex<()>,
-}
-
-impl SimulatedLink {
-    pub(super) fn new(bytes_per_second: f64) -> Self {
-        Self { bytes_per_second: bytes_per_second.max(1.0), busy: tokio::sync::Mutex::default() }
-    }
-
-    /// Lasts as long as the transfer would, less what it took in truth.
-    async fn carry(&self, bytes: u64, took: Duration) -> Duration {
-        let _busy = self.busy.lock().await;
-        let whole = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-        tokio::time::sleep(whole.saturating_sub(took)).await;
-        whole.max(took)
-    }
-}
-
 async fn attempt(
-    shop: &Arc<Workshop>,
+    shared: &Arc<WorkerContext>,
     party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
 ) -> Result<(Buffer, Duration), FetchError> {
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let room = room(shop, party, length).await?;
+    let room = room(shared, party, length).await?;
     let start = Instant::now();
     let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
-    let coming = tokio::time::timeout(limit, bring(shop, party, object, source, room));
+    let coming = tokio::time::timeout(limit, bring(shared, party, object, source, room));
     let buffer = coming.await.unwrap_or(Err(FetchError::Slow { limit }))?;
     Ok((buffer, start.elapsed()))
 }
 
-async fn room(shop: &Workshop, party: &Arc<Party>, length: usize) -> Result<Buffer, FetchError> {
+async fn room(
+    shared: &WorkerContext,
+    party: &Arc<Party>,
+    length: usize,
+) -> Result<Buffer, FetchError> {
     let party = Arc::clone(party);
-    Ok(blocking(&shop.store, move |store| store.receive(&party, length)).await??)
+    Ok(blocking(&shared.store, move |store| store.receive(&party, length)).await??)
 }
 
 /// Over UCX if the peer has it in memory, else over its socket.
 async fn bring(
-    shop: &Workshop,
+    shared: &WorkerContext,
     party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     room: Buffer,
 ) -> Result<Buffer, FetchError> {
     let (name, length) = (object.to_string(), room.len());
-    match shop.plane.get(&source.name, name, Target::Into(room), false).await {
+    match shared.plane.get(&source.name, name, Target::Into(room), false).await {
         Ok(fetched) => Ok(fetched.buffer),
         Err(TransferError::Missing { .. }) => {
-            from_socket(shop, party, object, source, length).await
+            from_socket(shared, party, object, source, length).await
         }
         Err(error) => Err(error.into()),
     }
 }
 
 async fn from_socket(
-    shop: &Workshop,
+    shared: &WorkerContext,
     party: &Arc<Party>,
     object: ObjectId,
     source: &Member,
     length: usize,
 ) -> Result<Buffer, FetchError> {
-    let path = bulk::socket(&shop.bulk.run_directory, &source.name);
+    let path = process::worker_socket(&shared.run_directory, &source.name);
     let connect = UnixStream::connect(&path).await;
     let mut stream =
         connect.map_err(|source| Error::Socket { action: "connect to", path, source })?;
-    connection::greet(&mut stream, &shop.bulk.secret).await?;
+    connection::greet(&mut stream, &shared.secret).await?;
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
     // The room that UCX was given is free again, and the peer is asked when there is some: it
     // does not wait for long for whoever does not read.
-    let mut buffer = self::room(shop, party, length).await?;
+    let mut buffer = self::room(shared, party, length).await?;
     connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {
         BulkReply::Bytes(bytes) if bytes == length as u64 => {

@@ -33,11 +33,6 @@ impl Registry {
         Self::default()
     }
 
-    /// What the stock program's workers can run.
-    pub fn built_in() -> Self {
-        super::built_in::registry()
-    }
-
     /// Adds a function, in place of an earlier one of that name.
     pub fn add<R: Into<Outputs>>(
         &mut self,

@@ -8,18 +8,18 @@
 //!
 //! *Invariant:* every order to run a task is answered once: done, failed, returned, or unreachable.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
-use super::Error;
-use super::fetch::{self, Fetched, SimulatedLink};
-use super::objects::{Party, Store, StoreError};
-use super::plane::Plane;
-use super::registry::{Context, FunctionError, Input, InputKind, Registry};
+use super::context::WorkerContext;
+use super::fetch::{self, Fetched};
+use super::objects::{Party, StoreError};
+use super::registry::{Context, FunctionError, Input, InputKind};
+use crate::engine::native::error::Error;
 use crate::ucx::Buffer;
 use crate::wire::native::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
@@ -48,22 +48,9 @@ pub(super) enum Happened {
     Fetched(Fetched),
 }
 
-/// What a worker runs with.
-pub(super) struct Workshop {
-    pub(super) me: Member,
-    pub(super) registry: Registry,
-    pub(super) store: Arc<Store>,
-    pub(super) plane: Plane,
-    /// Links that are slowed down, by peer.
-    pub(super) links: BTreeMap<String, SimulatedLink>,
-    pub(super) bulk: fetch::Fallback,
-    /// As many fetches as run at one time.
-    pub(super) fetches: Semaphore,
-}
-
 /// Tasks and fetches of one worker. Lives on the event loop.
 pub(super) struct Runner {
-    shop: Arc<Workshop>,
+    shared: Arc<WorkerContext>,
     queue: Arc<Queue>,
     events: mpsc::UnboundedSender<Happened>,
     /// Tasks that wait for this many fetches.
@@ -75,23 +62,23 @@ pub(super) struct Runner {
 impl Runner {
     /// Starts the threads that call functions.
     pub(super) fn start(
-        shop: Workshop,
+        shared: WorkerContext,
         threads: u32,
     ) -> Result<(Self, mpsc::UnboundedSender<Happened>, mpsc::UnboundedReceiver<Happened>), Error>
     {
         let (events, happened) = mpsc::unbounded_channel();
-        let (shop, queue) = (Arc::new(shop), Arc::new(Queue::default()));
+        let (shared, queue) = (Arc::new(shared), Arc::new(Queue::default()));
         for at in 0..threads.max(1) {
-            let (shop, queue, events) = (Arc::clone(&shop), Arc::clone(&queue), events.clone());
+            let (shared, queue, events) = (Arc::clone(&shared), Arc::clone(&queue), events.clone());
             // They end with the process.
             std::thread::Builder::new()
                 .name(format!("task{at}"))
-                .spawn(move || work(&shop, &queue, &events))
+                .spawn(move || work(&shared, &queue, &events))
                 .map_err(|source| Error::System { action: "start a thread for tasks", source })?;
         }
         let sender = events.clone();
         let runner =
-            Self { shop, queue, events, waiting: HashMap::new(), fetching: HashMap::new() };
+            Self { shared, queue, events, waiting: HashMap::new(), fetching: HashMap::new() };
         Ok((runner, sender, happened))
     }
 
@@ -104,12 +91,12 @@ impl Runner {
                 }
                 Order::Retract { task } => self.give_back(task),
                 Order::Fetch { object, source: Source::Peer { member, bytes } } => {
-                    if !self.shop.store.contains(object) {
+                    if !self.shared.store.contains(object) {
                         self.fetch(object, member, bytes, None);
                     }
                 }
                 Order::Fetch { .. } => {}
-                Order::Free { object } => self.shop.store.remove(object),
+                Order::Free { object } => self.shared.store.remove(object),
             }
         }
     }
@@ -127,7 +114,7 @@ impl Runner {
         for (object, source) in sources {
             let bytes = match source {
                 Source::Inline(bytes) => Some(bytes),
-                Source::Here | Source::Peer { .. } if self.shop.store.contains(object) => None,
+                Source::Here | Source::Peer { .. } if self.shared.store.contains(object) => None,
                 Source::Peer { member, bytes } => {
                     self.fetch(object, member, bytes, Some(task));
                     missing += 1;
@@ -140,7 +127,7 @@ impl Runner {
                         None
                     }
                     None => {
-                        let source = self.shop.me.clone();
+                        let source = self.shared.me.clone();
                         self.forget_waits(task);
                         let missing = true;
                         return self.report(Report::Unreachable { task, object, source, missing });
@@ -194,9 +181,9 @@ impl Runner {
             return;
         }
         self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
-        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        let (shared, events) = (Arc::clone(&self.shared), self.events.clone());
         tokio::spawn(async move {
-            let fetched = fetch::fetch(&shop, object, source, bytes).await;
+            let fetched = fetch::fetch(&shared, object, source, bytes).await;
             let _ = events.send(Happened::Fetched(fetched));
         });
     }
@@ -227,7 +214,7 @@ impl Runner {
                         continue;
                     }
                     self.forget_waits(task);
-                    reports.push(match error.here(task, &self.shop.me.name) {
+                    reports.push(match error.here(task, &self.shared.me.name) {
                         Some(error) => Report::Failed { task, error },
                         None => {
                             let (source, missing) = (source.clone(), error.is_missing());
@@ -250,8 +237,8 @@ fn micros(took: Duration) -> u64 {
 }
 
 /// What each thread does.
-fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>) {
-    if let Some(Err(error)) = shop.store.device().map(|device| device.make_current()) {
+fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Happened>) {
+    if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
         tracing::error!(%error, "a thread for tasks cannot use the device");
     }
     loop {
@@ -263,7 +250,7 @@ fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>
             }
         };
         drop(jobs);
-        let report = when_there_is_room(shop, job);
+        let report = when_there_is_room(shared, job);
         if events.send(Happened::Report(report)).is_err() {
             return;
         }
@@ -272,20 +259,20 @@ fn work(shop: &Workshop, queue: &Queue, events: &mpsc::UnboundedSender<Happened>
 
 /// Runs a task. One that finds no room beside other tasks and fetches runs again when there are
 /// none; what has no room then has none at all.
-fn when_there_is_room(shop: &Workshop, job: Job) -> Report {
-    let beside = shop.store.enter();
-    let report = run(shop, &beside, job.clone());
+fn when_there_is_room(shared: &WorkerContext, job: Job) -> Report {
+    let beside = shared.store.enter();
+    let report = run(shared, &beside, job.clone());
     if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
         return report;
     }
     drop(beside);
-    run(shop, &shop.store.enter_alone(), job)
+    run(shared, &shared.store.enter_alone(), job)
 }
 
-fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
+fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
     let task = job.task;
-    let worker = || shop.me.name.clone();
-    let Some(function) = shop.registry.find(&job.function) else {
+    let worker = || shared.me.name.clone();
+    let Some(function) = shared.registry.find(&job.function) else {
         let error = TaskError::UnknownFunction { task, worker: worker(), function: job.function };
         return Report::Failed { task, error };
     };
@@ -293,11 +280,11 @@ fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
     for (object, inline) in job.inputs {
         inputs.push(Input(match inline {
             Some(bytes) => InputKind::Inline(bytes.into()),
-            None => match shop.store.open(party, object) {
+            None => match shared.store.open(party, object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
                     tracing::warn!(%task, %object, %error, "an input is not to be had");
-                    let source = shop.me.clone();
+                    let source = shared.me.clone();
                     return Report::Unreachable { task, object, source, missing: true };
                 }
                 Err(error) => {
@@ -306,8 +293,8 @@ fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
             },
         }));
     }
-    let (store, arguments) = (&*shop.store, &*job.arguments);
-    let context = Context { task, worker: &shop.me.name, arguments, store, party };
+    let (store, arguments) = (&*shared.store, &*job.arguments);
+    let context = Context { task, worker: &shared.me.name, arguments, store, party };
     let start = Instant::now();
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
     let micros = micros(start.elapsed());
@@ -325,7 +312,7 @@ fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
             return Err(format!("it returned {got} outputs instead of {promised}").into());
         }
         let named =
-            (0..).zip(outputs.0).map(|(at, buffer)| keep(shop, party, task.plus(at), buffer));
+            (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, party, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
     match products {
@@ -336,7 +323,7 @@ fn run(shop: &Workshop, party: &Party, job: Job) -> Report {
 
 /// Small outputs go to the scheduler, others into the store.
 fn keep(
-    shop: &Workshop,
+    shared: &WorkerContext,
     party: &Party,
     object: ObjectId,
     buffer: Buffer,
@@ -351,7 +338,7 @@ fn keep(
             }
         }));
     }
-    Ok(Product::Stored(shop.store.insert(party, object, buffer)?))
+    Ok(Product::Stored(shared.store.insert(party, object, buffer)?))
 }
 
 fn task_error(

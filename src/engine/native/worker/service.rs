@@ -1,9 +1,6 @@
-//! A worker process: registers with the scheduler and connects to every peer over UCX.
+//! A worker's connection to the scheduler, and the loop that serves it.
 //!
 //! Does not decide what happens when the scheduler is gone; it ends, and the supervisor decides.
-//!
-//! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
-//! loop.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,14 +12,18 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::contract::{Contract, StatusPipe, log_to_standard_error};
-use super::fetch::{Fallback, SimulatedLink};
+use super::bulk;
+use super::context::{SimulatedLink, WorkerContext};
 use super::objects::{self, Store};
-use super::plane::{self, Opening, Plane, Report};
 use super::registry::Registry;
-use super::runner::{Happened, Runner, Workshop};
-use super::{ConversationError, Error, bulk, connection, random};
+use super::runner::{Happened, Runner};
 use crate::cuda::Device;
+use crate::engine::native::connection;
+use crate::engine::native::error::{ConversationError, Error};
+use crate::engine::native::plane::{self, Opening, Plane, Report};
+use crate::engine::native::process::{
+    Contract, StatusPipe, log_to_standard_error, random, resources, worker_socket,
+};
 use crate::os::rest;
 use crate::plan::WorkerPlan;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
@@ -230,20 +231,21 @@ impl Bench<'_> {
         let threads = self.planned.map_or(1, |planned| planned.threads);
         let run_directory = self.contract.directory.clone();
         let secret = self.contract.secret.clone();
-        let socket = bulk::socket(&run_directory, &me.name);
+        let socket = worker_socket(&run_directory, &me.name);
         let links = simulated_links(options, &me.name);
-        let shop = Workshop {
+        let shared = WorkerContext {
             me,
             registry,
             store: Arc::clone(&store),
             plane: self.plane,
             links,
-            bulk: Fallback { run_directory, secret: secret.clone() },
+            run_directory,
+            secret: secret.clone(),
             fetches: Semaphore::new(FETCHES),
         };
-        let (runner, events, happened) = Runner::start(shop, threads)?;
+        let (runner, events, happened) = Runner::start(shared, threads)?;
         bulk::serve(&socket, secret, store, events)?;
-        let resources = super::resources(&self.contract.plan, self.planned);
+        let resources = resources(&self.contract.plan, self.planned);
         Ok((runner, happened, TaskReport::Offer { threads, resources }))
     }
 }

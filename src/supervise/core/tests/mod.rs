@@ -1,4 +1,6 @@
 //! Cases of the decisions that read like the day they describe.
+//!
+//! *Invariant:* time passes only where a case says so.
 
 mod liveness;
 

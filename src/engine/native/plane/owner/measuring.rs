@@ -8,8 +8,8 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::{ECHO, Owner};
+use crate::engine::native::plane::inbox::{Command, Report};
 use crate::engine::native::plane::measure::{self, Ended, Out};
-use crate::engine::native::plane::{Command, Report};
 use crate::ucx::{self, Buffer};
 use crate::wire::native::{Measurement, PeerKey, Protocol};
 use crate::wire::peer::Kind;
@@ -48,11 +48,11 @@ impl Owner {
     /// Does what takes long on a thread of its own, which tells this one.
     #[inline(never)]
     pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
-        let line = self.line.clone();
+        let inbox = self.inbox.clone();
         std::thread::spawn(move || {
             let command = work();
-            if let Some(line) = line.upgrade() {
-                line.tell(command);
+            if let Some(inbox) = inbox.upgrade() {
+                inbox.tell(command);
             }
         });
     }

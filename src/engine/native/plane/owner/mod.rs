@@ -14,17 +14,19 @@ use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::sched::CpuSet;
+use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::core::{Action, Core, Event};
+use super::inbox::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
 use super::measure::{self, Measurements, Out};
 use super::patience::Patience;
-use super::transfer::{self, Offered, Transfers};
-use super::{Arrival, BYTES_IN_FLIGHT, Command, Line, Opening, Purpose, Report, TransferError};
+use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
 use crate::cuda::Device;
+use crate::engine::native::error::Error;
 use crate::ucx::{
-    self, Completion, EndpointFailure, EndpointId, Library, NumberMap, Payload, Protocol, Sleeper,
-    UcpContext, UcpEndpoint, UcpWorker, WorkerAddress,
+    self, Completion, EndpointFailure, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext,
+    UcpEndpoint, UcpWorker, WorkerAddress,
 };
 use crate::wire::native::{Member, PeerKey, ToWorker};
 use crate::wire::peer::{Header, Hello, Kind, Measure, checksum_of};
@@ -73,17 +75,17 @@ pub(super) struct Owner {
     outbox: Vec<Out>,
     device: Option<Device>,
     address_key: [u8; 32],
-    links: NumberMap<PeerKey, Link>,
+    links: FxHashMap<PeerKey, Link>,
     /// Addresses of the peers that are present.
     addresses: HashMap<Member, WorkerAddress>,
     peers_of_endpoints: HashMap<EndpointId, PeerKey>,
-    echoes: NumberMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
+    echoes: FxHashMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
     next_echo: u64,
     /// Requests for peers whose way is not proven yet.
     early: Vec<transfer::Request>,
     retries: Vec<(Instant, Member)>,
     reports: async_mpsc::UnboundedSender<Report>,
-    line: Weak<Line>,
+    inbox: Weak<Inbox>,
     /// Where the thread ran before a measurement pinned it.
     unpinned: Option<CpuSet>,
     /// Messages from processes that are no peers.
@@ -101,8 +103,8 @@ impl Owner {
         secret: Secret,
         opening: Opening,
         reports: async_mpsc::UnboundedSender<Report>,
-        line: Weak<Line>,
-    ) -> Result<Self, crate::engine::native::Error> {
+        inbox: Weak<Inbox>,
+    ) -> Result<Self, Error> {
         // UCX looks for a current context when it is initialised.
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
         let library = Library::open(opening.library.as_deref())?;
@@ -128,15 +130,15 @@ impl Owner {
             measurements,
             outbox: Vec::new(),
             address_key,
-            links: NumberMap::default(),
+            links: FxHashMap::default(),
             addresses: HashMap::new(),
             peers_of_endpoints: HashMap::new(),
-            echoes: NumberMap::default(),
+            echoes: FxHashMap::default(),
             next_echo: ECHO,
             early: Vec::new(),
             retries: Vec::new(),
             reports,
-            line,
+            inbox,
             unpinned: None,
             strangers: 0,
             exhausted: None,
@@ -149,7 +151,7 @@ impl Owner {
         mut self,
         sleeper: &Sleeper,
         inbox: &mpsc::Receiver<Command>,
-    ) -> Result<(), crate::engine::native::Error> {
+    ) -> Result<(), Error> {
         let mut patience = Patience::new();
         let (mut looks, mut idle_since) = (0u32, Instant::now());
         let mut next = None;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::Owner;
-use crate::engine::native::plane::transfer::{self, Request};
-use crate::engine::native::plane::{Arrival, Command, TransferError};
+use crate::engine::native::plane::inbox::Command;
+use crate::engine::native::plane::transfer::{self, Arrival, Request, TransferError};
 use crate::ucx::{Buffer, Payload};
 use crate::wire::native::{Member, PeerKey};
 use crate::wire::peer::{Kind, NAME_LIMIT, checksum_argument};

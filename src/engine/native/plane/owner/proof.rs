@@ -5,7 +5,7 @@
 //! *Invariant:* a probe that arrives is told only when its bytes are those that were sent.
 
 use super::{Event, Owner};
-use crate::engine::native::plane::{Arrival, Purpose};
+use crate::engine::native::plane::transfer::{Arrival, Purpose};
 use crate::ucx::{self, Buffer, Payload};
 use crate::wire::native::Member;
 use crate::wire::peer::{Header, Hello, Kind};

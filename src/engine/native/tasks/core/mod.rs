@@ -29,17 +29,9 @@ use crate::wire::tasks::{
 };
 use links::Links;
 use record::{
-    Because, Entry, Function, Object, Outputs, Placed, Queue, Special, State, Task, Worker,
+    Because, ClientId, Entry, Function, Object, ObjectKey, Outputs, Placed, Queue, Special, State,
+    Task, TaskKey, Worker, WorkerId,
 };
-
-/// A worker process; never used twice.
-pub(crate) type WorkerId = u64;
-
-/// A client's connection; never used twice.
-pub(crate) type ClientId = u64;
-
-type TaskKey = usize;
-type ObjectKey = usize;
 
 /// A task whose workers have died this often is failed.
 const DEATHS_ALLOWED: u32 = 3;

@@ -5,8 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use smallvec::SmallVec;
 
-use super::{ClientId, ObjectKey, TaskKey, WorkerId};
 use crate::wire::tasks::{ObjectId, Product, TaskError};
+
+/// A worker process; never used twice.
+pub(crate) type WorkerId = u64;
+
+/// A client's connection; never used twice.
+pub(crate) type ClientId = u64;
+
+pub(super) type TaskKey = usize;
+pub(super) type ObjectKey = usize;
 
 /// Where a task is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use super::StoreError;
+use super::error::StoreError;
 use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
 

@@ -1,4 +1,6 @@
 //! The core against a world of workers, and small stories.
+//!
+//! *Invariant:* after each event of the world, the core passes [`Core::sanity_check`].
 
 mod machine;
 mod world;

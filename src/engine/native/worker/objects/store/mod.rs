@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::StoreError;
 use super::budget::Budget;
 use super::core::{Ladder, Move, Place};
+use super::error::StoreError;
 use super::ledger::{Busy, For, Ledger, Party, reserved};
 use super::spill::{Extent, Spill};
 use crate::cuda::Device;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::{Inner, Store};
 use crate::cuda::{self, Device};
-use crate::engine::native::objects::StoreError;
-use crate::engine::native::objects::core::{NoRoom, Outside, Place};
-use crate::engine::native::objects::ledger::{For, Party, Reserved};
+use crate::engine::native::worker::objects::core::{NoRoom, Outside, Place};
+use crate::engine::native::worker::objects::error::StoreError;
+use crate::engine::native::worker::objects::ledger::{For, Party, Reserved};
 use crate::os::{process, rest};
 use crate::ucx::Buffer;
 

@@ -1,0 +1,123 @@
+//! What the thread that owns UCX is told, and what it reports.
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use tokio::sync::oneshot;
+
+use super::transfer::{Request, TransferError};
+use crate::cuda::Device;
+use crate::ucx::{Buffer, Setting, Waker};
+use crate::wire::native::{Measurement, Member, PeerKey, Samples, ToWorker};
+use crate::wire::peer::Measure;
+use crate::wire::status::PeerLanes;
+
+/// How UCX is to be opened.
+#[derive(Clone, Debug, Default)]
+pub struct Opening {
+    /// Which libucp; `None` for the loader's choice.
+    pub library: Option<PathBuf>,
+    /// Settings on top of the environment's.
+    pub settings: Vec<Setting>,
+    /// The worker's device.
+    pub device: Option<Device>,
+    /// Most bytes that are received at one time; more wait at their senders. One message always
+    /// may.
+    pub bytes_in_flight: u64,
+}
+
+/// Bytes received at one time, unless the opening says otherwise.
+pub const BYTES_IN_FLIGHT: u64 = 256 << 20;
+
+/// What the data plane says.
+#[derive(Debug)]
+pub enum Report {
+    /// UCX is open; this is the worker's address, sealed.
+    Open {
+        /// The address.
+        address: Vec<u8>,
+        /// The library's version, its name and its transports, for people.
+        library: String,
+    },
+    /// Every expected peer is reached, over these lanes.
+    Ready(Vec<PeerLanes>),
+    /// A connection broke although its peer was not said to be lost.
+    PeerFailed {
+        /// The peer.
+        member: Member,
+        /// UCX's words.
+        cause: String,
+    },
+    /// The thread is at work: the answer to [`Plane::pulse`].
+    Pulse,
+    /// A measurement has ended.
+    Measured {
+        /// Its number.
+        id: u64,
+        /// What was measured, or why nothing was.
+        result: Result<Samples, String>,
+    },
+}
+
+/// What the thread is told.
+pub(super) enum Command {
+    Heard(ToWorker),
+    Put {
+        name: String,
+        buffer: Arc<Buffer>,
+    },
+    Remove {
+        name: String,
+    },
+    Get(Request),
+    Cancel {
+        id: u64,
+    },
+    Summed {
+        name: String,
+        buffer: Arc<Buffer>,
+        checksum: Option<u32>,
+    },
+    Echo {
+        peer: String,
+        reply: oneshot::Sender<Result<(), TransferError>>,
+    },
+    Measure {
+        id: u64,
+        measurement: Measurement,
+    },
+    /// Memory for a measurement of this worker.
+    RoomToSend {
+        id: u64,
+        measurement: Measurement,
+        room: Result<Buffer, String>,
+    },
+    /// Memory for a peer's measurement.
+    RoomToReceive {
+        id: u64,
+        from: PeerKey,
+        measure: Measure,
+        room: Option<Vec<Buffer>>,
+        mapped: Option<Result<(), i32>>,
+    },
+    Pulse,
+    Stop,
+}
+
+/// Where the thread is told something, which also wakes it.
+pub(super) struct Inbox {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+}
+
+impl Inbox {
+    pub(super) fn new(commands: mpsc::Sender<Command>, waker: Waker) -> Self {
+        Self { commands, waker }
+    }
+
+    pub(super) fn tell(&self, command: Command) {
+        // A thread that has ended drops the command, and with it the sender of any reply.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
