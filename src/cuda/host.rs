@@ -13,6 +13,8 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use super::spare;
+
 /// The smallest page of any machine that CUDA and UCX run on, in bytes.
 pub(crate) const PAGE: usize = 4096;
 
@@ -28,18 +30,26 @@ pub struct HostMemory {
     /// The bytes, behind `start` others that bring them to a page.
     bytes: Vec<u8>,
     start: usize,
+    /// Whether every byte of the capacity has been written, so that another may have it next.
+    is_whole: bool,
     /// Last, so that it is dropped when the bytes are free.
     lease: Option<Lease>,
 }
 
 impl HostMemory {
-    /// New memory, all zero, from a page's length on at a page; its pages come from the kernel as
-    /// they are touched. `None` if there is none.
-    pub fn zeroed(bytes: usize) -> Option<Self> {
+    /// Memory that begins at a page from a page's length on. Its bytes are undefined: zero, in
+    /// pages that the kernel gives as they are touched, or those of an earlier piece of this
+    /// process. `None` if there is none.
+    pub fn undefined(bytes: usize) -> Option<Self> {
         if bytes == 0 {
             return Some(Self::from(Vec::new()));
         }
         let room = if bytes < PAGE { bytes } else { bytes.checked_add(PAGE - 1)? };
+        if let Some(mut memory) = spare::take(room) {
+            // SAFETY: of what is kept, every byte up to its capacity has been written.
+            unsafe { memory.set_len(memory.capacity()) };
+            return Self::from_page(memory, bytes);
+        }
         let layout = Layout::array::<u8>(room).ok()?;
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -48,20 +58,25 @@ impl HostMemory {
         }
         // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
         // bytes are initialised.
-        let mut memory = unsafe { Vec::from_raw_parts(memory, room, room) };
-        let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
-        memory.truncate(start.checked_add(bytes)?);
-        let mut memory = Self { bytes: memory, start, lease: None };
+        let memory = unsafe { Vec::from_raw_parts(memory, room, room) };
+        let mut memory = Self::from_page(memory, bytes)?;
         if bytes >= HUGE {
             memory.advise_huge_pages();
         }
         Some(memory)
     }
 
+    /// The first `bytes` of a vector from the first page on, or from its start if they are fewer.
+    fn from_page(mut memory: Vec<u8>, bytes: usize) -> Option<Self> {
+        let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
+        memory.truncate(start.checked_add(bytes)?);
+        Some(Self { bytes: memory, start, is_whole: true, lease: None })
+    }
+
     /// The bytes as a vector, copied if they are not at its beginning.
-    pub fn into_vec(self) -> Vec<u8> {
+    pub fn into_vec(mut self) -> Vec<u8> {
         match self.start {
-            0 => self.bytes,
+            0 => std::mem::take(&mut self.bytes),
             start => self.bytes[start..].to_vec(),
         }
     }
@@ -88,7 +103,15 @@ impl HostMemory {
 
 impl From<Vec<u8>> for HostMemory {
     fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, start: 0, lease: None }
+        Self { bytes, start: 0, is_whole: false, lease: None }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if self.is_whole {
+            spare::keep(std::mem::take(&mut self.bytes));
+        }
     }
 }
 
@@ -117,11 +140,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_memory_is_zero_as_long_as_asked_for_and_begins_at_a_page() {
+    fn memory_is_as_long_as_asked_for_and_begins_at_a_page() {
         for bytes in [0, 1, PAGE - 1, PAGE, PAGE + 1, 100_000, HUGE, HUGE + 5] {
-            let mut memory = HostMemory::zeroed(bytes).expect("a little memory");
+            let mut memory = HostMemory::undefined(bytes).expect("a little memory");
             assert_eq!(memory.len(), bytes);
-            assert!(memory.iter().all(|byte| *byte == 0));
             assert!(bytes < PAGE || memory.as_ptr().align_offset(PAGE) == 0);
             memory.fill(7);
             let place = memory.as_ptr();
@@ -129,7 +151,7 @@ mod tests {
             assert_eq!(moved.as_ptr(), place);
             assert_eq!(moved.into_vec(), vec![7; bytes]);
         }
-        assert!(HostMemory::zeroed(usize::MAX).is_none());
-        assert!(HostMemory::zeroed(isize::MAX.unsigned_abs()).is_none());
+        assert!(HostMemory::undefined(usize::MAX).is_none());
+        assert!(HostMemory::undefined(isize::MAX.unsigned_abs()).is_none());
     }
 }

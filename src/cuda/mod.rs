@@ -11,6 +11,7 @@ mod host;
 mod kernel;
 mod nvrtc;
 mod simulated;
+pub(crate) mod spare;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -161,7 +162,7 @@ impl Device {
         }
     }
 
-    /// Allocates memory. A simulated device's is zero; a real one's is undefined.
+    /// Allocates memory. Its bytes are undefined.
     ///
     /// # Errors
     /// If there is not enough.

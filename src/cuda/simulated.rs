@@ -41,7 +41,7 @@ impl SimulatedDevice {
         let take = |used: u64| used.checked_add(asked).filter(|sum| *sum <= device.capacity_bytes);
         let used = &device.used_bytes;
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(error)?;
-        let Some(bytes) = HostMemory::zeroed(bytes) else {
+        let Some(bytes) = HostMemory::undefined(bytes) else {
             return Err(error(used.fetch_sub(asked, Ordering::Relaxed) - asked));
         };
         Ok(SimulatedMemory { bytes, device: Arc::clone(device) })

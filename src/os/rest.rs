@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* only pages that nobody wrote to are given back, so nothing is lost but time.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
@@ -33,17 +33,20 @@ pub fn give_back_freed_heap() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// From now on, memory of some size goes back as soon as it is freed.
+/// From now on, the heap keeps about so many bytes of what is freed.
 ///
-/// By itself, glibc keeps more and more of it in its heap: up to 32 MiB at a time, in as many
-/// heaps as there are threads (mallopt(3), `M_MMAP_THRESHOLD` and `M_ARENA_MAX`).
-pub fn give_back_when_freed() {
+/// By itself, glibc keeps more and more: up to 64 MiB at the end of each of as many heaps as there
+/// are threads (mallopt(3), `M_TRIM_THRESHOLD` and `M_ARENA_MAX`). All that is freed at once costs
+/// a fault for each page that is used again.
+pub fn keep_freed_up_to(bytes: u64) {
+    let each = bytes / 2;
     let settings = [
-        (libc::M_MMAP_THRESHOLD, 256 << 10),
-        (libc::M_TRIM_THRESHOLD, 1 << 20),
+        (libc::M_MMAP_THRESHOLD, (each / 2).clamp(256 << 10, 32 << 20)),
+        (libc::M_TRIM_THRESHOLD, each.clamp(1 << 20, 1 << 30)),
         (libc::M_ARENA_MAX, 2),
     ];
     for (parameter, value) in settings {
+        let value = c_int::try_from(value).unwrap_or(c_int::MAX);
         // SAFETY: mallopt has no preconditions; a parameter that it does not know changes nothing.
         unsafe { libc::mallopt(parameter, value) };
     }

@@ -20,10 +20,10 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// New host memory, all zero; its pages come from the kernel as they are touched. `None` if
+    /// Host memory, of which the bytes are undefined, as in [`HostMemory::undefined`]. `None` if
     /// there is none.
-    pub fn zeroed(bytes: usize) -> Option<Self> {
-        HostMemory::zeroed(bytes).map(Buffer::Host)
+    pub fn undefined(bytes: usize) -> Option<Self> {
+        HostMemory::undefined(bytes).map(Buffer::Host)
     }
 
     /// Keeps something until the memory is free, wherever the buffer goes.
@@ -79,14 +79,18 @@ impl Buffer {
         }
     }
 
+    /// The bytes, where the host can write them; `None` for a real GPU's memory.
+    pub fn host_mut(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Buffer::Host(bytes) => Some(bytes),
+            Buffer::Device(buffer) => buffer.host_mut(),
+        }
+    }
+
     /// Writes to every page of memory that the host can reach, so that all of it is there before
     /// something is timed.
     pub fn touch(&mut self) {
-        let bytes = match self {
-            Buffer::Host(bytes) => Some(&mut bytes[..]),
-            Buffer::Device(buffer) => buffer.host_mut(),
-        };
-        for byte in bytes.into_iter().flat_map(|bytes| bytes.iter_mut().step_by(PAGE)) {
+        for byte in self.host_mut().into_iter().flat_map(|bytes| bytes.iter_mut().step_by(PAGE)) {
             *byte = 1;
         }
     }

@@ -362,7 +362,9 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
     let bytes = usize::try_from(size).ok().filter(|_| size <= SIZE_LIMIT);
     let bytes = bytes.ok_or_else(|| "the messages are too long to measure".to_owned())?;
     let mut buffer = match (kind, device) {
-        (MemoryKind::Host, _) => Buffer::zeroed(bytes).ok_or_else(|| "out of memory".to_owned())?,
+        (MemoryKind::Host, _) => {
+            Buffer::undefined(bytes).ok_or_else(|| "out of memory".to_owned())?
+        }
         (MemoryKind::Device, Some(device)) => {
             Buffer::Device(device.allocate(bytes).map_err(|error| error.to_string())?)
         }

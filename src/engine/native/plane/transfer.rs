@@ -349,7 +349,7 @@ impl Transfers {
             Target::Into(buffer) if buffer.len() >= bytes => Ok(buffer),
             Target::Into(_) => Err(TransferError::Memory { bytes, source: None }),
             Target::Host => {
-                Buffer::zeroed(bytes).ok_or(TransferError::Memory { bytes, source: None })
+                Buffer::undefined(bytes).ok_or(TransferError::Memory { bytes, source: None })
             }
             Target::Device => match &self.device {
                 Some(device) => device

@@ -50,15 +50,21 @@ pub(crate) fn table_row(seed: u64, side: u8, row: u64, rows: u64) -> (u64, u64) 
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    bytes.chunks_exact(8).map(|word| {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(word);
-        u64::from_le_bytes(eight)
-    })
+    bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
 }
 
-fn bytes(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+/// A buffer with so many words.
+fn fill(
+    context: &Context<'_>,
+    count: usize,
+    words: impl Iterator<Item = u64>,
+) -> Result<Buffer, FunctionError> {
+    let bytes = count.checked_mul(8).ok_or("more bytes than there are addresses")?;
+    context.fill(bytes, |room| {
+        for (eight, word) in room.as_chunks_mut().0.iter_mut().zip(words) {
+            *eight = word.to_le_bytes();
+        }
+    })
 }
 
 /// The sum of values.
@@ -73,11 +79,9 @@ fn sum(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
 /// Arguments: seed, first row, first column, size of the square chunk.
 fn matrix_chunk(context: &Context<'_>, _: &[Input]) -> Result<Outputs, FunctionError> {
     let (seed, row, column, size): (u64, u64, u64, u64) = context.arguments()?;
-    let mut words = Vec::with_capacity(usize::try_from(size * size)?);
-    for r in row..row + size {
-        words.extend((column..column + size).map(|c| matrix_element(seed, r, c)));
-    }
-    Ok(context.place(&bytes(&words))?.into())
+    let places = (row..row + size).flat_map(|r| (column..column + size).map(move |c| (r, c)));
+    let words = places.map(|(row, column)| matrix_element(seed, row, column));
+    Ok(fill(context, usize::try_from(size * size)?, words)?.into())
 }
 
 /// The sum over `a + transposed(b)`. Arguments: size of the square chunks.
@@ -85,12 +89,16 @@ fn add_transposed_sum(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs
     let size: usize = context.arguments()?;
     let [a, b] = inputs else { return Err("two chunks are needed".into()) };
     let (a, b) = (a.bytes()?, b.bytes()?);
-    let (a, b): (Vec<u64>, Vec<u64>) = (words(&a).collect(), words(&b).collect());
+    let (a, b) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
+    if a.len() != size * size || b.len() != size * size {
+        return Err(format!("the chunks are not of {size} by {size} numbers").into());
+    }
     let mut total = 0u64;
     for row in 0..size {
         for column in 0..size {
-            let pair = a[row * size + column].wrapping_add(b[column * size + row]);
-            total = total.wrapping_add(pair);
+            let one = u64::from_le_bytes(a[row * size + column]);
+            let other = u64::from_le_bytes(b[column * size + row]);
+            total = total.wrapping_add(one).wrapping_add(other);
         }
     }
     Outputs::value(&total)
@@ -99,12 +107,11 @@ fn add_transposed_sum(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs
 /// A part of a table: pairs of key and value. Arguments: seed, side, first row, rows, all rows.
 fn table_make(context: &Context<'_>, _: &[Input]) -> Result<Outputs, FunctionError> {
     let (seed, side, first, rows, all): (u64, u8, u64, u64, u64) = context.arguments()?;
-    let mut words = Vec::with_capacity(usize::try_from(rows * 2)?);
-    for row in first..first + rows {
+    let words = (first..first + rows).flat_map(|row| {
         let (key, value) = table_row(seed, side, row, all);
-        words.extend([key, value]);
-    }
-    Ok(context.place(&bytes(&words))?.into())
+        [key, value]
+    });
+    Ok(fill(context, usize::try_from(rows * 2)?, words)?.into())
 }
 
 /// A table's rows by the hash of their keys, one output per part. Arguments: number of parts.
@@ -118,7 +125,7 @@ fn table_split(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, Funct
         let part = usize::try_from(mix(key) % parts.max(1) as u64)?;
         split[part].extend([key, value]);
     }
-    let placed = split.iter().map(|words| context.place(&bytes(words)));
+    let placed = split.iter().map(|words| fill(context, words.len(), words.iter().copied()));
     Ok(placed.collect::<Result<Vec<Buffer>, FunctionError>>()?.into())
 }
 

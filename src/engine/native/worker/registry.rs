@@ -91,7 +91,7 @@ impl Context<'_> {
     }
 
     /// Memory of the device, or of the host where there is no device, for this task to write and
-    /// return. Objects that are not in use make room.
+    /// return. Its bytes are undefined. Objects that are not in use make room.
     ///
     /// # Errors
     /// If there is no room.
@@ -99,21 +99,36 @@ impl Context<'_> {
         Ok(self.store.allocate(self.party, bytes)?)
     }
 
+    /// Memory as of [`Self::allocate`] that `write` fills: where it is, if the host can write to
+    /// it, which spares a copy; else in host memory first. `write` gets undefined bytes.
+    ///
+    /// # Errors
+    /// If there is no room, or the device refuses the copy.
+    pub fn fill(
+        &self,
+        bytes: usize,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<Buffer, FunctionError> {
+        let mut buffer = self.allocate(bytes)?;
+        if let Some(memory) = buffer.host_mut() {
+            write(memory);
+        } else {
+            let mut staging = Buffer::undefined(bytes).ok_or("there is no host memory")?;
+            let memory = staging.host_mut().unwrap_or_default();
+            write(memory);
+            buffer.write_at(0, memory)?;
+        }
+        Ok(buffer)
+    }
+
     /// A copy of `bytes` in memory as of [`Self::allocate`].
     ///
     /// # Errors
     /// If there is no room, or the device refuses the copy.
     pub fn place(&self, bytes: &[u8]) -> Result<Buffer, FunctionError> {
-        match self.allocate(bytes.len())? {
-            Buffer::Host(mut memory) => {
-                memory.copy_from_slice(bytes);
-                Ok(Buffer::Host(memory))
-            }
-            Buffer::Device(mut buffer) => {
-                buffer.write(0, bytes)?;
-                Ok(Buffer::Device(buffer))
-            }
-        }
+        let mut buffer = self.allocate(bytes.len())?;
+        buffer.write_at(0, bytes)?;
+        Ok(buffer)
     }
 }
 

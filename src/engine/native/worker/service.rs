@@ -17,7 +17,7 @@ use super::context::{SimulatedLink, WorkerContext};
 use super::objects::{self, Store};
 use super::registry::Registry;
 use super::runner::{Happened, Runner};
-use crate::cuda::Device;
+use crate::cuda::{Device, spare};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{self, Opening, Plane, Report};
@@ -32,6 +32,13 @@ use crate::wire::tasks::Report as TaskReport;
 
 /// Longest time between a scheduler's end and the signal to end with it.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
+
+/// Of a worker's memory limit, one part of so many may be freed heap, and as much spare memory:
+/// together what counts as bloated (`objects::budget`).
+const SPARE_SHARE: u64 = 32;
+
+/// What counts as the limit for spare memory where there is none.
+const UNLIMITED: u64 = 8 << 30;
 
 /// Objects that are fetched at one time.
 const FETCHES: usize = 8;
@@ -58,8 +65,10 @@ pub fn main(registry: Registry) -> Result<(), Error> {
 
 fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     environment::set_defaults(&environment::defaults())?;
-    rest::give_back_when_freed();
     let contract = Contract::read()?;
+    let worker = contract.plan.workers.iter().find(|worker| worker.name == contract.name);
+    let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
+    rest::keep_freed_up_to(limit / SPARE_SHARE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -219,6 +228,9 @@ impl Bench<'_> {
             disk_limit: options.get("disk_limit_bytes").and_then(serde_json::Value::as_u64),
             directory: directory.map_or_else(std::env::temp_dir, PathBuf::from),
         };
+        let spare = settings.memory_limit.unwrap_or(UNLIMITED) / SPARE_SHARE;
+        spare::keep_up_to(usize::try_from(spare).unwrap_or(usize::MAX))
+            .map_err(|source| Error::System { action: "start a thread", source })?;
         let store = Arc::new(Store::new(&settings, self.device, Some(self.plane.clone())));
         if settings.memory_limit.is_some() {
             let watched = Arc::clone(&store);

@@ -331,7 +331,7 @@ impl Store {
         }
         let bytes = buffer.len();
         let reserved = self.ledger.reserve(For::Copy, Place::Host, bytes as u64);
-        let mut copy = Buffer::zeroed(bytes).ok_or(StoreError::Memory { bytes })?;
+        let mut copy = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
         if let Buffer::Host(copy) = &mut copy {
             buffer.read(0, copy)?;
         }

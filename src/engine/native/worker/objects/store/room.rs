@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Inner, Store};
-use crate::cuda::{self, Device};
+use crate::cuda::{self, Device, spare};
 use crate::engine::native::worker::objects::core::{NoRoom, Outside, Place};
 use crate::engine::native::worker::objects::error::StoreError;
 use crate::engine::native::worker::objects::ledger::{For, Party, Reserved};
@@ -65,7 +65,7 @@ impl Store {
 
     fn host_memory(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
         let reserved = self.reserve(party, Place::Host, bytes as u64, true)?;
-        let mut buffer = Buffer::zeroed(bytes).ok_or(StoreError::Memory { bytes })?;
+        let mut buffer = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
         buffer.hold(Box::new(reserved));
         Ok(buffer)
     }
@@ -196,6 +196,7 @@ impl Store {
 
     /// Gives freed heap back, and takes the process as it is now.
     pub(super) fn look_closely(&self) {
+        spare::give_back();
         rest::give_back_freed_heap();
         let charged = self.charged();
         let mut inner = self.lock();
@@ -219,6 +220,7 @@ impl Store {
             }
             let Some((now, is_bloated)) = self.room_for_data() else { return };
             if is_bloated && trimmed.elapsed() >= TRIM_AGAIN {
+                spare::give_back();
                 rest::give_back_freed_heap();
                 trimmed = Instant::now();
             }
