@@ -12,22 +12,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The mechanism in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Containment {
     /// A version 2 control group, ended as a whole by `cgroup.kill`.
     Cgroup,
     /// A process group, and a guardian that adopts whatever leaves it (subreaper).
     Subreaper,
-}
-
-impl std::fmt::Display for Containment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Containment::Cgroup => "cgroup",
-            Containment::Subreaper => "subreaper",
-        })
-    }
 }
 
 /// A version 2 control group of our own making.

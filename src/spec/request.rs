@@ -12,8 +12,9 @@ use serde_json::{Map, Value};
 use super::{ClusterSpec, SpecError, contradictions};
 
 /// Who set a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Origin {
     /// The command line.
     Flag,
@@ -21,16 +22,6 @@ pub enum Origin {
     Spec,
     /// The caller's environment.
     Environment,
-}
-
-impl std::fmt::Display for Origin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Origin::Flag => "flag",
-            Origin::Spec => "spec",
-            Origin::Environment => "environment",
-        })
-    }
 }
 
 /// What is asked for, and who asked.

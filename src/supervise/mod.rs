@@ -130,8 +130,13 @@ pub enum ReadyWhen {
 }
 
 /// How hard a cluster is stopped. Each further Ctrl-C asks for the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+///
+/// Displayed as the control API spells it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::Display,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Escalation {
     /// SIGTERM to everything, and SIGKILL after the grace.
     Graceful,
@@ -139,17 +144,6 @@ pub enum Escalation {
     Kill,
     /// As [`Escalation::Kill`], and nobody waits for it: the guardian finishes alone.
     Abandon,
-}
-
-impl std::fmt::Display for Escalation {
-    /// As the control API spells it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Escalation::Graceful => "graceful",
-            Escalation::Kill => "kill",
-            Escalation::Abandon => "abandon",
-        })
-    }
 }
 
 impl Escalation {

@@ -5,7 +5,6 @@
 //! *Invariant:* the JSON keys of [`ClusterState`] and [`ProcessState`] are relied on by outside
 //! programs; keys are added, never renamed or removed, within one [`VERSION`].
 
-use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -65,14 +64,16 @@ pub struct ClusterState {
 }
 
 /// Where a cluster stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ClusterPhase {
     /// Not everything is READY for the first time yet.
     Starting,
     /// Everything is READY for the first time, and whether it is as it should be is looked at.
     Verifying,
     /// Every wanted process is READY.
+    #[strum(to_string = "READY")]
     Ready,
     /// It was READY; some process is on its way back, or does not answer.
     Recovering,
@@ -95,21 +96,6 @@ impl ClusterPhase {
     /// Whether nothing follows any more.
     pub fn is_end(self) -> bool {
         matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)
-    }
-}
-
-impl fmt::Display for ClusterPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ClusterPhase::Starting => "starting",
-            ClusterPhase::Verifying => "verifying",
-            ClusterPhase::Ready => "READY",
-            ClusterPhase::Recovering => "recovering",
-            ClusterPhase::Degraded => "degraded",
-            ClusterPhase::Stopping => "stopping",
-            ClusterPhase::Stopped => "stopped",
-            ClusterPhase::Failed => "failed",
-        })
     }
 }
 
@@ -203,16 +189,19 @@ impl ProcessState {
 }
 
 /// Where a process stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ProcessPhase {
     /// Not started: the scheduler is not READY, or the cluster was not told to start it.
     Waiting,
     /// Started, not READY.
     Starting,
     /// It does its work.
+    #[strum(to_string = "READY")]
     Ready,
     /// It did its work, and does not answer: it is stopped, hangs, or has ended unnoticed.
+    #[strum(to_string = "not answering")]
     Unresponsive,
     /// Told to end.
     Stopping,
@@ -222,21 +211,6 @@ pub enum ProcessPhase {
     Failed,
     /// Ended as wished.
     Stopped,
-}
-
-impl fmt::Display for ProcessPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ProcessPhase::Waiting => "waiting",
-            ProcessPhase::Starting => "starting",
-            ProcessPhase::Ready => "READY",
-            ProcessPhase::Unresponsive => "not answering",
-            ProcessPhase::Stopping => "stopping",
-            ProcessPhase::Restarting => "restarting",
-            ProcessPhase::Failed => "failed",
-            ProcessPhase::Stopped => "stopped",
-        })
-    }
 }
 
 /// How a process ended.

@@ -280,8 +280,9 @@ pub struct Port {
 }
 
 /// A port's logical state, in the words of `/sys/class/infiniband/*/ports/*/state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum PortState {
     /// No link.
     Down,
@@ -292,39 +293,16 @@ pub enum PortState {
     /// Carrying data.
     Active,
     /// Deferred: the link went down a moment ago.
-    #[serde(rename = "ACTIVE_DEFER")]
     ActiveDefer,
     /// No change.
     Nop,
 }
 
-impl fmt::Display for PortState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            PortState::Down => "DOWN",
-            PortState::Init => "INIT",
-            PortState::Armed => "ARMED",
-            PortState::Active => "ACTIVE",
-            PortState::ActiveDefer => "ACTIVE_DEFER",
-            PortState::Nop => "NOP",
-        })
-    }
-}
-
 /// What a port speaks, in the words of `/sys/class/infiniband/*/ports/*/link_layer`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
     /// RoCE.
     Ethernet,
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            LinkLayer::InfiniBand => "InfiniBand",
-            LinkLayer::Ethernet => "Ethernet",
-        })
-    }
 }

@@ -148,7 +148,7 @@ pub(super) struct Core {
     over: bool,
     next_key: u64,
     began: SystemTime,
-    lots: Lots,
+    random: fastrand::Rng,
     actions: Vec<Action>,
 }
 
@@ -179,7 +179,7 @@ impl Core {
             over: false,
             next_key: 0,
             began,
-            lots: Lots(seed),
+            random: fastrand::Rng::with_seed(seed),
             actions: Vec::new(),
         }
     }
@@ -483,7 +483,7 @@ impl Core {
             self.fail(number, cause.clone());
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
-        let jitter = self.lots.draw();
+        let jitter = self.random.f64();
         // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's
         // process that nobody wished to end has failed, whatever status a task gave it.
         let unasked = self.seats[number].spec.ready == ReadyWhen::Said;
@@ -633,20 +633,4 @@ impl Core {
 
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Numbers that look drawn by lot (SplitMix64), for jitter.
-#[derive(Clone, Debug)]
-struct Lots(u64);
-
-impl Lots {
-    /// From 0 to 1.
-    fn draw(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        (bits >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
