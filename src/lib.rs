@@ -2,7 +2,7 @@
 //!
 //! The parts, from the ground up (a module uses lower floors only; `src/ARCHITECTURE.md`):
 //!
-//! - words: [`ids`], [`cpuset`], [`units`]
+//! - words: [`ids`], [`cpuset`], [`units`], [`text`]
 //! - values: [`topology`], [`spec`], [`wire`]
 //! - decisions: [`plan`]
 //! - the outside world: [`probe`], [`os`], [`ucx`], [`cuda`]
@@ -21,6 +21,7 @@ pub mod plan;
 pub mod probe;
 pub mod spec;
 pub mod supervise;
+pub mod text;
 pub mod topology;
 pub mod ucx;
 pub mod units;

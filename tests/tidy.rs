@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 const FLOORS: [&[&str]; 7] = [
-    &["ids", "cpuset", "units"],
+    &["ids", "cpuset", "units", "text"],
     &["topology", "spec", "wire"],
     &["plan"],
     &["probe", "os", "ucx", "cuda"],
@@ -22,7 +22,7 @@ const FLOORS: [&[&str]; 7] = [
 const DRAWN: [(&str, &str); 3] = [("units", "ids"), ("cluster", "dashboard"), ("ucx", "cuda")];
 
 /// Modules without effects; every `core.rs` is one more.
-const PURE: [&str; 7] = ["ids", "cpuset", "units", "topology", "spec", "wire", "plan"];
+const PURE: [&str; 8] = ["ids", "cpuset", "units", "text", "topology", "spec", "wire", "plan"];
 
 const EFFECTS: [&str; 11] = [
     "std::fs",

@@ -201,8 +201,8 @@ fn a_name_full_of_brackets_survives_every_form() {
 #[test]
 fn brackets_that_nest_without_end_are_refused_before_they_are_parsed() {
     for opener in ["[", "{", "[{", "- [", "&a[", "!t[", "? [", "a: [\n ", "[a{a"] {
-        let text = format!("version: 1\ngpus: {}", opener.repeat(100));
+        let text = format!("version: 1\ngpus: {}", opener.repeat(1_000_000));
         let refusal = parse(&text).expect_err(opener).to_string();
-        assert!(refusal.contains("nested too deeply"), "{opener}: {refusal}");
+        assert!(refusal.contains(": not well-formed YAML: "), "{opener}: {refusal}");
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::Write;
 use anstyle::{Color, RgbColor, Style};
 
 use crate::engine::native::links::Pair;
+use crate::text::xml_escaped;
 use crate::units::Size;
 
 /// Dark to light, evenly spaced: colours that also people who see fewer of them tell apart.
@@ -211,7 +212,7 @@ fn cell(text: &mut String, matrix: &Matrix<'_>, (x, y): (f64, f64), pair: Option
     if let Some(pair) = pair {
         let title =
             format!("{} to {}: {}, {}", pair.from, pair.to, pair.lanes.join(" "), pair.verdict);
-        let _ = write!(text, "<title>{}</title>", escaped(&title));
+        let _ = write!(text, "<title>{}</title>", xml_escaped(&title));
     }
     text.push_str("</rect>\n");
     let words = match (pair, gb_per_s) {
@@ -225,11 +226,7 @@ fn cell(text: &mut String, matrix: &Matrix<'_>, (x, y): (f64, f64), pair: Option
 }
 
 fn write_text(text: &mut String, (x, y): (f64, f64), style: &str, words: &str) {
-    let _ = writeln!(text, "<text x=\"{x}\" y=\"{y}\" {style}>{}</text>", escaped(words));
-}
-
-fn escaped(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    let _ = writeln!(text, "<text x=\"{x}\" y=\"{y}\" {style}>{}</text>", xml_escaped(words));
 }
 
 #[cfg(test)]

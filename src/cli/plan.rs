@@ -100,13 +100,13 @@ const PLAN_LIMIT: usize = 64 << 20;
 /// Reads a plan from a file, or `-`. JSON is YAML too.
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
     let text = text::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
-    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let wrong = |error: anyhow::Error, hint| {
         let error = error.context(format!("cannot use plan {}", text::shown(path)));
         Failure::new(Exit::Usage, error).hint(hint)
     };
     let made = "'cuda-cluster plan -o yaml > FILE' writes a plan";
-    let plan: Plan = serde_yaml::from_str(text).map_err(|error| wrong(error.into(), made))?;
+    let plan: Plan = crate::text::read(&text, crate::text::Form::Yaml, PLAN_LIMIT)
+        .map_err(|error| wrong(error.into(), made))?;
     if plan.version == crate::plan::VERSION {
         return Ok(plan);
     }

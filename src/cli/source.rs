@@ -50,19 +50,14 @@ fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
     })
 }
 
-/// The built-in machines that a name may have meant: the likely ones, or all.
+/// What to do about a name that is neither a file nor a built-in machine.
 fn nearest(src: &str) -> String {
     let stem = Path::new(src).file_stem().and_then(|stem| stem.to_str()).unwrap_or(src);
-    let mut near: Vec<(f64, &str)> = topology::builtin_names()
-        .map(|name| (strsim::jaro_winkler(stem, name), name))
-        .filter(|(likeness, _)| *likeness > 0.8)
-        .collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let names: Vec<&str> = near.into_iter().take(3).map(|(_, name)| name).collect();
-    if names.is_empty() {
-        let all: Vec<&str> = topology::builtin_names().collect();
-        format!("there is no such file, and the built-in machines are {}", all.join(", "))
-    } else {
-        format!("did you mean the built-in machine {}?", names.join(" or "))
-    }
+    crate::text::nearest(stem, topology::builtin_names()).map_or_else(
+        || {
+            let all: Vec<&str> = topology::builtin_names().collect();
+            format!("there is no such file, and the built-in machines are {}", all.join(", "))
+        },
+        |name| format!("did you mean the built-in machine '{name}'?"),
+    )
 }

@@ -15,6 +15,7 @@ use crate::os::run_directory;
 use crate::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
 use crate::probe::{self, ProbeError};
 use crate::spec::UcxVersion;
+use crate::text::in_full;
 use crate::topology::{PortState, Topology};
 use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext};
 use crate::units::HumanBytes;
@@ -134,7 +135,7 @@ fn ucx() -> Vec<Finding> {
         }
         Err(error) => {
             let hint = error.hint();
-            let text = format!("{:#}", anyhow::Error::new(error));
+            let text = in_full(&error);
             Finding { hint, ..Finding::new("ucx", Verdict::Failed, text) }
         }
     }];
@@ -214,7 +215,7 @@ fn run_directories() -> Finding {
         Ok(names) => names,
         Err(error) => {
             let hint = error.hint();
-            let text = format!("{:#}", anyhow::Error::new(error));
+            let text = in_full(&error);
             return Finding { hint, ..Finding::new("run directories", Verdict::Failed, text) };
         }
     };

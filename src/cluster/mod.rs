@@ -73,7 +73,7 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
         Err(error) => {
             // Standard error is the process's log.
             let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
-            tracing::error!("{:#}{hint}", anyhow::Error::new(error));
+            tracing::error!("{}{hint}", crate::text::in_full(&error));
             ExitCode::FAILURE
         }
     })

@@ -5,6 +5,7 @@
 //! *Invariant:* each error says what is missing, and its hint what to try.
 
 use crate::spec::SpecError;
+use crate::text::did_you_mean;
 use crate::topology::Note;
 use crate::units::HumanBytes;
 
@@ -170,7 +171,7 @@ impl PlanError {
                 "ask for fewer, or use 'workers_per_gpu' for several workers on one GPU"
             }
             PlanError::NoSuchNic { nearest: Some(name), .. } => {
-                return Some(format!("did you mean '{name}'?"));
+                return Some(did_you_mean(name));
             }
             PlanError::NoSuchNic { .. } | PlanError::UnusableNic { .. } => {
                 "'cuda-cluster topo' shows every NIC; 'ucx.net_devices: auto' takes the nearest usable"

@@ -237,7 +237,7 @@ impl<'a> Nics<'a> {
             let Some(at) = known else {
                 let netdev = self.topology.nics.iter().flat_map(|nic| &nic.ports);
                 let is_netdev = netdev.filter_map(|p| p.netdev.as_deref()).any(|n| n == device);
-                let nearest = crate::spec::nearest(name, self.names().iter().map(String::as_str));
+                let nearest = crate::text::nearest(name, self.names().iter().map(String::as_str));
                 // RDMA ports have a number; a name close to a NIC's is a slip. What is left is a
                 // network device, which a topology need not know.
                 if number.is_some() || (!is_netdev && nearest.is_some()) {
@@ -413,6 +413,6 @@ fn no_such_nic(topology: &Topology, name: &str) -> PlanError {
             ports => ports.iter().map(|p| format!("{}:{}", nic.name, p.port)).collect(),
         })
         .collect();
-    let nearest = crate::spec::nearest(name, present.iter().map(String::as_str));
+    let nearest = crate::text::nearest(name, present.iter().map(String::as_str));
     PlanError::NoSuchNic { name: name.to_owned(), present, nearest }
 }

@@ -7,13 +7,15 @@
 
 use std::fmt;
 
+use crate::text::{self, Position};
+
 /// A mistake in a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError {
     /// The file's name, or `command line`.
     pub origin: String,
     /// Line and column, from 1; `None` when the values came from several places.
-    pub place: Option<(usize, usize)>,
+    pub place: Option<Position>,
     /// Key path, like `ucx.net_devices[1]`; empty for the whole text.
     pub key: String,
     /// What is wrong.
@@ -23,7 +25,7 @@ pub struct SpecError {
 impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.origin)?;
-        if let Some((line, column)) = self.place {
+        if let Some(Position { line, column }) = self.place {
             write!(f, "{line}:{column}:")?;
         }
         if !self.key.is_empty() {
@@ -39,14 +41,10 @@ impl SpecError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match &*self.problem {
-            Problem::UnknownKey { nearest: Some(name), .. }
-            | Problem::UnknownWord { nearest: Some(name), .. } => {
-                Some(format!("did you mean '{name}'?"))
-            }
+            Problem::Text(problem) => problem.hint(),
             Problem::NoVersion => Some("begin the file with 'version: 1'".to_owned()),
-            Problem::Tab => Some("replace the tabs at the beginning of lines by blanks".to_owned()),
+            Problem::Version { .. } => None,
             Problem::Contradiction { hint, .. } => Some((*hint).to_owned()),
-            _ => None,
         }
     }
 }
@@ -54,42 +52,9 @@ impl SpecError {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is no YAML.
-    #[error("{message}")]
-    Syntax {
-        /// The YAML reader's words.
-        message: String,
-    },
-    /// A tab in a line's indentation.
-    #[error("a tab indents this line, and YAML knows only blanks")]
-    Tab,
-    /// A key that a spec does not have.
-    #[error("unknown key; expected one of {}", .expected.join(", "))]
-    UnknownKey {
-        /// The keys that could stand there.
-        expected: Vec<String>,
-        /// The most similar of them.
-        nearest: Option<String>,
-    },
-    /// A word that is none of the choices.
-    #[error("unknown word {word:?}; expected one of {}", .expected.join(", "))]
-    UnknownWord {
-        /// The word.
-        word: String,
-        /// The words that could stand there.
-        expected: Vec<String>,
-        /// The most similar of them.
-        nearest: Option<String>,
-    },
-    /// A value of a wrong type or form.
-    #[error("{message}")]
-    Value {
-        /// What was found and what was expected.
-        message: String,
-    },
-    /// A key that comes twice.
-    #[error("given twice")]
-    Twice,
+    /// The text is no YAML, or a name or a value is wrong.
+    #[error(transparent)]
+    Text(#[from] text::Problem),
     /// The file does not say which version of the form it is in.
     #[error("'version' is missing")]
     NoVersion,
@@ -109,19 +74,4 @@ pub enum Problem {
         /// What to do.
         hint: &'static str,
     },
-}
-
-/// The candidate most similar to `word`, if any is similar enough to be meant.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<String> {
-    let folded = |text: &str| text.to_ascii_lowercase().replace('-', "_");
-    let word = folded(word);
-    candidates
-        .into_iter()
-        .map(|candidate| (strsim::damerau_levenshtein(&word, &folded(candidate)), candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate.to_owned())
 }

@@ -25,11 +25,10 @@ pub use choices::{
     CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
     Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices,
 };
-pub(crate) use error::nearest;
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
-pub use read::{parse, schema};
+pub use read::{SIZE_LIMIT, parse, schema};
 pub use request::{Origin, Request};
 pub use sections::{
     CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,

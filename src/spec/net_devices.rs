@@ -12,6 +12,7 @@ use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::template::{Template, TemplateError};
+use crate::text::did_you_mean;
 
 /// Which NICs a worker's traffic uses.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,9 +67,10 @@ impl FromStr for NetDevices {
             let template = text.parse().map_err(|error: TemplateError| error.to_string());
             return template.map(NetDevices::Template);
         }
+        // Any other word may be a NIC's name, so only a slip of one letter is taken for one.
         let slip = NET_WORDS.iter().find(|word| strsim::levenshtein(word, text) == 1);
         if let Some(word) = slip {
-            return Err(format!("{text:?} is not {NET_DEVICES}; did you mean '{word}'?"));
+            return Err(format!("{text:?} is not {NET_DEVICES}; {}", did_you_mean(word)));
         }
         text.split(',').map(device_name).collect::<Result<_, _>>().map(NetDevices::List)
     }

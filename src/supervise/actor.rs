@@ -34,6 +34,7 @@ use crate::os::owners::{Identity, Owners};
 use crate::os::presence::Presence;
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
+use crate::text;
 
 /// Longest wait for the last words of a process that has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -423,14 +424,7 @@ async fn sleep_until(at: Option<Instant>) {
 
 /// An error with its causes, in one line, and what to do where something ran out.
 pub(super) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    if let Some(exhausted) = Exhausted::behind(error) {
-        text = format!("{text}; {}", exhausted.hint());
-    }
-    text
+    let hint =
+        Exhausted::behind(error).map_or_else(String::new, |what| format!("; {}", what.hint()));
+    text::in_full(error) + &hint
 }

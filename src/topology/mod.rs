@@ -27,10 +27,10 @@ pub use devices::{
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};
-pub use read::{
-    DocumentError, Fault, Format, ParseError, Position, SIZE_LIMIT, SmiError, XmlError, parse,
-};
+pub use read::{DocumentError, Fault, ParseError, SIZE_LIMIT, SmiError, XmlError, parse};
 pub use write::NcclFormError;
+
+pub use crate::text::Position;
 
 /// The version of the text form that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;

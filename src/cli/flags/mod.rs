@@ -492,12 +492,9 @@ impl Asked {
     }
 }
 
-/// Most bytes of a spec; people write specs.
-const SPEC_LIMIT: usize = 1 << 20;
-
 /// Reads a spec from a file, or from standard input for `-`.
 pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
-    let text = text::read(path, SPEC_LIMIT).map_err(|error| error.failure("spec", path))?;
+    let text = text::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
     spec::parse(&text, &text::shown(path)).map_err(wrong_spec)
 }
 

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use crate::text::in_full;
 use crate::wire::native::FrameError;
 use crate::wire::secret::SecretError;
 use crate::{cuda, ucx};
@@ -99,13 +100,7 @@ impl Error {
 
     /// The whole story on one line: the error, its causes, and what to do.
     pub(super) fn story(&self) -> String {
-        let mut story = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            story.push_str(": ");
-            story.push_str(&error.to_string());
-            cause = error.source();
-        }
+        let mut story = in_full(self);
         if let Some(hint) = self.hint() {
             story.push_str("; hint: ");
             story.push_str(&hint);

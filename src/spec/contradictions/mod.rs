@@ -8,10 +8,10 @@ mod implausible;
 
 use std::collections::BTreeMap;
 
-use super::error::nearest;
 use super::{
     ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem, SpecError,
 };
+use crate::text::{self, nearest};
 use crate::units::{Size, Span};
 
 /// A contradiction and its key.
@@ -177,7 +177,7 @@ fn one_of(key: &str, word: &str, words: &[&str]) -> Result<(), Found> {
     }
     let expected = words.iter().map(|&word| word.to_owned()).collect();
     let nearest = nearest(word, words.iter().copied());
-    let problem = Problem::UnknownWord { word: word.to_owned(), expected, nearest };
+    let problem = text::Problem::UnknownWord { word: word.to_owned(), expected, nearest }.into();
     Err(Found { key: key.to_owned(), problem })
 }
 

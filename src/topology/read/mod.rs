@@ -7,14 +7,12 @@
 mod consistency;
 mod document;
 mod hwloc;
-mod locate;
 mod nccl;
 mod smi;
 mod xml;
 
-use std::fmt;
-
 use super::{Note, Topology};
+use crate::text::{self, Form};
 
 pub use consistency::Fault;
 pub use document::DocumentError;
@@ -34,43 +32,14 @@ const NUMA_LIMIT: usize = 1024;
 /// switches have 71 times 18.
 const NVLINK_LIMIT: usize = 1536;
 
-/// A place in a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, column {}", self.line, self.column)
-    }
-}
-
 /// A text form that a topology can be read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// This project's own YAML.
-    Yaml,
-    /// This project's own JSON.
-    Json,
+enum Format {
+    /// This project's own.
+    Own(Form),
     /// The matrix of `nvidia-smi topo -m`.
     Smi,
     /// NCCL's topology XML, or hwloc's; the root element tells.
     Xml,
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Format::Yaml => "YAML",
-            Format::Json => "JSON",
-            Format::Smi => "matrix of nvidia-smi topo -m",
-            Format::Xml => "XML",
-        })
-    }
 }
 
 /// Why a text is no topology.
@@ -121,9 +90,9 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
     if text.len() > SIZE_LIMIT {
         return Err(ParseError::TooLarge { bytes: text.len() });
     }
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = text::without_mark(text);
     match recognise(text).ok_or(ParseError::Unrecognised)? {
-        format @ (Format::Yaml | Format::Json) => Ok(document::read(text, format)?),
+        Format::Own(form) => Ok(document::read(text, form)?),
         Format::Smi => Ok(smi::read(text)?),
         Format::Xml => {
             let document = xml::parse(text)?;
@@ -159,16 +128,16 @@ fn without_zeroed_uuids(topology: &mut Topology) {
 fn recognise(text: &str) -> Option<Format> {
     let version = |line: &str| line.trim_start_matches('\u{feff}').starts_with("version:");
     if text.trim_start().starts_with('{') {
-        Some(Format::Json)
+        Some(Format::Own(Form::Json))
     } else if text.trim_start().starts_with('<') {
         Some(Format::Xml)
     } else if text.lines().any(version) {
-        Some(Format::Yaml)
+        Some(Format::Own(Form::Yaml))
     } else if smi::recognise(text) {
         Some(Format::Smi)
     } else {
         // Without a version it is refused all the same, but by the reader that can say so.
-        text.lines().any(is_key).then_some(Format::Yaml)
+        text.lines().any(is_key).then_some(Format::Own(Form::Yaml))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::Position;
+use crate::text::Position;
 
 /// Deepest nesting of elements; real machines have about twenty levels.
 const DEPTH_LIMIT: usize = 128;
@@ -198,10 +198,7 @@ impl Scan<'_> {
     }
 
     fn unreasonable(&self, what: &'static str) -> XmlError {
-        let before = &self.text[..self.at];
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        XmlError::Unreasonable { position: Position { line, column }, what }
+        XmlError::Unreasonable { position: Position::of_byte(self.text, self.at), what }
     }
 }
 

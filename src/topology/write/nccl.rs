@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 
 use crate::ids::{NumaId, PciAddress};
+use crate::text::xml_escaped;
 use crate::topology::{
     Bridge, BridgeKind, Device, Gpu, LinkLayer, Nic, NicKind, NvLinkPeer, PcieLink, Topology,
 };
@@ -63,7 +64,7 @@ impl Element {
         let indent = "  ".repeat(depth);
         text.push_str(&format!("{indent}<{}", self.tag));
         for (name, value) in &self.attributes {
-            text.push_str(&format!(" {name}=\"{}\"", super::xml_escaped(value)));
+            text.push_str(&format!(" {name}=\"{}\"", xml_escaped(value)));
         }
         if self.children.is_empty() {
             text.push_str("/>\n");

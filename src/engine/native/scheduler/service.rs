@@ -48,7 +48,6 @@ pub fn main() -> Result<(), Error> {
     let mut status = StatusPipe::open()?;
     let result = start(&mut status);
     if let Err(error) = &result {
-        tracing::error!("{}", error.story());
         status.failed(error.story());
     }
     result

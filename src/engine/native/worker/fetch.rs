@@ -15,6 +15,7 @@ use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{Target, TransferError};
 use crate::engine::native::process;
+use crate::text::in_full;
 use crate::ucx::Buffer;
 use crate::wire::native::{FRAME_LIMIT, Member};
 use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
@@ -74,24 +75,12 @@ impl FetchError {
     /// The task's error, if what failed is this worker's memory and not the way to the peer.
     pub(super) fn here(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
         let FetchError::Store(error) = self else { return None };
-        let (worker, message) = (worker.to_owned(), words(error));
+        let (worker, message) = (worker.to_owned(), in_full(error));
         Some(match error {
             StoreError::NoRoom(_) => TaskError::NoRoom { task, worker, message },
             _ => TaskError::Failed { task, worker, message },
         })
     }
-}
-
-/// An error with its causes.
-pub(super) fn words(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        cause = error.source();
-    }
-    message
 }
 
 /// Fetches, and keeps what came. What has no room beside running tasks and other fetches is

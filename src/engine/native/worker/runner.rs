@@ -20,6 +20,7 @@ use super::fetch::{self, Fetched};
 use super::objects::{Party, StoreError};
 use super::registry::{Context, FunctionError, Input, InputKind};
 use crate::engine::native::error::Error;
+use crate::text::in_full;
 use crate::ucx::Buffer;
 use crate::wire::native::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
@@ -346,7 +347,7 @@ fn task_error(
     worker: String,
     error: &(dyn std::error::Error + 'static),
 ) -> TaskError {
-    let message = fetch::words(error);
+    let message = in_full(error);
     match error.downcast_ref::<StoreError>() {
         Some(StoreError::NoRoom(_)) => TaskError::NoRoom { task, worker, message },
         _ => TaskError::Failed { task, worker, message },

@@ -57,7 +57,6 @@ pub fn main(registry: Registry) -> Result<(), Error> {
     let mut status = StatusPipe::open()?;
     let result = start(registry, &mut status);
     if let Err(error) = &result {
-        tracing::error!("{}", error.story());
         status.failed(error.story());
     }
     result

@@ -11,9 +11,10 @@ mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{DEVICE_LIMIT, Position};
+use super::DEVICE_LIMIT;
 use crate::cpuset::IdSetError;
 use crate::ids::{GpuIndex, NumaId};
+use crate::text::Position;
 use crate::topology::{Device, Gpu, LinkKind, LinkKindError, Links, Nic, Note, Topology, VERSION};
 use affinity::{Affinity, Heading};
 use words::{Word, words};

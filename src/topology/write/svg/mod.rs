@@ -12,7 +12,7 @@ mod nvlinks;
 mod workers;
 
 use super::hierarchy::packages;
-use super::xml_escaped;
+use crate::text::xml_escaped;
 use crate::topology::{Occupant, Topology};
 use crate::units::HumanBytes;
 use layout::{Layout, Rect, Room, SWITCH_BAR, Step, Wire};

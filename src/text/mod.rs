@@ -1,0 +1,82 @@
+//! Texts that people write: read within limits, with the place of whatever is wrong.
+//!
+//! Knows no spec and no topology, opens no files. Values are read by `serde_yaml` and `serde_json`.
+//! `serde_yaml` keeps no places and reads the whole text before it limits the nesting, so the
+//! outline of a text (its nesting, and where each key stands) comes from the events of
+//! `saphyr-parser`. `serde-saphyr` would do both at once, but its errors name the type that was
+//! expected and not the value that was found.
+//!
+//! *Invariant:* no text makes reading it cost more than a small multiple of its length.
+
+mod error;
+mod outline;
+mod quote;
+mod read;
+
+use std::fmt;
+
+pub use error::{Problem, ReadError, in_full};
+pub(crate) use error::{did_you_mean, nearest};
+pub(crate) use outline::find;
+pub(crate) use quote::xml_escaped;
+pub(crate) use read::{given_twice, read, without_mark};
+
+/// A place in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl Position {
+    /// Where a text begins.
+    pub(crate) const START: Self = Self { line: 1, column: 1 };
+
+    /// The place of the byte at `offset`.
+    pub(crate) fn of_byte(text: &str, offset: usize) -> Self {
+        let before = &text[..offset];
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Self { line: before.matches('\n').count() + 1, column }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// Where a value and its key stand. In a list both are the item's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The key's place.
+    pub key: Position,
+    /// The value's place.
+    pub value: Position,
+}
+
+impl Place {
+    fn both(at: Position) -> Self {
+        Self { key: at, value: at }
+    }
+}
+
+/// A form of text that values are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// YAML 1.2 as `serde_yaml` reads it; JSON is a part of it.
+    Yaml,
+    /// JSON alone.
+    Json,
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Yaml => "YAML",
+            Self::Json => "JSON",
+        })
+    }
+}
