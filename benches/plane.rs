@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
 use cuda_cluster::ucx::{Library, Setting, environment};
-use cuda_cluster::wire::native::{Member, ToWorker};
+use cuda_cluster::wire::native::ToWorker;
+use cuda_cluster::wire::peer::Member;
 use cuda_cluster::wire::secret::Secret;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;

@@ -10,6 +10,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+/// The scheduler's name among the processes of a cluster.
+pub const SCHEDULER: &str = "scheduler";
+
 /// A GPU's number in NVML order, for people. CUDA's order is the same only under
 /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 #[derive(

@@ -12,8 +12,8 @@ use cuda_cluster::ucx::{
     Buffer, HEADER_LIMIT, Library, Payload, Protocol, Setting, UcpContext, UcpWorker,
     WorkerAddress, environment,
 };
-use cuda_cluster::wire::native::{Member, ToWorker};
-use cuda_cluster::wire::peer::{HEADER_LENGTHS, Hello};
+use cuda_cluster::wire::native::ToWorker;
+use cuda_cluster::wire::peer::{HEADER_LENGTHS, Hello, Member};
 use cuda_cluster::wire::secret::Secret;
 use proptest::prelude::*;
 use tokio::sync::mpsc::UnboundedReceiver;

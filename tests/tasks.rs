@@ -3,15 +3,19 @@
 
 mod native;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 use cuda_cluster::cluster::{Client, ClientError, CudaParameter, CudaTask, Kernel, Remote, Scalar};
-use cuda_cluster::wire::native::{
-    Answer, Challenge, ToClient, ToScheduler, Welcome, answer_proof, decode, encode,
-};
+use cuda_cluster::os::run_directory::Paths;
+use cuda_cluster::wire::frame::{decode, encode};
+use cuda_cluster::wire::greeting::{Challenge, Role, Welcome};
+use cuda_cluster::wire::native::{FromClient, Registration, ToClient};
+use cuda_cluster::wire::peer::Member;
 use cuda_cluster::wire::tasks::{News, ObjectId, Product, Request, TaskError};
 use native::Cluster;
 
@@ -220,35 +224,40 @@ fn cuda_source_without_a_gpu_is_an_honest_error() {
     cluster.stop();
 }
 
-/// A connection that has proven itself, for messages that no client of ours sends.
-fn raw(directory: &Path) -> UnixStream {
-    let text = std::fs::read_to_string(directory.join("secret")).expect("a file");
-    let secret = text.parse().expect("a secret");
-    let mut stream = UnixStream::connect(directory.join("scheduler.sock")).expect("it listens");
-    let challenge: Challenge = receive(&mut stream);
-    let nonce = [7; 32];
-    let proof = answer_proof(&secret, &challenge, &nonce);
-    stream.write_all(&encode(&Answer { nonce, proof }).expect("short")).expect("it listens");
-    let _: Welcome = receive(&mut stream);
-    stream
+/// A connection that has proven itself, for messages that no client of ours sends; none if the
+/// process refuses one of this role.
+fn raw(directory: &Path, process: &str, role: Role) -> Option<UnixStream> {
+    let secret = Paths::at(directory).read_secret().expect("a secret");
+    let mut stream = UnixStream::connect(Paths::at(directory).socket(process)).expect("it listens");
+    let challenge: Challenge = receive(&mut stream).expect("a challenge");
+    let answer = challenge.answer(&secret, role, [7; 32]);
+    stream.write_all(&encode(&answer).expect("short")).expect("it listens");
+    let welcome: Welcome = receive(&mut stream)?;
+    assert!(welcome.is_proven(&secret, &challenge, &answer), "a listener that knows the secret");
+    Some(stream)
 }
 
-fn receive<T: serde::de::DeserializeOwned>(stream: &mut UnixStream) -> T {
+/// The next frame's message; none if the connection is closed.
+fn receive<T: serde::de::DeserializeOwned>(stream: &mut UnixStream) -> Option<T> {
     let mut prefix = [0; 4];
-    stream.read_exact(&mut prefix).expect("a frame");
+    stream.read_exact(&mut prefix).ok()?;
     let mut bytes = vec![0; u32::from_le_bytes(prefix) as usize];
-    stream.read_exact(&mut bytes).expect("a frame");
-    decode(&bytes).expect("the expected message")
+    stream.read_exact(&mut bytes).expect("a whole frame");
+    Some(decode(&bytes).expect("the expected message"))
+}
+
+fn client_connection(cluster: &Cluster) -> UnixStream {
+    raw(cluster.directory(), "scheduler", Role::Client).expect("clients are taken")
 }
 
 #[test]
 fn a_malformed_frame_ends_its_connection_and_no_other() {
     let (mut cluster, client) = cluster(1);
-    let mut stream = raw(cluster.directory());
+    let mut stream = client_connection(&cluster);
     stream.write_all(&[3, 0, 0, 0, 255, 255, 255]).expect("it listens");
     // The connection is closed from the other side.
     stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
-    let mut stream = raw(cluster.directory());
+    let mut stream = client_connection(&cluster);
     stream.write_all(&u32::MAX.to_le_bytes()).expect("it listens");
     stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
     client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
@@ -258,14 +267,71 @@ fn a_malformed_frame_ends_its_connection_and_no_other() {
 }
 
 #[test]
+fn nobody_sends_what_only_another_role_may() {
+    let (mut cluster, client) = cluster(1);
+    // A client that registers a worker.
+    let mut stream = client_connection(&cluster);
+    let member = Member { name: "gpu0".to_owned(), incarnation: 9 };
+    let registration = Registration { member, address: vec![0; 40] };
+    stream.write_all(&encode(&registration).expect("short")).expect("it listens");
+    stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
+    // A worker that submits a task instead of registering.
+    let directory = cluster.directory();
+    let mut stream = raw(directory, "scheduler", Role::Worker).expect("workers are taken");
+    let questions = FromClient::Ask(vec![Request::Overview; 3]);
+    stream.write_all(&encode(&questions).expect("short")).expect("it listens");
+    stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
+    // A client at a worker's socket, and a bulk connection at the scheduler's.
+    assert!(raw(directory, "gpu0", Role::Client).is_none(), "a worker takes a client");
+    assert!(raw(directory, "gpu0", Role::Worker).is_none(), "a worker takes a worker");
+    assert!(raw(directory, "scheduler", Role::Bulk).is_none(), "the scheduler takes bulk");
+    assert!(raw(directory, "gpu0", Role::Bulk).is_some(), "a worker takes no bulk");
+    client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
+    assert_eq!(client.overview().expect("told").workers.len(), 1);
+    let log = cluster.log("scheduler");
+    assert_eq!(log.matches("worker registers").count(), 1, "{log}");
+    assert_eq!(log.matches("the other side does not speak our language").count(), 2, "{log}");
+    assert!(log.contains("this socket takes no bulk connections"), "{log}");
+    let log = cluster.log("gpu0");
+    assert!(log.contains("this socket takes no client connections"), "{log}");
+    cluster.stop();
+}
+
+/// How often each thread that sends a client's requests has waited.
+fn waits_of_senders() -> BTreeMap<OsString, String> {
+    let threads = std::fs::read_dir("/proc/self/task").expect("this process's threads").flatten();
+    let senders = threads.filter_map(|thread| {
+        // A thread may end meanwhile.
+        let name = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let waits = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
+        (name.trim() == "client-out").then(|| (thread.file_name(), waits.to_owned()))
+    });
+    senders.collect()
+}
+
+#[test]
+fn an_idle_client_wakes_nobody() {
+    let (mut cluster, client) = cluster(1);
+    client.submit("noop", &(), &[]).expect("submitted").wait().expect("done");
+    let before = waits_of_senders();
+    std::thread::sleep(Duration::from_secs(1));
+    let after = waits_of_senders();
+    // Clients of other tests in this process may be at work.
+    let asleep = before.iter().filter(|(thread, waits)| after.get(*thread) == Some(waits)).count();
+    assert!(asleep >= 1, "{before:?} {after:?}");
+    drop(client);
+    cluster.stop();
+}
+
+#[test]
 fn a_client_that_does_not_read_does_not_make_the_scheduler_grow() {
     let (mut cluster, client) = cluster(1);
-    let mut stream = raw(cluster.directory());
+    let mut stream = client_connection(&cluster);
     let send = |stream: &mut UnixStream, requests: Vec<Request>| {
-        stream.write_all(&encode(&ToScheduler::Ask(requests)).expect("short"))
+        stream.write_all(&encode(&FromClient::Ask(requests)).expect("short"))
     };
-    send(&mut stream, vec![]).expect("it listens");
-    let ToClient::News(news) = receive(&mut stream) else { panic!("another message") };
+    let Some(ToClient::News(news)) = receive(&mut stream) else { panic!("another message") };
     let News::Hello { client: number } = news[0] else { panic!("{news:?}") };
     let object = ObjectId::new(number, 0);
     let put = Request::Put { object, product: Product::Inline(vec![1; 1000]), on: None };

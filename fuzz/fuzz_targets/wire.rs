@@ -1,9 +1,9 @@
 //! Messages between the native engine's processes: the first byte chooses the kind.
 #![no_main]
 
-use cuda_cluster::wire::native::{
-    Answer, Challenge, ToClient, ToScheduler, ToWorker, Welcome, decode, encode,
-};
+use cuda_cluster::wire::frame::{decode, encode};
+use cuda_cluster::wire::greeting::{Answer, Challenge, Welcome};
+use cuda_cluster::wire::native::{FromClient, FromWorker, Registration, ToClient, ToWorker};
 use cuda_cluster::wire::peer::{Header, Hello, Measure};
 use cuda_cluster::wire::tasks::{Bulk, BulkReply};
 
@@ -20,8 +20,10 @@ macro_rules! hold {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((kind, bytes)) = bytes.split_first() else { return };
-    match kind % 9 {
-        0 => hold!(bytes, ToScheduler),
+    match kind % 11 {
+        0 => hold!(bytes, FromWorker),
+        9 => hold!(bytes, FromClient),
+        10 => hold!(bytes, Registration),
         1 => hold!(bytes, ToWorker),
         2 => hold!(bytes, ToClient),
         3 => hold!(bytes, Bulk),

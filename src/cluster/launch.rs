@@ -6,12 +6,10 @@ use std::path::Path;
 
 use crate::engine::command;
 use crate::engine::dask::{self, DaskError};
+use crate::ids::SCHEDULER;
 use crate::os::run_directory::Paths;
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
-
-/// Name of the scheduler's process.
-pub const SCHEDULER: &str = "scheduler";
 
 /// Names where UCX makes files of shared memory; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";

@@ -30,6 +30,7 @@ pub use crate::engine::native::worker::built_in::{CudaParameter, CudaTask};
 pub use crate::engine::native::worker::registry::{
     Context, FunctionError, Input, Outputs, Registry,
 };
+pub use crate::ids::SCHEDULER;
 pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError, Lines};
 pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
@@ -37,7 +38,7 @@ pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use ended::Ended;
 pub use environment::{EnvironmentError, client_environment};
 pub use find::{Clusters, FindError, Found, clusters, find};
-pub use launch::{LaunchError, SCHEDULER, Surroundings, launch};
+pub use launch::{LaunchError, Surroundings, launch};
 pub use places::PlaceError;
 pub use prepare::{
     PrepareError, Prepared, check_interface, check_libraries, prepare, prepare_plan,
@@ -70,11 +71,7 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     };
     Some(match worked {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Standard error is the process's log.
-            let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
-            tracing::error!("{}{hint}", crate::text::in_full(&error));
-            ExitCode::FAILURE
-        }
+        // It has logged the error and told the supervisor.
+        Err(_) => ExitCode::FAILURE,
     })
 }

@@ -15,9 +15,7 @@ use crate::os::shared_memory;
 use crate::plan::{EngineKind, Plan};
 use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
-
-/// Bytes of the cluster's secret, written as twice as many hexadecimal digits.
-const SECRET_BYTES: usize = 32;
+use crate::wire::secret::{LENGTH, Secret};
 
 /// Least threads of a worker or scheduler of ours or of Dask's, with the one that writes its log.
 const THREADS_EACH: u64 = 5;
@@ -159,7 +157,7 @@ async fn begin(
     }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&paths.plan(), &text)?;
-    directory.write_private(&paths.secret(), secret()?.as_bytes())?;
+    directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
     Ok(launch)
 }
 
@@ -170,8 +168,8 @@ fn watch(plan: &Plan) -> NvmlWatch {
     NvmlWatch::new(gpus.into_iter().collect())
 }
 
-fn secret() -> Result<String, UpError> {
-    let mut bytes = [0u8; SECRET_BYTES];
+fn secret() -> Result<Secret, UpError> {
+    let mut bytes = [0; LENGTH];
     getrandom::fill(&mut bytes).map_err(UpError::Secret)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(Secret::new(bytes))
 }

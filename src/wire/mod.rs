@@ -10,25 +10,30 @@
 //!
 //! | step | from | value | limit |
 //! |---|---|---|---|
-//! | 1 | listener | [`native::Challenge`]: version, nonce | 256 bytes |
-//! | 2 | connecting side | [`native::Answer`]: nonce, proof | 256 bytes |
-//! | 3 | listener | [`native::Welcome`]: proof | 256 bytes |
-//! | then | worker → scheduler | [`native::ToScheduler`] | 8 MiB |
-//! | | client → scheduler | the same: `List`, `Measure`, `Ask` | 8 MiB, 65,536 requests |
+//! | 1 | listener | [`greeting::Challenge`]: version, nonce | 256 bytes |
+//! | 2 | connecting side | [`greeting::Answer`]: role, nonce, proof | 256 bytes |
+//! | 3 | listener | [`greeting::Welcome`]: proof | 256 bytes |
+//! | then | worker → scheduler | [`native::Registration`] | 8 MiB |
+//! | | and from then on | [`native::FromWorker`] | 8 MiB |
+//! | | client → scheduler | [`native::FromClient`] | 8 MiB, 65,536 requests |
 //! | | scheduler → worker, client | [`native::ToWorker`], [`native::ToClient`] | 8 MiB |
 //! | | client, worker ↔ worker | [`tasks::Bulk`], [`tasks::BulkReply`], bare bytes | 8 MiB |
 //!
-//! A proof is a keyed hash over both nonces under the cluster's secret. Postcard writes an enum's
-//! variant by its position, so a variant or a field that is added, removed or moved makes another
-//! [`native::VERSION`]; a side of another version is refused, and named. A frame that is too long,
-//! malformed, or not the expected value ends its connection, with the reason in the log. Who does
-//! not read its answers is not heard any more, and in the end dropped.
+//! A proof is a keyed hash over the role and both nonces under the cluster's secret. The scheduler
+//! takes workers and clients, a worker's socket takes bulk connections; another [`greeting::Role`]
+//! is refused. Postcard writes an enum's variant by its position, so a variant or a field that is
+//! added, removed or moved makes another [`greeting::VERSION`]; a side of another version is
+//! refused, and named. A frame that is too long, malformed, or not a message of the connection's
+//! role ends its connection, with the reason in the log. The scheduler stops reading from a
+//! connection that does not read its answers, and drops it in the end.
 //!
 //! Between workers, [`peer`] says what travels over UCX; [`output`] carries what the ranks of a run
 //! write. `scripts/fuzz.sh` feeds all decoders.
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 
+pub mod frame;
+pub mod greeting;
 pub mod native;
 pub mod output;
 pub mod peer;

@@ -12,8 +12,27 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::native::Member;
 use super::secret::{Secret, Token};
+
+/// A worker process: a name may be used again by its successor, an incarnation may not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Member {
+    /// `gpu3`.
+    pub name: String,
+    /// Random, drawn when the process starts.
+    pub incarnation: u64,
+}
+
+impl Member {
+    /// The process, whatever its name: incarnations are random, so no two are the same.
+    pub fn key(&self) -> PeerKey {
+        PeerKey(self.incarnation)
+    }
+}
+
+/// Names a worker process in tables that are looked at for every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerKey(pub u64);
 
 /// Length of an encoded header without and with an argument, in bytes.
 pub const HEADER_LENGTHS: (usize, usize) = (16, 24);

@@ -1,12 +1,14 @@
 //! Objects' bytes between this client and workers, over the workers' own sockets.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use super::ClientError;
-use super::line::{Line, connect, receive, send};
-use super::patience::explained;
-use crate::wire::native::FRAME_LIMIT;
+use super::session::Session;
+use super::socket::{connect, finish};
+use crate::engine::native::connection;
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
 use crate::wire::tasks::{Bulk, BulkReply, Counters, ObjectId};
 
 /// Tries to get an object whose worker may have died meanwhile.
@@ -15,18 +17,23 @@ const TRIES: u32 = 600;
 /// Time between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 
-fn ask(line: &Line, worker: &str, question: &Bulk, content: &[u8]) -> Result<Reply, ClientError> {
-    let path = line.run_directory.join(format!("{worker}.sock"));
-    let mut stream = connect(&line.run_directory, worker, &line.secret)?;
-    let socket = |source| explained(&path, source);
-    send(&mut stream, question).map_err(socket)?;
-    stream.write_all(content).map_err(socket)?;
-    let reply = receive(&mut stream, FRAME_LIMIT).map_err(socket)?;
+fn ask(
+    session: &Session,
+    worker: &str,
+    question: &Bulk,
+    content: &[u8],
+) -> Result<Reply, ClientError> {
+    let broken = |error| ClientError::conversation(&session.paths.socket(worker), error);
+    let mut socket = connect(&session.paths, worker, &session.secret, Role::Bulk)?;
+    finish(connection::send(&mut socket, question)).map_err(broken)?;
+    socket.0.write_all(content).map_err(|error| broken(error.into()))?;
+    let reply = finish(connection::receive(&mut socket, FRAME_LIMIT)).map_err(broken)?;
     let mut bytes = Vec::new();
     if let BulkReply::Bytes(length) = reply {
-        (&mut stream).take(length).read_to_end(&mut bytes).map_err(socket)?;
-        if bytes.len() as u64 != length {
-            return Err(socket(std::io::ErrorKind::UnexpectedEof.into()));
+        let read = (&mut socket.0).take(length).read_to_end(&mut bytes);
+        if read.map_err(|error| broken(error.into()))? as u64 != length {
+            let ended = io::Error::from(io::ErrorKind::UnexpectedEof);
+            return Err(broken(ended.into()));
         }
     }
     Ok(Reply { reply, bytes })
@@ -49,24 +56,24 @@ impl Reply {
 
 /// Gives an object to a worker.
 pub(super) fn put(
-    line: &Line,
+    session: &Session,
     worker: &str,
     object: ObjectId,
     content: &[u8],
 ) -> Result<(), ClientError> {
     let question = Bulk::Put { object, bytes: content.len() as u64 };
-    let reply = ask(line, worker, &question, content)?;
+    let reply = ask(session, worker, &question, content)?;
     if reply.reply == BulkReply::Stored { Ok(()) } else { Err(reply.refused(worker)) }
 }
 
 /// Gets an object from whoever has it, as often as workers die over it.
-pub(super) fn fetch(line: &Line, object: ObjectId) -> Result<Vec<u8>, ClientError> {
+pub(super) fn fetch(session: &Session, object: ObjectId) -> Result<Vec<u8>, ClientError> {
     let mut tries = 0;
     loop {
-        let workers = line.locate(object)?;
+        let workers = session.locate(object)?;
         let mut last = ClientError::Gone;
         for worker in &workers {
-            match ask(line, worker, &Bulk::Get { object }, &[]) {
+            match ask(session, worker, &Bulk::Get { object }, &[]) {
                 Ok(Reply { reply: BulkReply::Bytes(_), bytes }) => return Ok(bytes),
                 Ok(reply) => last = reply.refused(worker),
                 Err(error) => last = error,
@@ -80,8 +87,8 @@ pub(super) fn fetch(line: &Line, object: ObjectId) -> Result<Vec<u8>, ClientErro
     }
 }
 
-pub(super) fn counters(line: &Line, worker: &str) -> Result<Counters, ClientError> {
-    let reply = ask(line, worker, &Bulk::Counters, &[])?;
+pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, ClientError> {
+    let reply = ask(session, worker, &Bulk::Counters, &[])?;
     match reply.reply {
         BulkReply::Counters(counters) => Ok(counters),
         _ => Err(reply.refused(worker)),

@@ -2,31 +2,20 @@
 //!
 //! *Invariant:* an error that a user can do something about has a hint.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::wire::native::{FrameError, VERSION};
-use crate::wire::secret::SecretError;
+use crate::engine::native::error::ConversationError;
+use crate::os::run_directory::SecretFileError;
+use crate::wire::frame::FrameError;
+use crate::wire::greeting::VERSION;
 use crate::wire::tasks::TaskError;
 
 /// Why a client cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The secret cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The secret's file holds no secret.
-    #[error("{} holds no secret", path.display())]
-    Secret {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: SecretError,
-    },
+    /// The cluster's secret cannot be had.
+    #[error(transparent)]
+    Secret(#[from] SecretFileError),
     /// A socket of the cluster cannot be used.
     #[error("cannot talk over {}", path.display())]
     Socket {
@@ -99,10 +88,34 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// What broke a conversation over this socket.
+    pub(super) fn conversation(path: &Path, error: ConversationError) -> Self {
+        let path = path.to_path_buf();
+        match error {
+            ConversationError::Broken(error) => match error.downcast::<ClientError>() {
+                // A wait that was ended says why.
+                Ok(error) => error,
+                Err(source) => ClientError::Socket { path, source },
+            },
+            ConversationError::Frame(error) => ClientError::Frame(error),
+            ConversationError::Version { version } => ClientError::Version { path, version },
+            ConversationError::Random(error) => {
+                let source = std::io::Error::other(error.to_string());
+                ClientError::System { action: "make a random number", source }
+            }
+            ConversationError::Proof
+            | ConversationError::Refused
+            | ConversationError::Role { .. }
+            | ConversationError::TooMany { .. }
+            | ConversationError::NotRead
+            | ConversationError::Slow => ClientError::Stranger { path },
+        }
+    }
+
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
         match self {
-            ClientError::Read { .. } | ClientError::Socket { .. } | ClientError::Gone => {
+            ClientError::Secret(_) | ClientError::Socket { .. } | ClientError::Gone => {
                 Some("look at the cluster: cuda-cluster ps".to_owned())
             }
             ClientError::NotAnswering { process, .. } => Some(format!(

@@ -8,8 +8,8 @@
 
 mod bulk;
 mod error;
-mod line;
-mod patience;
+mod session;
+mod socket;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,8 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::error::ClientError;
-use self::line::{Line, Status};
-use crate::wire::secret::Secret;
+use self::session::{Session, Status};
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
 };
@@ -35,7 +34,7 @@ const PUT_PAUSE: Duration = Duration::from_millis(250);
 /// A connection to a cluster's scheduler. Clones share it.
 #[derive(Clone)]
 pub struct Client {
-    line: Arc<Line>,
+    session: Arc<Session>,
 }
 
 impl std::fmt::Debug for Client {
@@ -50,11 +49,7 @@ impl Client {
     /// # Errors
     /// If there is no scheduler, or it does not know the directory's secret.
     pub fn connect(run_directory: &Path) -> Result<Self, ClientError> {
-        let path = run_directory.join("secret");
-        let text = std::fs::read_to_string(&path)
-            .map_err(|source| ClientError::Read { path: path.clone(), source })?;
-        let secret: Secret = text.parse().map_err(|source| ClientError::Secret { path, source })?;
-        Ok(Self { line: Line::open(run_directory, secret)? })
+        Ok(Self { session: Session::open(run_directory)? })
     }
 
     /// A task to be; see [`Task`].
@@ -101,10 +96,10 @@ impl Client {
     /// If no worker can take it.
     pub fn put(&self, bytes: &[u8]) -> Result<Remote, ClientError> {
         if bytes.len() <= INLINE_LIMIT {
-            let object = self.line.names(1);
+            let object = self.session.names(1);
             let product = Product::Inline(bytes.to_vec());
-            self.line.hold(object);
-            self.line.ask(Request::Put { object, product, on: None })?;
+            self.session.hold(object);
+            self.session.ask(Request::Put { object, product, on: None })?;
             return Ok(self.remote(object));
         }
         let mut tries = 0;
@@ -125,13 +120,13 @@ impl Client {
     }
 
     fn put_stored(&self, bytes: &[u8]) -> Result<Remote, ClientError> {
-        let object = self.line.names(1);
-        self.line.hold(object);
+        let object = self.session.names(1);
+        self.session.hold(object);
         let remote = self.remote(object);
         let product = Product::Stored(bytes.len() as u64);
-        self.line.ask(Request::Put { object, product, on: None })?;
-        let worker = self.line.wait_place(object)?;
-        bulk::put(&self.line, &worker, object, bytes)?;
+        self.session.ask(Request::Put { object, product, on: None })?;
+        let worker = self.session.wait_place(object)?;
+        bulk::put(&self.session, &worker, object, bytes)?;
         remote.wait()?;
         Ok(remote)
     }
@@ -154,12 +149,12 @@ impl Client {
 
     /// These, as they are computed or fail.
     pub fn as_completed(&self, remotes: Vec<Remote>) -> AsCompleted {
-        let stream = self.line.watch(remotes.iter().map(Remote::id));
+        let stream = self.session.watch(remotes.iter().map(Remote::id));
         let mut waiting: HashMap<ObjectId, Vec<Remote>> = HashMap::with_capacity(remotes.len());
         for remote in remotes {
             waiting.entry(remote.id()).or_default().push(remote);
         }
-        AsCompleted { line: Arc::clone(&self.line), stream, waiting, came: Vec::new() }
+        AsCompleted { session: Arc::clone(&self.session), stream, waiting, came: Vec::new() }
     }
 
     /// Another client's object.
@@ -167,8 +162,8 @@ impl Client {
     /// # Errors
     /// If the scheduler is gone. An object that does not exist is told by the [`Remote`].
     pub fn hold(&self, object: ObjectId) -> Result<Remote, ClientError> {
-        self.line.hold(object);
-        self.line.ask(Request::Hold { object })?;
+        self.session.hold(object);
+        self.session.ask(Request::Hold { object })?;
         Ok(self.remote(object))
     }
 
@@ -177,7 +172,7 @@ impl Client {
     /// # Errors
     /// If the scheduler is gone.
     pub fn explain(&self, task: ObjectId) -> Result<String, ClientError> {
-        self.line.explain(task)
+        self.session.explain(task)
     }
 
     /// The scheduler's numbers, with the measured way between each two workers.
@@ -185,7 +180,7 @@ impl Client {
     /// # Errors
     /// If the scheduler is gone.
     pub fn overview(&self) -> Result<Overview, ClientError> {
-        self.line.overview()
+        self.session.overview()
     }
 
     /// Begins the count of transfers anew; what has been learned from them stays.
@@ -193,7 +188,7 @@ impl Client {
     /// # Errors
     /// If the scheduler is gone.
     pub fn count_anew(&self) -> Result<(), ClientError> {
-        self.line.ask(Request::CountAnew)
+        self.session.ask(Request::CountAnew)
     }
 
     /// What a worker's memory has done.
@@ -201,11 +196,11 @@ impl Client {
     /// # Errors
     /// If there is no such worker.
     pub fn counters(&self, worker: &str) -> Result<Counters, ClientError> {
-        bulk::counters(&self.line, worker)
+        bulk::counters(&self.session, worker)
     }
 
     fn remote(&self, object: ObjectId) -> Remote {
-        Remote { line: Arc::clone(&self.line), object }
+        Remote { session: Arc::clone(&self.session), object }
     }
 }
 
@@ -284,14 +279,14 @@ impl Task<'_> {
             return Err(ClientError::Arguments { bytes: arguments.len(), limit });
         }
         let outputs = self.outputs.max(1);
-        let id = self.client.line.names(outputs);
+        let id = self.client.session.names(outputs);
         let remotes: Vec<Remote> = (0..outputs)
             .map(|at| {
-                self.client.line.hold(id.plus(at));
+                self.client.session.hold(id.plus(at));
                 self.client.remote(id.plus(at))
             })
             .collect();
-        self.client.line.ask(Request::Submit(TaskSpec {
+        self.client.session.ask(Request::Submit(TaskSpec {
             id,
             outputs,
             function: self.function,
@@ -305,7 +300,7 @@ impl Task<'_> {
 
 /// An object in the cluster, or on its way there. Dropping it releases the object.
 pub struct Remote {
-    line: Arc<Line>,
+    session: Arc<Session>,
     object: ObjectId,
 }
 
@@ -317,7 +312,7 @@ impl std::fmt::Debug for Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.line.release(self.object);
+        self.session.release(self.object);
     }
 }
 
@@ -332,7 +327,7 @@ impl Remote {
     /// # Errors
     /// Why it will never be there.
     pub fn wait(&self) -> Result<u64, ClientError> {
-        match self.line.wait(self.object)? {
+        match self.session.wait(self.object)? {
             Status::Available(product) => Ok(product.bytes()),
             Status::Failed(error) => Err(error.into()),
             Status::Pending => Err(ClientError::Gone),
@@ -344,9 +339,9 @@ impl Remote {
     /// # Errors
     /// Why it will never be there.
     pub fn bytes(&self) -> Result<Vec<u8>, ClientError> {
-        match self.line.wait(self.object)? {
+        match self.session.wait(self.object)? {
             Status::Available(Product::Inline(bytes)) => Ok(bytes),
-            Status::Available(Product::Stored(_)) => bulk::fetch(&self.line, self.object),
+            Status::Available(Product::Stored(_)) => bulk::fetch(&self.session, self.object),
             Status::Failed(error) => Err(error.into()),
             Status::Pending => Err(ClientError::Gone),
         }
@@ -365,7 +360,7 @@ impl Remote {
     /// # Errors
     /// If the scheduler is gone.
     pub fn cancel(&self) -> Result<(), ClientError> {
-        self.line.ask(Request::Cancel { tasks: vec![self.object] })
+        self.session.ask(Request::Cancel { tasks: vec![self.object] })
     }
 
     /// Lets this many workers have a copy.
@@ -373,7 +368,7 @@ impl Remote {
     /// # Errors
     /// If the scheduler is gone.
     pub fn replicate(&self, copies: u32) -> Result<(), ClientError> {
-        self.line.ask(Request::Replicate { object: self.object, copies })
+        self.session.ask(Request::Replicate { object: self.object, copies })
     }
 
     /// The workers that have it now.
@@ -382,14 +377,14 @@ impl Remote {
     /// Why it will never be there.
     pub fn places(&self) -> Result<Vec<String>, ClientError> {
         self.wait()?;
-        self.line.locate(self.object)
+        self.session.locate(self.object)
     }
 }
 
 /// Objects in the order in which they come; see [`Client::as_completed`].
 #[derive(Debug)]
 pub struct AsCompleted {
-    line: Arc<Line>,
+    session: Arc<Session>,
     stream: u64,
     /// More than one if the same was given more than once.
     waiting: HashMap<ObjectId, Vec<Remote>>,
@@ -402,7 +397,7 @@ impl Iterator for AsCompleted {
     /// Waits for the next one; `None` after the last, or when the scheduler is gone.
     fn next(&mut self) -> Option<Remote> {
         while self.came.is_empty() && !self.waiting.is_empty() {
-            let object = self.line.next_of(self.stream)?;
+            let object = self.session.next_of(self.stream)?;
             self.came = self.waiting.remove(&object).unwrap_or_default();
         }
         self.came.pop()
@@ -411,6 +406,6 @@ impl Iterator for AsCompleted {
 
 impl Drop for AsCompleted {
     fn drop(&mut self) {
-        self.line.unwatch(self.stream);
+        self.session.unwatch(self.stream);
     }
 }

@@ -10,8 +10,11 @@ use tokio::net::UnixStream;
 
 use super::connection;
 use super::error::Error;
-use super::process::{read_secret, socket};
-use crate::wire::native::{FRAME_LIMIT, Measurement, Samples, ToClient, ToScheduler, WorkerLanes};
+use crate::ids::SCHEDULER;
+use crate::os::run_directory::Paths;
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
+use crate::wire::native::{FromClient, Measurement, Samples, ToClient, WorkerLanes};
 
 /// A connection to a cluster's scheduler.
 #[derive(Debug)]
@@ -36,14 +39,9 @@ impl Client {
     /// # Errors
     /// If there is none, or the secret is not its own.
     pub async fn connect(run_directory: &Path) -> Result<Self, Error> {
-        let secret = read_secret(run_directory)?;
-        let path = socket(run_directory);
-        let mut stream = UnixStream::connect(&path).await.map_err(|source| Error::Socket {
-            action: "connect to",
-            path,
-            source,
-        })?;
-        connection::greet(&mut stream, &secret).await?;
+        let paths = Paths::at(run_directory);
+        let secret = paths.read_secret()?;
+        let stream = connection::connect(&paths, SCHEDULER, &secret, Role::Client).await?;
         Ok(Self { stream })
     }
 
@@ -52,7 +50,7 @@ impl Client {
     /// # Errors
     /// If the scheduler goes away.
     pub async fn workers(&mut self) -> Result<Vec<WorkerLanes>, Error> {
-        connection::send(&mut self.stream, &ToScheduler::List).await?;
+        connection::send(&mut self.stream, &FromClient::List).await?;
         loop {
             if let ToClient::Workers { workers } =
                 connection::receive(&mut self.stream, FRAME_LIMIT).await?
@@ -69,7 +67,7 @@ impl Client {
     /// If the scheduler goes away. A measurement that fails says so in its own result.
     pub async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
         for measurement in all {
-            let message = ToScheduler::Measure(measurement.clone());
+            let message = FromClient::Measure(measurement.clone());
             connection::send(&mut self.stream, &message).await?;
         }
         let mut results = Vec::with_capacity(all.len());

@@ -1,6 +1,7 @@
-//! Frames over the scheduler's socket, and the greeting that proves both sides.
+//! Frames over the cluster's sockets, and the greeting that proves both sides.
 //!
-//! Does not know what the messages mean.
+//! Does not know what the messages mean. The blocking client uses these functions, too, over
+//! sockets that are always ready.
 //!
 //! *Invariant:* before the proofs, no more than [`GREETING_LIMIT`] bytes are read for one frame.
 
@@ -12,14 +13,13 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 use super::error::{ConversationError, Error};
 use super::process::random;
-use crate::wire::native::{
-    Answer, Challenge, GREETING_LIMIT, VERSION, Welcome, answer_proof, decode, encode, length,
-    welcome_proof,
-};
+use crate::os::run_directory::Paths;
+use crate::wire::frame::{decode, encode, length};
+use crate::wire::greeting::{Answer, Challenge, GREETING_LIMIT, Role, VERSION, Welcome};
 use crate::wire::secret::Secret;
 
 /// A connection's number in the process that accepted it; never used twice.
@@ -37,8 +37,23 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
+/// Connects to a process of the cluster, and proves both sides.
+pub(super) async fn connect(
+    paths: &Paths,
+    process: &str,
+    secret: &Secret,
+    role: Role,
+) -> Result<UnixStream, Error> {
+    let path = paths.socket(process);
+    let connect = UnixStream::connect(&path).await;
+    let mut stream =
+        connect.map_err(|source| Error::Socket { action: "connect to", path, source })?;
+    greet(&mut stream, secret, role).await?;
+    Ok(stream)
+}
+
 /// Sends a frame.
-pub(super) async fn send(
+pub(crate) async fn send(
     writer: &mut (impl AsyncWriteExt + Unpin),
     message: &impl Serialize,
 ) -> Result<(), ConversationError> {
@@ -48,7 +63,7 @@ pub(super) async fn send(
 /// Receives a frame of at most `limit` bytes.
 ///
 /// Must not be dropped while it waits, or the rest of a frame is taken for the next one.
-pub(super) async fn receive<T: DeserializeOwned>(
+pub(crate) async fn receive<T: DeserializeOwned>(
     reader: &mut (impl AsyncReadExt + Unpin),
     limit: usize,
 ) -> Result<T, ConversationError> {
@@ -59,39 +74,50 @@ pub(super) async fn receive<T: DeserializeOwned>(
     Ok(decode(&bytes)?)
 }
 
-/// The scheduler's side of the greeting.
-pub(super) async fn welcome(
+/// The listener's side of the greeting. `accept` says what a connection may be.
+pub(super) async fn welcome<A>(
     stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin),
     secret: &Secret,
-) -> Result<(), Error> {
-    let challenge = Challenge { version: VERSION, nonce: random()? };
+    accept: impl FnOnce(Role) -> Option<A>,
+) -> Result<A, ConversationError> {
+    let challenge = Challenge::new(random()?);
     send(stream, &challenge).await?;
-    let Answer { nonce, proof } = receive(stream, GREETING_LIMIT).await?;
-    if proof != answer_proof(secret, &challenge, &nonce) {
-        return Err(ConversationError::Proof.into());
+    let answer: Answer = receive(stream, GREETING_LIMIT).await?;
+    if !answer.is_proven(secret, &challenge) {
+        return Err(ConversationError::Proof);
     }
-    Ok(send(stream, &Welcome { proof: welcome_proof(secret, &challenge, &nonce) }).await?)
+    let role = answer.role;
+    let accepted = accept(role).ok_or(ConversationError::Role { role })?;
+    send(stream, &answer.welcome(secret, &challenge)).await?;
+    Ok(accepted)
 }
 
 /// The connecting side of the greeting.
-pub(super) async fn greet(
+pub(crate) async fn greet(
     stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin),
     secret: &Secret,
-) -> Result<(), Error> {
+    role: Role,
+) -> Result<(), ConversationError> {
     let challenge: Challenge = receive(stream, GREETING_LIMIT).await?;
     if challenge.version != VERSION {
-        return Err(ConversationError::Version { version: challenge.version }.into());
+        return Err(ConversationError::Version { version: challenge.version });
     }
-    let nonce = random()?;
-    let answer = Answer { nonce, proof: answer_proof(secret, &challenge, &nonce) };
+    let answer = challenge.answer(secret, role, random()?);
     send(stream, &answer).await?;
-    let Welcome { proof } = match receive(stream, GREETING_LIMIT).await {
-        Err(ConversationError::Broken(_)) => return Err(ConversationError::Refused.into()),
+    let welcome: Welcome = match receive(stream, GREETING_LIMIT).await {
+        Err(ConversationError::Broken(error)) if is_closed(&error) => {
+            return Err(ConversationError::Refused);
+        }
         welcome => welcome?,
     };
-    if proof == welcome_proof(secret, &challenge, &nonce) {
+    if welcome.is_proven(secret, &challenge, &answer) {
         Ok(())
     } else {
-        Err(ConversationError::Proof.into())
+        Err(ConversationError::Proof)
     }
+}
+
+/// Whether the other side has closed the connection.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }

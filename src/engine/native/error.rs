@@ -4,9 +4,10 @@
 
 use std::path::PathBuf;
 
+use crate::os::run_directory::SecretFileError;
 use crate::text::in_full;
-use crate::wire::native::FrameError;
-use crate::wire::secret::SecretError;
+use crate::wire::frame::FrameError;
+use crate::wire::greeting::Role;
 use crate::{cuda, ucx};
 
 /// Why a process of the native engine ends.
@@ -40,14 +41,9 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// The secret's file holds no secret.
-    #[error("{} holds no secret", path.display())]
-    Secret {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: SecretError,
-    },
+    /// The cluster's secret cannot be had.
+    #[error(transparent)]
+    Secret(#[from] SecretFileError),
     /// The system refused something.
     #[error("cannot {action}")]
     System {
@@ -86,6 +82,12 @@ pub enum Error {
     Random(getrandom::Error),
 }
 
+impl From<getrandom::Error> for Error {
+    fn from(error: getrandom::Error) -> Self {
+        Error::Random(error)
+    }
+}
+
 impl Error {
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
@@ -122,7 +124,9 @@ pub enum ConversationError {
     #[error("the other side does not know the cluster's secret")]
     Proof,
     /// The other side closed the connection after this side's proof.
-    #[error("the scheduler refuses this process's proof of the cluster's secret")]
+    #[error(
+        "the other side closed the connection when it saw this process's proof of the cluster's secret"
+    )]
     Refused,
     /// The other side is of another version.
     #[error("the other side speaks version {version}")]
@@ -139,7 +143,22 @@ pub enum ConversationError {
     /// The other side does not read what it is sent.
     #[error("the other side does not read what it is sent")]
     NotRead,
+    /// The other side is not what may connect to this socket.
+    #[error("this socket takes no {role} connections")]
+    Role {
+        /// What it says that it is.
+        role: Role,
+    },
+    /// No random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    Random(getrandom::Error),
     /// The other side took too long to prove itself.
     #[error("the other side did not prove itself in time")]
     Slow,
+}
+
+impl From<getrandom::Error> for ConversationError {
+    fn from(error: getrandom::Error) -> Self {
+        ConversationError::Random(error)
+    }
 }

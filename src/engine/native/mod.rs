@@ -18,8 +18,8 @@
 //! from the cluster, to every peer that it is expected to reach.
 
 pub mod client;
-mod connection;
-mod error;
+pub(crate) mod connection;
+pub(crate) mod error;
 pub mod links;
 pub mod plane;
 mod process;

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tokio::net::UnixStream;
 
 use super::error::Error;
 use crate::os::process;
+use crate::os::run_directory::Paths;
 use crate::plan::{Plan, WorkerPlan};
 use crate::wire::secret::Secret;
 use crate::wire::status::{
@@ -28,10 +29,8 @@ pub(super) struct Contract {
     pub(super) plan: Plan,
     /// What all processes of the cluster know.
     pub(super) secret: Secret,
-    /// The cluster's run directory.
-    pub(super) directory: PathBuf,
-    /// Where the scheduler listens.
-    pub(super) socket: PathBuf,
+    /// The files of the cluster's run directory.
+    pub(super) paths: Paths,
 }
 
 impl Contract {
@@ -43,32 +42,13 @@ impl Contract {
         );
         let name = std::env::var(PROCESS_VARIABLE)
             .map_err(|_| Error::Variable { variable: PROCESS_VARIABLE })?;
-        let path = directory.join("plan.json");
-        let plan =
-            serde_json::from_str(&read(&path)?).map_err(|source| Error::Plan { path, source })?;
-        let secret = read_secret(&directory)?;
-        Ok(Self { name, plan, secret, socket: socket(&directory), directory })
+        let paths = Paths::at(&directory);
+        let path = paths.plan();
+        let text = fs::read_to_string(&path)
+            .map_err(|source| Error::Read { path: path.clone(), source })?;
+        let plan = serde_json::from_str(&text).map_err(|source| Error::Plan { path, source })?;
+        Ok(Self { name, plan, secret: paths.read_secret()?, paths })
     }
-}
-
-/// The secret of the cluster with this run directory.
-pub(super) fn read_secret(run_directory: &Path) -> Result<Secret, Error> {
-    let path = run_directory.join("secret");
-    read(&path)?.parse().map_err(|source| Error::Secret { path, source })
-}
-
-/// Where the scheduler of the cluster with this run directory listens.
-pub(super) fn socket(run_directory: &Path) -> PathBuf {
-    run_directory.join("scheduler.sock")
-}
-
-/// Where the worker of this name listens.
-pub(super) fn worker_socket(run_directory: &Path, worker: &str) -> PathBuf {
-    run_directory.join(format!("{worker}.sock"))
-}
-
-fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })
 }
 
 /// The way to the supervisor. Without a supervisor it writes nothing.
@@ -181,8 +161,8 @@ pub(super) fn resources(plan: &Plan, worker: Option<&WorkerPlan>) -> BTreeMap<St
 }
 
 /// Random bytes from the system.
-pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], Error> {
+pub(super) fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], getrandom::Error> {
     let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(Error::Random)?;
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }

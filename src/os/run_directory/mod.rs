@@ -29,7 +29,7 @@ use crate::ids::ClusterName;
 mod paths;
 mod prune;
 
-pub use paths::Paths;
+pub use paths::{Paths, SecretFileError};
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
 pub const SOCKET_PATH_LIMIT: usize = 107;

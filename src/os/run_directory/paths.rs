@@ -2,6 +2,7 @@
 //!
 //! *Invariant:* looking leaves nothing behind, and two that look do not disturb each other.
 
+use std::fs;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -17,6 +18,7 @@ use nix::sys::socket::{
 use super::{RunDirectoryError, base, check_own, open_directory};
 use crate::ids::ClusterName;
 use crate::os::shared_memory;
+use crate::wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
 const CONTROL: &str = "control.sock";
@@ -32,6 +34,27 @@ pub(super) const ORPHANED: &str = "orphaned";
 
 /// Longest wait for a supervisor's answer.
 const ANSWER: Duration = Duration::from_secs(1);
+
+/// Why a cluster's secret cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretFileError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error("{} holds no secret", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: SecretError,
+    },
+}
 
 /// The files of a run directory, by name; says nothing about whether they exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +96,22 @@ impl Paths {
     /// The cluster's secret.
     pub fn secret(&self) -> PathBuf {
         self.root.join(SECRET)
+    }
+
+    /// Reads the cluster's secret.
+    ///
+    /// # Errors
+    /// If there is none, or its file holds something else.
+    pub fn read_secret(&self) -> Result<Secret, SecretFileError> {
+        let path = self.secret();
+        let text = fs::read_to_string(&path)
+            .map_err(|source| SecretFileError::Read { path: path.clone(), source })?;
+        text.parse().map_err(|source| SecretFileError::Content { path, source })
+    }
+
+    /// The socket of a process of the native engine.
+    pub fn socket(&self, process: &str) -> PathBuf {
+        self.root.join(format!("{process}.sock"))
     }
 
     /// What happened, one JSON object a line.

@@ -1,6 +1,6 @@
 //! Objects and tasks, as clients, the scheduler and workers speak of them.
 //!
-//! The messages ride in the frames of [`super::native`], many to a frame. Bytes of large objects do
+//! The messages ride in those of [`super::native`], many to a frame. Bytes of large objects do
 //! not: they go from worker to worker over UCX, and between clients and workers over the worker's
 //! own socket ([`Bulk`]).
 //!
@@ -15,7 +15,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::native::Member;
+use super::peer::Member;
 pub use bulk::{Bulk, BulkReply, Counters, Level};
 pub use error::TaskError;
 
@@ -424,11 +424,11 @@ mod tests {
         fn no_bytes_make_the_decoders_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
         ) {
-            let _ = crate::wire::native::decode::<Vec<Order>>(&bytes);
-            let _ = crate::wire::native::decode::<Vec<Report>>(&bytes);
-            let _ = crate::wire::native::decode::<Vec<Request>>(&bytes);
-            let _ = crate::wire::native::decode::<Vec<News>>(&bytes);
-            let _ = crate::wire::native::decode::<Bulk>(&bytes);
+            let _ = crate::wire::frame::decode::<Vec<Order>>(&bytes);
+            let _ = crate::wire::frame::decode::<Vec<Report>>(&bytes);
+            let _ = crate::wire::frame::decode::<Vec<Request>>(&bytes);
+            let _ = crate::wire::frame::decode::<Vec<News>>(&bytes);
+            let _ = crate::wire::frame::decode::<Bulk>(&bytes);
         }
     }
 }

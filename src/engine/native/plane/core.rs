@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::wire::native::Member;
-use crate::wire::peer::{Kind, token};
+use crate::wire::peer::{Kind, Member, token};
 use crate::wire::secret::{Secret, Token};
 
 /// What happened.

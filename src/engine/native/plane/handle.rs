@@ -15,7 +15,8 @@ use super::owner::Owner;
 use super::transfer::{self, Fetched, Target, TransferError};
 use crate::engine::native::error::Error;
 use crate::ucx::{Buffer, Sleeper};
-use crate::wire::native::{Measurement, Member, ToWorker};
+use crate::wire::native::{Measurement, ToWorker};
+use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 
 type Thread = JoinHandle<Result<(), Error>>;

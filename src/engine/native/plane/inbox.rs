@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 use super::transfer::{Request, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{Buffer, Setting, Waker};
-use crate::wire::native::{Measurement, Member, PeerKey, Samples, ToWorker};
-use crate::wire::peer::Measure;
+use crate::wire::native::{Measurement, Samples, ToWorker};
+use crate::wire::peer::{Measure, Member, PeerKey};
 use crate::wire::status::PeerLanes;
 
 /// How UCX is to be opened.

@@ -15,8 +15,8 @@ use rustc_hash::FxHashMap;
 use super::transfer::{Arrival, Purpose};
 use crate::cuda::Device;
 use crate::ucx::{Buffer, Payload};
-use crate::wire::native::{Mapped, Measurement, Member, PeerKey, Protocol, Quantity, Samples};
-use crate::wire::peer::{Kind, Measure, MemoryKind};
+use crate::wire::native::{Mapped, Measurement, Protocol, Quantity, Samples};
+use crate::wire::peer::{Kind, Measure, Member, MemoryKind, PeerKey};
 
 /// Messages of a stream that are on their way at one time.
 const WINDOW: u32 = 32;

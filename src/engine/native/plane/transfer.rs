@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::cuda::{self, Device};
 use crate::ucx::{self, Buffer, Status};
-use crate::wire::native::{Member, PeerKey};
+use crate::wire::peer::{Member, PeerKey};
 
 /// Why an object did not come.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::native::connection::ConnectionId;
-use crate::wire::native::{Member, ToWorker};
+use crate::wire::native::ToWorker;
+use crate::wire::peer::Member;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,22 +8,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-use tokio::net::unix::OwnedReadHalf;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::core::{Action, Core, Event};
-use super::outbox::{Gauge, Outbox, outbox};
+use super::outbox::{Frames, Gauge, Outbox, outbox};
 use super::relay::Relay;
 use crate::engine::native::connection::{self, ConnectionId};
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::process::{Contract, StatusPipe, log_to_standard_error};
 use crate::engine::native::tasks::service::Desk;
+use crate::ids::SCHEDULER;
+use crate::text::in_full;
+use crate::wire::frame::{FRAME_LIMIT, encode};
+use crate::wire::greeting::Role;
 use crate::wire::native::{
-    FRAME_LIMIT, Measurement, Member, REQUESTS_LIMIT, ToClient, ToScheduler, ToWorker, WorkerLanes,
-    encode,
+    FromClient, FromWorker, Measurement, REQUESTS_LIMIT, Registration, ToClient, ToWorker,
+    WorkerLanes,
 };
+use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 use crate::wire::status::PeerLanes;
 
@@ -66,16 +72,17 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
-    let listener = connection::listen(&contract.socket)?;
-    status.ready(Some(format!("unix://{}", contract.socket.display())), Vec::new(), None);
-    tracing::info!(socket = %contract.socket.display(), "scheduler listens");
+    let socket = contract.paths.socket(SCHEDULER);
+    let listener = connection::listen(&socket)?;
+    status.ready(Some(format!("unix://{}", socket.display())), Vec::new(), None);
+    tracing::info!(socket = %socket.display(), "scheduler listens");
 
     let names = contract.plan.workers.iter().map(|worker| worker.name.clone());
     let (events, mut incoming) = mpsc::channel(EVENTS);
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        desk: Desk::new(&contract.plan, &contract.directory),
+        desk: Desk::new(&contract.plan, contract.paths.root()),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),
@@ -112,7 +119,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     }
     tracing::info!("scheduler ends as it was told");
     // A socket that is gone already needs no removal.
-    let _ = fs::remove_file(&contract.socket);
+    let _ = fs::remove_file(&socket);
     Ok(())
 }
 
@@ -122,14 +129,56 @@ struct Worker {
     peers: Vec<PeerLanes>,
 }
 
+/// Who has connected, and may say what.
+#[derive(Clone, Copy)]
+enum Peer {
+    Worker,
+    Client,
+}
+
 /// What connections tell the scheduler's loop.
 enum Incoming {
-    /// It has proven itself.
-    Proven(ConnectionId, Outbox),
-    /// It says something, and may say more when this has been handled.
-    Says(ConnectionId, ToScheduler, OwnedSemaphorePermit),
+    /// A worker has proven itself, and joins.
+    Worker(ConnectionId, Outbox, Registration),
+    /// A client has proven itself.
+    Client(ConnectionId, Outbox),
+    /// A worker says something, and may say more when this has been handled.
+    FromWorker(ConnectionId, FromWorker, OwnedSemaphorePermit),
+    /// A client says something, likewise.
+    FromClient(ConnectionId, FromClient, OwnedSemaphorePermit),
     /// It ended.
     Ended(ConnectionId),
+}
+
+/// What one kind of peer says.
+trait Said: DeserializeOwned {
+    /// Whether it asks for no more than it may.
+    fn check(&self) -> Result<(), ConversationError> {
+        Ok(())
+    }
+
+    fn incoming(self, from: ConnectionId, turn: OwnedSemaphorePermit) -> Incoming;
+}
+
+impl Said for FromWorker {
+    fn incoming(self, from: ConnectionId, turn: OwnedSemaphorePermit) -> Incoming {
+        Incoming::FromWorker(from, self, turn)
+    }
+}
+
+impl Said for FromClient {
+    fn check(&self) -> Result<(), ConversationError> {
+        match self {
+            FromClient::Ask(requests) if requests.len() > REQUESTS_LIMIT => {
+                Err(ConversationError::TooMany { requests: requests.len() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn incoming(self, from: ConnectionId, turn: OwnedSemaphorePermit) -> Incoming {
+        Incoming::FromClient(from, self, turn)
+    }
 }
 
 struct Service {
@@ -153,26 +202,42 @@ impl Service {
         self.next += 1;
         let (id, secret, events) = (self.next, Arc::clone(&self.secret), self.events.clone());
         tokio::spawn(async move {
-            let greeting = connection::welcome(&mut stream, &secret);
+            let greeting = connection::welcome(&mut stream, &secret, |role| match role {
+                Role::Worker => Some(Peer::Worker),
+                Role::Client => Some(Peer::Client),
+                Role::Bulk => None,
+            });
             let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
             drop(permit);
-            match greeted.unwrap_or(Err(ConversationError::Slow.into())) {
-                Ok(()) => converse(id, stream, events).await,
-                Err(error) => tracing::warn!("a connection is refused: {}", error.story()),
+            match greeted.unwrap_or(Err(ConversationError::Slow)) {
+                Ok(peer) => converse(id, peer, stream, events).await,
+                Err(error) => tracing::warn!("a connection is refused: {}", in_full(&error)),
             }
         });
     }
 
     fn handle(&mut self, incoming: Incoming) {
         let event = match incoming {
-            Incoming::Proven(id, outbox) => {
-                self.outboxes.insert(id, outbox);
+            Incoming::Worker(connection, outbox, Registration { member, address }) => {
+                tracing::info!(worker = member.name, "worker registers");
+                self.outboxes.insert(connection, outbox);
+                let worker = Worker { member: member.clone(), peers: Vec::new() };
+                self.workers.insert(connection, worker);
+                Event::Registered { connection, member, address }
+            }
+            Incoming::Client(connection, outbox) => {
+                self.outboxes.insert(connection, outbox);
+                self.desk.joined(connection);
                 return;
             }
-            Incoming::Says(connection, said, _turn) => match self.understand(connection, said) {
+            Incoming::FromWorker(connection, said, _turn) => match self.told(connection, said) {
                 Some(event) => event,
                 None => return,
             },
+            Incoming::FromClient(connection, said, _turn) => {
+                self.asked(connection, said);
+                return;
+            }
             Incoming::Ended(connection) => {
                 self.outboxes.remove(&connection);
                 self.desk.gone(connection);
@@ -190,57 +255,44 @@ impl Service {
         }
     }
 
-    fn understand(&mut self, connection: ConnectionId, said: ToScheduler) -> Option<Event> {
+    fn told(&mut self, connection: ConnectionId, said: FromWorker) -> Option<Event> {
+        // One whose successor has registered is not listened to any more.
+        let worker = self.workers.get_mut(&connection)?;
         match said {
-            ToScheduler::Register { member, address } => {
-                let worker = Worker { member: member.clone(), peers: Vec::new() };
-                if self.workers.insert(connection, worker).is_some() {
-                    tracing::warn!(worker = member.name, "a connection registers twice");
-                    return None;
-                }
-                tracing::info!(worker = member.name, "worker registers");
-                Some(Event::Registered { connection, member, address })
-            }
-            ToScheduler::Connected { peers } => {
-                if let Some(worker) = self.workers.get_mut(&connection) {
-                    worker.peers = peers;
-                }
+            FromWorker::Connected { peers } => {
+                worker.peers = peers;
                 Some(Event::Connected { connection })
             }
-            ToScheduler::Measured { id, result } => {
+            FromWorker::Measured { id, result } => {
                 if let Some((client, message)) = self.relay.measured(connection, id, result) {
                     self.send(client, &message);
                 }
                 None
             }
-            ToScheduler::Measure(measurement) => {
-                self.measure(connection, measurement);
+            FromWorker::Work(reports) => {
+                self.desk.reported(connection, &worker.member, reports);
                 None
             }
-            ToScheduler::List => {
+            FromWorker::Leaving => Some(Event::Leaving { connection }),
+            FromWorker::PeerFailed { member, cause } => {
+                let from = &worker.member.name;
+                tracing::warn!(from, to = member.name, cause, "a connection between workers broke");
+                None
+            }
+        }
+    }
+
+    fn asked(&mut self, client: ConnectionId, said: FromClient) {
+        match said {
+            FromClient::Ask(requests) => self.desk.asked(client, requests),
+            FromClient::Measure(measurement) => self.measure(client, measurement),
+            FromClient::List => {
                 let lanes = |worker: &Worker| WorkerLanes {
                     name: worker.member.name.clone(),
                     peers: worker.peers.clone(),
                 };
                 let workers = self.workers.values().map(lanes).collect();
-                self.send(connection, &ToClient::Workers { workers });
-                None
-            }
-            ToScheduler::Work(reports) => {
-                if let Some(worker) = self.workers.get(&connection) {
-                    self.desk.reported(connection, &worker.member, reports);
-                }
-                None
-            }
-            ToScheduler::Ask(requests) => {
-                self.desk.asked(connection, requests);
-                None
-            }
-            ToScheduler::Leaving => Some(Event::Leaving { connection }),
-            ToScheduler::PeerFailed { member, cause } => {
-                let from = self.workers.get(&connection).map_or("?", |from| &from.member.name);
-                tracing::warn!(from, to = member.name, cause, "a connection between workers broke");
-                None
+                self.send(client, &ToClient::Workers { workers });
             }
         }
     }
@@ -258,9 +310,7 @@ impl Service {
             Action::Complete => tracing::info!("all workers are connected"),
         }
     }
-}
 
-impl Service {
     fn measure(&mut self, client: ConnectionId, measurement: Measurement) {
         let Measurement { from, to, .. } = &measurement;
         let worker = self.workers.iter().find(|(_, worker)| worker.member.name == *from);
@@ -295,23 +345,50 @@ impl Service {
 }
 
 /// Carries messages both ways until either side ends.
-async fn converse(id: ConnectionId, stream: UnixStream, events: mpsc::Sender<Incoming>) {
-    let (reader, writer) = stream.into_split();
+async fn converse(
+    id: ConnectionId,
+    peer: Peer,
+    stream: UnixStream,
+    events: mpsc::Sender<Incoming>,
+) {
+    let (mut reader, writer) = stream.into_split();
     let (outbox, frames, gauge) = outbox();
-    // The loop only ends with the process, so its channel does not close before.
-    let _ = events.send(Incoming::Proven(id, outbox)).await;
-    let ended = tokio::select! {
-        ended = listen_to(id, reader, &events, &gauge) => ended,
-        ended = frames.write_to(writer) => ended,
+    let ended = match peer {
+        Peer::Worker => match connection::receive(&mut reader, FRAME_LIMIT).await {
+            Ok(registration) => {
+                let joins = Incoming::Worker(id, outbox, registration);
+                carry::<FromWorker>(id, joins, (reader, &gauge), (frames, writer), &events).await
+            }
+            Err(error) => Err(error),
+        },
+        Peer::Client => {
+            let joins = Incoming::Client(id, outbox);
+            carry::<FromClient>(id, joins, (reader, &gauge), (frames, writer), &events).await
+        }
     };
     match ended {
         Err(ConversationError::Broken(_)) | Ok(()) => {}
-        Err(error) => tracing::warn!("a connection is dropped: {error}"),
+        Err(error) => tracing::warn!("a connection is dropped: {}", in_full(&error)),
     }
     let _ = events.send(Incoming::Ended(id)).await;
 }
 
-async fn listen_to(
+async fn carry<T: Said>(
+    id: ConnectionId,
+    joins: Incoming,
+    (reader, gauge): (OwnedReadHalf, &Gauge),
+    (frames, writer): (Frames, OwnedWriteHalf),
+    events: &mpsc::Sender<Incoming>,
+) -> Result<(), ConversationError> {
+    // The loop only ends with the process, so its channel does not close before.
+    let _ = events.send(joins).await;
+    tokio::select! {
+        ended = listen_to::<T>(id, reader, events, gauge) => ended,
+        ended = frames.write_to(writer) => ended,
+    }
+}
+
+async fn listen_to<T: Said>(
     id: ConnectionId,
     mut reader: OwnedReadHalf,
     events: &mpsc::Sender<Incoming>,
@@ -319,17 +396,13 @@ async fn listen_to(
 ) -> Result<(), ConversationError> {
     let turns = Arc::new(Semaphore::new(FRAMES));
     loop {
-        // Who does not read is not heard, or the answers would pile up here.
+        // Nothing more is read from a peer that does not read, or the answers would pile up here.
         gauge.drained().await;
-        let said = connection::receive(&mut reader, FRAME_LIMIT).await?;
-        if let ToScheduler::Ask(requests) = &said
-            && requests.len() > REQUESTS_LIMIT
-        {
-            return Err(ConversationError::TooMany { requests: requests.len() });
-        }
+        let said: T = connection::receive(&mut reader, FRAME_LIMIT).await?;
+        said.check()?;
         // A few at a time, so that no connection fills the others' way with long frames.
         let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return Ok(()) };
-        if events.send(Incoming::Says(id, said, turn)).await.is_err() {
+        if events.send(said.incoming(id, turn)).await.is_err() {
             return Ok(());
         }
     }

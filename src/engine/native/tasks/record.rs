@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::core::{Action, Core, Event, Settings};
-use crate::wire::native::{FRAME_LIMIT, FrameError, decode, encode, length};
+use crate::wire::frame::{FRAME_LIMIT, FrameError, decode, encode, length};
 
 /// The version of the log.
 const VERSION: u32 = 1;

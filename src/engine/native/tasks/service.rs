@@ -15,7 +15,9 @@ use super::record::Recorder;
 use crate::engine::native::connection::ConnectionId;
 use crate::engine::native::process::resources;
 use crate::plan::Plan;
-use crate::wire::native::{Member, ToClient, ToWorker, encode};
+use crate::wire::frame::encode;
+use crate::wire::native::{ToClient, ToWorker};
+use crate::wire::peer::Member;
 use crate::wire::tasks::{
     BATCH_BYTES, News, ObjectId, Order, Overview, Product, Report, Request, Source, TaskError,
 };
@@ -135,14 +137,16 @@ impl Desk {
         }
     }
 
-    /// A client has something to say. The first word makes it one.
+    /// A client is there. It is told the number that it names its objects with.
+    pub(crate) fn joined(&mut self, client: ConnectionId) {
+        self.clients.insert(client, self.next_client);
+        self.news(client, News::Hello { client: self.next_client }, 8);
+        self.next_client += 1;
+    }
+
+    /// A client that has joined has something to say.
     pub(crate) fn asked(&mut self, client: ConnectionId, requests: Vec<Request>) {
-        if !self.clients.contains_key(&client) {
-            self.clients.insert(client, self.next_client);
-            self.news(client, News::Hello { client: self.next_client }, 8);
-            self.next_client += 1;
-        }
-        let number = self.clients[&client];
+        let Some(&number) = self.clients.get(&client) else { return };
         for request in requests {
             match request {
                 Request::Submit(task) if self.is_own(number, task.id) => {

@@ -17,8 +17,10 @@ use super::objects::{Lent, Store, StoreError};
 use super::runner::Happened;
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
+use crate::text::in_full;
 use crate::ucx::Buffer;
-use crate::wire::native::FRAME_LIMIT;
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, ObjectId, Report};
 
@@ -60,14 +62,15 @@ async fn accept(
         };
         let (secret, store, events) = (secret.clone(), Arc::clone(&store), events.clone());
         tokio::spawn(async move {
-            let greeting = connection::welcome(&mut stream, &secret);
-            match tokio::time::timeout(GREETING_TIME, greeting).await {
-                Ok(Ok(())) => {
+            let is_bulk = |role| (role == Role::Bulk).then_some(());
+            let greeting = connection::welcome(&mut stream, &secret, is_bulk);
+            let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
+            match greeted.unwrap_or(Err(ConversationError::Slow)) {
+                Ok(()) => {
                     // A connection that breaks is the other side's end.
                     let _ = converse(stream, store, events).await;
                 }
-                Ok(Err(error)) => tracing::warn!("a connection is refused: {error}"),
-                Err(_) => tracing::warn!("a connection did not prove itself in time"),
+                Err(error) => tracing::warn!("a connection is refused: {}", in_full(&error)),
             }
             drop(permit);
         });

@@ -1,7 +1,6 @@
 //! What a worker's tasks and fetches run with.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,8 @@ use tokio::sync::{Mutex, Semaphore};
 use super::objects::Store;
 use super::registry::Registry;
 use crate::engine::native::plane::Plane;
-use crate::wire::native::Member;
+use crate::os::run_directory::Paths;
+use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 
 /// What a worker runs with, shared by its event loop and its threads.
@@ -22,7 +22,7 @@ pub(super) struct WorkerContext {
     /// Links that are slowed down, by peer.
     pub(super) links: BTreeMap<String, SimulatedLink>,
     /// Has the sockets of the peers, which give what they have on disk to whoever knows the secret.
-    pub(super) run_directory: PathBuf,
+    pub(super) paths: Paths,
     pub(super) secret: Secret,
     /// As many fetches as run at one time.
     pub(super) fetches: Semaphore,

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
-use tokio::net::UnixStream;
 
 use super::context::WorkerContext;
 use super::objects::{Party, Store, StoreError};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{Target, TransferError};
-use crate::engine::native::process;
 use crate::text::in_full;
 use crate::ucx::Buffer;
-use crate::wire::native::{FRAME_LIMIT, Member};
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
+use crate::wire::peer::Member;
 use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
 
 /// Tries before a peer is taken to be out of reach.
@@ -201,11 +201,8 @@ async fn from_socket(
     source: &Member,
     length: usize,
 ) -> Result<Buffer, FetchError> {
-    let path = process::worker_socket(&shared.run_directory, &source.name);
-    let connect = UnixStream::connect(&path).await;
-    let mut stream =
-        connect.map_err(|source| Error::Socket { action: "connect to", path, source })?;
-    connection::greet(&mut stream, &shared.secret).await?;
+    let connecting = connection::connect(&shared.paths, &source.name, &shared.secret, Role::Bulk);
+    let mut stream = connecting.await?;
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
     // The room that UCX was given is free again, and the peer is asked when there is some: it
     // does not wait for long for whoever does not read.

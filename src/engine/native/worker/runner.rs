@@ -22,7 +22,7 @@ use super::registry::{Context, FunctionError, Input, InputKind};
 use crate::engine::native::error::Error;
 use crate::text::in_full;
 use crate::ucx::Buffer;
-use crate::wire::native::Member;
+use crate::wire::peer::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
 
 /// A task whose inputs are here.

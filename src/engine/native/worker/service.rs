@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
@@ -22,12 +21,17 @@ use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{self, Opening, Plane, Report};
 use crate::engine::native::process::{
-    Contract, StatusPipe, log_to_standard_error, random, resources, worker_socket,
+    Contract, StatusPipe, log_to_standard_error, random, resources,
 };
+use crate::ids::SCHEDULER;
 use crate::os::rest;
 use crate::plan::WorkerPlan;
+use crate::text::in_full;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
-use crate::wire::native::{FRAME_LIMIT, Member, ToScheduler, ToWorker};
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
+use crate::wire::native::{FromWorker, Registration, ToWorker};
+use crate::wire::peer::Member;
 use crate::wire::tasks::Report as TaskReport;
 
 /// Longest time between a scheduler's end and the signal to end with it.
@@ -107,12 +111,12 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         return plane.stop().and(Err(Error::PlaneGone));
     };
     tracing::info!(ucx = library, "UCX is open");
-    let mut scheduler = Scheduler::connect(&contract).await?;
     let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
     status.step("connecting to the other workers");
-    scheduler.say(&ToScheduler::Register { member: me.clone(), address }).await?;
+    let registration = Registration { member: me, address };
+    let mut scheduler = Scheduler::connect(&contract, &registration).await?;
     let mut ucx = Some(library);
     let ended = loop {
         tokio::select! {
@@ -126,24 +130,24 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
                 Some(Report::Open { .. }) => {}
                 Some(Report::Ready(peers)) => {
                     tracing::info!(peers = peers.len(), "ready");
-                    scheduler.say(&ToScheduler::Connected { peers: peers.clone() }).await?;
-                    scheduler.say(&ToScheduler::Work(vec![offer.clone()])).await?;
+                    scheduler.say(&FromWorker::Connected { peers: peers.clone() }).await?;
+                    scheduler.say(&FromWorker::Work(vec![offer.clone()])).await?;
                     status.ready(None, peers, ucx.take());
                 }
                 Some(Report::Pulse) => status.answer(),
                 Some(Report::PeerFailed { member, cause }) => {
                     tracing::warn!(peer = member.name, cause, "a connection broke");
-                    scheduler.say(&ToScheduler::PeerFailed { member, cause }).await?;
+                    scheduler.say(&FromWorker::PeerFailed { member, cause }).await?;
                 }
                 Some(Report::Measured { id, result }) => {
-                    scheduler.say(&ToScheduler::Measured { id, result }).await?;
+                    scheduler.say(&FromWorker::Measured { id, result }).await?;
                 }
                 None => break Err(Error::PlaneGone),
             },
             Some(first) = happened.recv() => {
                 let reports = gather(first, &mut happened, &mut runner);
                 if !reports.is_empty() {
-                    scheduler.say(&ToScheduler::Work(reports)).await?;
+                    scheduler.say(&FromWorker::Work(reports)).await?;
                 }
             }
             heard = scheduler.incoming.recv() => match heard {
@@ -162,7 +166,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
     if ended.is_ok() {
         tracing::info!("worker ends as it was told");
         // A scheduler that is gone already need not be told.
-        let _ = scheduler.say(&ToScheduler::Leaving).await;
+        let _ = scheduler.say(&FromWorker::Leaving).await;
     }
     match (plane.stop(), ended) {
         // The thread's own reason is the better story.
@@ -240,9 +244,9 @@ impl Bench<'_> {
                 .map_err(|source| Error::System { action: "start a thread", source })?;
         }
         let threads = self.planned.map_or(1, |planned| planned.threads);
-        let run_directory = self.contract.directory.clone();
+        let paths = self.contract.paths.clone();
         let secret = self.contract.secret.clone();
-        let socket = worker_socket(&run_directory, &me.name);
+        let socket = paths.socket(&me.name);
         let links = simulated_links(options, &me.name);
         let shared = WorkerContext {
             me,
@@ -250,7 +254,7 @@ impl Bench<'_> {
             store: Arc::clone(&store),
             plane: self.plane,
             links,
-            run_directory,
+            paths,
             secret: secret.clone(),
             fetches: Semaphore::new(FETCHES),
         };
@@ -293,21 +297,17 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    async fn connect(contract: &Contract) -> Result<Self, Error> {
-        let path = &contract.socket;
-        let mut stream = UnixStream::connect(path).await.map_err(|source| Error::Socket {
-            action: "connect to",
-            path: path.clone(),
-            source,
-        })?;
-        connection::greet(&mut stream, &contract.secret).await?;
+    async fn connect(contract: &Contract, registration: &Registration) -> Result<Self, Error> {
+        let Contract { paths, secret, .. } = contract;
+        let mut stream = connection::connect(paths, SCHEDULER, secret, Role::Worker).await?;
+        connection::send(&mut stream, registration).await?;
         let (reader, writer) = stream.into_split();
         let (messages, incoming) = mpsc::unbounded_channel();
         tokio::spawn(listen(reader, messages));
         Ok(Self { writer, incoming })
     }
 
-    async fn say(&mut self, message: &ToScheduler) -> Result<(), Error> {
+    async fn say(&mut self, message: &FromWorker) -> Result<(), Error> {
         match connection::send(&mut self.writer, message).await {
             Err(ConversationError::Broken(_)) => Err(Error::SchedulerGone),
             result => Ok(result?),
@@ -326,7 +326,7 @@ async fn listen(mut reader: OwnedReadHalf, messages: mpsc::UnboundedSender<ToWor
             }
             Err(ConversationError::Broken(_)) => return,
             Err(error) => {
-                tracing::error!("the scheduler sends what is no message: {error}");
+                tracing::error!("the scheduler sends what is no message: {}", in_full(&error));
                 return;
             }
         }

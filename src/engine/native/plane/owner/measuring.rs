@@ -11,8 +11,8 @@ use super::{ECHO, Owner};
 use crate::engine::native::plane::inbox::{Command, Report};
 use crate::engine::native::plane::measure::{self, Ended, Out};
 use crate::ucx::{self, Buffer};
-use crate::wire::native::{Measurement, PeerKey, Protocol};
-use crate::wire::peer::Kind;
+use crate::wire::native::{Measurement, Protocol};
+use crate::wire::peer::{Kind, PeerKey};
 
 impl Owner {
     pub(super) fn measure(&mut self, id: u64, measurement: Measurement) {

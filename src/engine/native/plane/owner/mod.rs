@@ -28,8 +28,8 @@ use crate::ucx::{
     self, Completion, EndpointFailure, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext,
     UcpEndpoint, UcpWorker, WorkerAddress,
 };
-use crate::wire::native::{Member, PeerKey, ToWorker};
-use crate::wire::peer::{Header, Hello, Kind, Measure, checksum_of};
+use crate::wire::native::ToWorker;
+use crate::wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
 use crate::wire::secret::{Secret, Token};
 use crate::wire::status::PeerLanes;
 

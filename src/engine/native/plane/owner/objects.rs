@@ -12,8 +12,7 @@ use super::Owner;
 use crate::engine::native::plane::inbox::Command;
 use crate::engine::native::plane::transfer::{self, Arrival, Request, TransferError};
 use crate::ucx::{Buffer, Payload};
-use crate::wire::native::{Member, PeerKey};
-use crate::wire::peer::{Kind, NAME_LIMIT, checksum_argument};
+use crate::wire::peer::{Kind, Member, NAME_LIMIT, PeerKey, checksum_argument};
 
 /// Objects above this length have their checksum computed on a thread of its own.
 const INLINE_CHECKSUM: usize = 256 << 10;

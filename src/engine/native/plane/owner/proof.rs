@@ -7,8 +7,7 @@
 use super::{Event, Owner};
 use crate::engine::native::plane::transfer::{Arrival, Purpose};
 use crate::ucx::{self, Buffer, Payload};
-use crate::wire::native::Member;
-use crate::wire::peer::{Header, Hello, Kind};
+use crate::wire::peer::{Header, Hello, Kind, Member};
 
 /// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
 const PROBE_BYTES: usize = 64 << 10;

@@ -1,22 +1,22 @@
-//! The conversation with the scheduler: what is held, what has come, and the threads that carry it.
+//! The connection to the scheduler: what is held, what has come, and the threads that carry it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use tokio::io::BufReader;
 
 use super::ClientError;
-use super::patience::{LOOK, PATIENCE, Patient, explained, silent};
-use crate::wire::native::{
-    Answer, Challenge, FRAME_LIMIT, FrameError, GREETING_LIMIT, ToClient, ToScheduler, VERSION,
-    Welcome, answer_proof, decode, encode, length, welcome_proof,
-};
+use super::socket::{LOOK, PATIENCE, Ready, connect, finish, silent};
+use crate::engine::native::connection;
+use crate::ids::SCHEDULER;
+use crate::os::run_directory::Paths;
+use crate::wire::frame::FRAME_LIMIT;
+use crate::wire::greeting::Role;
+use crate::wire::native::{FromClient, ToClient};
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{BATCH_BYTES, News, ObjectId, Overview, Product, Request, TaskError};
 
@@ -48,116 +48,85 @@ struct State {
     last_news: Option<Instant>,
 }
 
-/// The connection, shared by a client and its objects.
-pub(super) struct Line {
-    pub(super) run_directory: PathBuf,
+/// The connection to the scheduler, shared by a client and its objects. Two threads carry its
+/// messages, and end when it is dropped.
+pub(super) struct Session {
+    pub(super) paths: Paths,
     pub(super) secret: Secret,
-    state: Mutex<State>,
-    /// Something has come, or the connection has ended.
-    news: Condvar,
-    /// There is something to send, or room to add more.
-    sending: Condvar,
+    shared: Arc<Shared>,
     next: AtomicU64,
     next_stream: AtomicU64,
     stream: UnixStream,
 }
 
-/// The scheduler's name, which is also its socket's.
-const SCHEDULER: &str = "scheduler";
+/// What the callers and the two threads share.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something has come, or the connection has ended.
+    news: Condvar,
+    /// There is something to send, or room to add more.
+    sending: Condvar,
+}
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Line").finish_non_exhaustive()
+        f.debug_struct("Session").finish_non_exhaustive()
     }
 }
 
-/// Connects to a process of the cluster, over the socket with its name, and proves both sides.
-pub(super) fn connect(
-    run_directory: &Path,
-    process: &str,
-    secret: &Secret,
-) -> Result<Patient, ClientError> {
-    let path = &run_directory.join(format!("{process}.sock"));
-    let socket = |source| explained(path, source);
-    let stranger = || ClientError::Stranger { path: path.to_path_buf() };
-    let mut stream = Patient::connect(run_directory, process).map_err(socket)?;
-    // Whoever breaks off before a word has probably just died.
-    let challenge: Challenge =
-        receive(&mut stream, GREETING_LIMIT).map_err(|error| match error.kind() {
-            std::io::ErrorKind::Other | std::io::ErrorKind::InvalidData => stranger(),
-            _ => socket(error),
-        })?;
-    if challenge.version != VERSION {
-        let (path, version) = (path.to_path_buf(), challenge.version);
-        return Err(ClientError::Version { path, version });
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let mut nonce = [0; crate::wire::secret::LENGTH];
-    getrandom::fill(&mut nonce).map_err(|error| {
-        let source = std::io::Error::other(error.to_string());
-        ClientError::System { action: "make a random number", source }
-    })?;
-    let proof = answer_proof(secret, &challenge, &nonce);
-    send(&mut stream, &Answer { nonce, proof }).map_err(socket)?;
-    let Welcome { proof } =
-        receive(&mut stream, GREETING_LIMIT).map_err(|error| match error.downcast() {
-            Ok(silent) => silent,
-            Err(_) => stranger(),
-        })?;
-    if proof == welcome_proof(secret, &challenge, &nonce) { Ok(stream) } else { Err(stranger()) }
+
+    fn heard(&self, news: Vec<News>) {
+        let mut state = self.lock();
+        state.last_news = Some(Instant::now());
+        for one in news {
+            state.note(one);
+        }
+        drop(state);
+        self.news.notify_all();
+    }
+
+    fn end(&self) {
+        self.lock().gone = true;
+        self.news.notify_all();
+        self.sending.notify_all();
+    }
 }
 
-/// Sends a frame.
-pub(super) fn send(stream: &mut impl Write, message: &impl Serialize) -> std::io::Result<()> {
-    let frame = encode(message).map_err(|error: FrameError| std::io::Error::other(error))?;
-    stream.write_all(&frame)
-}
-
-/// Receives a frame.
-pub(super) fn receive<T: DeserializeOwned>(
-    stream: &mut impl Read,
-    limit: usize,
-) -> std::io::Result<T> {
-    let mut prefix = [0; 4];
-    stream.read_exact(&mut prefix)?;
-    let mut bytes = vec![0; length(prefix, limit).map_err(std::io::Error::other)?];
-    stream.read_exact(&mut bytes)?;
-    decode(&bytes).map_err(std::io::Error::other)
-}
-
-impl Line {
-    pub(super) fn open(run_directory: &Path, secret: Secret) -> Result<Arc<Self>, ClientError> {
-        let path = run_directory.join(format!("{SCHEDULER}.sock"));
-        let stream = connect(run_directory, SCHEDULER, &secret)?;
-        let mut stream = stream.into_stream().map_err(|source| explained(&path, source))?;
+impl Session {
+    pub(super) fn open(run_directory: &Path) -> Result<Arc<Self>, ClientError> {
+        let paths = Paths::at(run_directory);
+        let secret = paths.read_secret()?;
+        let path = paths.socket(SCHEDULER);
         let socket = |source| ClientError::Socket { path: path.clone(), source };
-        send(&mut stream, &ToScheduler::Ask(Vec::new())).map_err(socket)?;
-        let (reading, writing) =
-            (stream.try_clone().map_err(socket)?, stream.try_clone().map_err(socket)?);
-        let line = Arc::new(Self {
-            run_directory: run_directory.to_path_buf(),
+        let Ready(patient) = connect(&paths, SCHEDULER, &secret, Role::Client)?;
+        let stream = patient.into_stream().map_err(socket)?;
+        let session = Arc::new(Self {
+            paths: paths.clone(),
             secret,
-            state: Mutex::default(),
-            news: Condvar::new(),
-            sending: Condvar::new(),
+            shared: Arc::default(),
             next: AtomicU64::new(0),
             next_stream: AtomicU64::new(0),
-            stream,
+            stream: stream.try_clone().map_err(socket)?,
         });
-        for (name, run) in [("client-in", listen as fn(_, _)), ("client-out", speak)] {
-            let stream = if name == "client-in" { &reading } else { &writing };
+        for (name, run) in [("client-in", listen as fn(_, &_)), ("client-out", speak)] {
             let stream = stream.try_clone().map_err(socket)?;
-            let weak = Arc::downgrade(&line);
+            let shared = Arc::clone(&session.shared);
             std::thread::Builder::new()
                 .name(name.to_owned())
-                .spawn(move || run(stream, weak))
+                .spawn(move || run(stream, &shared))
                 .map_err(|source| ClientError::System { action: "start a thread", source })?;
         }
-        line.until(|state| (state.client != 0).then_some(()))?;
-        Ok(line)
+        session.until(|state| (state.client != 0).then_some(()))?;
+        Ok(session)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
     /// The first of so many new names.
@@ -178,21 +147,21 @@ impl Line {
                 state.objects.remove(&object);
             }
             state.released.push(object);
-            self.sending.notify_all();
+            self.shared.sending.notify_all();
         }
     }
 
     pub(super) fn ask(&self, request: Request) -> Result<(), ClientError> {
         let mut state = self.lock();
         while state.outgoing.len() >= WAITING && !state.gone {
-            state = self.sending.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.sending.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.gone {
             return Err(ClientError::Gone);
         }
         state.outgoing.push(request);
         if state.outgoing.len() == 1 {
-            self.sending.notify_all();
+            self.shared.sending.notify_all();
         }
         Ok(())
     }
@@ -209,11 +178,13 @@ impl Line {
             if state.gone {
                 return Err(ClientError::Gone);
             }
-            let waited = self.news.wait_timeout(state, LOOK);
+            let quiet = state.last_news.unwrap_or(began).max(began).elapsed();
+            let look = PATIENCE.saturating_sub(quiet).max(LOOK);
+            let waited = self.shared.news.wait_timeout(state, look);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if state.last_news.unwrap_or(began).max(began).elapsed() >= PATIENCE {
                 drop(state);
-                if let Some(error) = silent(&self.run_directory, None) {
+                if let Some(error) = silent(&self.paths, None) {
                     return Err(error);
                 }
                 state = self.lock();
@@ -282,16 +253,6 @@ impl Line {
     pub(super) fn unwatch(&self, stream: u64) {
         self.lock().streams.remove(&stream);
     }
-
-    fn heard(&self, news: Vec<News>) {
-        let mut state = self.lock();
-        state.last_news = Some(Instant::now());
-        for one in news {
-            state.note(one);
-        }
-        drop(state);
-        self.news.notify_all();
-    }
 }
 
 impl State {
@@ -331,59 +292,48 @@ impl State {
     }
 }
 
-impl Drop for Line {
+impl Drop for Session {
     fn drop(&mut self) {
-        // The threads hold this only while they work; closing lets both end.
+        // One thread waits for the socket, the other for something to send.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.lock().closing = true;
-        self.sending.notify_all();
+        self.shared.sending.notify_all();
     }
 }
 
 /// Takes in what the scheduler says until it is gone.
-fn listen(stream: UnixStream, line: std::sync::Weak<Line>) {
-    let mut reader = std::io::BufReader::with_capacity(1 << 20, stream);
+fn listen(stream: UnixStream, shared: &Shared) {
+    let mut reader = BufReader::with_capacity(1 << 20, Ready(stream));
     loop {
-        let heard = receive::<ToClient>(&mut reader, FRAME_LIMIT);
-        let Some(line) = line.upgrade() else { return };
-        match heard {
-            Ok(ToClient::News(news)) => line.heard(news),
+        match finish(connection::receive(&mut reader, FRAME_LIMIT)) {
+            Ok(ToClient::News(news)) => shared.heard(news),
             Ok(_) => {}
-            Err(_) => {
-                line.lock().gone = true;
-                line.news.notify_all();
-                line.sending.notify_all();
-                return;
-            }
+            Err(_) => return shared.end(),
         }
     }
 }
 
 /// Sends what there is to send, as much as there is at a time.
-fn speak(mut stream: UnixStream, line: std::sync::Weak<Line>) {
+fn speak(stream: UnixStream, shared: &Shared) {
+    let mut writer = Ready(stream);
     loop {
-        let Some(strong) = line.upgrade() else { return };
-        let mut state = strong.lock();
-        if state.outgoing.is_empty() && state.released.is_empty() {
+        let mut state = shared.lock();
+        while state.outgoing.is_empty() && state.released.is_empty() {
             if state.gone || state.closing {
                 return;
             }
-            // Looks up now and then whether the client still lives.
-            let pause = std::time::Duration::from_millis(200);
-            drop(strong.sending.wait_timeout(state, pause));
-            continue;
+            state = shared.sending.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let mut requests = std::mem::take(&mut state.outgoing);
         let released = std::mem::take(&mut state.released);
         drop(state);
-        strong.sending.notify_all();
-        drop(strong);
+        shared.sending.notify_all();
         // After the requests, which may still need what is released.
         requests.extend(
             released.chunks(1 << 14).map(|part| Request::Release { objects: part.to_vec() }),
         );
         for batch in batches(requests) {
-            if send(&mut stream, &ToScheduler::Ask(batch)).is_err() {
+            if finish(connection::send(&mut writer, &FromClient::Ask(batch))).is_err() {
                 return;
             }
         }

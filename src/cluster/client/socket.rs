@@ -1,0 +1,177 @@
+//! Blocking sockets of the cluster's processes, and the end of waits for one that does not answer.
+//!
+//! The supervisor knows which processes do not answer. Waits do not end while everything answers,
+//! however long they last, nor where the supervisor is to restart a process that does not answer.
+//!
+//! *Invariant:* a wait ends early only after [`PATIENCE`] in which nothing was heard.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::ClientError;
+use crate::cluster::control::Control;
+use crate::engine::native::connection;
+use crate::engine::native::error::ConversationError;
+use crate::os::run_directory::Paths;
+use crate::plan::{Plan, Unresponsive};
+use crate::supervise::ClusterState;
+use crate::wire::greeting::Role;
+use crate::wire::secret::Secret;
+
+/// Shortest silence after which the supervisor is asked who does not answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time between two such questions while a wait lasts.
+pub(super) const LOOK: Duration = Duration::from_secs(2);
+
+/// The process of the cluster that does not answer, as an error: of those named, if any are.
+pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> {
+    let plan: Plan = serde_json::from_slice(&std::fs::read(paths.plan()).ok()?).ok()?;
+    if plan.supervision.unresponsive == Unresponsive::Restart {
+        return None;
+    }
+    let control = Control::new(paths.control());
+    // On a thread of its own, for the caller's may run an event loop already.
+    let asked = std::thread::spawn(move || -> Option<ClusterState> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        runtime.block_on(control.read("/v1/state")).ok()
+    });
+    let state = asked.join().ok()??;
+    let silent = state.unresponsive().find(|one| named.is_none_or(|name| one.name == name))?;
+    let since = silent.not_answering_since.clone().unwrap_or_default();
+    Some(ClientError::NotAnswering { process: silent.name.clone(), since })
+}
+
+/// Connects to a process of the cluster, and proves both sides.
+pub(super) fn connect(
+    paths: &Paths,
+    process: &str,
+    secret: &Secret,
+    role: Role,
+) -> Result<Ready<Patient>, ClientError> {
+    let path = paths.socket(process);
+    let patient = Patient::connect(paths, process);
+    let patient = patient.map_err(|source| ClientError::Socket { path: path.clone(), source })?;
+    let mut socket = Ready(patient);
+    match finish(connection::greet(&mut socket, secret, role)) {
+        Ok(()) => Ok(socket),
+        Err(ConversationError::Frame(_)) => Err(ClientError::Stranger { path }),
+        Err(error) => Err(ClientError::conversation(&path, error)),
+    }
+}
+
+/// A connection to a process whose reads and writes end with an error when it does not answer.
+pub(super) struct Patient {
+    stream: UnixStream,
+    paths: Paths,
+    process: String,
+}
+
+impl Patient {
+    fn connect(paths: &Paths, process: &str) -> io::Result<Self> {
+        let stream = UnixStream::connect(paths.socket(process))?;
+        stream.set_read_timeout(Some(LOOK))?;
+        stream.set_write_timeout(Some(LOOK))?;
+        Ok(Self { stream, paths: paths.clone(), process: process.to_owned() })
+    }
+
+    /// The connection alone, whose reads and writes wait for ever.
+    pub(super) fn into_stream(self) -> io::Result<UnixStream> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(None)?;
+        Ok(self.stream)
+    }
+
+    fn patiently(
+        &mut self,
+        mut attempt: impl FnMut(&mut UnixStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let began = Instant::now();
+        loop {
+            match attempt(&mut self.stream) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                done => return done,
+            }
+            if began.elapsed() >= PATIENCE
+                && let Some(error) = silent(&self.paths, Some(&self.process))
+            {
+                return Err(io::Error::new(ErrorKind::TimedOut, error));
+            }
+        }
+    }
+}
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.patiently(|stream| stream.read(buffer))
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.patiently(|stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// A blocking stream for the functions that the asynchronous ends of the same sockets use. Its
+/// reads and writes wait in the system, and so are ready when they return; see [`finish`].
+pub(super) struct Ready<S>(pub(super) S);
+
+/// The result of a future that waits for nothing but [`Ready`] streams.
+pub(super) fn finish<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => panic!("a future over blocking streams waits for something else"),
+    }
+}
+
+fn uninterrupted<T>(mut attempt: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return Poll::Ready(done),
+        }
+    }
+}
+
+impl<S: Read + Unpin> AsyncRead for Ready<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        uninterrupted(|| {
+            let read = self.0.read(buffer.initialize_unfilled())?;
+            buffer.advance(read);
+            Ok(())
+        })
+    }
+}
+
+impl<S: Write + Unpin> AsyncWrite for Ready<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        uninterrupted(|| self.0.write(bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        uninterrupted(|| self.0.flush())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(context)
+    }
+}
