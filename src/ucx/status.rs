@@ -21,12 +21,6 @@ impl Status {
     pub const IN_PROGRESS: Status = Status(1);
     /// `UCS_ERR_BUSY`: events are waiting, so the worker cannot be armed.
     pub const BUSY: Status = Status(-15);
-    /// `UCS_ERR_CANCELED`.
-    pub const CANCELED: Status = Status(-16);
-    /// `UCS_ERR_CONNECTION_RESET`: the peer closed or died.
-    pub const CONNECTION_RESET: Status = Status(-25);
-    /// `UCS_ERR_ENDPOINT_TIMEOUT`: the peer does not answer any more.
-    pub const ENDPOINT_TIMEOUT: Status = Status(-80);
 
     /// Whether it is a failure (negative, in UCX's convention).
     pub fn is_error(self) -> bool {

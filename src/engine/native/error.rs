@@ -35,12 +35,6 @@ pub enum Error {
         /// Where and why.
         source: serde_json::Error,
     },
-    /// The plan has no worker of this process's name.
-    #[error("the plan has no worker {name}")]
-    NotPlanned {
-        /// The name.
-        name: String,
-    },
     /// The cluster's secret cannot be had.
     #[error(transparent)]
     Secret(#[from] SecretFileError),

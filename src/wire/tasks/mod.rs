@@ -58,16 +58,6 @@ impl ObjectId {
         later.0.wrapping_sub(self.0)
     }
 
-    /// As one number.
-    pub fn to_u64(self) -> u64 {
-        self.0
-    }
-
-    /// From [`Self::to_u64`].
-    pub fn from_u64(number: u64) -> Self {
-        ObjectId(number)
-    }
-
     /// The client that named it.
     pub fn client(self) -> u64 {
         self.0 >> 40

@@ -221,7 +221,7 @@ fn what_is_urgent_goes_first() {
         begun.extend(runs(&core.handle(Event::Submit { client: 1, task }, 0)));
     }
     for at in 0..6 {
-        let next = begun[at].to_u64() - id(0).to_u64();
+        let next = id(0).distance(begun[at]);
         begun.extend(runs(&core.handle(done(worker, next), 0)));
     }
     // A second one waits at the worker behind the first; both were sent before the urgent came.
