@@ -20,7 +20,7 @@ use super::relay::Relay;
 use crate::engine::native::connection::{self, ConnectionId};
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::process::{Contract, StatusPipe, log_to_standard_error};
-use crate::engine::native::tasks::service::Desk;
+use crate::engine::native::tasks::service::TaskService;
 use crate::ids::SCHEDULER;
 use crate::text::in_full;
 use crate::wire::frame::{FRAME_LIMIT, encode};
@@ -82,7 +82,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        desk: Desk::new(&contract.plan, contract.paths.root()),
+        tasks: TaskService::new(&contract.plan, contract.paths.root()),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),
@@ -106,7 +106,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
                 for _ in 0..EVENTS {
                     let Ok(event) = incoming.try_recv() else { break };
                     service.handle(event);
-                    if service.desk.is_full() {
+                    if service.tasks.is_full() {
                         service.flush();
                     }
                 }
@@ -184,7 +184,7 @@ impl Said for FromClient {
 struct Service {
     core: Core,
     relay: Relay,
-    desk: Desk,
+    tasks: TaskService,
     outboxes: BTreeMap<ConnectionId, Outbox>,
     workers: BTreeMap<ConnectionId, Worker>,
     secret: Arc<Secret>,
@@ -227,7 +227,7 @@ impl Service {
             }
             Incoming::Client(connection, outbox) => {
                 self.outboxes.insert(connection, outbox);
-                self.desk.joined(connection);
+                self.tasks.joined(connection);
                 return;
             }
             Incoming::FromWorker(connection, said, _turn) => match self.told(connection, said) {
@@ -240,7 +240,7 @@ impl Service {
             }
             Incoming::Ended(connection) => {
                 self.outboxes.remove(&connection);
-                self.desk.gone(connection);
+                self.tasks.gone(connection);
                 if let Some(Worker { member, .. }) = self.workers.remove(&connection) {
                     tracing::info!(worker = member.name, "worker is gone");
                 }
@@ -270,7 +270,7 @@ impl Service {
                 None
             }
             FromWorker::Work(reports) => {
-                self.desk.reported(connection, &worker.member, reports);
+                self.tasks.reported(connection, &worker.member, reports);
                 None
             }
             FromWorker::Leaving => Some(Event::Leaving { connection }),
@@ -284,7 +284,7 @@ impl Service {
 
     fn asked(&mut self, client: ConnectionId, said: FromClient) {
         match said {
-            FromClient::Ask(requests) => self.desk.asked(client, requests),
+            FromClient::Ask(requests) => self.tasks.asked(client, requests),
             FromClient::Measure(measurement) => self.measure(client, measurement),
             FromClient::List => {
                 let lanes = |worker: &Worker| WorkerLanes {
@@ -304,7 +304,7 @@ impl Service {
             }
             Action::Close { connection } => {
                 self.outboxes.remove(&connection);
-                self.desk.gone(connection);
+                self.tasks.gone(connection);
                 self.workers.remove(&connection);
             }
             Action::Complete => tracing::info!("all workers are connected"),
@@ -324,7 +324,7 @@ impl Service {
     }
 
     fn flush(&mut self) {
-        for (to, frame) in self.desk.flush() {
+        for (to, frame) in self.tasks.flush() {
             self.post(to, frame);
         }
     }

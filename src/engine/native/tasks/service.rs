@@ -2,7 +2,8 @@
 //!
 //! Does not decide; [`super::core`] does.
 //!
-//! Messages are gathered while events are handled and leave in few frames at [`Desk::flush`].
+//! Messages are gathered while events are handled, and leave in few frames at
+//! [`TaskService::flush`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ fn resident_bytes() -> u64 {
 }
 
 /// The scheduler of tasks and its correspondence.
-pub(crate) struct Desk {
+pub(crate) struct TaskService {
     core: Core,
     start: Instant,
     workers: BTreeMap<ConnectionId, Member>,
@@ -77,7 +78,7 @@ pub(crate) struct Desk {
     recorder: Option<Recorder>,
 }
 
-impl Desk {
+impl TaskService {
     /// What a plan asks for; relative paths of it are below the run directory.
     pub(crate) fn new(plan: &Plan, run_directory: &Path) -> Self {
         let settings = settings(plan);
