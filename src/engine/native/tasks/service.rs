@@ -27,7 +27,7 @@ use crate::wire::tasks::{
 const FRAMES_BEFORE_FLUSH: usize = 64;
 
 /// Messages for one connection, and about how many bytes they are.
-enum Letters {
+enum Batch {
     Worker(Vec<Order>, usize),
     Client(Vec<News>, usize),
 }
@@ -72,7 +72,7 @@ pub(crate) struct TaskService {
     /// Clients, by the number that they name their objects with.
     clients: BTreeMap<ConnectionId, u32>,
     next_client: u32,
-    letters: BTreeMap<ConnectionId, Letters>,
+    batches: BTreeMap<ConnectionId, Batch>,
     /// Finished frames.
     frames: Vec<(ConnectionId, Vec<u8>)>,
     recorder: Option<Recorder>,
@@ -90,7 +90,7 @@ impl TaskService {
             workers: BTreeMap::new(),
             clients: BTreeMap::new(),
             next_client: 1,
-            letters: BTreeMap::new(),
+            batches: BTreeMap::new(),
             frames: Vec::new(),
         }
     }
@@ -201,7 +201,7 @@ impl TaskService {
 
     /// A connection has ended.
     pub(crate) fn gone(&mut self, connection: ConnectionId) {
-        self.letters.remove(&connection);
+        self.batches.remove(&connection);
         if self.workers.remove(&connection).is_some() {
             self.tell(Event::WorkerLost { worker: connection });
         }
@@ -266,8 +266,8 @@ impl TaskService {
     }
 
     fn order(&mut self, worker: ConnectionId, order: Order, bytes: usize) {
-        let empty = || Letters::Worker(Vec::new(), 0);
-        if let Letters::Worker(orders, sum) = self.letters.entry(worker).or_insert_with(empty) {
+        let empty = || Batch::Worker(Vec::new(), 0);
+        if let Batch::Worker(orders, sum) = self.batches.entry(worker).or_insert_with(empty) {
             orders.push(order);
             *sum += bytes;
             if *sum >= BATCH_BYTES {
@@ -277,8 +277,8 @@ impl TaskService {
     }
 
     fn news(&mut self, client: ConnectionId, news: News, bytes: usize) {
-        let empty = || Letters::Client(Vec::new(), 0);
-        if let Letters::Client(all, sum) = self.letters.entry(client).or_insert_with(empty) {
+        let empty = || Batch::Client(Vec::new(), 0);
+        if let Batch::Client(all, sum) = self.batches.entry(client).or_insert_with(empty) {
             all.push(news);
             *sum += bytes;
             if *sum >= BATCH_BYTES {
@@ -288,9 +288,9 @@ impl TaskService {
     }
 
     fn seal(&mut self, connection: ConnectionId) {
-        match self.letters.remove(&connection) {
-            Some(Letters::Worker(orders, _)) => self.frame(connection, &ToWorker::Work(orders)),
-            Some(Letters::Client(news, _)) => self.frame(connection, &ToClient::News(news)),
+        match self.batches.remove(&connection) {
+            Some(Batch::Worker(orders, _)) => self.frame(connection, &ToWorker::Work(orders)),
+            Some(Batch::Client(news, _)) => self.frame(connection, &ToClient::News(news)),
             None => {}
         }
     }
@@ -310,7 +310,7 @@ impl TaskService {
 
     /// The frames that are to be sent now.
     pub(crate) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
-        while let Some((&connection, _)) = self.letters.first_key_value() {
+        while let Some((&connection, _)) = self.batches.first_key_value() {
             self.seal(connection);
         }
         self.recorder.iter_mut().for_each(Recorder::flush);
