@@ -6,7 +6,7 @@
 //! it as [`Outside`]. Memory of a simulated device is host memory, and counts there, too.
 //!
 //! *Invariant:* the bytes of a level are the sum of its objects' bytes, and after the moves that
-//! [`Ladder::room`] names, there is the room that was asked for.
+//! [`Tiers::room`] names, there is the room that was asked for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -133,7 +133,7 @@ impl Shelf {
 }
 
 /// The levels and what lies on them.
-pub(super) struct Ladder {
+pub(super) struct Tiers {
     entries: HashMap<ObjectId, Entry>,
     shelves: [Shelf; 3],
     /// Whether device memory is host memory.
@@ -142,7 +142,7 @@ pub(super) struct Ladder {
     clock: u64,
 }
 
-impl Ladder {
+impl Tiers {
     /// Limits in bytes; `None` for none.
     pub(super) fn new(device: Option<u64>, host: Option<u64>, disk: Option<u64>) -> Self {
         let shelf = |limit| Shelf { limit, ..Shelf::default() };
@@ -352,7 +352,7 @@ impl Ladder {
 
 /// The levels as they will be after some moves.
 struct Draft<'a> {
-    ladder: &'a Ladder,
+    tiers: &'a Tiers,
     used: [u64; 3],
     /// Bytes that may still go.
     movable: [u64; 3],
@@ -362,10 +362,10 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(ladder: &'a Ladder) -> Self {
-        let shelf = |at: usize| &ladder.shelves[at];
+    fn new(tiers: &'a Tiers) -> Self {
+        let shelf = |at: usize| &tiers.shelves[at];
         Self {
-            ladder,
+            tiers,
             used: [0, 1, 2].map(|at| shelf(at).used()),
             movable: [0, 1, 2].map(|at| shelf(at).movable_bytes),
             last: [0; 3],
@@ -374,12 +374,12 @@ impl<'a> Draft<'a> {
     }
 
     fn limit(&self, place: Place) -> Option<u64> {
-        self.ladder.shelves[place as usize].limit
+        self.tiers.shelves[place as usize].limit
     }
 
     /// Host memory in use.
     fn whole_used(&self) -> u64 {
-        self.used[1] + if self.ladder.simulated { self.used[0] } else { 0 }
+        self.used[1] + if self.tiers.simulated { self.used[0] } else { 0 }
     }
 
     fn full(&self, place: Place, asked_bytes: u64) -> NoRoom {
@@ -395,8 +395,8 @@ impl<'a> Draft<'a> {
     }
 
     fn full_whole(&self, whole: Whole, place: Place, asked_bytes: u64) -> NoRoom {
-        let device = if self.ladder.simulated { self.used[0] } else { 0 };
-        let movable = self.movable[1] + if self.ladder.simulated { self.movable[0] } else { 0 };
+        let device = if self.tiers.simulated { self.used[0] } else { 0 };
+        let movable = self.movable[1] + if self.tiers.simulated { self.movable[0] } else { 0 };
         NoRoom {
             place,
             asked_bytes,
@@ -414,9 +414,9 @@ impl<'a> Draft<'a> {
     /// The next object that may go from a level.
     fn next(&self, place: Place) -> Option<(u64, ObjectId, u64)> {
         let at = place as usize;
-        let mut movable = self.ladder.shelves[at].movable.range(self.last[at] + 1..);
+        let mut movable = self.tiers.shelves[at].movable.range(self.last[at] + 1..);
         let (&used, &object) = movable.next()?;
-        Some((used, object, self.ladder.bytes(object)))
+        Some((used, object, self.tiers.bytes(object)))
     }
 
     fn go(&mut self, from: Place, to: Place) -> Result<(), NoRoom> {
@@ -455,7 +455,7 @@ impl<'a> Draft<'a> {
         let whole_stays = self.whole_used() - self.movable[1];
         let level = self.limit(Place::Host).is_none_or(|limit| stays + bytes <= limit / 2);
         // The copy is there before the memory of the device is free.
-        let whole = self.ladder.whole.is_none_or(|whole| whole_stays + bytes <= whole.limit);
+        let whole = self.tiers.whole.is_none_or(|whole| whole_stays + bytes <= whole.limit);
         if !(level && whole) {
             return Ok(false);
         }
@@ -478,13 +478,11 @@ impl<'a> Draft<'a> {
     /// Sends objects to the disk until the process has room for `bytes` more: those of the host
     /// first, then those of a simulated device.
     fn free_whole(&mut self, place: Place, bytes: u64) -> Result<(), NoRoom> {
-        let Some(whole) = self.ladder.whole else { return Ok(()) };
+        let Some(whole) = self.tiers.whole else { return Ok(()) };
         while self.whole_used() + bytes > whole.limit {
             let from = match self.next(Place::Host) {
                 Some(_) => Place::Host,
-                None if self.ladder.simulated && self.next(Place::Device).is_some() => {
-                    Place::Device
-                }
+                None if self.tiers.simulated && self.next(Place::Device).is_some() => Place::Device,
                 None => return Err(self.full_whole(whole, place, bytes)),
             };
             self.go(from, Place::Disk)?;
@@ -502,55 +500,55 @@ mod tests {
         ObjectId::new(1, number)
     }
 
-    fn add(ladder: &mut Ladder, object: u64, bytes: u64, place: Place) -> Result<(), NoRoom> {
-        for step in ladder.room(place, bytes)? {
-            ladder.moved(step.object, step.to);
+    fn add(tiers: &mut Tiers, object: u64, bytes: u64, place: Place) -> Result<(), NoRoom> {
+        for step in tiers.room(place, bytes)? {
+            tiers.moved(step.object, step.to);
         }
-        ladder.insert(id(object), bytes, place);
+        tiers.insert(id(object), bytes, place);
         Ok(())
     }
 
     #[test]
     fn the_least_recently_used_goes_first_and_pinned_ones_stay() {
-        let mut ladder = Ladder::new(Some(30), None, None);
+        let mut tiers = Tiers::new(Some(30), None, None);
         for object in 0..3 {
-            add(&mut ladder, object, 10, Place::Device).expect("fits");
+            add(&mut tiers, object, 10, Place::Device).expect("fits");
         }
-        ladder.pin(id(0));
-        ladder.pin(id(1));
-        ladder.unpin(id(1));
-        let moves = ladder.room(Place::Device, 10).expect("one may go");
+        tiers.pin(id(0));
+        tiers.pin(id(1));
+        tiers.unpin(id(1));
+        let moves = tiers.room(Place::Device, 10).expect("one may go");
         let gone = Move { object: id(2), from: Place::Device, to: Place::Host };
         assert_eq!(moves, [gone]);
-        let error = ladder.room(Place::Device, 25).expect_err("one is pinned");
+        let error = tiers.room(Place::Device, 25).expect_err("one is pinned");
         assert_eq!((error.place, error.pinned_bytes), (Place::Device, 10));
     }
 
     #[test]
     fn what_goes_to_a_full_host_pushes_others_to_the_disk_before_it() {
-        let mut ladder = Ladder::new(Some(10), Some(20), None);
-        add(&mut ladder, 0, 10, Place::Device).expect("fits");
-        add(&mut ladder, 1, 10, Place::Device).expect("fits after a move");
-        add(&mut ladder, 2, 10, Place::Device).expect("fits after a move");
-        let moves = ladder.room(Place::Device, 10).expect("fits after two moves");
+        let mut tiers = Tiers::new(Some(10), Some(20), None);
+        add(&mut tiers, 0, 10, Place::Device).expect("fits");
+        add(&mut tiers, 1, 10, Place::Device).expect("fits after a move");
+        add(&mut tiers, 2, 10, Place::Device).expect("fits after a move");
+        let moves = tiers.room(Place::Device, 10).expect("fits after two moves");
         let places: Vec<(ObjectId, Place)> = moves.iter().map(|m| (m.object, m.to)).collect();
         assert_eq!(places, [(id(0), Place::Disk), (id(2), Place::Host)]);
     }
 
     #[test]
     fn memory_of_a_simulated_device_counts_as_host_memory_and_goes_to_the_disk() {
-        let mut ladder = Ladder::new(Some(100), None, None).simulated(true);
+        let mut tiers = Tiers::new(Some(100), None, None).simulated(true);
         let whole = Whole { limit: 30, memory_limit: 50, other: 10 };
-        ladder.surround(Outside::default(), Some(whole));
+        tiers.surround(Outside::default(), Some(whole));
         for object in 0..5 {
-            add(&mut ladder, object, 10, Place::Device).expect("the disk has room");
+            add(&mut tiers, object, 10, Place::Device).expect("the disk has room");
         }
-        let counters = ladder.counters();
+        let counters = tiers.counters();
         assert_eq!((counters.device.bytes, counters.disk.bytes), (30, 20));
-        ladder.surround(Outside { device: 0, host: 15 }, Some(whole));
-        let (moves, rest) = ladder.balance();
+        tiers.surround(Outside { device: 0, host: 15 }, Some(whole));
+        let (moves, rest) = tiers.balance();
         assert_eq!((moves.len(), rest), (2, None), "what else is used pushes objects out");
-        let error = ladder.room(Place::Device, 20).expect_err("too much beside it");
+        let error = tiers.room(Place::Device, 20).expect_err("too much beside it");
         assert_eq!(error.process.map(|process| process.memory_limit_bytes), Some(50));
     }
 
@@ -560,47 +558,47 @@ mod tests {
             steps in proptest::collection::vec((0u64..20, 1u64..40, 0u8..5), 1..200),
             simulated: bool,
         ) {
-            let mut ladder = Ladder::new(Some(100), Some(150), Some(300)).simulated(simulated);
+            let mut tiers = Tiers::new(Some(100), Some(150), Some(300)).simulated(simulated);
             let whole = Whole { limit: 170, memory_limit: 200, other: 10 };
-            ladder.surround(Outside::default(), Some(whole));
+            tiers.surround(Outside::default(), Some(whole));
             let mut pins: BTreeMap<u64, u32> = BTreeMap::new();
             for (object, bytes, what) in steps {
                 match what {
                     0 | 1 => {
                         let place = if what == 0 { Place::Device } else { Place::Host };
-                        if ladder.place(id(object)).is_none() {
-                            let _ = add(&mut ladder, object, bytes, place);
+                        if tiers.place(id(object)).is_none() {
+                            let _ = add(&mut tiers, object, bytes, place);
                         }
                     }
                     2 => {
-                        if ladder.place(id(object)).is_some() {
-                            ladder.pin(id(object));
+                        if tiers.place(id(object)).is_some() {
+                            tiers.pin(id(object));
                             *pins.entry(object).or_default() += 1;
                         }
                     }
                     3 => {
                         if let Some(count) = pins.get_mut(&object).filter(|count| **count > 0) {
                             *count -= 1;
-                            ladder.unpin(id(object));
+                            tiers.unpin(id(object));
                         }
                     }
                     _ => {
                         pins.remove(&object);
-                        ladder.remove(id(object));
+                        tiers.remove(id(object));
                     }
                 }
-                let counters = ladder.counters();
+                let counters = tiers.counters();
                 prop_assert!(counters.device.bytes <= 100);
                 prop_assert!(counters.host.bytes <= 150);
                 let device = if simulated { counters.device.bytes } else { 0 };
                 prop_assert!(counters.host.bytes + device <= 170);
                 for at in [Place::Device, Place::Host] {
-                    let shelf = &ladder.shelves[at as usize];
-                    let movable = shelf.movable.values().map(|object| ladder.bytes(*object));
+                    let shelf = &tiers.shelves[at as usize];
+                    let movable = shelf.movable.values().map(|object| tiers.bytes(*object));
                     prop_assert_eq!(movable.sum::<u64>(), shelf.movable_bytes);
                 }
                 prop_assert!(counters.disk.bytes <= 300);
-                let sum: u64 = ladder.entries.values().map(|entry| entry.bytes).sum();
+                let sum: u64 = tiers.entries.values().map(|entry| entry.bytes).sum();
                 let levels = counters.device.bytes + counters.host.bytes + counters.disk.bytes;
                 prop_assert_eq!(sum, levels);
             }

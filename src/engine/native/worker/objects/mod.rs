@@ -1,6 +1,6 @@
 //! A worker's objects: in device memory, in host memory, and in a file.
 //!
-//! [`core::Ladder`] decides who goes down a level when there is no room; [`Store`] moves the bytes.
+//! [`core::Tiers`] decides who goes down a level when there is no room; [`Store`] moves the bytes.
 //! Memory is spoken for before it is used ([`ledger`]), and what the process takes beside its data
 //! is measured and left free ([`budget`]).
 //!

@@ -1,4 +1,4 @@
-//! Holds a worker's objects, and moves them between the levels as the ladder decides.
+//! Holds a worker's objects, and moves them between the levels as [`Tiers`] decides.
 //!
 //! *Invariant:* nothing is read, written, copied or waited for while the lock is held: what moves
 //! is held in its place meanwhile, and the move is given up if the object was used or removed
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::budget::Budget;
-use super::core::{Ladder, Move, Place};
+use super::core::{Move, Place, Tiers};
 use super::error::StoreError;
 use super::ledger::{Busy, For, Ledger, Party, reserved};
 use super::spill::{Extent, Spill};
@@ -41,7 +41,7 @@ enum Content {
 }
 
 struct Inner {
-    ladder: Ladder,
+    tiers: Tiers,
     contents: HashMap<ObjectId, Content>,
     /// Objects that are being read from the file.
     rising: HashSet<ObjectId>,
@@ -81,7 +81,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.store.lock().ladder.unpin(self.object);
+        self.store.lock().tiers.unpin(self.object);
         self.store.ledger.touch();
     }
 }
@@ -122,7 +122,7 @@ impl Store {
         let device_limit =
             settings.device_limit.filter(|limit| all.is_some_and(|all| *limit < all));
         let simulated = device.as_ref().is_some_and(Device::is_simulated);
-        let ladder = Ladder::new(device_limit.or(all), settings.host_limit, settings.disk_limit)
+        let tiers = Tiers::new(device_limit.or(all), settings.host_limit, settings.disk_limit)
             .simulated(simulated);
         let budget = settings.memory_limit.map(|limit| {
             let resident = process::resident_bytes(std::process::id()).unwrap_or(0);
@@ -132,7 +132,7 @@ impl Store {
         });
         let (contents, rising) = (HashMap::new(), HashSet::new());
         Self {
-            inner: Mutex::new(Inner { ladder, contents, rising, budget }),
+            inner: Mutex::new(Inner { tiers, contents, rising, budget }),
             ledger: Arc::default(),
             spill: Spill::new(&settings.directory),
             device,
@@ -151,7 +151,7 @@ impl Store {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        self.lock().ladder.counters()
+        self.lock().tiers.counters()
     }
 
     pub(crate) fn contains(&self, object: ObjectId) -> bool {
@@ -192,7 +192,7 @@ impl Store {
         let buffer = Arc::new(buffer);
         self.offer(object, &buffer);
         keep(&buffer);
-        inner.ladder.insert(object, bytes, place);
+        inner.tiers.insert(object, bytes, place);
         let before = inner.contents.insert(object, Content::Memory(buffer));
         drop(inner);
         drop(before);
@@ -205,7 +205,7 @@ impl Store {
 
     pub(crate) fn remove(&self, object: ObjectId) {
         let mut inner = self.lock();
-        inner.ladder.remove(object);
+        inner.tiers.remove(object);
         let content = inner.contents.remove(&object);
         if let Some(Content::Memory(buffer)) = &content {
             self.withdraw(object);
@@ -256,13 +256,13 @@ impl Store {
         let mut inner = self.lock();
         let Some(Content::Memory(buffer)) = inner.contents.get(&object) else { return None };
         let buffer = Arc::clone(buffer);
-        inner.ladder.pin(object);
+        inner.tiers.pin(object);
         Some(Pinned { store: Arc::clone(self), object, buffer })
     }
 
     /// Reads an object from the file into memory: of its home level, or of the host.
     fn rise(&self, party: &Party, object: ObjectId, extent: &Extent) -> Result<(), StoreError> {
-        let home = self.lock().ladder.place(object).map(|(_, home)| home);
+        let home = self.lock().tiers.place(object).map(|(_, home)| home);
         let device = self.device.as_ref().filter(|_| home == Some(Place::Device));
         let mut buffer = self.somewhere(party, device, extent.len())?;
         extent.read(object, |at, bytes| {
@@ -274,7 +274,7 @@ impl Store {
             Some(Content::Disk(there)) if std::ptr::eq(&**there, extent) => {}
             _ => return Ok(()),
         }
-        inner.ladder.moved(object, place_of(&buffer));
+        inner.tiers.moved(object, place_of(&buffer));
         let buffer = Arc::new(buffer);
         keep(&buffer);
         self.offer(object, &buffer);
@@ -308,7 +308,7 @@ impl Store {
         for step in moves {
             if let Some(Content::Memory(buffer)) = inner.contents.get(&step.object) {
                 sources.push((step, Arc::clone(buffer)));
-                inner.ladder.hold(step.object);
+                inner.tiers.hold(step.object);
             }
         }
         let _busy = self.ledger.busy();
@@ -342,12 +342,12 @@ impl Store {
     /// Lets the copy take the object's place, unless it is used, or there is no room any more.
     fn land(&self, step: Move, buffer: Arc<Buffer>, copy: Option<Content>) {
         let mut inner = self.lock();
-        inner.ladder.unpin(step.object);
+        inner.tiers.unpin(step.object);
         let is_same = match inner.contents.get(&step.object) {
             Some(Content::Memory(now)) => Arc::ptr_eq(now, &buffer),
             _ => false,
         };
-        let may_go = is_same && inner.ladder.may_go(step.object, step.to);
+        let may_go = is_same && inner.tiers.may_go(step.object, step.to);
         let mut before = None;
         if may_go && let Some(copy) = copy {
             match &copy {
@@ -359,7 +359,7 @@ impl Store {
             }
             release(&buffer);
             before = inner.contents.insert(step.object, copy);
-            inner.ladder.moved(step.object, step.to);
+            inner.tiers.moved(step.object, step.to);
         }
         drop(inner);
         drop(before);

@@ -98,7 +98,7 @@ impl Store {
             let mut inner = self.lock();
             let seen = self.ledger.version();
             self.surround(&mut inner, true);
-            let moves = inner.ladder.shed_device(lacking)?;
+            let moves = inner.tiers.shed_device(lacking)?;
             if !moves.is_empty() {
                 self.make(inner, moves)?;
                 continue;
@@ -128,12 +128,12 @@ impl Store {
             let mut inner = self.lock();
             let seen = self.ledger.version();
             self.surround(&mut inner, false);
-            inner.ladder.may_fit(place, bytes)?;
-            let full = match inner.ladder.room(place, bytes) {
+            inner.tiers.may_fit(place, bytes)?;
+            let full = match inner.tiers.room(place, bytes) {
                 Ok(moves) if moves.is_empty() => {
                     // What is about to be free need not be moved away, but is not free yet.
                     self.surround(&mut inner, true);
-                    match inner.ladder.fits(place, bytes) {
+                    match inner.tiers.fits(place, bytes) {
                         Ok(()) => return Ok(self.ledger.reserve(For::Party(party), place, bytes)),
                         Err(full) => full,
                     }
@@ -162,10 +162,10 @@ impl Store {
     pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
         let mut inner = self.lock();
         self.surround(&mut inner, true);
-        inner.ladder.lack(place, bytes)
+        inner.tiers.lack(place, bytes)
     }
 
-    /// Tells the ladder what is used beside its objects, with what is about to be free or without.
+    /// Tells [`Tiers`] what is used beside its objects, with what is about to be free or without.
     fn surround(&self, inner: &mut Inner, with_pending: bool) {
         self.look(inner);
         let mut outside = self.ledger.outside();
@@ -174,7 +174,7 @@ impl Store {
             outside = Outside { device: outside.device + device, host: outside.host + host };
         }
         let whole = inner.budget.as_ref().map(|watched| watched.budget.whole());
-        inner.ladder.surround(outside, whole);
+        inner.tiers.surround(outside, whole);
     }
 
     /// Bytes of this process's memory that are charged.
@@ -244,7 +244,7 @@ impl Store {
         loop {
             let mut inner = self.lock();
             self.surround(&mut inner, false);
-            let (moves, rest) = inner.ladder.balance();
+            let (moves, rest) = inner.tiers.balance();
             if moves.is_empty() {
                 let full = rest.filter(|full| full.place == Place::Disk);
                 return full.map_or(Ok(()), |full| Err(full.into()));
