@@ -14,7 +14,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::objects::{Lent, Store, StoreError};
-use super::runner::Happened;
+use super::runner::WorkerEvent;
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::text::in_full;
@@ -41,7 +41,7 @@ pub(super) fn serve(
     path: &Path,
     secret: Secret,
     store: Arc<Store>,
-    events: mpsc::UnboundedSender<Happened>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
 ) -> Result<(), Error> {
     let listener = connection::listen(path)?;
     tokio::spawn(accept(listener, secret, store, events));
@@ -52,7 +52,7 @@ async fn accept(
     listener: UnixListener,
     secret: Secret,
     store: Arc<Store>,
-    events: mpsc::UnboundedSender<Happened>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     while let Ok(permit) = Arc::clone(&places).acquire_owned().await {
@@ -80,7 +80,7 @@ async fn accept(
 async fn converse(
     mut stream: UnixStream,
     store: Arc<Store>,
-    events: mpsc::UnboundedSender<Happened>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
 ) -> Result<(), ConversationError> {
     loop {
         match connection::receive(&mut stream, FRAME_LIMIT).await? {
@@ -100,7 +100,7 @@ async fn converse(
             Bulk::Put { object, bytes } if bytes <= OBJECT_LIMIT => {
                 match take(&mut stream, &store, object, bytes).await? {
                     Ok(bytes) => {
-                        let _ = events.send(Happened::Report(Report::Stored { object, bytes }));
+                        let _ = events.send(WorkerEvent::Report(Report::Stored { object, bytes }));
                         connection::send(&mut stream, &BulkReply::Stored).await?;
                     }
                     Err(error) => refuse(&mut stream, &error).await?,

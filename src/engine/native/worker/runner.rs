@@ -42,7 +42,7 @@ struct Queue {
 }
 
 /// What the event loop hears from threads and fetches.
-pub(super) enum Happened {
+pub(super) enum WorkerEvent {
     /// For the scheduler.
     Report(Report),
     /// A fetch has ended.
@@ -53,7 +53,7 @@ pub(super) enum Happened {
 pub(super) struct Runner {
     shared: Arc<WorkerContext>,
     queue: Arc<Queue>,
-    events: mpsc::UnboundedSender<Happened>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
     /// Tasks that wait for this many fetches.
     waiting: HashMap<ObjectId, (Job, usize)>,
     /// Objects on their way, from whom, and who waits for them.
@@ -65,8 +65,10 @@ impl Runner {
     pub(super) fn start(
         shared: WorkerContext,
         threads: u32,
-    ) -> Result<(Self, mpsc::UnboundedSender<Happened>, mpsc::UnboundedReceiver<Happened>), Error>
-    {
+    ) -> Result<
+        (Self, mpsc::UnboundedSender<WorkerEvent>, mpsc::UnboundedReceiver<WorkerEvent>),
+        Error,
+    > {
         let (events, happened) = mpsc::unbounded_channel();
         let (shared, queue) = (Arc::new(shared), Arc::new(Queue::default()));
         for at in 0..threads.max(1) {
@@ -152,7 +154,7 @@ impl Runner {
 
     fn report(&self, report: Report) {
         // The event loop is only gone when the process ends.
-        let _ = self.events.send(Happened::Report(report));
+        let _ = self.events.send(WorkerEvent::Report(report));
     }
 
     fn forget_waits(&mut self, task: ObjectId) {
@@ -185,7 +187,7 @@ impl Runner {
         let (shared, events) = (Arc::clone(&self.shared), self.events.clone());
         tokio::spawn(async move {
             let fetched = fetch::fetch(&shared, object, source, bytes).await;
-            let _ = events.send(Happened::Fetched(fetched));
+            let _ = events.send(WorkerEvent::Fetched(fetched));
         });
     }
 
@@ -238,7 +240,7 @@ fn micros(took: Duration) -> u64 {
 }
 
 /// What each thread does.
-fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Happened>) {
+fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<WorkerEvent>) {
     if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
         tracing::error!(%error, "a thread for tasks cannot use the device");
     }
@@ -252,7 +254,7 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Ha
         };
         drop(jobs);
         let report = when_there_is_room(shared, job);
-        if events.send(Happened::Report(report)).is_err() {
+        if events.send(WorkerEvent::Report(report)).is_err() {
             return;
         }
     }

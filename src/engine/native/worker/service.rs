@@ -15,7 +15,7 @@ use super::bulk;
 use super::context::{SimulatedLink, WorkerContext};
 use super::objects::{self, Store};
 use super::registry::Registry;
-use super::runner::{Happened, Runner};
+use super::runner::{Runner, WorkerEvent};
 use crate::cuda::{Device, spare};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
@@ -189,16 +189,16 @@ impl Drop for Joined {
 
 /// What has happened so far, for the scheduler.
 fn gather(
-    first: Happened,
-    more: &mut mpsc::UnboundedReceiver<Happened>,
+    first: WorkerEvent,
+    more: &mut mpsc::UnboundedReceiver<WorkerEvent>,
     runner: &mut Runner,
 ) -> Vec<TaskReport> {
     let mut reports = Vec::new();
     let mut next = Some(first);
     while let Some(happened) = next {
         match happened {
-            Happened::Report(report) => reports.push(report),
-            Happened::Fetched(fetched) => reports.extend(runner.fetched(fetched)),
+            WorkerEvent::Report(report) => reports.push(report),
+            WorkerEvent::Fetched(fetched) => reports.extend(runner.fetched(fetched)),
         }
         if reports.len() >= REPORTS {
             break;
@@ -221,7 +221,7 @@ impl Bench<'_> {
         self,
         registry: Registry,
         me: Member,
-    ) -> Result<(Runner, mpsc::UnboundedReceiver<Happened>, TaskReport), Error> {
+    ) -> Result<(Runner, mpsc::UnboundedReceiver<WorkerEvent>, TaskReport), Error> {
         let options = &self.contract.plan.engine_options;
         let directory = options.get("local_directory").and_then(|path| path.as_str());
         let settings = objects::Settings {
