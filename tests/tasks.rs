@@ -111,6 +111,27 @@ fn a_cancelled_task_and_its_dependents_do_not_run() {
 }
 
 #[test]
+fn a_value_of_another_type_is_an_error_and_no_other_value() {
+    let (mut cluster, client) = cluster(1);
+    // `sleep` takes a number; four characters are no four microseconds.
+    let text = client.submit("sleep", &"text", &[]).expect("submitted");
+    let why = text.wait().expect_err("a text is no number").to_string();
+    assert!(why.contains("the value is no u64"), "{why}");
+    let one = client.put(&[1]).expect("put");
+    let two = client.submit("sum", &(), &[&one, &one]).expect("submitted");
+    let why = two.value::<String>().expect_err("a number is no text").to_string();
+    assert!(why.contains("the value is no alloc::string::String"), "{why}");
+    assert_eq!(two.value::<u64>().expect("that is what it is"), 2);
+    let more = client.put(&[1, 2]).expect("put");
+    let why = more.value::<u64>().expect_err("two numbers are no number").to_string();
+    assert!(why.contains("1 byte"), "{why}");
+    let sum = client.submit("sum", &(), &[&more]).expect("submitted");
+    assert!(sum.wait().is_err(), "a function takes what is left over for nothing");
+    client.submit("noop", &(), &[]).expect("submitted").value::<()>().expect("nothing");
+    cluster.stop();
+}
+
+#[test]
 fn results_come_as_they_are_completed() {
     let (mut cluster, client) = cluster(2);
     let slow = client.submit("sleep", &2_000_000u64, &[]).expect("submitted");

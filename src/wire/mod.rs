@@ -40,3 +40,4 @@ pub mod peer;
 pub mod secret;
 pub mod status;
 pub mod tasks;
+pub mod value;

@@ -9,6 +9,7 @@ use crate::os::run_directory::SecretFileError;
 use crate::wire::frame::FrameError;
 use crate::wire::greeting::VERSION;
 use crate::wire::tasks::TaskError;
+use crate::wire::value::ValueError;
 
 /// Why a client cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]
@@ -44,9 +45,9 @@ pub enum ClientError {
     /// A message cannot be written or read.
     #[error("a message is not what it should be")]
     Frame(#[from] FrameError),
-    /// Arguments or a value have no bytes, or others than expected.
-    #[error("the value has another type")]
-    Value(#[from] postcard::Error),
+    /// Arguments cannot be written, or a value is of another type.
+    #[error(transparent)]
+    Value(#[from] ValueError),
     /// The scheduler ended.
     #[error("the scheduler is gone")]
     Gone,

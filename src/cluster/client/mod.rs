@@ -24,6 +24,7 @@ use self::session::{Session, Status};
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
 };
+use crate::wire::value::{self, ValueError};
 
 /// Further tries to give an object to a worker that may have died.
 const PUT_TRIES: u32 = 20;
@@ -209,7 +210,7 @@ impl Client {
 pub struct Task<'a> {
     client: &'a Client,
     function: String,
-    arguments: Result<Vec<u8>, postcard::Error>,
+    arguments: Result<Vec<u8>, ValueError>,
     inputs: Vec<ObjectId>,
     outputs: u32,
     wishes: Wishes,
@@ -218,7 +219,7 @@ pub struct Task<'a> {
 impl Task<'_> {
     /// What the function is told.
     pub fn arguments(mut self, arguments: &impl Serialize) -> Self {
-        self.arguments = postcard::to_stdvec(arguments);
+        self.arguments = value::encode(arguments);
         self
     }
 
@@ -352,7 +353,7 @@ impl Remote {
     /// # Errors
     /// Why it will never be there, or that it is something else.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
-        Ok(postcard::from_bytes(&self.bytes()?)?)
+        Ok(value::decode(&self.bytes()?)?)
     }
 
     /// Lets its task, and what depends on it, not run after all.

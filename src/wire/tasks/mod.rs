@@ -96,7 +96,7 @@ pub struct TaskSpec {
     pub outputs: u32,
     /// The function's registered name.
     pub function: String,
-    /// A postcard value that the function knows how to read.
+    /// A value ([`super::value`]) that the function knows how to read.
     pub arguments: Vec<u8>,
     /// The objects that it needs.
     pub inputs: Vec<ObjectId>,

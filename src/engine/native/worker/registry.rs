@@ -14,6 +14,7 @@ use super::objects::{Party, Pinned, Store};
 use crate::cuda::Device;
 use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
+use crate::wire::value;
 
 /// Why a function did not succeed; its text reaches the client.
 pub type FunctionError = Box<dyn std::error::Error + Send + Sync>;
@@ -80,9 +81,9 @@ impl Context<'_> {
     /// The arguments that the client gave.
     ///
     /// # Errors
-    /// If they are of another type.
+    /// If they are of another type; a number may be read as a wider one.
     pub fn arguments<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
-        Ok(postcard::from_bytes(self.arguments)?)
+        Ok(value::decode(self.arguments)?)
     }
 
     /// The worker's device, if it has one.
@@ -179,7 +180,7 @@ impl Input {
     /// # Errors
     /// If it is something else.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
-        Ok(postcard::from_bytes(&self.bytes()?)?)
+        Ok(value::decode(&self.bytes()?)?)
     }
 }
 
@@ -193,13 +194,14 @@ impl Outputs {
     /// # Errors
     /// If the value has no bytes.
     pub fn value(value: &impl Serialize) -> Result<Self, FunctionError> {
-        Ok(postcard::to_stdvec(value)?.into())
+        Ok(value::encode(value)?.into())
     }
 }
 
 impl From<()> for Outputs {
     fn from((): ()) -> Self {
-        Vec::<u8>::new().into()
+        // The nothing of `value::encode(&())`.
+        vec![0xc0].into()
     }
 }
 

@@ -1,0 +1,137 @@
+//! Values that clients and functions give each other: arguments and results.
+//!
+//! They are MessagePack, in which every value says what it is and every struct names its fields. In
+//! postcard, which the messages themselves are written in, a text can be read as a number.
+//!
+//! *Invariant:* bytes are read as a value of the type that was written, or not at all; but a number
+//! may become a wider one, and a tuple a struct with as many fields.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Why a value cannot be written or read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// It has no bytes.
+    #[error("a value cannot be written: {reason}")]
+    Unwritable {
+        /// What its type says.
+        reason: String,
+    },
+    /// The bytes are a value of another type, or none.
+    #[error("the value is no {expected}: {reason}")]
+    Type {
+        /// The type that was asked for.
+        expected: &'static str,
+        /// What there is instead.
+        reason: String,
+    },
+    /// The bytes begin with such a value, and go on.
+    #[error("after a {expected} there {} left over", bytes_are(*bytes))]
+    LeftOver {
+        /// The type that was asked for.
+        expected: &'static str,
+        /// How many.
+        bytes: usize,
+    },
+}
+
+fn bytes_are(count: usize) -> String {
+    if count == 1 { "is 1 byte".to_owned() } else { format!("are {count} bytes") }
+}
+
+/// The bytes of a value.
+///
+/// # Errors
+/// If its type refuses to be written.
+pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> {
+    rmp_serde::to_vec_named(value)
+        .map_err(|error| ValueError::Unwritable { reason: error.to_string() })
+}
+
+/// Reads a value.
+///
+/// # Errors
+/// If the bytes are something else, or more.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
+    let expected = std::any::type_name::<T>();
+    let mut rest = bytes;
+    let value = rmp_serde::from_read(&mut rest)
+        .map_err(|error| ValueError::Type { expected, reason: error.to_string() })?;
+    match rest.len() {
+        0 => Ok(value),
+        bytes => Err(ValueError::LeftOver { expected, bytes }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde::Deserialize;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    enum Shape {
+        Point,
+        Circle(f64),
+        Box { width: u32, height: u32 },
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Span {
+        first: u64,
+        last: u64,
+    }
+
+    #[test]
+    fn a_value_is_not_read_as_one_of_another_type() {
+        let text = encode("text").expect("bytes");
+        assert!(matches!(decode::<u64>(&text), Err(ValueError::Type { .. })));
+        assert!(decode::<String>(&encode(&4u64).expect("bytes")).is_err());
+        assert!(decode::<u64>(&encode(&-1i32).expect("bytes")).is_err());
+        assert!(decode::<bool>(&encode(&1u8).expect("bytes")).is_err());
+        assert!(decode::<(u64, u64)>(&encode(&(1u64, 2u64, 3u64)).expect("bytes")).is_err());
+        let span = encode(&Span { first: 1, last: 2 }).expect("bytes");
+        assert!(decode::<(u64, u64)>(&span).is_err());
+        assert!(decode::<Shape>(&span).is_err());
+        assert!(decode::<u64>(&[]).is_err());
+    }
+
+    #[test]
+    fn a_number_may_become_a_wider_one_only() {
+        assert_eq!(decode::<u64>(&encode(&7u8).expect("bytes")), Ok(7));
+        assert!(decode::<u8>(&encode(&300u64).expect("bytes")).is_err());
+    }
+
+    #[test]
+    fn what_is_left_over_is_an_error() {
+        let mut bytes = encode(&7u64).expect("bytes");
+        bytes.extend([1, 2]);
+        let left = decode::<u64>(&bytes);
+        assert_eq!(left, Err(ValueError::LeftOver { expected: "u64", bytes: 2 }));
+    }
+
+    fn shapes() -> impl Strategy<Value = Shape> {
+        prop_oneof![
+            Just(Shape::Point),
+            (-1e9..1e9).prop_map(Shape::Circle),
+            any::<(u32, u32)>().prop_map(|(width, height)| Shape::Box { width, height }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_survives_its_bytes(
+            numbers: Vec<u64>, text: Option<String>, shape in shapes(), small: i8, real: f32,
+        ) {
+            let value = (numbers, text, shape, small, (), real.to_bits(), vec![f64::from(small); 3]);
+            let bytes = encode(&value).expect("bytes");
+            prop_assert_eq!(decode(&bytes), Ok(value));
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<(u64, String, Vec<Shape>, Option<Span>)>(&bytes);
+        }
+    }
+}
