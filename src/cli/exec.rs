@@ -1,6 +1,7 @@
 //! `exec`: binds this one process as the worker of its local rank, and becomes a program.
 
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 
 use clap::Args;
 
@@ -9,7 +10,7 @@ use super::flags::{Asked, whole};
 use super::{output, up};
 use crate::engine::command;
 use crate::os::argument::encoded;
-use crate::os::execute;
+use crate::os::binding;
 use crate::spec::EngineKind;
 
 /// Arguments of `exec`.
@@ -50,7 +51,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         );
         Failure::new(Exit::Usage, error).hint("cuda-cluster plan shows them")
     })?;
-    let bound = execute::bind(&worker.binding);
+    let bound = binding::apply(&worker.binding);
     if !bound.notes.is_empty() && prepared.plan.requirements.strict {
         let error = anyhow::anyhow!("under --strict: {}", bound.notes.join("; "));
         return Err(Failure::new(Exit::Failed, error));
@@ -64,7 +65,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let mut env = worker.env.clone();
     let told = |name: &str| std::env::var(name).ok();
     env.extend(command::told_by_launcher(rank, source == GIVEN, told));
-    let error = execute::execute(program, rest, &env);
+    // Returns only if the program cannot be executed.
+    let error = std::process::Command::new(program).args(rest).envs(&env).exec();
     let exit = match error.kind() {
         std::io::ErrorKind::NotFound => Exit::Program(127),
         _ => Exit::Program(126),

@@ -14,12 +14,12 @@ use clap::{Args, ValueEnum};
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
 use super::flags::spoken::Keys;
-use super::{output, source, text};
+use super::{input, output, source};
 use crate::plan::{self, CallerEnvironment, Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
 use crate::spec::Request;
 use crate::topology::Topology;
 use crate::units::HumanBytes;
-use crate::{cluster, probe};
+use crate::{cluster, probe, text};
 
 /// Arguments of `plan`.
 #[derive(Args, Debug)]
@@ -99,13 +99,13 @@ const PLAN_LIMIT: usize = 64 << 20;
 
 /// Reads a plan from a file, or `-`. JSON is YAML too.
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
-    let text = text::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
+    let text = input::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
     let wrong = |error: anyhow::Error, hint| {
-        let error = error.context(format!("cannot use plan {}", text::shown(path)));
+        let error = error.context(format!("cannot use plan {}", input::shown(path)));
         Failure::new(Exit::Usage, error).hint(hint)
     };
     let made = "'cuda-cluster plan -o yaml > FILE' writes a plan";
-    let plan: Plan = crate::text::read(&text, crate::text::Form::Yaml, PLAN_LIMIT)
+    let plan: Plan = text::read(&text, text::Form::Yaml, PLAN_LIMIT)
         .map_err(|error| wrong(error.into(), made))?;
     if plan.version == crate::plan::VERSION {
         return Ok(plan);

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::failure::{Exit, Failure};
-use super::text::{self, TextError};
+use super::input::{self, InputError};
 use crate::probe::{self, Options, ProbeError, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
 
@@ -31,12 +31,12 @@ pub(crate) fn load(src: &str) -> Result<Topology, Failure> {
         return parse(src, text);
     }
     let path = Path::new(src);
-    let text = text::read(path, SIZE_LIMIT).map_err(|error| {
-        let absent = matches!(error, TextError::Absent);
+    let text = input::read(path, SIZE_LIMIT).map_err(|error| {
+        let absent = matches!(error, InputError::Absent);
         let failure = error.failure("topology", path);
         if absent { failure.hint(nearest(src)) } else { failure }
     })?;
-    parse(&text::shown(path), &text)
+    parse(&input::shown(path), &text)
 }
 
 fn parse(src: &str, text: &str) -> Result<Topology, Failure> {

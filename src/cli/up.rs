@@ -14,7 +14,7 @@ use super::service_manager::ServiceManager;
 use super::signals::Signals;
 use super::{output, plan, reach, screen, source, verify, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
-use crate::os::{rest, session};
+use crate::os::{memory, process};
 use crate::plan::{EngineKind, Origin, Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome};
@@ -110,7 +110,7 @@ async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure>
     let began = Instant::now();
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
-    let program = session::own_program();
+    let program = process::own_program();
     let attended = lifetime == Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended, output: None };
     let (mut supervisor, _) = Detached::spawn(prepared, start).await.map_err(refused)?;
@@ -159,7 +159,7 @@ async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure>
                 }
                 output::status("Ctrl-C takes it down.");
                 manager = ServiceManager::stand_by(&state);
-                rest::give_back_memory();
+                memory::give_back_memory();
             }
             Some(Report::Event(record)) => {
                 if let Some(line) = workers::remark(&record).filter(|_| ready) {

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use super::{Prepared, UpError, start};
 use crate::os::exhausted::Exhausted;
-use crate::os::{event_loop, rest, session};
+use crate::os::{event_loop, memory, process};
 use crate::supervise::{
     ClusterState, Escalation, Outcome, OutputPipe, Record, Stopper, Supervisor,
 };
@@ -241,7 +241,7 @@ impl Detached {
 
 /// Does the subcommand's work: becomes the supervisor of the plan on standard input.
 pub fn main() -> ExitCode {
-    session::become_session_leader();
+    process::become_session_leader();
     let worked = match event_loop::new() {
         Ok(runtime) => runtime.block_on(work()),
         Err(error) => Err(refusal(UpError::Runtime(error))),
@@ -294,11 +294,11 @@ async fn work() -> Result<ExitCode, Report> {
         }
         None => None,
     };
-    let supervisor = start(&prepared, &session::own_program(), output).await.map_err(refusal)?;
+    let supervisor = start(&prepared, &process::own_program(), output).await.map_err(refusal)?;
     let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
     let reports = Reports::begin(reports, attended, &supervisor);
     // From here on nobody writes to the three but the reports' task, and the guardian.
-    let _ = session::let_go_of_output();
+    let _ = process::let_go_of_output();
     let to_be_verified = prepared.to_be_verified;
     drop(prepared);
     let mut starter = Starter { words: Some(stdin.lines()), lifetime, to_be_verified };
@@ -313,7 +313,7 @@ async fn work() -> Result<ExitCode, Report> {
             Ok(()) = state.changed() => {
                 let now = state.borrow_and_update().ready_after_ms.is_some();
                 if now && !std::mem::replace(&mut ready, now) {
-                    rest::give_back_memory();
+                    memory::give_back_memory();
                 }
             }
         }

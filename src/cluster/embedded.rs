@@ -7,8 +7,8 @@ use super::{
     Report, Start, UpError,
 };
 use crate::ids::ClusterName;
+use crate::os::process;
 use crate::os::run_directory::Paths;
-use crate::os::session;
 use crate::plan::Plan;
 use crate::spec::{ClusterSpec, Request, SpecError};
 use crate::supervise::{Cause, ClusterState, Outcome, Record};
@@ -114,19 +114,29 @@ impl Builder {
         self
     }
 
+    /// What [`Builder::launch`] would run here and now: looks at this machine, and decides.
+    ///
+    /// # Errors
+    /// If the spec is wrong, this machine cannot be looked at, or it has not what is asked for.
+    pub fn plan(&self) -> Result<Plan, LaunchFailure> {
+        Ok(self.prepared()?.plan)
+    }
+
+    fn prepared(&self) -> Result<Prepared, LaunchFailure> {
+        let mut spec = self.spec.clone();
+        spec.name.get_or_insert_with(own_name);
+        spec.resolve_tls(&std::env::current_dir().unwrap_or_default());
+        Ok(super::prepare(&Request::of(spec)?, self.machine.as_ref())?)
+    }
+
     /// Brings the cluster up under a supervisor process that ends it when this process does.
     ///
     /// # Errors
     /// If the spec is wrong, nothing can be planned, or not everything became READY; then nothing
     /// of it is left.
     pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
-        self.spec.name.get_or_insert_with(own_name);
-        let program = self.program.take().unwrap_or_else(session::own_program);
-        let mut spec = self.spec;
-        spec.resolve_tls(&std::env::current_dir().unwrap_or_default());
-        let request = Request::of(spec)?;
-        let prepared = super::prepare(&request, self.machine.as_ref())?;
-        bring_up(prepared, &program).await
+        let program = self.program.take().unwrap_or_else(process::own_program);
+        bring_up(self.prepared()?, &program).await
     }
 
     /// As [`Builder::launch`], for a program without an event loop.

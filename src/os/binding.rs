@@ -22,17 +22,18 @@ const MPOL_PREFERRED_MANY: libc::c_int = 5;
 
 /// CPUs and memory nodes in force, and what differs from what was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct InForce {
+pub struct InForce {
     /// CPUs that this thread may run on.
-    pub(super) cpus: CpuSet,
+    pub cpus: CpuSet,
     /// Nodes of the memory policy; empty for the default policy.
-    pub(super) mems: NodeSet,
+    pub mems: NodeSet,
     /// What could not be applied, a sentence each.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
-/// Applies a binding to this thread, which must be the only one, and reads it back.
-pub(super) fn apply(binding: &Binding) -> InForce {
+/// Applies a binding to this thread, and so to whatever it executes, and reads it back. Other
+/// threads of this process stay as they are.
+pub fn apply(binding: &Binding) -> InForce {
     let mut notes = Vec::new();
     if let Some(cpus) = &binding.cpus
         && let Err(errno) = set_cpus(cpus)

@@ -1,4 +1,5 @@
-//! What surrounds the caller: variables, network interfaces, the cgroup's memory limit.
+//! What surrounds the caller: variables, network interfaces, the cgroup's memory limit; and what a
+//! plan of another machine is cut down to here.
 //!
 //! Decides nothing; `plan` does with what stands here.
 //!
@@ -13,7 +14,8 @@ use std::path::Path;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use crate::plan::{CallerEnvironment, Interface};
+use crate::plan::{CallerEnvironment, Here, Interface};
+use crate::topology::{PortState, Topology};
 
 /// Beginnings of the names of variables that a plan may depend on.
 const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
@@ -42,8 +44,25 @@ pub fn caller() -> CallerEnvironment {
         interfaces: interfaces(),
         ucx_version: None,
         ucx_libraries: super::libucp::installed(|name| std::env::var_os(name)),
-        memory_policy: super::memory_policy::inherited(),
+        memory_policy: super::own::memory_policy(),
         memory_limit_bytes: memory_limit(),
+    }
+}
+
+/// The part of a live topology, and of this machine's network, that a foreign plan depends on.
+pub fn here(live: &Topology) -> Here {
+    let allowed = live.allowed.clone();
+    let cpus = allowed.as_ref().map(|allowed| allowed.cpus.clone()).or_else(|| live.cpus());
+    let interfaces = interfaces().into_iter().map(|interface| interface.name);
+    let ports = live.nics.iter().flat_map(|nic| {
+        let active = nic.ports.iter().filter(|port| port.state == Some(PortState::Active));
+        active.map(|port| format!("{}:{}", nic.name, port.port))
+    });
+    Here {
+        cpus: cpus.unwrap_or_default(),
+        mems: allowed.map(|allowed| allowed.mems).unwrap_or_default(),
+        net_devices: interfaces.chain(ports).collect(),
+        gpu: !live.gpus.is_empty(),
     }
 }
 

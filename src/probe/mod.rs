@@ -4,18 +4,16 @@
 //!
 //! *Invariant:* the answer states what was read, and notes what was not.
 
-mod allowed;
 mod assemble;
 mod caller;
-mod here;
 mod hwloc;
 mod libucp;
 mod locality;
-mod memory_policy;
 mod nvlink;
 mod nvml;
 mod nvml_library;
 mod occupancy;
+mod own;
 mod sysfs;
 mod xid;
 
@@ -28,8 +26,7 @@ use serde::Serialize;
 use crate::topology::{Allowed, Topology};
 use crate::units::{Span, UnitError};
 
-pub use caller::caller;
-pub use here::here;
+pub use caller::{caller, here};
 pub use libucp::{NoLibucp, check_libucp};
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
@@ -217,7 +214,7 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
 ///
 /// `None` when the kernel did not tell.
 pub fn allowed(options: &Options) -> Option<Allowed> {
-    allowed::of_this_process(&options.procfs)
+    own::allowed(&options.procfs)
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {

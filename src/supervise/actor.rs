@@ -19,14 +19,14 @@ use tokio::task::JoinSet;
 use super::contact::Contact;
 use super::control::Control;
 use super::core::{Action, Core, Event, SeatNumber};
+use super::directory::{InitialFiles, open_journal};
 use super::gpu::GpuWatch;
-use super::heal::{Belongings, open_journal};
 use super::record::What;
 use super::service::{Handle, Options, OutputPipe, StartError, WishError};
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
-    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control, first,
+    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
 };
 use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Key, Report, Start};
@@ -88,7 +88,7 @@ pub(super) struct Actor {
     /// What the control API is given.
     pub(super) handle: Handle,
     pub(super) journal: Option<File>,
-    pub(super) belongings: Belongings,
+    pub(super) initial_files: InitialFiles,
     pub(super) presence: Option<Presence>,
     pub(super) gpus: Option<Arc<dyn GpuWatch>>,
     /// Who held memory of a process's GPU before the process was started.
@@ -100,7 +100,7 @@ pub(super) struct Actor {
     /// Whether nobody is to wait for the guardian.
     pub(super) abandoned: bool,
     /// When to see whether the run directory is still whole.
-    pub(super) heal_at: Option<Instant>,
+    pub(super) restore_at: Option<Instant>,
     pub(super) control: Control,
     /// Whether logs are kept, because of a bad end.
     pub(super) keep: bool,
@@ -117,7 +117,7 @@ impl Actor {
         directory: RunDirectory,
         options: Options,
     ) -> Result<(Self, Handle), StartError> {
-        let token = first::random_token();
+        let token = random_token();
         let mark = format!("{MARK_VARIABLE}={token}");
         let label = format!("{}-{}-{}", launch.name, std::process::id(), &token[..8]);
         let label = options.control_groups.then_some(label.as_str());
@@ -143,8 +143,15 @@ impl Actor {
                 .map_err(|source| StartError::PidFile { path: path.clone(), source })?;
         }
         let began = SystemTime::now();
-        let first = first::state(&launch, &paths, &guardian, began);
-        let core = Core::new(&launch, first.clone(), began, first::seed());
+        let first = ClusterState::initial(
+            &launch,
+            guardian.pid(),
+            guardian.containment(),
+            paths.root(),
+            |process| paths.log(process),
+            began,
+        );
+        let core = Core::new(&launch, first.clone(), began, seed());
         let (wish_sender, wishes) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
@@ -157,7 +164,7 @@ impl Actor {
             launch,
             guardian: Arc::new(guardian),
             journal: open_journal(&paths),
-            belongings: Belongings::of(&paths),
+            initial_files: InitialFiles::of(&paths),
             presence: Presence::watch(paths.root()),
             directory: Some(directory),
             paths,
@@ -174,7 +181,7 @@ impl Actor {
             gpu_others: Arc::default(),
             bundles: JoinSet::new(),
             look_at: None,
-            heal_at: None,
+            restore_at: None,
             abandoned: false,
             control,
             keep: false,
@@ -215,7 +222,7 @@ impl Actor {
     async fn next(&mut self) -> Event {
         loop {
             let deadline = self.core.next_deadline().map(|at| self.began + at);
-            let (look_at, heal_at) = (self.look_at, self.heal_at);
+            let (look_at, restore_at) = (self.look_at, self.restore_at);
             tokio::select! {
                 report = self.guardian.report() => match report {
                     None => return Event::GuardianLost,
@@ -227,10 +234,10 @@ impl Actor {
                 }
                 () = sleep_until(deadline) => return Event::Tick,
                 () = disturbed(self.presence.as_ref()) => {
-                    self.heal_at = Some(Instant::now() + REMOVAL);
+                    self.restore_at = Some(Instant::now() + REMOVAL);
                 }
-                () = sleep_until(heal_at) => {
-                    if let Some(event) = self.heal() { return event }
+                () = sleep_until(restore_at) => {
+                    if let Some(event) = self.restore_directory() { return event }
                 }
                 () = sleep_until(look_at) => {
                     if let Some(event) = self.look_at_memory() { return event }
@@ -427,4 +434,17 @@ pub(super) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let hint =
         Exhausted::behind(error).map_or_else(String::new, |what| format!("; {}", what.hint()));
     text::in_full(error) + &hint
+}
+
+/// A number nobody can guess, in hexadecimal; only its being unlike any other matters here.
+fn random_token() -> String {
+    format!("{:016x}{:016x}", seed(), seed())
+}
+
+fn seed() -> u64 {
+    // Without the system's randomness the clock is unlike enough.
+    getrandom::u64().unwrap_or_else(|_| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        now.as_secs() ^ u64::from(now.subsec_nanos()) << 32
+    })
 }

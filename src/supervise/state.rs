@@ -5,12 +5,13 @@
 //! *Invariant:* the JSON keys of [`ClusterState`] and [`ProcessState`] are relied on by outside
 //! programs; keys are added, never renamed or removed, within one [`VERSION`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use super::gpu::GpuError;
-use super::{Cause, ProcessGpu};
+use super::{Cause, Launch, ProcessGpu, ProcessSpec};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
 use crate::os::binding::{self, Observed};
@@ -61,6 +62,63 @@ pub struct ClusterState {
     /// When it ended, RFC 3339; `None` while it lives, or where nobody saw it end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
+}
+
+impl ClusterState {
+    /// The state of a launch before anything of it is started. `log` names a process's log file.
+    pub(super) fn initial(
+        launch: &Launch,
+        guardian_pid: u32,
+        containment: Containment,
+        run_directory: &Path,
+        log: impl Fn(&str) -> PathBuf,
+        began: SystemTime,
+    ) -> Self {
+        let process = |spec: &ProcessSpec| ProcessState {
+            name: spec.name.clone(),
+            pid: None,
+            state: ProcessPhase::Waiting,
+            not_answering_since: None,
+            address: None,
+            dashboard: None,
+            restarts: 0,
+            deaths_at_work: 0,
+            starts_at: None,
+            gpu: spec.gpu.clone(),
+            cpus: spec.binding.cpus.clone(),
+            mems: spec.binding.mems.clone(),
+            asked: spec.binding.clone(),
+            containment,
+            last_exit: None,
+            step: None,
+            peers: Vec::new(),
+            ucx: None,
+            log: log(&spec.name),
+            timings: Timings::default(),
+            notes: Vec::new(),
+            observed: None,
+            resident_bytes: None,
+        };
+        Self {
+            version: VERSION,
+            name: launch.name.clone(),
+            engine: launch.engine,
+            simulated: launch.simulated,
+            state: ClusterPhase::Starting,
+            supervisor_pid: std::process::id(),
+            guardian_pid: Some(guardian_pid),
+            guardian_not_answering_since: None,
+            started_at: humantime::format_rfc3339_millis(began).to_string(),
+            ready_after_ms: None,
+            run_directory: run_directory.to_owned(),
+            containment,
+            scheduler: launch.scheduler.as_ref().map(process),
+            workers: launch.workers.iter().map(process).collect(),
+            cause: None,
+            notes: launch.notes.clone(),
+            ended_at: None,
+        }
+    }
 }
 
 /// Where a cluster stands.

@@ -9,17 +9,6 @@ use super::actor::{Actor, LAST_WORDS, Wish};
 use super::{Escalation, Outcome};
 
 impl Actor {
-    /// Writes the state down for those who ask when the cluster has ended.
-    pub(super) fn save_state(&self) {
-        let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
-            return;
-        };
-        if let Ok(text) = serde_json::to_vec(&self.core.state()) {
-            // A full disk must not stop the cluster; the records may be there even so.
-            let _ = directory.write_private(&self.paths.state(), &text);
-        }
-    }
-
     /// Lets everything come to its end, and says how it was.
     pub(super) async fn finish(mut self, outcome: Outcome) -> Outcome {
         if self.output.is_none() {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, Id};
 
 use super::failure::{Exit, Failure};
-use super::text;
+use super::input;
 use crate::ids::ClusterName;
 use crate::spec::{
     self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
@@ -494,8 +494,8 @@ impl Asked {
 
 /// Reads a spec from a file, or from standard input for `-`.
 pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
-    let text = text::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
-    spec::parse(&text, &text::shown(path)).map_err(wrong_spec)
+    let text = input::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
+    spec::parse(&text, &input::shown(path)).map_err(wrong_spec)
 }
 
 fn wrong_spec(error: SpecError) -> Failure {

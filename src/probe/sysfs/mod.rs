@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(super) use numa::Node;
 pub(super) use pci::{PciTree, Place, Role};
 
-use super::allowed;
+use super::own;
 use crate::ids::{NumaId, PciAddress};
 use crate::topology::{Allowed, Nic, Note};
 
@@ -48,7 +48,7 @@ pub(super) fn look(sysfs: &Path, procfs: &Path) -> Host {
     let nics = rdma::nics(&root, &pci, &mut notes);
     Host {
         name: first_line(&procfs.join("sys/kernel/hostname")),
-        allowed: allowed::of_this_process(procfs),
+        allowed: own::allowed(procfs),
         nodes: numa::nodes(&root),
         pci,
         nics,

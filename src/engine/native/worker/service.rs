@@ -24,7 +24,7 @@ use crate::engine::native::process::{
     Contract, StatusPipe, log_to_standard_error, random, resources,
 };
 use crate::ids::SCHEDULER;
-use crate::os::rest;
+use crate::os::memory;
 use crate::plan::WorkerPlan;
 use crate::text::in_full;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
@@ -71,7 +71,7 @@ fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     let contract = Contract::read()?;
     let worker = contract.plan.workers.iter().find(|worker| worker.name == contract.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
-    rest::keep_freed_up_to(limit / SPARE_SHARE);
+    memory::keep_freed_up_to(limit / SPARE_SHARE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -12,7 +12,7 @@ use crate::cuda::{self, Device, spare};
 use crate::engine::native::worker::objects::core::{NoRoom, Outside, Place};
 use crate::engine::native::worker::objects::error::StoreError;
 use crate::engine::native::worker::objects::ledger::{For, Party, Reserved};
-use crate::os::{process, rest};
+use crate::os::{memory, process};
 use crate::ucx::Buffer;
 
 /// Time between two looks at the process's memory, while it works.
@@ -197,7 +197,7 @@ impl Store {
     /// Gives freed heap back, and takes the process as it is now.
     pub(super) fn look_closely(&self) {
         spare::give_back();
-        rest::give_back_freed_heap();
+        memory::give_back_freed_heap();
         let charged = self.charged();
         let mut inner = self.lock();
         let Some(watched) = &mut inner.budget else { return };
@@ -221,7 +221,7 @@ impl Store {
             let Some((now, is_bloated)) = self.room_for_data() else { return };
             if is_bloated && trimmed.elapsed() >= TRIM_AGAIN {
                 spare::give_back();
-                rest::give_back_freed_heap();
+                memory::give_back_freed_heap();
                 trimmed = Instant::now();
             }
             // Whoever waits may find that the process uses less.

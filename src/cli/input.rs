@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Why there is no text.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum TextError {
+pub(super) enum InputError {
     #[error("it does not exist")]
     Absent,
     #[error("it is a directory")]
@@ -38,7 +38,7 @@ pub(super) enum TextError {
     Io(io::Error),
 }
 
-impl From<io::Error> for TextError {
+impl From<io::Error> for InputError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Absent,
@@ -48,7 +48,7 @@ impl From<io::Error> for TextError {
     }
 }
 
-impl TextError {
+impl InputError {
     /// What the user can do.
     fn hint(&self, what: &str) -> Option<String> {
         Some(match self {
@@ -76,37 +76,37 @@ pub(super) fn shown(path: &Path) -> String {
 }
 
 /// Reads at most `limit` bytes of UTF-8 text.
-pub(super) fn read(path: &Path, limit: usize) -> Result<String, TextError> {
+pub(super) fn read(path: &Path, limit: usize) -> Result<String, InputError> {
     let bytes = match path.as_os_str() == "-" {
         true => at_most(limit, &mut io::stdin().lock())?,
         false => from_file(path, limit)?,
     };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return Err(TextError::Utf16);
+        return Err(InputError::Utf16);
     }
     String::from_utf8(bytes)
-        .map_err(|error| TextError::Encoding { at: error.utf8_error().valid_up_to() + 1 })
+        .map_err(|error| InputError::Encoding { at: error.utf8_error().valid_up_to() + 1 })
 }
 
-fn from_file(path: &Path, limit: usize) -> Result<Vec<u8>, TextError> {
+fn from_file(path: &Path, limit: usize) -> Result<Vec<u8>, InputError> {
     // Without waiting: opening a pipe would wait for its writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
-        return Err(TextError::Directory);
+        return Err(InputError::Directory);
     }
     let mut source = Patient { source: file, pipe: kind.is_fifo(), begun: false };
     at_most(limit, &mut source)
 }
 
-fn at_most(limit: usize, source: &mut dyn Read) -> Result<Vec<u8>, TextError> {
+fn at_most(limit: usize, source: &mut dyn Read) -> Result<Vec<u8>, InputError> {
     let mut bytes = Vec::new();
     let beyond = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
     source.take(beyond).read_to_end(&mut bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => TextError::NoWriter,
+        io::ErrorKind::TimedOut => InputError::NoWriter,
         _ => error.into(),
     })?;
-    if bytes.len() > limit { Err(TextError::TooLarge { limit }) } else { Ok(bytes) }
+    if bytes.len() > limit { Err(InputError::TooLarge { limit }) } else { Ok(bytes) }
 }
 
 /// A file that was opened without waiting, read with waiting: for a writer's next words as long as
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn what_never_ends_is_given_up() {
         let error = read(Path::new("/dev/zero"), 1 << 20).expect_err("without an end");
-        assert!(matches!(error, TextError::TooLarge { limit } if limit == 1 << 20), "{error}");
+        assert!(matches!(error, InputError::TooLarge { limit } if limit == 1 << 20), "{error}");
     }
 
     #[test]
@@ -156,16 +156,16 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), "0123").expect("written");
         assert_eq!(read(file.path(), 4).expect("as long as it may be"), "0123");
-        assert!(matches!(read(file.path(), 3), Err(TextError::TooLarge { limit: 3 })));
+        assert!(matches!(read(file.path(), 3), Err(InputError::TooLarge { limit: 3 })));
     }
 
     #[test]
     fn other_encodings_are_named() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), b"\xff\xfev\0e\0").expect("written");
-        assert!(matches!(read(file.path(), 100), Err(TextError::Utf16)));
+        assert!(matches!(read(file.path(), 100), Err(InputError::Utf16)));
         std::fs::write(file.path(), b"name: caf\xe9").expect("written");
-        assert!(matches!(read(file.path(), 100), Err(TextError::Encoding { at: 10 })));
+        assert!(matches!(read(file.path(), 100), Err(InputError::Encoding { at: 10 })));
     }
 
     #[test]

@@ -1,20 +1,41 @@
-//! The memory policy that this process was started with, as `numactl` sets it.
+//! What this process was given: its CPUs and memory nodes, and its memory policy.
 //!
-//! Sets none; the shim of each process does.
+//! Sets none; the shim of each process does. Does not tell who restricted it: affinity and cgroup
+//! cpuset look the same from here.
 //!
-//! *Invariant:* the usual policy, and one that the kernel does not tell, are `None`.
+//! *Invariant:* what the kernel does not tell is `None`, not everything.
 
 #![allow(unsafe_code)]
+
+use std::path::Path;
 
 use nix::libc::{self, c_int, c_ulong};
 
 use crate::cpuset::NodeSet;
+use crate::topology::Allowed;
+
+/// Reads `self/status` below `procfs`, where the kernel has already intersected the affinity mask
+/// (what `sched_getaffinity` answers) with the cgroup's cpuset.
+pub(super) fn allowed(procfs: &Path) -> Option<Allowed> {
+    let status = std::fs::read_to_string(procfs.join("self/status")).ok()?;
+    parse(&status)
+}
+
+fn parse(status: &str) -> Option<Allowed> {
+    let field = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let cpus = field("Cpus_allowed_list")?.parse().ok()?;
+    let mems = field("Mems_allowed_list")?.parse().ok()?;
+    Some(Allowed { cpus, mems })
+}
 
 /// Room for 1024 NUMA nodes, the kernel's largest `MAX_NUMNODES`.
 const WORDS: usize = 16;
 
-/// This process's policy in a word, with its nodes: `bind 1`, `interleave 0-3`.
-pub(super) fn inherited() -> Option<String> {
+/// The policy that this process was started with, as `numactl` sets it, with its nodes: `bind 1`,
+/// `interleave 0-3`. `None` for the usual one.
+pub(super) fn memory_policy() -> Option<String> {
     let mut mode: c_int = 0;
     let mut nodes: [c_ulong; WORDS] = [0; WORDS];
     let bits = WORDS * 64;
@@ -66,5 +87,17 @@ mod tests {
         assert_eq!(shown(2, &[0b10]), Some("bind 1".to_owned()));
         assert_eq!(shown(3, &[0b1111]), Some("interleave 0-3".to_owned()));
         assert_eq!((shown(0, &[0]), shown(4, &[0])), (None, None));
+    }
+
+    #[test]
+    fn the_kernels_status_file_tells_cpus_and_memory() {
+        let status =
+            "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t0-3,8\nMems_allowed_list:\t0\n";
+        let allowed = parse(status).unwrap();
+        assert_eq!(
+            (allowed.cpus.to_string(), allowed.mems.to_string()),
+            ("0-3,8".into(), "0".into())
+        );
+        assert_eq!(parse("Name:\tx\n"), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Makes the run directory again when it was taken away under a living cluster.
+//! The run directory of a living cluster: the state is saved there, and what was taken away is made
+//! again.
 //!
 //! It happens: the session manager removes `$XDG_RUNTIME_DIR` with a user's last login, people
 //! clean up. The processes go on, but without the directory nobody could reach them any more.
@@ -20,9 +21,9 @@ const LARGEST: u64 = 4 << 20;
 
 /// The files that a run directory had when the supervisor began: plan, secret, and the like.
 #[derive(Debug, Default)]
-pub(super) struct Belongings(Vec<(PathBuf, Vec<u8>)>);
+pub(super) struct InitialFiles(Vec<(PathBuf, Vec<u8>)>);
 
-impl Belongings {
+impl InitialFiles {
     /// Reads them.
     pub(super) fn of(paths: &Paths) -> Self {
         let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
@@ -49,22 +50,33 @@ pub(super) fn open_journal(paths: &Paths) -> Option<File> {
 }
 
 impl Actor {
+    /// Writes the state down for those who ask when the cluster has ended.
+    pub(super) fn save_state(&self) {
+        let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
+            return;
+        };
+        if let Ok(text) = serde_json::to_vec(&self.core.state()) {
+            // A full disk must not stop the cluster; the records may be there even so.
+            let _ = directory.write_private(&self.paths.state(), &text);
+        }
+    }
+
     /// Looks what was removed, and puts it back.
-    pub(super) fn heal(&mut self) -> Option<Event> {
-        self.heal_at = None;
+    pub(super) fn restore_directory(&mut self) -> Option<Event> {
+        self.restore_at = None;
         let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
         let reachable = self.paths.control().exists() && self.paths.events().exists();
-        if in_place && reachable && self.belongings.all_there() {
+        if in_place && reachable && self.initial_files.all_there() {
             return None;
         }
-        let text = match self.move_in_again(in_place) {
+        let text = match self.make_again(in_place) {
             Ok(()) => "the run directory was removed, and was made again".to_owned(),
             Err(reason) => format!("the run directory was removed, and is not back: {reason}"),
         };
         Some(Event::Noted { text })
     }
 
-    fn move_in_again(&mut self, in_place: bool) -> Result<(), String> {
+    fn make_again(&mut self, in_place: bool) -> Result<(), String> {
         let in_full = |error: RunDirectoryError| super::actor::in_full(&error);
         if !in_place {
             let base = self.paths.root().parent().ok_or("it has no parent")?;
@@ -74,7 +86,7 @@ impl Actor {
             self.presence = Presence::watch(self.paths.root());
         }
         if let Some(directory) = &self.directory {
-            self.belongings.put_back(directory).map_err(in_full)?;
+            self.initial_files.put_back(directory).map_err(in_full)?;
         }
         self.journal = open_journal(&self.paths);
         let socket = self.paths.control();
