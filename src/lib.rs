@@ -1,28 +1,100 @@
-//! Brings up one worker process per GPU on one machine.
+//! Brings up one worker process per GPU on one machine: each bound to the CPUs, memory and NIC near
+//! its GPU, connected to the others over UCX, and supervised.
 //!
-//! The parts, from the ground up (a module uses lower floors only; `src/ARCHITECTURE.md`):
+//! Looking, deciding and acting are three steps, and what passes between them are plain values with
+//! a text form: a [`Topology`](topology::Topology) says what the machine is, a
+//! [`ClusterSpec`](spec::ClusterSpec) what is asked for, a [`Plan`](plan::Plan) what will be done
+//! and why.
 //!
-//! - words: [`ids`], [`cpuset`], [`units`], [`text`]
-//! - values: [`topology`], [`spec`], [`wire`]
-//! - decisions: [`plan`]
-//! - the outside world: [`probe`], [`os`], [`ucx`], [`cuda`]
-//! - long-running parts: [`engine`], [`supervise`]
-//! - the embedded API: [`cluster`]
-//! - the command line: [`cli`]
+//! # Launch a cluster
+//!
+//! The processes of a cluster are this program again, so its `main` begins with
+//! [`cluster::dispatch`]. [`Builder::plan`](cluster::Builder::plan) looks at this machine and
+//! decides; [`launch`](cluster::Builder::launch_blocking) does that and acts. When it returns, every
+//! worker is READY; when the program ends, however it ends, so does the cluster.
+//!
+//! ```no_run
+//! use cuda_cluster::cluster::{self, Cluster, LaunchFailure};
+//!
+//! fn main() -> std::process::ExitCode {
+//!     if let Some(code) = cluster::dispatch() {
+//!         return code; // this process is one of the cluster's
+//!     }
+//!     match work() {
+//!         Ok(()) => std::process::ExitCode::SUCCESS,
+//!         Err(error) => {
+//!             eprintln!("{error}{}", error.hint().map_or(String::new(), |hint| format!(": {hint}")));
+//!             std::process::ExitCode::FAILURE
+//!         }
+//!     }
+//! }
+//!
+//! fn work() -> Result<(), LaunchFailure> {
+//!     let wanted = Cluster::builder().workers(4).enable_nvlink();
+//!     for worker in wanted.plan()?.workers {
+//!         println!("{} on CPUs {:?}: {:?}", worker.name, worker.binding.cpus, worker.why);
+//!     }
+//!     let cluster = wanted.launch_blocking()?;
+//!     // `cluster.client()` submits tasks to the workers.
+//!     cluster.stop();
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`cluster::Builder::spec`] takes everything else that can be asked for, and
+//! [`cluster::Builder::launch`] is for programs with an event loop (tokio). `examples/embedded.rs`
+//! runs without a GPU, on a simulated machine.
+//!
+//! # Plan for another machine
+//!
+//! A captured machine (`cuda-cluster topo -o yaml`, `nvidia-smi topo -m`, NCCL's or hwloc's XML) or
+//! one of the [built-in ones](topology::builtin) is planned for anywhere, without a GPU:
+//!
+//! ```
+//! use cuda_cluster::plan::{CallerEnvironment, plan};
+//! use cuda_cluster::spec::{self, Request};
+//! use cuda_cluster::topology;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let text = topology::builtin("dgx-h100").ok_or("a machine that is built in")?;
+//! let machine = topology::parse(text)?;
+//! let asked = spec::parse("version: 1\nworkers: 2\nucx: {nvlink: true}\n", "cluster.yaml")?;
+//! let plan = plan(&machine, &Request::of(asked)?, &CallerEnvironment::default())?;
+//! assert_eq!(plan.workers[1].name, "gpu1");
+//! assert!(plan.workers[1].env["CUDA_VISIBLE_DEVICES"].starts_with("1,"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is stable
+//!
+//! The modules below, and the JSON and YAML forms of topologies, specs and plans: keys are added,
+//! never renamed. The crate's other modules are parts of its own command line and tests, and change
+//! without notice.
 
-pub mod cli;
 pub mod cluster;
 pub mod cpuset;
-pub mod cuda;
-pub mod engine;
 pub mod ids;
-pub mod os;
 pub mod plan;
-pub mod probe;
 pub mod spec;
-pub mod supervise;
 pub mod text;
 pub mod topology;
-pub mod ucx;
 pub mod units;
+
+// For the binary and the tests of this package alone.
+#[doc(hidden)]
+pub mod cli;
+#[doc(hidden)]
+pub mod cuda;
+#[doc(hidden)]
+pub mod engine;
+#[doc(hidden)]
+pub mod os;
+#[doc(hidden)]
+pub mod probe;
+#[doc(hidden)]
+pub mod supervise;
+#[doc(hidden)]
+pub mod ucx;
+#[doc(hidden)]
 pub mod wire;

@@ -7,7 +7,9 @@
 pub mod blocking;
 mod client;
 mod control;
+#[doc(hidden)]
 pub mod detached;
+#[doc(hidden)]
 pub mod doctor;
 mod embedded;
 mod ended;
@@ -19,32 +21,50 @@ mod places;
 mod prepare;
 mod start;
 mod takedown;
+#[doc(hidden)]
 pub mod workloads;
 
 use std::process::ExitCode;
 
 use crate::engine::native;
 
+pub use client::{AsCompleted, Client, ClientError, Remote, Task};
+pub use control::{Control, ControlError};
+pub use embedded::{Builder, Cluster, Events, LaunchFailure};
+pub use ended::Ended;
+pub use find::{Clusters, FindError, Found, clusters, find};
+pub use launch::LaunchError;
+pub use places::PlaceError;
+pub use prepare::PrepareError;
+pub use start::UpError;
+pub use takedown::TakeDownError;
+
+// What other modules define, and a program that embeds a cluster handles.
 pub use crate::cuda::{Kernel, Scalar};
 pub use crate::engine::native::worker::built_in::{CudaParameter, CudaTask};
 pub use crate::engine::native::worker::registry::{
     Context, FunctionError, Input, Outputs, Registry,
 };
-pub use crate::ids::SCHEDULER;
-pub use client::{AsCompleted, Client, ClientError, Remote, Task};
-pub use control::{Control, ControlError, Lines};
-pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
-pub use embedded::{Builder, Cluster, Events, LaunchFailure};
-pub use ended::Ended;
-pub use environment::{EnvironmentError, client_environment};
-pub use find::{Clusters, FindError, Found, clusters, find};
-pub use launch::{LaunchError, Surroundings, launch};
-pub use places::PlaceError;
-pub use prepare::{
-    PrepareError, Prepared, check_interface, check_libraries, prepare, prepare_plan,
+pub use crate::os::run_directory::Paths;
+pub use crate::supervise::{
+    Cause, ClusterPhase, ClusterState, Outcome, ProcessPhase, ProcessState, Record,
 };
-pub use start::{UpError, start};
-pub use takedown::TakeDownError;
+
+// For the command line.
+#[doc(hidden)]
+pub use crate::ids::SCHEDULER;
+#[doc(hidden)]
+pub use control::Lines;
+#[doc(hidden)]
+pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
+#[doc(hidden)]
+pub use environment::{EnvironmentError, client_environment};
+#[doc(hidden)]
+pub use launch::{Surroundings, launch};
+#[doc(hidden)]
+pub use prepare::{Prepared, check_interface, check_libraries, prepare, prepare_plan};
+#[doc(hidden)]
+pub use start::start;
 
 /// Does the work of a hidden subcommand, when this process was started for one: the guardian, the
 /// shim, the supervisor, and the native engine's scheduler and workers.
