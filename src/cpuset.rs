@@ -37,6 +37,7 @@ pub struct IdSet<Kind> {
 
 /// Why a text is no set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum IdSetError {
     /// A part is neither a number nor a range.
     #[error("{part:?} is neither a number nor a range like 0-31")]
@@ -46,16 +47,10 @@ pub enum IdSetError {
     },
     /// A range runs backwards.
     #[error("range {part:?} runs backwards")]
-    Backwards {
-        /// The range.
-        part: String,
-    },
+    Backwards { part: String },
     /// An id is too large to be real.
     #[error("{id} is not below {LIMIT}")]
-    TooLarge {
-        /// The id.
-        id: u64,
-    },
+    TooLarge { id: u64 },
 }
 
 impl<Kind> IdSet<Kind> {
@@ -64,7 +59,7 @@ impl<Kind> IdSet<Kind> {
         Self { words: Vec::new(), kind: PhantomData }
     }
 
-    /// Adds an id.
+    /// Makes `id` a member, if it is not one yet.
     ///
     /// # Panics
     /// If `id` is not below [`LIMIT`]: callers that read from outside check first.

@@ -65,7 +65,7 @@ impl fmt::Display for NumaId {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct IdError {
-    /// The text as it was given.
+    /// The text as it was given, cut after 80 characters.
     pub text: String,
     /// What it should have been, with an example.
     pub expected: &'static str,
@@ -163,7 +163,7 @@ text_form!(GpuUuid);
 pub struct PciAddress {
     /// PCI segment group; wider than 16 bits on some virtual machines.
     pub domain: u32,
-    /// Bus number.
+    /// Bus number; it depends on what else is plugged in, so it tells no distance.
     pub bus: u8,
     /// Device number, below 32.
     pub device: u8,
@@ -259,7 +259,7 @@ text_form!(NicPort);
 pub struct ClusterName(String);
 
 impl ClusterName {
-    /// The text.
+    /// The name as directories and commands have it.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -10,8 +10,8 @@
 //!
 //! The processes of a cluster are this program again, so its `main` begins with
 //! [`cluster::dispatch`]. [`Builder::plan`](cluster::Builder::plan) looks at this machine and
-//! decides; [`launch`](cluster::Builder::launch_blocking) does that and acts. When it returns, every
-//! worker is READY; when the program ends, however it ends, so does the cluster.
+//! decides; [`launch`](cluster::Builder::launch_blocking) does that and acts. When it returns,
+//! every worker is READY; when the program ends, however it ends, so does the cluster.
 //!
 //! ```no_run
 //! use cuda_cluster::cluster::{self, Cluster, LaunchFailure};
@@ -23,7 +23,10 @@
 //!     match work() {
 //!         Ok(()) => std::process::ExitCode::SUCCESS,
 //!         Err(error) => {
-//!             eprintln!("{error}{}", error.hint().map_or(String::new(), |hint| format!(": {hint}")));
+//!             eprintln!("error: {error}");
+//!             if let Some(hint) = error.hint() {
+//!                 eprintln!("hint: {hint}");
+//!             }
 //!             std::process::ExitCode::FAILURE
 //!         }
 //!     }

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is no quantity.
+/// Why a text is no size, or no span of time.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct UnitError {
-    /// The text as it was given.
+    /// The text as it was given, cut after 40 characters.
     pub text: String,
     /// What it should have been, with examples.
     pub expected: &'static str,
@@ -23,7 +23,7 @@ pub struct UnitError {
 /// A size as people write it: an absolute number of bytes, or a share of some whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Size {
-    /// Bytes.
+    /// As many bytes.
     Bytes(u64),
     /// A share of the whole, above 0 and at most 1.
     Fraction(f64),

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use cuda_cluster::cluster::Cluster;
+use cuda_cluster::topology;
 use serde_json::Value;
 
 fn plan(arguments: &[&str]) -> Output {
@@ -20,6 +22,14 @@ fn json(arguments: &[&str]) -> Value {
     let output = plan(&[arguments, &["-o", "json"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("the answer is JSON")
+}
+
+#[test]
+fn a_program_sees_the_plan_before_it_launches_it() {
+    let text = topology::builtin("dgx-1-v100").expect("a machine that is built in");
+    let machine = topology::parse(text).expect("a topology");
+    let plan = Cluster::builder().simulate(machine).workers(2).plan().expect("a plan");
+    assert_eq!((plan.workers.len(), plan.machine.simulated), (2, true));
 }
 
 /// The GPUs of the published DGX-1 matrix hang off four PCIe switches in pairs, each with a NIC.

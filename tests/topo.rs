@@ -100,6 +100,24 @@ fn a_bad_document_is_refused_with_line_column_and_key() {
 }
 
 #[test]
+fn a_plan_that_is_wrong_is_refused_with_line_column_and_key() {
+    let deep = format!("version: {}", "[".repeat(100_000));
+    let wrong = "version: 1\nname: demo\nengine: dsak\n";
+    for (text, words) in [
+        (wrong, "line 3, column 9: engine: unknown word \"dsak\"; expected one of native"),
+        (deep.as_str(), "it is nested too deeply"),
+    ] {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), text).expect("written");
+        let path = file.path().to_str().expect("text");
+        let output = topo(&["--topology", "dgx-1-v100", "--plan", path, "-o", "tree"]);
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn a_source_that_cannot_be_read_is_named_with_what_to_do() {
     let said = |src: &str| {
         let output = topo(&["--topology", src]);

@@ -34,7 +34,7 @@ impl Cluster {
         self.cluster.client()
     }
 
-    /// What is.
+    /// The phase of the cluster and of each process, as `ps -o json` prints them.
     ///
     /// # Errors
     /// If the supervisor cannot be asked.

@@ -20,22 +20,18 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why a supervisor did not answer as it should.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ControlError {
     /// Nobody listens.
     #[error("cannot reach the supervisor at {}", socket.display())]
     Connect {
-        /// The socket.
         socket: PathBuf,
-        /// The system's reason.
         #[source]
         source: std::io::Error,
     },
     /// It listens, but does not answer.
     #[error("the supervisor at {} does not answer", socket.display())]
-    Silent {
-        /// The socket.
-        socket: PathBuf,
-    },
+    Silent { socket: PathBuf },
     /// The connection broke.
     #[error("lost the connection to the supervisor")]
     Lost(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -44,13 +40,11 @@ pub enum ControlError {
     Refused {
         /// HTTP status.
         status: StatusCode,
-        /// Its words.
         message: String,
     },
     /// It answered something else than this version understands.
     #[error("cannot read the supervisor's answer to {path}")]
     Answer {
-        /// What was asked.
         path: String,
         /// What is wrong with it.
         #[source]

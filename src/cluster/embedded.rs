@@ -14,7 +14,7 @@ use crate::spec::{ClusterSpec, Request, SpecError};
 use crate::supervise::{Cause, ClusterState, Outcome, Record};
 use crate::topology::Topology;
 
-/// Why there is no cluster.
+/// Why a cluster could not be launched; nothing of it is left.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchFailure {
     /// The spec is wrong.
@@ -48,7 +48,7 @@ impl LaunchFailure {
     }
 }
 
-/// What a cluster shall be.
+/// What a cluster shall be, before it is launched.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), cuda_cluster::cluster::LaunchFailure> {
@@ -209,7 +209,7 @@ impl Cluster {
         Builder::default()
     }
 
-    /// Its name.
+    /// The name that it was launched under, also that of its run directory.
     pub fn name(&self) -> &ClusterName {
         &self.plan.name
     }
@@ -232,7 +232,8 @@ impl Cluster {
         Client::connect(self.paths().root())
     }
 
-    /// What is.
+    /// The phase of the cluster and of each process, with process ids, bindings, restarts and lanes,
+    /// as `ps -o json` prints them.
     ///
     /// # Errors
     /// If the supervisor cannot be asked.
@@ -240,7 +241,7 @@ impl Cluster {
         self.control.read("/v1/state").await
     }
 
-    /// What happens from now on.
+    /// Phases, deaths and notes from now on, a [`Record`] each.
     ///
     /// # Errors
     /// If the supervisor cannot be asked.

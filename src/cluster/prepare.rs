@@ -45,6 +45,7 @@ impl Prepared {
 
 /// Why there is nothing to launch.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum PrepareError {
     /// This machine cannot be looked at.
     #[error(transparent)]
@@ -63,12 +64,7 @@ pub enum PrepareError {
         "'scheduler.interface': there is no network interface {name} here; there {}",
         list(present)
     )]
-    NoInterface {
-        /// As it was asked for.
-        name: String,
-        /// What there is.
-        present: Vec<String>,
-    },
+    NoInterface { name: String, present: Vec<String> },
     /// The plan is for GPUs that are not here.
     #[error("the GPUs of {machine} are not in this machine")]
     Elsewhere {

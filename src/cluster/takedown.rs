@@ -27,11 +27,11 @@ const LOOKERS: Duration = Duration::from_millis(500);
 
 /// Why a cluster is not down.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TakeDownError {
     /// Its supervisor hears nothing.
     #[error("the supervisor of {name} does not answer")]
     Unanswered {
-        /// The cluster.
         name: ClusterName,
         /// What it did instead.
         #[source]
@@ -40,7 +40,6 @@ pub enum TakeDownError {
     /// It takes longer than it was given.
     #[error("{name} is still ending after {within}")]
     StillEnding {
-        /// The cluster.
         name: ClusterName,
         /// The time that it was given.
         within: Span,
@@ -48,7 +47,6 @@ pub enum TakeDownError {
     /// Even killed, something of it holds the run directory.
     #[error("{name} was killed, and something of it is left")]
     Left {
-        /// The cluster.
         name: ClusterName,
         /// What is in the way.
         #[source]

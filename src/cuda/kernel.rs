@@ -61,7 +61,6 @@ pub enum Parameter<'a> {
     In(&'a DeviceBuffer),
     /// Memory that it writes, as a pointer.
     Out(&'a mut DeviceBuffer),
-    /// A value.
     Value(Scalar),
 }
 

@@ -35,7 +35,6 @@ pub enum TooFew {
         processes: u64,
         /// The least that they need.
         needed: u64,
-        /// The limit.
         limit: u64,
     },
     /// Of processes and threads for this user.
@@ -49,7 +48,6 @@ pub enum TooFew {
         needed: u64,
         /// What this user has already.
         present: u64,
-        /// The limit.
         limit: u64,
     },
 }

@@ -27,7 +27,6 @@ pub enum NoLibucp {
     Unreadable {
         /// As the user named it.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

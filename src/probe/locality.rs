@@ -19,7 +19,6 @@ pub(super) struct Locality {
     pub(super) numa: Option<NumaId>,
     /// The NUMA nodes, when they are several.
     pub(super) numa_set: Option<NodeSet>,
-    /// The CPUs.
     pub(super) cpus: Option<CpuSet>,
 }
 

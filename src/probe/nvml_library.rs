@@ -58,28 +58,19 @@ pub enum DriverFault {
     /// The library is there and cannot be loaded.
     #[error("NVML cannot be loaded: {reason}")]
     Library {
-        /// The file.
         library: PathBuf,
         /// The dynamic linker's words, which begin with the file.
         reason: String,
     },
     /// The library belongs to another version of the driver than the kernel module.
     #[error("the library {} and the kernel module have different versions", library.display())]
-    Mismatch {
-        /// The file.
-        library: PathBuf,
-    },
+    Mismatch { library: PathBuf },
     /// The device files may not be opened.
     #[error("this user may not use the NVIDIA device files")]
     NoPermission,
     /// NVML failed for another reason.
     #[error("NVML failed in {call}")]
-    Nvml {
-        /// The function.
-        call: &'static str,
-        /// NVML's words.
-        source: NvmlError,
-    },
+    Nvml { call: &'static str, source: NvmlError },
 }
 
 impl DriverFault {

@@ -32,20 +32,10 @@ pub enum OccupancyError {
     Driver(#[from] DriverFault),
     /// The GPU does not answer any more.
     #[error("{uuid} does not answer any more: {source}")]
-    Lost {
-        /// The GPU.
-        uuid: GpuUuid,
-        /// NVML's words.
-        source: NvmlError,
-    },
+    Lost { uuid: GpuUuid, source: NvmlError },
     /// NVML does not tell.
     #[error("NVML does not tell who uses {uuid}")]
-    Silent {
-        /// The GPU.
-        uuid: GpuUuid,
-        /// NVML's words.
-        source: NvmlError,
-    },
+    Silent { uuid: GpuUuid, source: NvmlError },
 }
 
 /// The processes that compute on a GPU or MIG instance.

@@ -65,11 +65,11 @@ pub struct Variables {
 
 /// Why a text is no template, or cannot be filled in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TemplateError {
     /// It does not follow the grammar.
     #[error("template {text:?}, column {column}: expected {expected}")]
     Syntax {
-        /// The template.
         text: String,
         /// Where, from 1.
         column: usize,
@@ -78,14 +78,10 @@ pub enum TemplateError {
     },
     /// It is too long or too deeply nested to be meant.
     #[error("template of {length} characters is too long or too deeply nested")]
-    TooLarge {
-        /// Its length.
-        length: usize,
-    },
+    TooLarge { length: usize },
     /// It cannot be filled in for these numbers.
     #[error("template {text:?}: {problem}")]
     Arithmetic {
-        /// The template.
         text: String,
         /// What went wrong.
         problem: &'static str,

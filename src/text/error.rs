@@ -8,14 +8,14 @@ use std::fmt;
 
 use super::{Form, Place, Position};
 
-/// A mistake in a text.
+/// A mistake in a text that somebody wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadError {
     /// Where; `None` if it is the text as a whole.
     pub place: Option<Place>,
     /// Key path, like `gpus[3].pci`; empty for the whole text.
     pub key: String,
-    /// What is wrong.
+    /// What is wrong; it prints as a sentence, and has the hint.
     pub problem: Problem,
 }
 
@@ -43,6 +43,7 @@ impl std::error::Error for ReadError {}
 
 /// What is wrong with a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Problem {
     /// Longer than any text of its kind.
     #[error("{bytes} bytes are too many; the most is {limit}")]
@@ -52,12 +53,11 @@ pub enum Problem {
         /// The most that is read.
         limit: usize,
     },
-    /// Not well-formed.
+    /// Not well-formed, so that nothing can be said of keys and values.
     #[error("not well-formed {form}: {message}")]
     Syntax {
         /// What it was read as.
         form: Form,
-        /// The parser's words.
         message: String,
     },
     /// A tab in a line's indentation.
@@ -74,7 +74,6 @@ pub enum Problem {
     /// A word that is none of the choices.
     #[error("unknown word {word:?}; expected one of {}", .expected.join(", "))]
     UnknownWord {
-        /// The word.
         word: String,
         /// The words that could stand there.
         expected: Vec<String>,
@@ -106,7 +105,7 @@ impl Problem {
 }
 
 /// An error with its causes, on one line.
-pub fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let chain = std::iter::successors(Some(error), |error| error.source());
     chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

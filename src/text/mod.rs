@@ -15,13 +15,13 @@ mod read;
 
 use std::fmt;
 
-pub use error::{Problem, ReadError, in_full};
-pub(crate) use error::{did_you_mean, nearest};
+pub use error::{Problem, ReadError};
+pub(crate) use error::{did_you_mean, in_full, nearest};
 pub(crate) use outline::find;
 pub(crate) use quote::xml_escaped;
 pub(crate) use read::{given_twice, read, without_mark};
 
-/// A place in a text.
+/// Line and column of a text, as editors count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Line, from 1.
@@ -51,9 +51,9 @@ impl fmt::Display for Position {
 /// Where a value and its key stand. In a list both are the item's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The key's place.
+    /// Where the key begins.
     pub key: Position,
-    /// The value's place.
+    /// Where the value begins; for a section, its first line.
     pub value: Position,
 }
 
@@ -68,7 +68,7 @@ impl Place {
 pub enum Form {
     /// YAML 1.2 as `serde_yaml` reads it; JSON is a part of it.
     Yaml,
-    /// JSON alone.
+    /// JSON, and nothing else of YAML.
     Json,
 }
 

@@ -30,7 +30,8 @@ const FILES: &[(&str, &str)] = files![
     "rtx-4090-2",
 ];
 
-/// The text of a built-in machine.
+/// The YAML of a machine that is built in, to be read by [`parse`](super::parse); `None` for a name
+/// that is none of [`builtin_names`].
 pub fn builtin(name: &str) -> Option<&'static str> {
     FILES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }

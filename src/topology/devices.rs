@@ -18,13 +18,14 @@ use crate::ids::{GpuIndex, GpuUuid, IdError, NumaId, PciAddress, text_form};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// NVML order.
+    /// Its number in NVML order, which people know it by.
     pub index: GpuIndex,
-    /// Identity.
+    /// What it is known by for good, whatever else is in the machine; `None` when the source did
+    /// not tell.
     pub uuid: Option<GpuUuid>,
     /// Marketing name, like `NVIDIA H100 80GB HBM3`.
     pub name: Option<String>,
-    /// Place.
+    /// Where it is on the PCI bus; `None` when the source did not tell.
     pub pci: Option<PciAddress>,
     /// The host NUMA node it is nearest to, when it is one.
     pub numa: Option<NumaId>,
@@ -33,7 +34,7 @@ pub struct Gpu {
     pub numa_set: Option<NodeSet>,
     /// Host CPUs that are near it.
     pub cpus: Option<CpuSet>,
-    /// Device memory.
+    /// All of its device memory, in bytes, as NVML counts it.
     pub memory_bytes: Option<u64>,
     /// Compute capability, like `9.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,11 +75,11 @@ pub struct Gpu {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigInstance {
-    /// Identity: `MIG-…`.
+    /// What CUDA and NVML know it by: `MIG-…`.
     pub uuid: GpuUuid,
     /// Profile, like `3g.40gb`.
     pub profile: String,
-    /// Its memory.
+    /// Device memory that is its own, in bytes.
     pub memory_bytes: Option<u64>,
 }
 
@@ -88,12 +89,12 @@ pub struct MigInstance {
 pub struct NvLink {
     /// Link number on this GPU.
     pub link: u32,
-    /// Whether it is up.
+    /// Whether NVML says that it is up; links that are down carry nothing and count for nothing.
     pub active: bool,
     /// NVLink generation, like 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// What it ends in.
+    /// What is at the other end.
     pub peer: NvLinkPeer,
     /// Bandwidth in one direction, GB/s, as the source has it. NVML's counts the protocol's
     /// overhead in (26.6 on H100, of which 25 carry data).
@@ -136,7 +137,7 @@ impl Gpu {
 pub enum NvLinkPeer {
     /// A GPU, by its PCI address.
     Gpu(PciAddress),
-    /// An NVSwitch.
+    /// An NVSwitch, which reaches every GPU that is on it too.
     Switch,
     /// A CPU (POWER9, Grace).
     Cpu,
@@ -189,7 +190,7 @@ pub struct ChipLinks {
 pub struct ComputeCapability {
     /// Major version: 7 Volta, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell.
     pub major: u32,
-    /// Minor version.
+    /// Its second number: 0 of `9.0`.
     pub minor: u32,
 }
 
@@ -220,14 +221,14 @@ text_form!(ComputeCapability);
 pub struct Nic {
     /// RDMA device name (`mlx5_0`), or the matrix's own (`NIC0`) when its legend is missing.
     pub name: String,
-    /// Place.
+    /// Where it is on the PCI bus; `None` when the source did not tell.
     pub pci: Option<PciAddress>,
     /// The host NUMA node it is nearest to.
     pub numa: Option<NumaId>,
     /// Ports by rising number; empty when the source did not tell.
     #[serde(default)]
     pub ports: Vec<Port>,
-    /// What it is.
+    /// Whether it is hardware, and of its own.
     #[serde(default, skip_serializing_if = "NicKind::is_physical")]
     pub kind: NicKind,
     /// Its PCIe link, now and at best.
@@ -267,7 +268,7 @@ impl NicKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
-    /// Number, from 1.
+    /// Its number, from 1, as in `mlx5_0:1`.
     pub port: u32,
     /// State; `None` when the source did not tell.
     pub state: Option<PortState>,
@@ -284,7 +285,7 @@ pub struct Port {
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum PortState {
-    /// No link.
+    /// No link: the cable, or the other end, is missing.
     Down,
     /// Link up, no subnet manager yet.
     Init,
@@ -294,15 +295,15 @@ pub enum PortState {
     Active,
     /// Deferred: the link went down a moment ago.
     ActiveDefer,
-    /// No change.
+    /// No change of state; seen only while the port is told to change.
     Nop,
 }
 
 /// What a port speaks, in the words of `/sys/class/infiniband/*/ports/*/link_layer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 pub enum LinkLayer {
-    /// InfiniBand.
+    /// Native InfiniBand, with a subnet manager.
     InfiniBand,
-    /// RoCE.
+    /// Ethernet, which carries RDMA as RoCE.
     Ethernet,
 }

@@ -57,15 +57,15 @@ text_form!(Device);
 /// `nvidia-smi topo -m`, so that a printed plan can be checked against the driver's own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkKind {
-    /// The same device.
+    /// A device and itself: the diagonal of the matrix.
     X,
     /// This many bonded NVLinks; more are nearer.
     Nv(u8),
-    /// At most a single PCIe bridge.
+    /// At most a single PCIe bridge, so that traffic stays within one switch.
     Pix,
     /// Several PCIe bridges, without the host bridge.
     Pxb,
-    /// The PCIe host bridge.
+    /// The PCIe host bridge, which is usually the CPU's.
     Phb,
     /// The interconnect between PCIe host bridges of one NUMA node.
     Node,

@@ -48,7 +48,7 @@ pub struct Topology {
     /// written from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// NVIDIA driver version.
+    /// Version of the NVIDIA driver, like `570.86.15`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
     /// Highest CUDA version that the driver supports, like `12.8`.
@@ -97,7 +97,7 @@ pub struct NumaNode {
     pub package: Option<u32>,
     /// Its CPUs. Empty for memory-only nodes, such as GPU memory on POWER9 and Grace.
     pub cpus: Option<CpuSet>,
-    /// Its memory.
+    /// Memory that belongs to it, in bytes.
     pub memory_bytes: Option<u64>,
     /// Whether its memory is a GPU's own, so that no host memory may be placed there by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -108,9 +108,9 @@ pub struct NumaNode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Allowed {
-    /// CPUs.
+    /// CPUs that it may run on.
     pub cpus: CpuSet,
-    /// NUMA nodes.
+    /// NUMA nodes that it may allocate on.
     pub mems: NodeSet,
 }
 

@@ -20,7 +20,7 @@ pub struct Bridge {
     /// The bridge above it; absent for a host bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// What it is.
+    /// Its part in the tree, which decides how links through it count.
     pub kind: BridgeKind,
     /// NUMA node, where the firmware says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,13 +30,13 @@ pub struct Bridge {
     pub package: Option<u32>,
 }
 
-/// What a bridge is.
+/// The part that a bridge plays between a device and its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BridgeKind {
     /// The root of one PCI hierarchy, inside a CPU.
     Host,
-    /// A port of the root complex.
+    /// A port of the root complex: the first bridge below the CPU.
     RootPort,
     /// The port of a switch that faces the CPU.
     SwitchUp,
@@ -53,13 +53,13 @@ pub struct PcieLink {
     /// Transfer rate now, GT/s (8 is generation 3, 16 is 4, 32 is 5, 64 is 6).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gt_per_s: Option<f64>,
-    /// Lanes now.
+    /// Lanes in use now; a link at rest, or in a narrow slot, has less than `max_width`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
     /// Transfer rate at best, GT/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_gt_per_s: Option<f64>,
-    /// Lanes at best.
+    /// Lanes that the device has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_width: Option<u32>,
 }
@@ -99,7 +99,7 @@ struct Placed<'a> {
 }
 
 impl Topology {
-    /// The way up the PCI tree.
+    /// The bridges by their ids, for questions about what is above a device.
     pub fn ancestry(&self) -> Ancestry<'_> {
         let bridges = self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();
         Ancestry { bridges }

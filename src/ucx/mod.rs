@@ -56,7 +56,6 @@ pub enum Error {
     Function {
         /// The file name or path of the library.
         name: PathBuf,
-        /// The function.
         function: &'static str,
         /// The loader's words.
         source: libloading::Error,
@@ -66,7 +65,6 @@ pub enum Error {
     TooOld {
         /// The file name or path of the library.
         name: PathBuf,
-        /// Its version.
         found: Version,
     },
     /// A call of UCX was refused.
@@ -82,17 +80,13 @@ pub enum Error {
     Setting {
         /// The name without `UCX_`.
         name: String,
-        /// The value.
         value: String,
         /// What UCX returned.
         status: Status,
     },
     /// A worker address that was not written by this program, or with another key.
     #[error("a worker address of {bytes} bytes does not carry the expected seal")]
-    Address {
-        /// Its length.
-        bytes: usize,
-    },
+    Address { bytes: usize },
     /// The queue for messages in shared memory is blocked by a peer that was killed while it wrote.
     #[error("a peer was killed while it wrote into this process's queue, and blocks it for good")]
     Stuck,
@@ -107,10 +101,7 @@ pub enum Error {
     },
     /// A header that is longer than messages may have.
     #[error("a message header of {bytes} bytes is longer than {HEADER_LIMIT}")]
-    Header {
-        /// Its length.
-        bytes: usize,
-    },
+    Header { bytes: usize },
     /// A message that does not fit the buffer that should receive it.
     #[error("a message of {message} bytes does not fit a buffer of {buffer} bytes")]
     Size {
@@ -121,18 +112,10 @@ pub enum Error {
     },
     /// The environment was to be changed too late.
     #[error("this process has {threads} threads, too many to change its environment")]
-    Threads {
-        /// How many.
-        threads: usize,
-    },
+    Threads { threads: usize },
     /// The operating system refused what the event loop needs.
     #[error("cannot {action}")]
-    System {
-        /// What was attempted.
-        action: &'static str,
-        /// The system's words.
-        source: std::io::Error,
-    },
+    System { action: &'static str, source: std::io::Error },
 }
 
 impl Error {

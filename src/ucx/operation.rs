@@ -60,7 +60,6 @@ pub struct EndpointId(pub(super) u64);
 pub struct EndpointFailure {
     /// Which one.
     pub endpoint: EndpointId,
-    /// Why.
     pub status: Status,
 }
 

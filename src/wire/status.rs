@@ -62,15 +62,9 @@ pub enum Status {
     /// The answer to a [`QUESTION`].
     Alive,
     /// There is a page that shows the process's work.
-    Dashboard {
-        /// Its URL.
-        link: String,
-    },
+    Dashboard { link: String },
     /// Something that the user should know; the process goes on.
-    Note {
-        /// A sentence.
-        text: String,
-    },
+    Note { text: String },
     /// The process ends after this with status 0, because somebody other than its supervisor
     /// wished it: a client of the scheduler's, or the scheduler.
     Leaving {

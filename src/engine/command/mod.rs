@@ -53,12 +53,7 @@ pub enum LocalRankError {
     Unknown,
     /// It was told nonsense.
     #[error("{variable}={value:?} is not a rank")]
-    Odd {
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Odd { variable: &'static str, value: String },
 }
 
 impl LocalRankError {

@@ -13,7 +13,6 @@ use super::DaskError;
 /// A Python, and why it is this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The program.
     pub path: PathBuf,
     /// Like `the active virtual environment`.
     pub reason: &'static str,

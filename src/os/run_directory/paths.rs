@@ -139,7 +139,7 @@ impl Paths {
         self.root.join(CGROUP)
     }
 
-    /// Who keeps the cluster: [`Owners`], as JSON.
+    /// Who keeps the cluster: `os::owners`, as JSON.
     pub fn owners(&self) -> PathBuf {
         self.root.join(OWNERS)
     }

@@ -18,7 +18,6 @@ pub(in crate::probe) struct Node {
     pub(in crate::probe) id: NumaId,
     /// Its CPUs; empty for memory-only nodes.
     pub(in crate::probe) cpus: CpuSet,
-    /// Its memory.
     pub(in crate::probe) memory_bytes: Option<u64>,
 }
 

@@ -42,7 +42,6 @@ struct Function {
 pub(in crate::probe) enum Role {
     /// An NVIDIA GPU.
     Gpu,
-    /// An NVSwitch.
     NvSwitch,
     /// The NVLink end of a CPU.
     Cpu,

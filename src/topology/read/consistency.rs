@@ -12,6 +12,7 @@ use crate::topology::{Device, Topology};
 
 /// What contradicts what.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Fault {
     /// More devices than any machine has.
     #[error("{count} GPUs and NICs are more than a machine has (at most {DEVICE_LIMIT})")]
@@ -21,10 +22,7 @@ pub enum Fault {
     },
     /// A GPU's index has more digits than the matrix's names allow.
     #[error("GPU{index} has too large an index (at most 9999)")]
-    Index {
-        /// The index.
-        index: u32,
-    },
+    Index { index: u32 },
     /// Two parts have what only one can have.
     #[error("{what} is there already, at {first}")]
     Duplicate {

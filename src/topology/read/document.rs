@@ -19,6 +19,7 @@ use crate::topology::{Topology, VERSION};
 
 /// Why YAML or JSON is no topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum DocumentError {
     /// It is not well-formed, or a key or a value is wrong.
     #[error(transparent)]
@@ -26,7 +27,6 @@ pub enum DocumentError {
     /// It is of another version of this form, or says none.
     #[error("{position}: version: {found} is not supported; this program reads version {VERSION}")]
     Version {
-        /// Where.
         position: Position,
         /// What the document says.
         found: String,
@@ -34,7 +34,6 @@ pub enum DocumentError {
     /// Its parts contradict each other.
     #[error("{position}: {path}: {fault}")]
     Inconsistent {
-        /// Where.
         position: Position,
         /// Key path, like `gpus[3].parent`.
         path: String,

@@ -44,13 +44,11 @@ enum Format {
 
 /// Why a text is no topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ParseError {
     /// The text is too long to be a machine's.
     #[error("{bytes} bytes are more than a topology has (at most {SIZE_LIMIT})")]
-    TooLarge {
-        /// Its length.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// The text begins like none of the forms.
     #[error("no topology is recognised in this text")]
     Unrecognised,

@@ -18,19 +18,14 @@ const NODE_LIMIT: u32 = 200_000;
 
 /// Why a text cannot be read as XML.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum XmlError {
     /// It is not well-formed.
     #[error("{position}: not well-formed XML: {problem}")]
-    Syntax {
-        /// Where.
-        position: Position,
-        /// The parser's words.
-        problem: String,
-    },
+    Syntax { position: Position, problem: String },
     /// It is larger or stranger than any machine's description.
     #[error("{position}: {what}")]
     Unreasonable {
-        /// Where.
         position: Position,
         /// What is too much.
         what: &'static str,
@@ -38,33 +33,20 @@ pub enum XmlError {
     /// An attribute has a value that it cannot have.
     #[error("{position}: <{element}>: {attribute}=\"{value}\": {problem}")]
     Attribute {
-        /// The element's place.
         position: Position,
-        /// The element's name.
         element: String,
-        /// The attribute's name.
         attribute: &'static str,
-        /// Its value.
         value: String,
         /// What is wrong with it.
         problem: String,
     },
     /// An element lacks an attribute that it needs.
     #[error("{position}: <{element}> has no attribute {attribute:?}")]
-    Missing {
-        /// The element's place.
-        position: Position,
-        /// The element's name.
-        element: String,
-        /// The attribute's name.
-        attribute: &'static str,
-    },
+    Missing { position: Position, element: String, attribute: &'static str },
     /// An element that cannot be there, or not there again.
     #[error("{position}: <{element}>: {problem}")]
     Element {
-        /// The element's place.
         position: Position,
-        /// The element's name.
         element: String,
         /// What is wrong with it.
         problem: String,

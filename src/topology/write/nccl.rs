@@ -20,13 +20,11 @@ use crate::topology::{
 
 /// Why a topology cannot be written as NCCL's XML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum NcclFormError {
     /// A device's place is unknown.
     #[error("the PCI address of {device} is unknown, and NCCL knows devices by it alone")]
-    NoAddress {
-        /// The device.
-        device: Device,
-    },
+    NoAddress { device: Device },
 }
 
 /// What NVML, and so NCCL, gives as the address of an NVLink's end that it cannot see.

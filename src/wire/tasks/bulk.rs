@@ -8,17 +8,9 @@ use super::ObjectId;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bulk {
     /// Send an object's bytes.
-    Get {
-        /// The object.
-        object: ObjectId,
-    },
+    Get { object: ObjectId },
     /// Take an object; this many bytes follow the frame.
-    Put {
-        /// The object.
-        object: ObjectId,
-        /// How many.
-        bytes: u64,
-    },
+    Put { object: ObjectId, bytes: u64 },
     /// How full are you?
     Counters,
 }
@@ -31,10 +23,7 @@ pub enum BulkReply {
     /// The object is stored.
     Stored,
     /// It cannot be done.
-    Refused {
-        /// Why.
-        reason: String,
-    },
+    Refused { reason: String },
     /// The answer to [`Bulk::Counters`].
     Counters(Counters),
 }

@@ -11,7 +11,6 @@ pub enum TaskError {
     /// The function returned an error.
     #[error("task {task} failed on {worker}: {message}")]
     Failed {
-        /// The task.
         task: ObjectId,
         /// Where it ran.
         worker: String,
@@ -21,7 +20,6 @@ pub enum TaskError {
     /// The function panicked.
     #[error("task {task} panicked on {worker}: {message}")]
     Panicked {
-        /// The task.
         task: ObjectId,
         /// Where it ran.
         worker: String,
@@ -31,7 +29,6 @@ pub enum TaskError {
     /// The workers' program has no such function.
     #[error("task {task}: {worker} has no function {function:?}")]
     UnknownFunction {
-        /// The task.
         task: ObjectId,
         /// Who was asked.
         worker: String,
@@ -41,51 +38,31 @@ pub enum TaskError {
     /// Each worker that ran it died.
     #[error("task {task} was on {deaths} workers that died, {worker} the last")]
     WorkersDied {
-        /// The task.
         task: ObjectId,
-        /// How many.
         deaths: u32,
         /// The last of them.
         worker: String,
     },
     /// The only copy of an object was at a worker that died, and no task can compute it again.
     #[error("object {object} was lost with {worker}, and no task can compute it again")]
-    Lost {
-        /// The object.
-        object: ObjectId,
-        /// The worker.
-        worker: String,
-    },
+    Lost { object: ObjectId, worker: String },
     /// Everybody had released an object, and no task can compute it again.
     #[error("object {object} was released, and is needed again since a worker died")]
-    Forgotten {
-        /// The object.
-        object: ObjectId,
-    },
+    Forgotten { object: ObjectId },
     /// A worker had no room for an object at any level.
     #[error("task {task}: {worker} has no room: {message}")]
     NoRoom {
-        /// The task.
         task: ObjectId,
-        /// The worker.
         worker: String,
         /// What was full.
         message: String,
     },
     /// It was cancelled.
     #[error("task {task} was cancelled")]
-    Cancelled {
-        /// The task.
-        task: ObjectId,
-    },
+    Cancelled { task: ObjectId },
     /// The scheduler does not take it.
     #[error("task {task} is refused: {reason}")]
-    Refused {
-        /// The task.
-        task: ObjectId,
-        /// Why.
-        reason: String,
-    },
+    Refused { task: ObjectId, reason: String },
 }
 
 impl TaskError {

@@ -182,9 +182,7 @@ impl Serialize for Verdict {
 /// One ordered pair of workers at one size of messages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// The sender.
     pub from: String,
-    /// The receiver.
     pub to: String,
     /// Where the bytes lie.
     pub memory: MemoryKind,

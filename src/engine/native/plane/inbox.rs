@@ -48,7 +48,7 @@ pub enum Report {
         /// UCX's words.
         cause: String,
     },
-    /// The thread is at work: the answer to [`Plane::pulse`].
+    /// The thread is at work: the answer to `Plane::pulse`.
     Pulse,
     /// A measurement has ended.
     Measured {

@@ -162,7 +162,6 @@ pub enum CudaParameter {
     Input(u32),
     /// The task's next output, of this many bytes: a pointer to memory of undefined content.
     Output(u64),
-    /// A value.
     Value(Scalar),
 }
 

@@ -21,6 +21,7 @@ use words::{Word, words};
 
 /// Why a text is no matrix of `nvidia-smi topo -m`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum SmiError {
     /// There is a row, but no header above it.
     #[error("{position}: a row of the matrix without a header line above it")]
@@ -31,7 +32,6 @@ pub enum SmiError {
     /// A heading behind the devices that `nvidia-smi` does not print, or prints once.
     #[error("{position}: {word:?} is no column of this matrix")]
     Heading {
-        /// Where.
         position: Position,
         /// The heading's first word.
         word: String,
@@ -39,7 +39,6 @@ pub enum SmiError {
     /// More columns than any machine has devices.
     #[error("{position}: {count} columns are more than a machine has devices")]
     TooMany {
-        /// The header.
         position: Position,
         /// How many there are.
         count: usize,
@@ -49,23 +48,16 @@ pub enum SmiError {
     Twice {
         /// The second one.
         position: Position,
-        /// The device.
         name: String,
     },
     /// A row without a column of its name.
     #[error("{position}: {name} has a row but no column")]
-    NoColumn {
-        /// The row.
-        position: Position,
-        /// The device.
-        name: String,
-    },
+    NoColumn { position: Position, name: String },
     /// A GPU without a row.
     #[error("{position}: the matrix ends here, and {name} has no row")]
     NoRow {
         /// The last row that is there.
         position: Position,
-        /// The device.
         name: String,
     },
     /// A row with too few cells.
@@ -73,7 +65,6 @@ pub enum SmiError {
     Short {
         /// The end of the row.
         position: Position,
-        /// The row.
         name: String,
         /// Cells it has.
         found: usize,
@@ -83,11 +74,8 @@ pub enum SmiError {
     /// A cell that is no link.
     #[error("{position}: {row} to {column}: {cause}")]
     Cell {
-        /// Where.
         position: Position,
-        /// The row's device.
         row: String,
-        /// The column's device.
         column: String,
         /// What the cell says.
         cause: LinkKindError,
@@ -95,11 +83,8 @@ pub enum SmiError {
     /// `X` off the diagonal, or something else on it.
     #[error("{position}: {row} to {column} cannot be {kind}")]
     Diagonal {
-        /// Where.
         position: Position,
-        /// The row's device.
         row: String,
-        /// The column's device.
         column: String,
         /// What the cell says.
         kind: LinkKind,
@@ -107,11 +92,8 @@ pub enum SmiError {
     /// The two cells of a pair differ.
     #[error("{position}: {row} to {column} is {here} here and {there} the other way round")]
     Asymmetric {
-        /// Where.
         position: Position,
-        /// The row's device.
         row: String,
-        /// The column's device.
         column: String,
         /// What this cell says.
         here: LinkKind,
@@ -120,18 +102,11 @@ pub enum SmiError {
     },
     /// More values behind the links than there are headings.
     #[error("{position}: {value:?} has no column")]
-    Extra {
-        /// Where.
-        position: Position,
-        /// The value.
-        value: String,
-    },
+    Extra { position: Position, value: String },
     /// A value behind the links that is no list of CPUs or NUMA nodes.
     #[error("{position}: {column}: {cause}")]
     List {
-        /// Where.
         position: Position,
-        /// The heading.
         column: &'static str,
         /// What is wrong with it.
         cause: IdSetError,
@@ -141,7 +116,6 @@ pub enum SmiError {
     Glued {
         /// The CPU list.
         position: Position,
-        /// The row.
         row: String,
         /// The CPU list as it stands.
         cpus: String,

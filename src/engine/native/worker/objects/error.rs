@@ -20,26 +20,18 @@ pub enum StoreError {
     },
     /// The object is not here.
     #[error("object {object} is not here")]
-    Unknown {
-        /// Its name.
-        object: ObjectId,
-    },
+    Unknown { object: ObjectId },
     /// The file cannot be made, written or read.
     #[error("cannot {action} the file for objects in {}", directory.display())]
     File {
-        /// What was attempted.
         action: &'static str,
         /// Where it lies.
         directory: PathBuf,
-        /// The system's words.
         source: std::io::Error,
     },
     /// The file gave back other bytes than it got.
     #[error("object {object} came back from its file with a wrong checksum")]
-    Checksum {
-        /// Its name.
-        object: ObjectId,
-    },
+    Checksum { object: ObjectId },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] cuda::Error),
