@@ -232,8 +232,8 @@ impl Cluster {
         Client::connect(self.paths().root())
     }
 
-    /// The phase of the cluster and of each process, with process ids, bindings, restarts and lanes,
-    /// as `ps -o json` prints them.
+    /// The phase of the cluster and of each process, with process ids, bindings, restarts and
+    /// lanes, as `ps -o json` prints them.
     ///
     /// # Errors
     /// If the supervisor cannot be asked.
