@@ -10,7 +10,6 @@
 
 mod error;
 mod outline;
-mod quote;
 mod read;
 
 use std::fmt;
@@ -18,7 +17,6 @@ use std::fmt;
 pub use error::{Problem, ReadError};
 pub(crate) use error::{did_you_mean, in_full, nearest};
 pub(crate) use outline::find;
-pub(crate) use quote::xml_escaped;
 pub(crate) use read::{given_twice, read, without_mark};
 
 /// Line and column of a text, as editors count them.
@@ -79,4 +77,21 @@ impl fmt::Display for Form {
             Self::Json => "JSON",
         })
     }
+}
+
+/// Text as it stands in XML, in quotes or between tags; what XML cannot hold is left out.
+pub(crate) fn xml_escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\u{fffe}' | '\u{ffff}' => {}
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+    out
 }
