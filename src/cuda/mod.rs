@@ -7,9 +7,11 @@
 #![allow(unsafe_code)]
 
 mod driver;
+mod fault;
 mod host;
 mod kernel;
 mod nvrtc;
+mod pool;
 mod simulated;
 pub(crate) mod spare;
 
@@ -18,9 +20,11 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use driver::DriverDevice;
+pub use fault::Fault;
 pub(crate) use host::PAGE;
 pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
+pub use pool::PoolUse;
 pub use simulated::SimulatedDevice;
 
 use crate::ids::PciAddress;
@@ -132,6 +136,47 @@ impl Device {
         match self {
             Device::Simulated(_) => Ok(()),
             Device::Driver(device) => device.try_foreign(handle),
+        }
+    }
+
+    /// What this process has of the device's memory, and how much of that is in use; a simulated
+    /// device has no pool.
+    pub fn pool(&self) -> Option<PoolUse> {
+        match self {
+            Device::Simulated(_) => None,
+            Device::Driver(device) => Some(device.pool()),
+        }
+    }
+
+    /// Gives back all memory of the device that is not in use.
+    pub fn shrink(&self) {
+        if let Device::Driver(device) = self {
+            device.shrink();
+        }
+    }
+
+    /// The first error that only the end of this process clears. A simulated device has none.
+    pub fn fault(&self) -> Option<&Fault> {
+        match self {
+            Device::Simulated(_) => None,
+            Device::Driver(device) => device.faults().first(),
+        }
+    }
+
+    /// Calls `listener` on the first such error, on the thread that finds it, and at once if there
+    /// was one. The first listener stays.
+    pub fn on_fault(&self, listener: impl Fn(&Fault) + Send + Sync + 'static) {
+        if let Device::Driver(device) = self {
+            device.faults().tell(Box::new(listener));
+        }
+    }
+
+    /// Finds a fault that other calls than ours have met: those of UCX, of a task's own library, of
+    /// a kernel that is running. Whether there was one, [`Self::fault`] says.
+    pub fn look_for_fault(&self) {
+        if let Device::Driver(device) = self {
+            // Any other error is no matter of this question.
+            let _ = device.memory();
         }
     }
 

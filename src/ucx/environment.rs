@@ -19,8 +19,14 @@ use super::context::Setting;
 /// UCX copies one piece of at most 512 KiB between two looks for messages. With four, what a
 /// message costs besides its copy is paid for several at once, before the next copy empties the
 /// caches; with more, other peers' messages would wait for longer than a fifth of a millisecond.
+///
+/// UCX stages what it cannot read directly. For device memory it takes 128 pieces of 4 MiB of the
+/// device itself as it needs them, which is no part of any plan, and on a full GPU never comes; so
+/// it stages in host memory alone (ucp_context.c, `RNDV_FRAG_MEM_TYPES`; until 1.16 the name was
+/// singular, and only the host was meant).
 pub fn defaults() -> Vec<Setting> {
     [
+        ("RNDV_FRAG_MEM_TYPES", "host"),
         ("POSIX_ERROR_HANDLING", "y"),
         ("CMA_MEMORY_INVALIDATE", "y"),
         ("CMA_TX_QUOTA", "4"),

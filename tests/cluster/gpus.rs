@@ -49,6 +49,12 @@ impl Machine {
         self.run(&[&up, arguments].concat(), variables)
     }
 
+    fn worker(&self, name: &str) -> Value {
+        let state = self.sandbox.state("dev");
+        let workers = state["workers"].as_array().expect("workers");
+        workers.iter().find(|worker| worker["name"] == name).expect(name).clone()
+    }
+
     /// The rows of `verify` or `bench links`.
     fn pairs(&self, arguments: &[&str]) -> (i32, Vec<Value>) {
         let said = self.run(&[arguments, &["-o", "json"]].concat(), &[]);
@@ -100,7 +106,7 @@ fn two_gpus_move_device_memory_over_cuda_ipc_and_leave_nothing() {
     assert_eq!((code, pairs.len()), (0, 4), "{pairs:#?}");
     for report in machine.down(2) {
         assert!(moved(&report, "peer to device") > 64 << 20, "{report:#}");
-        assert_eq!(moved(&report, "host to device"), 0, "{report:#}");
+        assert!(moved(&report, "host to device") < 1 << 20, "but for short messages: {report:#}");
     }
 }
 
@@ -166,4 +172,54 @@ fn a_gpu_with_little_memory_says_so() {
         machine.sandbox.try_state("dev").is_some_and(|state| state["state"] == "ready")
     });
     machine.down(2);
+}
+
+#[test]
+fn a_small_gpu_does_its_work_slowly_and_does_not_hang() {
+    let Some(machine) = Machine::new("small GPUs", "small=100M") else { return };
+    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let sizes = ["--chunks", "4", "--chunk-size", "1024", "--runs", "1"];
+    let said = machine.run(&[&["bench", "transpose", "dev"], &sizes[..]].concat(), &[]);
+    assert_eq!(
+        said.code, 0,
+        "128 MiB of chunks, 200 MiB of devices, the host for the rest: {said}"
+    );
+    machine.down(2);
+}
+
+#[test]
+fn a_gpu_that_has_faulted_ends_its_worker_and_the_work_goes_on() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let faults = folder.path().join("faults");
+    std::fs::write(&faults, "").expect("written");
+    let sticky = format!("sticky={}", faults.display());
+    let Some(machine) = Machine::new("a fault", &sticky) else { return };
+    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let before = machine.worker("gpu1");
+    // What the chunks are made of is on both GPUs as one of them faults.
+    let bench = ["bench", "transpose", "dev", "--chunks", "6", "--chunk-size", "512"];
+    let mut command = machine.fake.command();
+    command.args(bench).args(["--runs", "4"]).env("CUDA_CLUSTER_UCX", &machine.libucp);
+    let running = machine.sandbox.spawn_program(command);
+    std::fs::write(&faults, "1 700\n").expect("written");
+    let said = running.wait();
+    assert_eq!(said.code, 0, "the tasks ran again: {said}");
+    eventually("the worker is back", Duration::from_secs(60), || {
+        machine.sandbox.try_state("dev").is_some_and(|state| {
+            let worker = state["workers"].as_array().and_then(|all| all.get(1));
+            worker.is_some_and(|it| it["state"] == "ready" && it["pid"] != before["pid"])
+        })
+    });
+    let after = machine.worker("gpu1");
+    let reason = after["last_exit"]["reason"].as_str().expect("a reason");
+    assert!(
+        reason.contains("the GPU has faulted") && reason.contains("CUDA error 700"),
+        "{reason}"
+    );
+    let other = machine.worker("gpu0");
+    assert_eq!(other["restarts"], 0, "{other:#}");
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_nothing_is_left();
 }

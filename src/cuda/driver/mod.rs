@@ -11,8 +11,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::fault::Faults;
+use super::pool::{self, Pool, PoolUse};
 use super::{Error, MemoryInfo};
 use crate::ids::PciAddress;
 
@@ -100,6 +102,8 @@ pub struct DriverDevice {
     context: *mut c_void,
     name: String,
     modules: Mutex<kernel::Modules>,
+    faults: Faults,
+    pool: Mutex<Pool>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the context is a handle that is
@@ -126,6 +130,8 @@ impl DriverDevice {
             context: null_mut(),
             name: String::new(),
             modules: Mutex::default(),
+            faults: Faults::default(),
+            pool: Mutex::new(Pool::new(0)),
         };
         // SAFETY: no flags are defined.
         opened.check("cuInit", unsafe { (opened.functions.cuInit)(0) })?;
@@ -149,7 +155,12 @@ impl DriverDevice {
         opened.check("cuDevicePrimaryCtxRetain", result)?;
         opened.device = device;
         opened.context = context;
+        opened.pool = Mutex::new(Pool::new(opened.memory()?.total_bytes));
         Ok(opened)
+    }
+
+    pub(super) fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     pub(super) fn name(&self) -> &str {
@@ -174,20 +185,65 @@ impl DriverDevice {
 
     pub(super) fn allocate(device: &Arc<Self>, bytes: usize) -> Result<DriverMemory, Error> {
         device.make_current()?;
-        let mut address = 0;
-        if bytes > 0 {
-            // SAFETY: a place for the result; the context is current.
-            let result = unsafe { (device.functions.cuMemAlloc_v2)(&raw mut address, bytes) };
-            if result == OUT_OF_MEMORY {
-                return Err(Error::OutOfMemory {
-                    device: device.name.clone(),
-                    asked_bytes: bytes,
-                    free_bytes: device.memory()?.free_bytes,
-                });
-            }
-            device.check("cuMemAlloc", result)?;
-        }
+        let address = match bytes {
+            0 => 0,
+            _ => device.piece(bytes)?,
+        };
         Ok(DriverMemory { device: Arc::clone(device), address, bytes })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Pool> {
+        // Nothing between two changes of it can panic.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a piece from the pool, which grows if it must: by a slab, or where there is no memory
+    /// for one, by just what is asked for.
+    fn piece(&self, bytes: usize) -> Result<Address, Error> {
+        let full = |free_bytes| Error::OutOfMemory {
+            device: self.name.clone(),
+            asked_bytes: bytes,
+            free_bytes,
+        };
+        let rounded = pool::rounded(bytes).ok_or_else(|| full(0))?;
+        let mut pool = self.locked();
+        if let Some(address) = pool.take(rounded) {
+            return Ok(address);
+        }
+        for length in [pool.next_slab(rounded), rounded] {
+            let mut base = 0;
+            let asked = usize::try_from(length).unwrap_or(usize::MAX);
+            // SAFETY: a place for the result; the context is current.
+            let result = unsafe { (self.functions.cuMemAlloc_v2)(&raw mut base, asked) };
+            if result != OUT_OF_MEMORY {
+                self.check("cuMemAlloc", result)?;
+                pool.grow(base, length);
+                return pool.take(rounded).ok_or_else(|| full(0));
+            }
+            self.free_slabs(pool.shrink());
+        }
+        let used = pool.usage();
+        Err(full(self.memory()?.free_bytes + (used.held_bytes - used.used_bytes)))
+    }
+
+    /// The context must be current.
+    fn free_slabs(&self, slabs: impl IntoIterator<Item = Address>) {
+        for base in slabs {
+            // SAFETY: allocated once, on this device, and no piece of it is out. A failure means
+            // that the context is lost, and the memory with it.
+            let _ = unsafe { (self.functions.cuMemFree_v2)(base) };
+        }
+    }
+
+    pub(super) fn pool(&self) -> PoolUse {
+        self.locked().usage()
+    }
+
+    pub(super) fn shrink(&self) {
+        if self.make_current().is_ok() {
+            let slabs = self.locked().shrink();
+            self.free_slabs(slabs);
+        }
     }
 
     /// Maps another process's memory, reads its first bytes, and gives it back.
@@ -216,6 +272,7 @@ impl DriverDevice {
         if result == SUCCESS {
             return Ok(());
         }
+        self.faults.note(call, result, || self.text(result));
         Err(Error::Call { call, reason: self.text(result) })
     }
 
@@ -236,6 +293,7 @@ impl DriverDevice {
 impl Drop for DriverDevice {
     fn drop(&mut self) {
         if !self.context.is_null() {
+            self.shrink();
             // SAFETY: retained once in `open`; every buffer holds the device, so none is left. At
             // the process's end the driver may be gone already and says so, which changes nothing.
             let _ = unsafe { (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
@@ -313,10 +371,10 @@ impl DriverMemory {
 
 impl Drop for DriverMemory {
     fn drop(&mut self) {
-        if self.address != 0 && self.device.make_current().is_ok() {
-            // SAFETY: allocated once, on this device, and not used after this. A failure means that
-            // the context is lost, and the memory with it.
-            let _ = unsafe { (self.device.functions.cuMemFree_v2)(self.address) };
+        let Some(bytes) = pool::rounded(self.bytes).filter(|_| self.address != 0) else { return };
+        let slab = self.device.locked().give(self.address, bytes);
+        if slab.is_some() && self.device.make_current().is_ok() {
+            self.device.free_slabs(slab);
         }
     }
 }

@@ -68,6 +68,14 @@ pub enum Error {
     /// The worker's GPU cannot be used.
     #[error("the GPU cannot be used")]
     Device(#[from] cuda::Error),
+    /// The worker's GPU has faulted, and answers this process no more.
+    #[error("the GPU has faulted: {fault}{}", in_task(task.as_deref()))]
+    Fault {
+        /// The driver's words.
+        fault: cuda::Fault,
+        /// The task that met it, and its function, where a task did.
+        task: Option<String>,
+    },
     /// The thread that owns UCX ended by itself.
     #[error("the thread that owns UCX ended")]
     PlaneGone,
@@ -80,6 +88,10 @@ impl From<getrandom::Error> for Error {
     fn from(error: getrandom::Error) -> Self {
         Error::Random(error)
     }
+}
+
+fn in_task(task: Option<&str>) -> String {
+    task.map_or(String::new(), |task| format!(", in {task}"))
 }
 
 impl Error {

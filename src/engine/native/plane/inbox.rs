@@ -5,6 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use tokio::sync::oneshot;
 
+use super::measure;
 use super::transfer::{Request, TransferError};
 use crate::cuda::Device;
 use crate::ucx::{Buffer, Setting, Waker};
@@ -90,14 +91,14 @@ pub(super) enum Command {
     RoomToSend {
         id: u64,
         measurement: Measurement,
-        room: Result<Buffer, String>,
+        room: Result<measure::RoomToSend, String>,
     },
     /// Memory for a peer's measurement.
     RoomToReceive {
         id: u64,
         from: PeerKey,
         measure: Measure,
-        room: Option<Vec<Buffer>>,
+        room: Option<measure::Room>,
         mapped: Option<Result<(), i32>>,
     },
     Pulse,

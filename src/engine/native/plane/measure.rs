@@ -95,11 +95,26 @@ impl Prepared {
     }
 }
 
+/// Memory of the receiving side.
+pub(super) struct Room {
+    free: Vec<Buffer>,
+    /// As long as a message.
+    answer: Buffer,
+}
+
+/// Memory of the sending side.
+pub(super) struct RoomToSend {
+    buffer: Buffer,
+    landing: Option<Buffer>,
+}
+
 /// The sending side of a measurement.
 struct Sending {
     to: PeerKey,
     measurement: Measurement,
     buffer: Arc<Buffer>,
+    /// Where echoes go in device memory; in host memory they may lie where UCX has put them.
+    landing: Option<Box<Buffer>>,
     /// Messages of this round that are still to be sent.
     left: u32,
     in_flight: u32,
@@ -114,8 +129,8 @@ struct Receiving {
     /// Memory that no receive uses, one for each receive that may overlap with others.
     #[expect(clippy::vec_box, reason = "they move about with every message")]
     free: Vec<Box<Buffer>>,
-    /// What pings are answered with.
-    answer: Option<Arc<Buffer>>,
+    /// What pings are answered with, from the kind of memory that is measured.
+    answer: Arc<Buffer>,
     waiting: VecDeque<Arrival>,
     received: u32,
 }
@@ -139,7 +154,7 @@ impl Measurements {
         id: u64,
         to: PeerKey,
         measurement: Measurement,
-        buffer: Buffer,
+        RoomToSend { buffer, landing }: RoomToSend,
     ) -> Out {
         let (handle, mapped) = match &buffer {
             Buffer::Device(buffer) => match buffer.ipc_handle() {
@@ -160,6 +175,7 @@ impl Measurements {
         let sending = Sending {
             to,
             buffer: Arc::new(buffer),
+            landing: landing.map(Box::new),
             left: 0,
             in_flight: 0,
             rounds: Vec::new(),
@@ -177,7 +193,7 @@ impl Measurements {
         from: PeerKey,
         id: u64,
         measure: Measure,
-        memory: Option<Vec<Buffer>>,
+        memory: Option<Room>,
         mapped: Option<Result<(), i32>>,
     ) -> Out {
         let prepared = match (&memory, mapped) {
@@ -186,10 +202,10 @@ impl Measurements {
             (Some(_), Some(Ok(()))) => Prepared::Readable,
             (Some(_), Some(Err(code))) => Prepared::Refused(code),
         };
-        if let Some(free) = memory {
+        if let Some(Room { free, answer }) = memory {
             let free = free.into_iter().map(Box::new).collect();
-            let waiting = VecDeque::new();
-            let receiving = Receiving { measure, free, answer: None, waiting, received: 0 };
+            let (waiting, answer) = (VecDeque::new(), Arc::new(answer));
+            let receiving = Receiving { measure, free, answer, waiting, received: 0 };
             self.receiving.insert((from, id), receiving);
         }
         Out {
@@ -290,19 +306,56 @@ impl Measurements {
         }
     }
 
-    /// Takes a ping; the answer has as many bytes.
+    /// Takes a ping. What it says must be in the memory that is measured before it is answered:
+    /// host memory may be where UCX has put it.
     pub(super) fn ping(&mut self, from: PeerKey, id: u64, arrival: Arrival) -> Option<Out> {
         let receiving = self.receiving.get_mut(&(from, id))?;
-        let bytes = arrival.bytes()?.len();
-        drop(arrival);
-        let answer = receiving.answer.take().filter(|answer| answer.len() == bytes);
-        let answer = answer.unwrap_or_else(|| Arc::new(vec![1; bytes].into()));
-        let payload = match bytes {
+        if arrival.len() as u64 != receiving.measure.size {
+            return None;
+        }
+        if receiving.measure.memory == MemoryKind::Device && arrival.len() > 0 {
+            let buffer = receiving.free.pop()?;
+            let _ = arrival.receive(buffer, Purpose::Pinged { from, measurement: id });
+            return None;
+        }
+        // The sender waits for an answer to what it holds until then.
+        arrival.bytes()?;
+        self.pong(from, id)
+    }
+
+    /// A ping has arrived in device memory.
+    pub(super) fn pinged(
+        &mut self,
+        from: PeerKey,
+        id: u64,
+        buffer: Option<Box<Buffer>>,
+    ) -> Option<Out> {
+        self.receiving.get_mut(&(from, id))?.free.extend(buffer);
+        self.pong(from, id)
+    }
+
+    fn pong(&self, from: PeerKey, id: u64) -> Option<Out> {
+        let answer = &self.receiving.get(&(from, id))?.answer;
+        let payload = match answer.len() {
             0 => Payload::Empty,
-            _ => Payload::Shared(Arc::clone(&answer)),
+            _ => Payload::Shared(Arc::clone(answer)),
         };
-        receiving.answer = Some(answer);
         Some(Out { to: from, kind: Kind::Pong, id, argument: 0, payload })
+    }
+
+    /// Takes an echo: true if it has arrived, false if it has yet to come into device memory.
+    pub(super) fn echo(&mut self, id: u64, arrival: Arrival) -> bool {
+        let landing = self.sending.get_mut(&id).and_then(|sending| sending.landing.take());
+        let Some(buffer) = landing else { return true };
+        let _ = arrival.receive(buffer, Purpose::Echoed { measurement: id });
+        false
+    }
+
+    /// An echo has arrived in device memory; whose it is.
+    pub(super) fn echoed(&mut self, id: u64, buffer: Option<Box<Buffer>>) -> Option<PeerKey> {
+        let sending = self.sending.get_mut(&id)?;
+        sending.landing = buffer;
+        Some(sending.to)
     }
 
     /// The sender is done.
@@ -333,7 +386,7 @@ impl Measurements {
 pub(super) fn memory_to_send(
     measurement: &Measurement,
     device: Option<&Device>,
-) -> Result<Buffer, String> {
+) -> Result<RoomToSend, String> {
     let counts = [measurement.messages, measurement.rounds];
     if counts.iter().any(|count| !(1..=COUNT_LIMIT).contains(count)) {
         return Err("the measurement is beyond its limits".to_owned());
@@ -343,13 +396,19 @@ pub(super) fn memory_to_send(
     // (`folio_batch`, mm/swap.c), and whoever copies from one that waits spends another tenth of
     // the time on it. A message is copied once, a measured one over and over; so others wait.
     drop(memory(MemoryKind::Host, WAITING_PAGES, None));
-    Ok(buffer)
+    let lands = measurement.memory == MemoryKind::Device
+        && matches!(measurement.what, Quantity::Latency)
+        && measurement.size > 0;
+    let landing = lands.then(|| memory(measurement.memory, measurement.size, device));
+    Ok(RoomToSend { buffer, landing: landing.transpose()? })
 }
 
 /// Memory for the receiving side of a measurement. Takes long for much memory.
-pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Vec<Buffer>> {
+pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Room> {
     let overlapping = (OVERLAPPING_BYTES / measure.size.max(1)).clamp(1, OVERLAPPING);
-    (0..overlapping).map(|_| memory(measure.memory, measure.size, device).ok()).collect()
+    let piece = || memory(measure.memory, measure.size, device).ok();
+    let free = (0..overlapping).map(|_| piece()).collect::<Option<_>>()?;
+    Some(Room { free, answer: piece()? })
 }
 
 /// Whether the sender's device memory can be mapped here; `None` where there is nothing to map.

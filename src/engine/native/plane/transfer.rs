@@ -121,6 +121,10 @@ pub(super) enum Purpose {
     Sent { measurement: u64 },
     /// Receives one.
     Received { from: PeerKey, measurement: u64 },
+    /// Receives a ping into device memory.
+    Pinged { from: PeerKey, measurement: u64 },
+    /// Receives its echo.
+    Echoed { measurement: u64 },
 }
 
 pub(super) type Arrival = ucx::Arrival<Purpose>;

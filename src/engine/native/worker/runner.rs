@@ -8,6 +8,7 @@
 //!
 //! *Invariant:* every order to run a task is answered once: done, failed, returned, or unreachable.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -35,10 +36,23 @@ struct Job {
     inputs: Vec<(ObjectId, Option<Vec<u8>>)>,
 }
 
+/// What threads for tasks wait for.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// Whether the threads are to end.
+    closed: bool,
+    /// Threads that have not ended.
+    threads: u32,
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: Mutex<VecDeque<Job>>,
+    jobs: Mutex<Jobs>,
+    /// There is a job, or the queue is closed.
     filled: Condvar,
+    /// A thread has ended.
+    ended: Condvar,
 }
 
 /// What the event loop hears from threads and fetches.
@@ -71,12 +85,18 @@ impl Runner {
     > {
         let (events, happened) = mpsc::unbounded_channel();
         let (shared, queue) = (Arc::new(shared), Arc::new(Queue::default()));
+        lock(&queue.jobs).threads = threads.max(1);
         for at in 0..threads.max(1) {
             let (shared, queue, events) = (Arc::clone(&shared), Arc::clone(&queue), events.clone());
-            // They end with the process.
-            std::thread::Builder::new()
-                .name(format!("task{at}"))
-                .spawn(move || work(&shared, &queue, &events))
+            let work = move || {
+                work(&shared, &queue, &events);
+                drop(shared);
+                lock(&queue.jobs).threads -= 1;
+                queue.ended.notify_one();
+            };
+            let thread = std::thread::Builder::new().name(format!("task{at}"));
+            thread
+                .spawn(work)
                 .map_err(|source| Error::System { action: "start a thread for tasks", source })?;
         }
         let sender = events.clone();
@@ -147,8 +167,25 @@ impl Runner {
         }
     }
 
+    /// Ends the threads, so that each gives back what it has of the device. Those that run a task
+    /// are waited for no longer than this; they end with the process.
+    pub(super) fn stop(&self, within: Duration) {
+        let mut jobs = lock(&self.queue.jobs);
+        jobs.closed = true;
+        self.queue.filled.notify_all();
+        let deadline = Instant::now() + within;
+        while jobs.threads > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.queue.ended.wait_timeout(jobs, left);
+            jobs = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     fn enqueue(&self, job: Job) {
-        lock(&self.queue.jobs).push_back(job);
+        lock(&self.queue.jobs).waiting.push_back(job);
         self.queue.filled.notify_one();
     }
 
@@ -169,7 +206,7 @@ impl Runner {
             self.forget_waits(task);
         }
         let queued = !waited && {
-            let mut jobs = lock(&self.queue.jobs);
+            let jobs = &mut lock(&self.queue.jobs).waiting;
             let at = jobs.iter().position(|job| job.task == task);
             at.and_then(|at| jobs.remove(at)).is_some()
         };
@@ -209,6 +246,8 @@ impl Runner {
                 vec![Report::Fetched { object, source, bytes, micros: micros(took) }]
             }
             Err(error) => {
+                // It may have been this GPU's fault; then the process ends.
+                self.shared.store.device().inspect(|device| device.look_for_fault());
                 let failed = waiters.into_iter().filter(|task| self.waiting.contains_key(task));
                 let failed: Vec<ObjectId> = failed.collect();
                 let mut reports = Vec::new();
@@ -239,6 +278,16 @@ fn micros(took: Duration) -> u64 {
     u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
 }
 
+thread_local! {
+    /// The task that this thread runs, and its function.
+    static RUNNING: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// The task that the calling thread runs, and its function, if it runs one.
+pub(super) fn running_here() -> Option<String> {
+    RUNNING.with_borrow(Clone::clone)
+}
+
 /// What each thread does.
 fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<WorkerEvent>) {
     if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
@@ -247,13 +296,20 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
     loop {
         let mut jobs = lock(&queue.jobs);
         let job = loop {
-            match jobs.pop_front() {
+            if jobs.closed {
+                return;
+            }
+            match jobs.waiting.pop_front() {
                 Some(job) => break job,
                 None => jobs = queue.filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
         };
         drop(jobs);
         let report = when_there_is_room(shared, job);
+        // The process ends, and the task with it: that counts as a death that the task has caused.
+        while shared.store.device().is_some_and(|device| device.fault().is_some()) {
+            std::thread::park();
+        }
         if events.send(WorkerEvent::Report(report)).is_err() {
             return;
         }
@@ -299,6 +355,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
     let (store, arguments) = (&*shared.store, &*job.arguments);
     let context = Context { task, worker: &shared.me.name, arguments, store, party };
     let start = Instant::now();
+    RUNNING.set(Some(format!("task {task} ({})", job.function)));
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
     let micros = micros(start.elapsed());
     drop(inputs);
@@ -318,6 +375,10 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
             (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, party, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
+    if products.is_err() {
+        shared.store.device().inspect(|device| device.look_for_fault());
+    }
+    RUNNING.take();
     match products {
         Ok(products) => Report::Done { task, products, micros },
         Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error) },

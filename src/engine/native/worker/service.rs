@@ -15,7 +15,7 @@ use super::bulk;
 use super::context::{SimulatedLink, WorkerContext};
 use super::objects::{self, Store};
 use super::registry::Registry;
-use super::runner::{Runner, WorkerEvent};
+use super::runner::{Runner, WorkerEvent, running_here};
 use crate::cuda::{Device, spare};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
@@ -43,6 +43,10 @@ const SPARE_SHARE: u64 = 32;
 
 /// What counts as the limit for spare memory where there is none.
 const UNLIMITED: u64 = 8 << 30;
+
+/// A task that runs at the worker's end has this long to return, so that it may give back what it
+/// has of the device; its result counts for nothing.
+const TASKS_END_WITHIN: Duration = Duration::from_millis(100);
 
 /// Objects that are fetched at one time.
 const FETCHES: usize = 8;
@@ -111,6 +115,15 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         return plane.stop().and(Err(Error::PlaneGone));
     };
     tracing::info!(ucx = library, "UCX is open");
+    // It lasts as long as this function, so the channel stays open.
+    let (faulted, mut faults) = mpsc::unbounded_channel();
+    if let Some(device) = &device {
+        let faulted = faulted.clone();
+        device.on_fault(move |fault| {
+            let _ = faulted.send(Error::Fault { fault: fault.clone(), task: running_here() });
+        });
+    }
+    let opened_device = device.clone();
     let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
@@ -123,6 +136,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             biased;
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
+            Some(error) = faults.recv() => break Err(error),
             // The UCX thread has its turn, too, before the answer.
             () = status.asked() => plane.pulse(),
             report = reports.recv() => match report {
@@ -168,7 +182,12 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         // A scheduler that is gone already need not be told.
         let _ = scheduler.say(&FromWorker::Leaving).await;
     }
-    match (plane.stop(), ended) {
+    runner.stop(TASKS_END_WITHIN);
+    let stopped = plane.stop();
+    if let Some(device) = &opened_device {
+        device.shrink();
+    }
+    match (stopped, ended) {
         // The thread's own reason is the better story.
         (Err(error), Err(Error::PlaneGone)) => Err(error),
         (_, Err(error)) | (Err(error), Ok(())) => Err(error),

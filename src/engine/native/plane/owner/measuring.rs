@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 
 use super::{ECHO, Owner};
 use crate::engine::native::plane::inbox::{Command, Report};
-use crate::engine::native::plane::measure::{self, Ended, Out};
-use crate::ucx::{self, Buffer};
+use crate::engine::native::plane::measure::{self, Ended, Out, RoomToSend};
+use crate::ucx;
 use crate::wire::native::{Measurement, Protocol};
 use crate::wire::peer::{Kind, PeerKey};
 
@@ -31,14 +31,14 @@ impl Owner {
         &mut self,
         id: u64,
         measurement: Measurement,
-        room: Result<Buffer, String>,
+        room: Result<RoomToSend, String>,
     ) {
         let peer = self.peer(&measurement.to);
         let no_peer = || format!("there is no connection to {}", measurement.to);
         match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
-            Ok((peer, buffer)) => {
+            Ok((peer, room)) => {
                 self.pin(measurement.cpus.map(|(sender, _)| sender));
-                let out = self.measurements.begin(id, peer, measurement, buffer);
+                let out = self.measurements.begin(id, peer, measurement, room);
                 self.send_one(out);
             }
             Err(reason) => self.report(Ended::early(id, reason)),

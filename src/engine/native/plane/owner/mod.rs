@@ -243,7 +243,11 @@ impl Owner {
                 self.send_one(out);
             }
             // Nobody listens any more only when the process ends.
-            Command::Pulse => drop(self.reports.send(Report::Pulse)),
+            Command::Pulse => {
+                // Whoever does nothing must find out, too.
+                self.device.as_ref().inspect(|device| device.look_for_fault());
+                drop(self.reports.send(Report::Pulse));
+            }
             Command::Stop => {}
         }
     }
@@ -335,7 +339,10 @@ impl Owner {
             Kind::Pong => match self.echoes.remove(&id) {
                 // The caller may have stopped waiting.
                 Some((_, reply)) => drop(reply.send(Ok(()))),
-                None => self.measured(id, sender, kind, argument),
+                None if self.measurements.echo(id, arrival) => {
+                    self.measured(id, sender, kind, argument);
+                }
+                None => {}
             },
             Kind::Stream => self.measurements.stream(sender, id, arrival),
             Kind::Ping if id & ECHO != 0 => {
@@ -376,6 +383,17 @@ impl Owner {
                 let buffer = payload.into_owned();
                 if let Some(out) = self.measurements.received(from, measurement, buffer) {
                     self.send_one(out);
+                }
+            }
+            Purpose::Pinged { from, measurement } => {
+                let buffer = payload.into_owned();
+                if let Some(out) = self.measurements.pinged(from, measurement, buffer) {
+                    self.send_one(out);
+                }
+            }
+            Purpose::Echoed { measurement } => {
+                if let Some(by) = self.measurements.echoed(measurement, payload.into_owned()) {
+                    self.measured(measurement, by, Kind::Pong, 0);
                 }
             }
         }

@@ -1,0 +1,96 @@
+//! Errors after which a process can use its GPU no more.
+//!
+//! *Invariant:* the first such error of a device is the one that is remembered and told.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// What the driver answers once a context is broken, to every call (`CUresult`, cuda.h): an ECC
+/// error that was not corrected, an illegal address, a destroyed context, a failed assertion, and
+/// what kernels die of (launch timeout to launch failure).
+const FATAL: [i32; 10] = [214, 700, 709, 710, 714, 715, 716, 717, 718, 719];
+
+/// An error that only the end of the process clears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The call that found it; what caused it may have been an earlier one.
+    pub call: &'static str,
+    /// `CUresult`.
+    pub code: i32,
+    /// The driver's words.
+    pub reason: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {} (CUDA error {})", self.call, self.reason, self.code)
+    }
+}
+
+/// Who is told of a fault. Runs on the thread that found it.
+pub(super) type Listener = Box<dyn Fn(&Fault) + Send + Sync>;
+
+/// What is remembered of a device's faults.
+#[derive(Default)]
+pub(super) struct Faults {
+    first: OnceLock<Fault>,
+    listener: OnceLock<Listener>,
+}
+
+impl Faults {
+    pub(super) fn first(&self) -> Option<&Fault> {
+        self.first.get()
+    }
+
+    /// Tells `listener` of the first fault, if none has told already who else is told.
+    pub(super) fn tell(&self, listener: Listener) {
+        if self.listener.set(listener).is_ok()
+            && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
+        {
+            listener(fault);
+        }
+    }
+
+    /// Takes the result of a call.
+    pub(super) fn note(&self, call: &'static str, code: i32, words: impl FnOnce() -> String) {
+        if !FATAL.contains(&code) || self.first.get().is_some() {
+            return;
+        }
+        let fault = Fault { call, code, reason: words() };
+        if self.first.set(fault).is_ok()
+            && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
+        {
+            listener(fault);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn the_first_fatal_code_is_told_once_whenever_somebody_listens() {
+        for early in [false, true] {
+            let faults = Faults::default();
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let listener = Arc::clone(&told);
+            let listen = move || -> Listener {
+                Box::new(move |fault| listener.lock().expect("whole").push(fault.to_string()))
+            };
+            if early {
+                faults.tell(listen.clone()());
+            }
+            faults.note("cuMemAlloc", 2, || "out of memory".to_owned());
+            assert!(faults.first().is_none(), "it may have memory again");
+            faults.note("cuMemcpyDtoH", 700, || "illegal address".to_owned());
+            faults.note("cuMemFree", 719, || "launch failure".to_owned());
+            if !early {
+                faults.tell(listen());
+            }
+            let told = told.lock().expect("whole");
+            assert_eq!(*told, ["cuMemcpyDtoH failed: illegal address (CUDA error 700)"]);
+        }
+    }
+}
