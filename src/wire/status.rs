@@ -73,7 +73,7 @@ pub enum Status {
         /// Who wished it, or why.
         reason: String,
     },
-    /// The process cannot start; it ends after this.
+    /// The process cannot start, or cannot go on; it ends after this.
     Failed {
         /// Why, with what to do when something can be done.
         reason: String,

@@ -123,9 +123,15 @@ impl StatusPipe {
         }
     }
 
-    /// Says why the process cannot start, unless it was ready already.
+    /// Says why the process cannot start, or cannot go on.
     pub(super) fn failed(&mut self, reason: String) {
-        self.write(&Status::Failed { reason });
+        let failed = Status::Failed { reason };
+        if let Some(questions) = self.questions.take() {
+            // The event loop may be gone already. There is room for it in the socket, unless the
+            // supervisor does not read.
+            let _ = nix::unistd::write(&questions, status::encode(&failed).as_bytes());
+        }
+        self.write(&failed);
         self.file = None;
     }
 

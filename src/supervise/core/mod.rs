@@ -342,7 +342,10 @@ impl Core {
                 seat.leaving = seat.ready.map(|_| then);
                 self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
             }
-            Status::Failed { reason } => seat.blame = Some(format!("could not start: {reason}")),
+            Status::Failed { reason } => {
+                let what = if seat.ready.is_some() { "go on" } else { "start" };
+                seat.blame = Some(format!("could not {what}: {reason}"));
+            }
         }
     }
 
