@@ -1,7 +1,8 @@
 //! Device memory in few large pieces of the driver's, shared out in small ones.
 //!
-//! Every allocation of the driver's is a handle that each peer must open and map, and UCX keeps what
-//! it has mapped. So objects are cut from slabs. Pure: whoever calls allocates slabs and frees them.
+//! Every allocation of the driver's is a handle that each peer must open and map, and UCX keeps
+//! what it has mapped. So objects are cut from slabs. Pure: whoever calls allocates slabs and frees
+//! them.
 //!
 //! *Invariant:* pieces that are out do not overlap and lie within their slab; holes of a slab never
 //! touch each other.
