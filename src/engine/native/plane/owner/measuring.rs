@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use super::{ECHO, Owner};
 use crate::engine::native::plane::inbox::{Command, Report};
 use crate::engine::native::plane::measure::{self, Ended, Out, RoomToSend};
-use crate::ucx;
+use crate::ucx::{self, Payload};
 use crate::wire::native::{Measurement, Protocol};
 use crate::wire::peer::{Kind, PeerKey};
 
@@ -42,6 +42,20 @@ impl Owner {
                 self.send_one(out);
             }
             Err(reason) => self.report(Ended::early(id, reason)),
+        }
+    }
+
+    /// A ping has arrived in device memory.
+    pub(super) fn pinged(&mut self, from: PeerKey, id: u64, payload: Payload) {
+        if let Some(out) = self.measurements.pinged(from, id, payload.into_owned()) {
+            self.send_one(out);
+        }
+    }
+
+    /// An echo has arrived in device memory.
+    pub(super) fn echoed(&mut self, id: u64, payload: Payload) {
+        if let Some(by) = self.measurements.echoed(id, payload.into_owned()) {
+            self.measured(id, by, Kind::Pong, 0);
         }
     }
 

@@ -385,17 +385,8 @@ impl Owner {
                     self.send_one(out);
                 }
             }
-            Purpose::Pinged { from, measurement } => {
-                let buffer = payload.into_owned();
-                if let Some(out) = self.measurements.pinged(from, measurement, buffer) {
-                    self.send_one(out);
-                }
-            }
-            Purpose::Echoed { measurement } => {
-                if let Some(by) = self.measurements.echoed(measurement, payload.into_owned()) {
-                    self.measured(measurement, by, Kind::Pong, 0);
-                }
-            }
+            Purpose::Pinged { from, measurement } => self.pinged(from, measurement, payload),
+            Purpose::Echoed { measurement } => self.echoed(measurement, payload),
         }
     }
 
