@@ -4,5 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
+scripts/features.sh
+cargo test --locked --quiet --package tidy
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
 cargo test --locked --quiet

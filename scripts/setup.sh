@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh            build and run
 #   scripts/setup.sh --tests    also what the tests need
+#   scripts/setup.sh --mutants  also cargo-mutants, into target/tools, for scripts/mutants.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -80,6 +81,10 @@ if [ "${1:-}" = --tests ]; then
         .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$list"
         cp "$list" .venv/installed.txt
     fi
+fi
+if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then
+    say "installing cargo-mutants into target/tools"
+    cargo install --quiet --locked --root target/tools cargo-mutants@27.1.0
 fi
 say "fetching crates"
 cargo fetch --locked --quiet

@@ -2,7 +2,8 @@
 # Sets up and runs the tests, with everything they need installed first. Says at the end what was
 # skipped and how many passed, failed and were skipped; ends as `cargo test` does.
 #
-#   scripts/test.sh [ARGUMENTS OF cargo test]
+#   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the rules of the house, and that
+#                                                 the parts that are features build one by one
 #   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +21,11 @@ for argument in "$@"; do
     [ "$argument" = -- ] && break
     [ "$argument" = --no-fail-fast ] && all=()
 done
-cargo test --locked "${all[@]}" "$@" | tee "$scratch/output" || status=$?
+if [ $# -eq 0 ]; then
+    scripts/features.sh || status=$?
+    cargo test --locked --package tidy | tee "$scratch/output" || status=$?
+fi
+cargo test --locked "${all[@]}" "$@" | tee -a "$scratch/output" || status=$?
 
 # libtest counts a test that was skipped among those that passed.
 skips=$(sort -u "$CUDA_CLUSTER_SKIPS")

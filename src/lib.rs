@@ -69,12 +69,27 @@
 //! # }
 //! ```
 //!
+//! # Features
+//!
+//! All are on by default. Without any (`default-features = false`) there are topologies, specs and
+//! plans, and some 40 crates to build instead of 190.
+//!
+//! - `probe`: what this machine has
+//! - `launch`: clusters of the engines `dask` and `command`; module [`cluster`]
+//! - `cuda`: device memory and CUDA source
+//! - `native`: the native engine; the one feature for which UCX is compiled
+//! - `cli`: the program
+//!
 //! # What is stable
 //!
 //! The modules below, and the JSON and YAML forms of topologies, specs and plans: keys are added,
 //! never renamed. The crate's other modules are parts of its own command line and tests, and change
 //! without notice.
 
+// Lower floors have what only higher ones use.
+#![cfg_attr(not(feature = "cli"), allow(dead_code))]
+
+#[cfg(feature = "launch")]
 pub mod cluster;
 pub mod cpuset;
 pub mod ids;
@@ -85,19 +100,27 @@ pub mod topology;
 pub mod units;
 
 // For the binary and the tests of this package alone.
+#[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
+#[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod cuda;
+#[cfg(any(feature = "launch", test))]
 #[doc(hidden)]
 pub mod engine;
+#[cfg(feature = "launch")]
 #[doc(hidden)]
 pub mod os;
+#[cfg(feature = "probe")]
 #[doc(hidden)]
 pub mod probe;
+#[cfg(any(feature = "launch", test))]
 #[doc(hidden)]
 pub mod supervise;
+#[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod ucx;
+#[cfg(any(feature = "launch", test))]
 #[doc(hidden)]
 pub mod wire;

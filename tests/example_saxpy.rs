@@ -1,5 +1,7 @@
 //! The example program: its own functions on its own workers.
 
+#![cfg(feature = "cli")]
+
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -1,4 +1,6 @@
 //! The native engine's processes, started by hand as the supervisor starts them.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod native;

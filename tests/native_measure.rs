@@ -1,4 +1,6 @@
 //! Measurements between the native engine's workers, asked for by a client.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod native;

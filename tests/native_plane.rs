@@ -1,4 +1,6 @@
 //! Transfers between data planes, several of them in this one process.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod libucp;

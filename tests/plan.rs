@@ -1,5 +1,7 @@
 //! `cuda-cluster plan`, as a user runs it: published machines get the plan that is right for them.
 
+#![cfg(feature = "cli")]
+
 use std::process::{Command, Output};
 
 use cuda_cluster::cluster::Cluster;

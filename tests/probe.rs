@@ -1,5 +1,6 @@
 //! Story: a person looks at the machine in front of them, whatever it is.
 
+#![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used)]
 
 #[path = "fake-machine/mod.rs"]

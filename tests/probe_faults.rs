@@ -1,5 +1,6 @@
 //! Story: something about the machine is broken, and the program says what, and what to do.
 
+#![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used)]
 
 #[path = "fake-machine/mod.rs"]

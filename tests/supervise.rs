@@ -1,5 +1,7 @@
 //! The supervisor with real processes.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 
 use bench::{Bench, eventually, launch, lives, marked, until, worker};

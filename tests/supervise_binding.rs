@@ -1,5 +1,7 @@
 //! Binding at birth, on real processes.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 
 use bench::{Bench, launch};

@@ -1,5 +1,7 @@
 //! Whatever is killed, and whatever the processes do: nothing of the cluster is left.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 
 use std::time::{Duration, Instant};

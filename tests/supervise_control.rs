@@ -1,5 +1,7 @@
 //! The control API and the run directory's permissions.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 #[path = "skip/mod.rs"]
 mod skip;

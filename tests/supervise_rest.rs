@@ -1,5 +1,7 @@
 //! Up and down many times, and at rest: what is left, and what it costs.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Restarts that help: how fast, how often, with which reason, and what is kept of a death.
 
+#![cfg(feature = "cli")]
+
 mod bench;
 
 use std::sync::Arc;
@@ -7,13 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bench::{Bench, launch, options, until, worker};
-use cuda_cluster::os::process::Exit;
-use cuda_cluster::supervise::gpu::{GpuError, GpuHolder, GpuWatch};
+use cuda_cluster::supervise::gpu::{GpuHolder, GpuWatch};
+use cuda_cluster::supervise::record::GpuError;
 use cuda_cluster::supervise::record::What;
 use cuda_cluster::supervise::{
     ClusterPhase, ClusterState, Escalation, Outcome, ProcessGpu, ProcessPhase, Supervisor,
 };
 use cuda_cluster::units::Span;
+use cuda_cluster::wire::process::Exit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -1,4 +1,6 @@
 //! Objects and tasks on real processes: a client, a scheduler, and workers.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod native;

@@ -1,5 +1,7 @@
 //! More data than memory: both limits are tight, the process's own memory counts, and the disk takes
 //! what is left over, whoever is killed meanwhile.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod native;

@@ -1,5 +1,7 @@
 //! The benchmarks' workloads against the same computation in one process: for several numbers of
 //! workers, with too little memory, and with workers that are killed.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod native;

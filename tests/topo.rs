@@ -1,5 +1,7 @@
 //! `cuda-cluster topo` as a person meets it: what it prints, and what it says to bad input.
 
+#![cfg(feature = "cli")]
+
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 

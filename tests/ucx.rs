@@ -1,4 +1,6 @@
 //! The UCX layer against the installed libucp: two workers on one thread.
+
+#![cfg(feature = "cli")]
 #![allow(unsafe_code)]
 
 mod libucp;

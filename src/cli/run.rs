@@ -12,11 +12,12 @@ use super::relay::Relay;
 use super::signals::Signals;
 use super::{output, reach, screen, up};
 use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start};
+use crate::os;
 use crate::os::argument::encoded;
-use crate::os::process;
 use crate::os::run_directory::Paths;
 use crate::spec::EngineKind;
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
+use crate::wire::process;
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -52,7 +53,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
-    let program = process::own_program();
+    let program = os::process::own_program();
     let form = OutputForm { separate_streams: !output::streams_are_one() };
     let lifetime = Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended: true, output: Some(form) };

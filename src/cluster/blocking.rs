@@ -2,7 +2,7 @@
 
 use tokio::runtime::Runtime;
 
-use super::{Builder, Client, ClientError, ControlError, LaunchFailure, UpError};
+use super::{Builder, ControlError, LaunchFailure, UpError};
 use crate::os::event_loop;
 use crate::plan::Plan;
 use crate::supervise::ClusterState;
@@ -24,14 +24,6 @@ impl Cluster {
     /// What was decided, with reasons.
     pub fn plan(&self) -> &Plan {
         self.cluster.plan()
-    }
-
-    /// A client of its tasks.
-    ///
-    /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
-    pub fn client(&self) -> Result<Client, ClientError> {
-        self.cluster.client()
     }
 
     /// The phase of the cluster and of each process, as `ps -o json` prints them.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Client, ClientError, Control, ControlError, Detached, Lifetime, Lines, PrepareError, Prepared,
-    Report, Start, UpError,
+    Control, ControlError, Detached, Lifetime, Lines, PrepareError, Prepared, Report, Start,
+    UpError,
 };
 use crate::ids::ClusterName;
 use crate::os::process;
@@ -222,14 +222,6 @@ impl Cluster {
     /// Its files: logs, events, sockets.
     pub fn paths(&self) -> Paths {
         Paths::of(&self.plan.name)
-    }
-
-    /// A client of its tasks.
-    ///
-    /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
-    pub fn client(&self) -> Result<Client, ClientError> {
-        Client::connect(self.paths().root())
     }
 
     /// The phase of the cluster and of each process, with process ids, bindings, restarts and

@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* what cannot be read is an error, and never "no cluster".
 
-use super::{Client, ClientError, Control, Ended};
+use super::{Control, Ended};
 use crate::ids::ClusterName;
 use crate::os::run_directory::{self, Paths, RunDirectoryError};
 
@@ -77,14 +77,6 @@ pub struct Found {
 impl Found {
     fn new(name: ClusterName) -> Self {
         Self { paths: Paths::of(&name), name }
-    }
-
-    /// A client of its tasks.
-    ///
-    /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
-    pub fn client(&self) -> Result<Client, ClientError> {
-        Client::connect(self.paths.root())
     }
 
     /// Its control API.

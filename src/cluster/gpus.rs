@@ -6,7 +6,8 @@ use std::time::SystemTime;
 use crate::ids::GpuUuid;
 use crate::probe::{self, OccupancyError, Options, XidEvent, XidWatch};
 use crate::supervise::ProcessGpu;
-use crate::supervise::gpu::{GpuError, GpuHolder, GpuWatch};
+use crate::supervise::gpu::{GpuHolder, GpuWatch};
+use crate::supervise::record::GpuError;
 
 /// Asks NVML, each time anew.
 pub(super) struct NvmlWatch {

@@ -24,6 +24,9 @@ pub enum LaunchError {
     /// The Dask engine cannot be used.
     #[error(transparent)]
     Dask(#[from] DaskError),
+    /// This program was built without the native engine.
+    #[error("this program was built without the native engine")]
+    NotNative,
     /// The command engine has nothing to run.
     #[error("the command engine was given no program")]
     NoProgram,
@@ -34,6 +37,9 @@ impl LaunchError {
     pub fn hint(&self) -> Option<String> {
         match self {
             LaunchError::Dask(error) => error.hint(),
+            LaunchError::NotNative => Some(
+                "choose another engine, or build cuda-cluster with its feature `native`".to_owned(),
+            ),
             LaunchError::NoProgram => {
                 Some("cuda-cluster run -- PROGRAM, or command.argv in the spec".to_owned())
             }
@@ -66,6 +72,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
     let mut notes = Vec::new();
     let (mut first_alone, mut workers_wait) = (false, false);
     let (mut scheduler, mut workers) = match plan.engine {
+        EngineKind::Native if cfg!(not(feature = "native")) => return Err(LaunchError::NotNative),
         EngineKind::Native => native(plan, around.program),
         EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
         EngineKind::Dask => {

@@ -5,10 +5,12 @@
 //! *Invariant:* a cluster that was launched is READY, or nothing of it is left.
 
 pub mod blocking;
+#[cfg(feature = "native")]
 mod client;
 mod control;
 #[doc(hidden)]
 pub mod detached;
+#[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod doctor;
 mod embedded;
@@ -17,18 +19,18 @@ mod environment;
 mod find;
 mod gpus;
 mod launch;
+#[cfg(feature = "native")]
+mod native;
 mod places;
 mod prepare;
 mod start;
 mod takedown;
+#[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod workloads;
 
 use std::process::ExitCode;
 
-use crate::engine::native;
-
-pub use client::{AsCompleted, Client, ClientError, Remote, Task};
 pub use control::{Control, ControlError};
 pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use ended::Ended;
@@ -40,14 +42,18 @@ pub use start::UpError;
 pub use takedown::TakeDownError;
 
 // What other modules define, and a program that embeds a cluster handles.
-pub use crate::cuda::{Kernel, Scalar};
-pub use crate::engine::native::worker::built_in::{CudaParameter, CudaTask};
-pub use crate::engine::native::worker::registry::{
-    Context, FunctionError, Input, Outputs, Registry,
-};
 pub use crate::os::run_directory::Paths;
 pub use crate::supervise::{
     Cause, ClusterPhase, ClusterState, Outcome, ProcessPhase, ProcessState, Record,
+};
+
+#[cfg(feature = "native")]
+pub use {
+    crate::cuda::{Kernel, Scalar},
+    crate::engine::native::worker::built_in::{CudaParameter, CudaTask},
+    crate::engine::native::worker::registry::{Context, FunctionError, Input, Outputs, Registry},
+    client::{AsCompleted, Client, ClientError, Remote, Task},
+    native::dispatch_with,
 };
 
 // For the command line.
@@ -72,26 +78,17 @@ pub use start::start;
 /// A program that launches clusters as itself calls this first thing in `main`, before it starts a
 /// thread, and exits with the code.
 pub fn dispatch() -> Option<ExitCode> {
-    dispatch_with(Registry::built_in)
+    #[cfg(feature = "native")]
+    return dispatch_with(Registry::built_in);
+    #[cfg(not(feature = "native"))]
+    return supervision();
 }
 
-/// As [`dispatch`], for a program whose workers run functions of its own.
-pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
-    if let Some(code) = crate::os::dispatch() {
-        return Some(code);
-    }
-    let subcommand = std::env::args_os().nth(1)?;
-    if subcommand == detached::SUBCOMMAND {
-        return Some(detached::main());
-    }
-    let worked = match subcommand.to_str() {
-        Some("__scheduler") => native::scheduler::main(),
-        Some("__worker") => native::worker::main(registry()),
-        _ => return None,
+/// The subcommands that clusters of every engine have.
+fn supervision() -> Option<ExitCode> {
+    let supervisor = || {
+        let subcommand = std::env::args_os().nth(1)?;
+        (subcommand == detached::SUBCOMMAND).then(detached::main)
     };
-    Some(match worked {
-        Ok(()) => ExitCode::SUCCESS,
-        // It has logged the error and told the supervisor.
-        Err(_) => ExitCode::FAILURE,
-    })
+    crate::os::dispatch().or_else(supervisor)
 }

@@ -4,6 +4,15 @@
 //!
 //! *Invariant:* an engine learns everything from its plan and its environment variables.
 
+#[cfg(feature = "launch")]
 pub mod command;
+#[cfg(feature = "launch")]
 pub mod dask;
+#[cfg(feature = "native")]
 pub mod native;
+
+// What the native engine decides is tested without UCX, too.
+#[cfg(test)]
+#[cfg(not(feature = "native"))]
+#[path = "native/tasks/core/mod.rs"]
+mod tasks;

@@ -9,10 +9,10 @@ use std::io;
 use std::path::Path;
 
 use nix::errno::Errno;
-use serde::{Deserialize, Serialize};
 
 use crate::cpuset::{Cpu, CpuSet, IdSet, LIMIT, NodeSet};
 use crate::plan::{Binding, MemoryPolicy};
+use crate::wire::process::Observed;
 
 // The kernel's `include/uapi/linux/mempolicy.h`.
 const MPOL_DEFAULT: libc::c_int = 0;
@@ -143,20 +143,6 @@ fn mask_of<Kind>(set: &IdSet<Kind>) -> Vec<u64> {
 fn set_of<Kind>(mask: &[u64]) -> IdSet<Kind> {
     let bits = (0u32..).zip(mask.iter().flat_map(|word| (0..64).map(move |bit| word >> bit & 1)));
     bits.filter(|(_, set)| *set == 1).map(|(id, _)| id).collect()
-}
-
-/// Where the threads and the memory of a living process really are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Observed {
-    /// Number of threads.
-    pub threads: usize,
-    /// CPUs that any of them may run on.
-    pub cpus: CpuSet,
-    /// Threads that may run on a CPU outside the asked-for ones.
-    pub threads_outside: usize,
-    /// Share of its resident pages that lie on the asked-for nodes, from 0 to 1; `None` where the
-    /// kernel does not tell, or no node was asked for.
-    pub local_memory: Option<f64>,
 }
 
 /// Looks at every thread of a process (`/proc/PID/task/*/status`) and at its pages (`numa_maps`).

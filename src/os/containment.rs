@@ -9,19 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-/// The mechanism in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum Containment {
-    /// A version 2 control group, ended as a whole by `cgroup.kill`.
-    Cgroup,
-    /// A process group, and a guardian that adopts whatever leaves it (subreaper).
-    Subreaper,
-}
-
 /// A version 2 control group of our own making.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {

@@ -2,9 +2,8 @@
 //!
 //! Starts nothing: the `guardian` does.
 //!
-//! *Invariant:* an [`Exit`] has a status or a signal, never both.
+//! *Invariant:* what is told of a process was read from the kernel.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -13,61 +12,17 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
-use serde::{Deserialize, Serialize};
 
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
-    /// Its exit status, when it ended itself.
-    pub code: Option<i32>,
-    /// The signal that ended it, otherwise.
-    pub signal: Option<i32>,
-    /// Whether the kernel wrote a core file.
-    pub core_dumped: bool,
-}
+use crate::wire::process::Exit;
 
-impl Exit {
-    /// An exit with a status.
-    pub const fn status(code: i32) -> Self {
-        Self { code: Some(code), signal: None, core_dumped: false }
-    }
-
-    /// An end by a signal.
-    pub const fn by_signal(signal: i32) -> Self {
-        Self { code: None, signal: Some(signal), core_dumped: false }
-    }
-
-    /// Whether it ended itself with status 0.
-    pub fn is_success(&self) -> bool {
-        self.code == Some(0)
-    }
-
-    /// What `waitpid` said, when that was an end.
-    pub(crate) fn from_wait(status: WaitStatus) -> Option<Self> {
-        match status {
-            WaitStatus::Exited(_, code) => Some(Self::status(code)),
-            WaitStatus::Signaled(_, signal, core_dumped) => {
-                Some(Self { core_dumped, ..Self::by_signal(signal as i32) })
-            }
-            _ => None,
+/// How a process ended, when that is what `waitpid` said.
+pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
+    match status {
+        WaitStatus::Exited(_, code) => Some(Exit::status(code)),
+        WaitStatus::Signaled(_, signal, core_dumped) => {
+            Some(Exit { core_dumped, ..Exit::by_signal(signal as i32) })
         }
-    }
-}
-
-impl fmt::Display for Exit {
-    /// `ended with status 1`, `was ended by signal 9 (SIGKILL)`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.code, self.signal) {
-            (Some(code), _) => write!(f, "ended with status {code}")?,
-            (None, Some(signal)) => {
-                write!(f, "was ended by signal {signal}")?;
-                if let Ok(known) = Signal::try_from(signal) {
-                    write!(f, " ({})", known.as_str())?;
-                }
-            }
-            (None, None) => f.write_str("ended")?,
-        }
-        if self.core_dumped { f.write_str(", core dumped") } else { Ok(()) }
+        _ => None,
     }
 }
 
@@ -149,6 +104,7 @@ pub fn terminate(pid: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::process::signal_name;
 
     #[test]
     fn a_process_is_stopped_or_not_or_not_there() {
@@ -171,11 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_names_its_status_or_its_signal() {
-        assert_eq!(Exit::status(3).to_string(), "ended with status 3");
-        assert_eq!(Exit::by_signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
-        assert_eq!(Exit::by_signal(64).to_string(), "was ended by signal 64");
-        let dumped = Exit { core_dumped: true, ..Exit::by_signal(11) };
-        assert_eq!(dumped.to_string(), "was ended by signal 11 (SIGSEGV), core dumped");
+    fn an_end_by_a_signal_names_it_as_the_system_does() {
+        for signal in Signal::iterator() {
+            let name = signal_name(signal as i32);
+            assert_eq!(name.as_deref(), Some(signal.as_str()), "signal {}", signal as i32);
+        }
     }
 }

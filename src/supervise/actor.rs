@@ -29,12 +29,13 @@ use super::{
     RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
 };
 use crate::os::exhausted::Exhausted;
-use crate::os::guardian::{Guardian, Key, Report, Start};
+use crate::os::guardian::{Guardian, Report, Start};
 use crate::os::owners::{Identity, Owners};
 use crate::os::presence::Presence;
 use crate::os::run_directory::{Paths, RunDirectory};
 use crate::os::shim::Instructions;
 use crate::text;
+use crate::wire::process::Key;
 
 /// Longest wait for the last words of a process that has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);

@@ -16,9 +16,9 @@ use tokio::task::JoinHandle;
 
 use super::actor::{Actor, LAST_WORDS};
 use super::core::Event;
-use crate::os::guardian::Key;
-use crate::os::process::{self, Exit};
+use crate::os::process;
 use crate::os::{log_file, pidfd};
+use crate::wire::process::{Exit, Key};
 use crate::wire::status;
 
 /// Last lines of a log that belong to a cause.

@@ -41,6 +41,7 @@ use super::service::{Ask, Handle, WishError};
 use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use crate::os::log_file::{LogReader, Selection};
 use crate::os::run_directory::Paths;
+use crate::os::{binding, process};
 
 struct Shared {
     handle: Handle,
@@ -171,9 +172,16 @@ async fn state(
 ) -> Json<ClusterState> {
     let mut state = shared.fresh_state().await;
     if query.wide {
-        state.scheduler.iter_mut().chain(&mut state.workers).for_each(ProcessState::observe);
+        state.scheduler.iter_mut().chain(&mut state.workers).for_each(observe);
     }
     Json(state)
+}
+
+/// Looks where a living process is. One that ends meanwhile is not observed.
+fn observe(process: &mut ProcessState) {
+    let Some(pid) = process.pid else { return };
+    process.observed = binding::observe(pid, &process.asked).ok();
+    process.resident_bytes = process::resident_bytes(pid);
 }
 
 #[derive(Deserialize)]

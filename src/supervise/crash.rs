@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::ProcessState;
-use super::gpu::GpuError;
+use super::record::GpuError;
 use crate::os::log_file;
 
 /// Bundles kept per cluster; the oldest go first.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProcessGpu;
 use super::core::GpuFinding;
+use super::record::GpuError;
 use crate::units::HumanBytes;
 
 /// Looks at GPUs. Its calls may block for some milliseconds; they run on blocking threads.
@@ -58,21 +59,6 @@ impl fmt::Display for GpuHolder {
             write!(f, " with {}", HumanBytes(bytes))?;
         }
         Ok(())
-    }
-}
-
-/// An error that the driver reported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuError {
-    /// NVIDIA's number for it.
-    pub xid: u64,
-    /// What it means.
-    pub text: String,
-}
-
-impl fmt::Display for GpuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Xid {} ({})", self.xid, self.text)
     }
 }
 

@@ -12,22 +12,37 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ClusterName, GpuUuid, PciAddress};
 use crate::plan::{Binding, EngineKind, Supervision};
 
-mod actor;
-mod aftermath;
-mod contact;
-pub mod control;
+// Decisions and values: they need nothing but themselves.
 mod core;
-mod crash;
-mod directory;
-pub mod gpu;
-mod memory;
-mod metrics;
 pub mod record;
-mod service;
 pub mod state;
+
+// What acts.
+#[cfg(feature = "launch")]
+mod actor;
+#[cfg(feature = "launch")]
+mod aftermath;
+#[cfg(feature = "launch")]
+mod contact;
+#[cfg(feature = "launch")]
+pub mod control;
+#[cfg(feature = "launch")]
+mod crash;
+#[cfg(feature = "launch")]
+mod directory;
+#[cfg(feature = "launch")]
+pub mod gpu;
+#[cfg(feature = "launch")]
+mod memory;
+#[cfg(feature = "launch")]
+mod metrics;
+#[cfg(feature = "launch")]
+mod service;
+#[cfg(feature = "launch")]
 mod teardown;
 
 pub use record::{Cause, Outcome, Record};
+#[cfg(feature = "launch")]
 pub use service::{Options, OutputPipe, StartError, Stopper, Supervisor, WishError};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::ClusterPhase;
-use crate::os::process::Exit;
+use crate::wire::process::Exit;
 
 /// One thing that happened, and when.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,6 +130,21 @@ impl fmt::Display for Cause {
             }
         }
         Ok(())
+    }
+}
+
+/// An error that the GPU's driver reported (Xid event).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuError {
+    /// NVIDIA's number for it.
+    pub xid: u64,
+    /// What it means.
+    pub text: String,
+}
+
+impl fmt::Display for GpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Xid {} ({})", self.xid, self.text)
     }
 }
 

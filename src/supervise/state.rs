@@ -10,14 +10,12 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::gpu::GpuError;
+use super::record::GpuError;
 use super::{Cause, Launch, ProcessGpu, ProcessSpec};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
-use crate::os::binding::{self, Observed};
-use crate::os::containment::Containment;
-use crate::os::process::{self, Exit};
 use crate::plan::{Binding, EngineKind};
+use crate::wire::process::{Containment, Exit, Observed};
 use crate::wire::status::PeerLanes;
 
 /// The version of the JSON form.
@@ -235,14 +233,6 @@ impl ProcessState {
             Some(since) => format!("{} since {}", self.state, time_of_day(since)),
             None => self.state.to_string(),
         }
-    }
-
-    /// Looks at the living process.
-    pub fn observe(&mut self) {
-        let Some(pid) = self.pid else { return };
-        // A process that ends meanwhile is not observed.
-        self.observed = binding::observe(pid, &self.asked).ok();
-        self.resident_bytes = process::resident_bytes(pid);
     }
 }
 

@@ -37,6 +37,7 @@ pub mod greeting;
 pub mod native;
 pub mod output;
 pub mod peer;
+pub mod process;
 pub mod secret;
 pub mod status;
 pub mod tasks;

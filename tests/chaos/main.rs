@@ -8,6 +8,8 @@
 //! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many of each kind, and `CHAOS_ONLY` those
 //! whose name contains it; `scripts/chaos.sh` runs hundreds.
 
+#![cfg(feature = "cli")]
+
 #[path = "../bench/mod.rs"]
 mod bench;
 mod front;

@@ -1,5 +1,7 @@
 //! A cluster from the outside: the real binary, real processes, a run directory for each test.
 
+#![cfg(feature = "cli")]
+
 mod bad_days;
 mod driver;
 mod embedded;

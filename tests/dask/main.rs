@@ -3,6 +3,8 @@
 //! Needs the packages of `tests/python/requirements.txt` in `.venv`; without them the tests are
 //! skipped, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
 
+#![cfg(feature = "cli")]
+
 mod environment;
 mod errors;
 mod life;

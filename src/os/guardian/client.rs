@@ -21,12 +21,13 @@ use tokio::io::unix::AsyncFd;
 use super::channel::Channel;
 use super::descendants::kill_marked;
 use super::process::{CHANNEL_FD, LOCK_FD, NO_CGROUP, OUTPUT_FD, WITH_OUTPUT};
-use super::{Key, Report, Request, SUBCOMMAND, Start};
-use crate::os::containment::{Cgroup, Containment};
+use super::{Report, Request, SUBCOMMAND, Start};
+use crate::os::containment::Cgroup;
 use crate::os::pidfd::PidFd;
 use crate::os::run_directory::RunDirectory;
 use crate::os::shared_memory;
 use crate::os::shim::Instructions;
+use crate::wire::process::{Containment, Key};
 
 /// Longest wait for the guardian's end when the supervisor lets go of it.
 const LAST_WAIT: Duration = Duration::from_secs(5);

@@ -34,7 +34,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::process::Exit;
+use crate::wire::process::{Exit, Key};
 
 pub use client::{Guardian, GuardianError};
 pub(super) use descendants::kill_marked;
@@ -42,11 +42,6 @@ pub(super) use process::main;
 
 /// The hidden subcommand.
 pub(super) const SUBCOMMAND: &str = "__guard";
-
-/// Names one start of one process, for as long as the guardian lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Key(pub u64);
 
 /// What is started, as far as it concerns the guardian; the rest is in the shim's instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::Key;
 use crate::os::log_file::LogWriter;
 use crate::wire::output::{LIMIT, LineBuffer, Source, encode};
+use crate::wire::process::Key;
 
 /// Bytes of one stream that wait for the reader before the process has to.
 const QUEUED: usize = 256 << 10;

@@ -21,15 +21,14 @@ use nix::unistd::{Pid, getpid, getppid};
 use super::channel::Channel;
 use super::descendants::{Family, carries};
 use super::output::{Delivery, Ends, Output};
-use super::{Key, Report, Request, Start, fork, helper};
+use super::{Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
 use crate::os::exhausted::Explained;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
-use crate::os::process::Exit;
-use crate::os::run_directory;
-use crate::os::{shared_memory, shim};
+use crate::os::{process, run_directory, shared_memory, shim};
 use crate::wire::output::{Source, Stream};
+use crate::wire::process::{Exit, Key};
 
 /// Where the supervisor puts the socket.
 pub(super) const CHANNEL_FD: RawFd = 3;
@@ -386,7 +385,7 @@ impl Guard {
                 self.kill_all_of(child);
             }
             let key = ended.map(|(key, _)| *key);
-            let reaped = waitpid(pid, Some(WaitPidFlag::WNOHANG)).ok().and_then(Exit::from_wait);
+            let reaped = waitpid(pid, Some(WaitPidFlag::WNOHANG)).ok().and_then(process::exit);
             if let (Some(key), Some(exit)) = (key, reaped)
                 && let Some(child) = self.children.get_mut(&key)
             {

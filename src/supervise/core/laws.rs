@@ -6,11 +6,10 @@ use proptest::prelude::*;
 
 use super::world::{World, launch, policy, up};
 use super::{Event, GpuFinding, Moment};
-use crate::os::guardian::Key;
-use crate::os::process::Exit;
 use crate::plan::{RestartWhen, Unresponsive};
 use crate::supervise::Escalation;
 use crate::units::Span;
+use crate::wire::process::{Exit, Key};
 use crate::wire::status::{AfterLeaving, Status};
 
 /// Something that may happen, to be made concrete by what lives at that time.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::Moment;
 use super::liveness::Liveness;
-use crate::os::guardian::Key;
 use crate::plan::{RestartWhen, Supervision};
 use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState, ReadyWhen};
+use crate::wire::process::Key;
 use crate::wire::status::AfterLeaving;
 
 /// Why a process that was told to end was told so, which says what follows its end.

@@ -6,9 +6,6 @@ use std::time::SystemTime;
 
 use super::{Action, Core, Event, GpuFinding, Moment};
 use crate::cpuset::{CpuSet, NodeSet};
-use crate::os::containment::Containment;
-use crate::os::guardian::Key;
-use crate::os::process::Exit;
 use crate::plan::{Binding, EngineKind, RestartWhen, Supervision};
 use crate::supervise::record::What;
 use crate::supervise::state::{ProcessState, Timings, VERSION};
@@ -16,6 +13,7 @@ use crate::supervise::{
     ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec, ReadyWhen,
 };
 use crate::units::Span;
+use crate::wire::process::{Containment, Exit, Key};
 use crate::wire::status::Status;
 
 pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {

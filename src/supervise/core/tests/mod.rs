@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::world::{World, launch, up};
 use super::{Event, GpuFinding};
-use crate::os::process::Exit;
 use crate::plan::{RestartWhen, SchedulerDeath, Unresponsive};
 use crate::supervise::record::What;
 use crate::supervise::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen};
 use crate::units::Span;
+use crate::wire::process::Exit;
 use crate::wire::status::{AfterLeaving, Status};
 
 const MS: Duration = Duration::from_millis(1);

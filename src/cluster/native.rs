@@ -1,0 +1,56 @@
+//! What clusters of the native engine have beyond others: clients of their tasks, functions that a
+//! program brings, and the processes that run them.
+
+use std::process::ExitCode;
+
+use super::{Client, ClientError, Cluster, Found, blocking};
+use crate::engine::native::worker::registry::Registry;
+use crate::engine::native::{scheduler, worker};
+use crate::os::run_directory::Paths;
+
+/// As [`super::dispatch`], for a program whose workers run functions of its own.
+pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
+    if let Some(code) = super::supervision() {
+        return Some(code);
+    }
+    let worked = match std::env::args_os().nth(1)?.to_str() {
+        Some("__scheduler") => scheduler::main(),
+        Some("__worker") => worker::main(registry()),
+        _ => return None,
+    };
+    Some(match worked {
+        Ok(()) => ExitCode::SUCCESS,
+        // It has logged the error and told the supervisor.
+        Err(_) => ExitCode::FAILURE,
+    })
+}
+
+impl Cluster {
+    /// A client of its tasks.
+    ///
+    /// # Errors
+    /// If its scheduler cannot be reached, or it is of another engine.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(self.paths().root())
+    }
+}
+
+impl blocking::Cluster {
+    /// A client of its tasks.
+    ///
+    /// # Errors
+    /// If its scheduler cannot be reached, or it is of another engine.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(Paths::of(&self.plan().name).root())
+    }
+}
+
+impl Found {
+    /// A client of its tasks.
+    ///
+    /// # Errors
+    /// If its scheduler cannot be reached, or it is of another engine.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(self.paths.root())
+    }
+}
