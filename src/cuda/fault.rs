@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// What the driver answers once a context is broken, to every call (`CUresult`, cuda.h): an ECC
 /// error that was not corrected, an illegal address, a destroyed context, a failed assertion, and
 /// what kernels die of (launch timeout to launch failure).
-const FATAL: [i32; 10] = [214, 700, 709, 710, 714, 715, 716, 717, 718, 719];
+const FATAL: [i32; 11] = [214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
 
 /// An error that only the end of the process clears.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -54,7 +54,12 @@ impl FakeMachine {
         let folder = self.root.join("lib");
         std::fs::create_dir_all(&folder)?;
         // The loader knows a library again by its file, so NVML is the probe's, not another.
-        for (name, library) in [("libcuda.so.1", driver()), ("libnvidia-ml.so.1", library())] {
+        let libraries = [
+            ("libcuda.so.1", driver()),
+            ("libnvidia-ml.so.1", library()),
+            ("libnvrtc.so.13", example("fake_nvrtc", &["nvrtc"])),
+        ];
+        for (name, library) in libraries {
             let link = folder.join(name);
             if link.symlink_metadata().is_ok() {
                 std::fs::remove_file(&link)?;

@@ -122,6 +122,12 @@ impl Driver {
         context.sick.map_or(Ok(()), Err)
     }
 
+    /// A kernel did what ends a context.
+    pub fn fault(&self, device: usize, code: c_int) {
+        let sick = &mut self.lock().contexts[device].sick;
+        *sick = sick.or(Some(code));
+    }
+
     /// Gives work to a stream: done before this returns, or later where that is asked for.
     pub fn submit(&'static self, device: usize, stream: usize, work: Work) -> Answer {
         if stream <= 2 {

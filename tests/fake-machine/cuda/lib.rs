@@ -19,6 +19,7 @@ mod copies;
 mod driver;
 mod faults;
 mod ipc;
+mod kernels;
 mod machine;
 mod memory;
 #[path = "../nvml/machine.rs"]

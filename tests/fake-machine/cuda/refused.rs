@@ -32,11 +32,7 @@ refused! {
     cuMemRangeGetAttribute
     cuMemRelease
     cuMemSetAccess
-    cuModuleLoadData
-    cuModuleGetFunction
     cuModuleGetGlobal_v2
-    cuModuleUnload
-    cuLaunchKernel
     cuLibraryGetGlobal
 }
 

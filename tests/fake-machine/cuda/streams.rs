@@ -42,6 +42,7 @@ pub enum Work {
         function: Callback,
         user: usize,
     },
+    Kernel(Box<dyn FnOnce() + Send>),
 }
 
 impl Work {
@@ -64,6 +65,7 @@ impl Work {
                 std::ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value, bytes);
             },
             Work::Wait { .. } => {}
+            Work::Kernel(run) => run(),
             // SAFETY: the caller promised a function of this type and its argument.
             Work::Call { function, user } => unsafe {
                 let handle = std::ptr::with_exposed_provenance_mut(stream);

@@ -1,0 +1,125 @@
+//! Kernels: the shared libraries that the stand-in for NVRTC makes (`nvrtc/lib.rs`).
+//!
+//! *Invariant:* real machine code is refused (801): nobody here can run it.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use crate::codes::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::driver::{DRIVER, call, tell};
+use crate::streams::Work;
+
+/// What the image of a module begins with.
+const MARK: &[u8] = b"machine code of a stand-in: ";
+
+type Pack = unsafe extern "C" fn(*mut *mut c_void) -> *mut c_void;
+type Reach = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+type Run = unsafe extern "C" fn(*mut c_void, *const c_uint, Reach) -> c_int;
+
+/// What a `CUfunction` points to; it lives as long as the process.
+struct Function {
+    pack: Pack,
+    run: Run,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_char) -> c_int {
+    call("cuModuleLoadData", |driver| {
+        driver.current()?;
+        // SAFETY: see `lib.rs`; an image begins with at least four bytes, which differ otherwise.
+        let starts =
+            MARK.iter().enumerate().all(|(at, byte)| unsafe { *image.add(at) as u8 == *byte });
+        if !starts {
+            return Err(NOT_SUPPORTED);
+        }
+        // SAFETY: our own NVRTC ends the path with a NUL.
+        let path = unsafe { CStr::from_ptr(image.add(MARK.len())) };
+        // SAFETY: a C string; what it loads has no initialisers but libstdc++'s.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(module, library) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> c_int {
+    call("cuModuleGetFunction", |driver| {
+        driver.current()?;
+        // SAFETY: see `lib.rs`.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+        let find = |kind: &str| {
+            let symbol = format!("cc_{kind}_{name}\0");
+            // SAFETY: a library that `cuModuleLoadData` opened, and a C string.
+            let found = unsafe { libc::dlsym(module, symbol.as_ptr().cast()) };
+            if found.is_null() { Err(NOT_FOUND) } else { Ok(found) }
+        };
+        let (pack, run) = (find("pack")?, find("run")?);
+        // SAFETY: our own NVRTC exports functions of these types under these names.
+        let (pack, run) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, Pack>(pack),
+                std::mem::transmute::<*mut c_void, Run>(run),
+            )
+        };
+        let found = Box::into_raw(Box::new(Function { pack, run }));
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(function, found.cast()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> c_int {
+    call("cuModuleUnload", |driver| driver.current().map(|_| ()))
+}
+
+/// Where a kernel finds the device memory that a parameter points to.
+unsafe extern "C" fn reach(address: *mut c_void) -> *mut c_void {
+    let Some(Ok(driver)) = DRIVER.get() else { return std::ptr::null_mut() };
+    let state = driver.lock();
+    // A kernel may not touch the host's memory here, as on most machines.
+    let inside = state.memory.block(address.addr()).is_some();
+    let place = inside.then(|| state.memory.reach(address.addr(), 1).ok()).flatten();
+    std::ptr::with_exposed_provenance_mut(place.unwrap_or(0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *mut c_void,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    _shared: c_uint,
+    stream: usize,
+    parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> c_int {
+    call("cuLaunchKernel", |driver| {
+        let device = driver.current()?;
+        let shape = [gx, gy, gz, bx, by, bz];
+        if function.is_null() || shape.contains(&0) || bx * by * bz > 1024 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: made by `cuModuleGetFunction`, and never freed.
+        let function = unsafe { &*function.cast::<Function>() };
+        // SAFETY: see `lib.rs`: as many parameters as the kernel declares.
+        let packed = unsafe { (function.pack)(parameters) }.expose_provenance();
+        let run = function.run;
+        let kernel = move || {
+            let packed = std::ptr::with_exposed_provenance_mut(packed);
+            // SAFETY: packed for this kernel, and run once.
+            if unsafe { run(packed, shape.as_ptr(), reach) } != 0 {
+                driver.fault(device, ILLEGAL_ADDRESS);
+            }
+        };
+        driver.submit(device, stream, Work::Kernel(Box::new(kernel)))
+    })
+}
