@@ -6,6 +6,8 @@
 #   scripts/gpu-check.sh [BINARY]      default: target/release/cuda-cluster, then target/debug
 #   UCX=PATH                           the libucp (default: auto)
 #
+# On a made-up machine (tests/fake-machine, with its nvidia-smi on PATH) all but speeds are checked.
+#
 # Ends with 0 if every check passed, 1 if one failed, 2 if the binary is missing, 77 if there is no
 # GPU.
 set -uo pipefail
@@ -123,8 +125,12 @@ if [[ -s $scratch/bench.json ]]; then
     json "'\n'.join(f\"{p['from']} to {p['to']}  {p['size_bytes']:>11} B  {p['gb_per_s'] or 0:9.3f} GB/s  {p['latency_us'] or 0:7.2f} µs  {p['verdict']}\" for p in d['pairs'])" "$scratch/bench.json" | show
     # Through host memory, PCIe 5.0 carries 63 GB/s at best; within the GPU it is far more.
     best=$(json "max(p['gb_per_s'] or 0 for p in d['pairs'])" "$scratch/bench.json")
-    check "device to device on one GPU: $best GB/s, more than through the host" \
-        python3 -c "import sys; sys.exit(not $best > 65)"
+    if [[ -n ${CUDA_CLUSTER_FAKE_CUDA_FAULTS:-} ]]; then
+        skip "speed (these GPUs are a stand-in's)"
+    else
+        check "device to device on one GPU: $best GB/s, more than through the host" \
+            python3 -c "import sys; sys.exit(not $best > 65)"
+    fi
 fi
 "$binary" down "$name" >/dev/null 2>&1
 sleep 1

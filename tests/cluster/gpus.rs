@@ -12,7 +12,7 @@ use crate::fake_machine::{FakeMachine, ucx};
 use crate::sandbox::{Said, Sandbox, eventually};
 use crate::skip::skip;
 
-/// A DGX H100 whose driver misbehaves as told.
+/// A machine whose CUDA driver misbehaves as told.
 struct Machine {
     sandbox: Sandbox,
     fake: FakeMachine,
@@ -21,8 +21,12 @@ struct Machine {
 }
 
 impl Machine {
-    /// `None`, loudly, where no libucp knows CUDA.
+    /// A DGX H100. `None`, loudly, where no libucp knows CUDA.
     fn new(test: &str, faults: &str) -> Option<Self> {
+        Self::on("dgx-h100", test, faults)
+    }
+
+    fn on(name: &str, test: &str, faults: &str) -> Option<Self> {
         let Some(libucp) = ucx::with_cuda() else {
             skip(
                 "ucx-cuda",
@@ -31,7 +35,7 @@ impl Machine {
             return None;
         };
         let folder = tempfile::tempdir().expect("a directory");
-        let machine = cuda_cluster::topology::builtin("dgx-h100").expect("built in");
+        let machine = cuda_cluster::topology::builtin(name).expect("built in");
         let machine = cuda_cluster::topology::parse(machine).expect("a machine");
         let fake = FakeMachine::write(&machine, folder.path()).expect("written");
         let fake = fake.with_driver(faults).expect("written");
@@ -373,4 +377,24 @@ fn what_nvidias_compiler_says_reaches_the_client() {
     assert!(bad.contains("task.cu(1): error: identifier \"wrong\" is undefined"), "{bad}");
     drop(client);
     machine.down(1);
+}
+
+#[test]
+fn gpu_check_runs_from_beginning_to_end_on_the_stand_in() {
+    let Some(machine) = Machine::on("rtx-4090-2", "gpu-check", "") else { return };
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = machine.fake.command().get_program().to_owned();
+    let path = format!(
+        "{}:{}",
+        here.join("tests/fake-machine").display(),
+        std::env::var("PATH").expect("a path")
+    );
+    let mut command = std::process::Command::new(here.join("scripts/gpu-check.sh"));
+    command.arg(&program).envs(machine.fake.environment()).env("PATH", path);
+    command.env("CUDA_CLUSTER_PROGRAM", &program).env("UCX", &machine.libucp);
+    let said = machine.sandbox.spawn_program(command).wait();
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stdout.contains("9 passed, 0 failed"), "{said}");
+    assert!(said.stdout.contains("not checked: speed (these GPUs are a stand-in's)"), "{said}");
+    machine.sandbox.assert_nothing_is_left();
 }
