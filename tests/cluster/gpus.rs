@@ -398,3 +398,52 @@ fn gpu_check_runs_from_beginning_to_end_on_the_stand_in() {
     assert!(said.stdout.contains("not checked: speed (these GPUs are a stand-in's)"), "{said}");
     machine.sandbox.assert_nothing_is_left();
 }
+
+#[test]
+fn a_merge_survives_kills_while_copies_are_done_later() {
+    let Some(machine) = Machine::new("kills", "poison async") else { return };
+    let up = machine.up(&["--n-workers", "3", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    for victim in ["gpu2", "gpu0"] {
+        let mut command = machine.fake.command();
+        command.args(["bench", "merge", "dev", "--parts", "6", "--rows", "60000", "--check"]);
+        command.args(["--runs", "3"]);
+        let running = machine.sandbox.spawn_program(command);
+        eventually("some of it is done", Duration::from_secs(60), || {
+            let tasks = machine.client().overview().expect("told");
+            tasks.workers.iter().any(|worker| worker.finished > 5)
+        });
+        let pid = machine.worker(victim)["pid"].as_i64().expect("a pid");
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a pid"));
+        nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).expect("a worker of ours");
+        let said = running.wait();
+        assert_eq!(said.code, 0, "{said}");
+        eventually("all are back", Duration::from_secs(60), || {
+            machine.sandbox.try_state("dev").is_some_and(|state| state["state"] == "ready")
+        });
+    }
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn objects_go_from_the_device_to_the_host_and_to_the_disk_and_come_back() {
+    let Some(machine) = Machine::new("spilling", "poison") else { return };
+    let limits = ["--device-memory-limit", "48MiB", "--memory-limit", "400MiB"];
+    let up = machine.up(&[&["--n-workers", "2", "--enable-nvlink"], &limits[..]].concat(), &[]);
+    assert_eq!(up.code, 0, "{up}");
+    // 800 MiB of chunks for 96 MiB of devices and some 400 MiB of host memory.
+    let bench = ["bench", "transpose", "dev", "--chunks", "20", "--chunk-size", "512", "--check"];
+    let said = machine.run(&[&bench[..], &["--runs=1", "-o", "json"]].concat(), &[]);
+    assert_eq!(said.code, 0, "{said}");
+    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    for worker in document["workers"].as_array().expect("workers") {
+        for (level, what) in
+            [("host", "demoted_bytes"), ("disk", "demoted_bytes"), ("disk", "promoted_bytes")]
+        {
+            let bytes = worker["memory"][level][what].as_u64().expect("a count");
+            assert!(bytes > 0, "{what} of the {level}: {worker:#}");
+        }
+    }
+    machine.down(2);
+}
