@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the parts that are features of the crate without those above them, and what decides without
-# any feature and without a warning.
+# any feature.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 part() { cargo check --locked --quiet --lib --no-default-features "$@"; }
-part --tests
+part --profile test
 part
 for features in probe cuda launch native; do
     part --features "$features"

@@ -87,7 +87,7 @@
 //! without notice.
 
 // Lower floors have what only higher ones use.
-#![cfg_attr(not(feature = "cli"), allow(dead_code))]
+#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "launch")]
 pub mod cluster;

@@ -1,0 +1,109 @@
+//! What a plan is asked after it was made: who sits where, and how it differs from another.
+
+#[allow(dead_code, reason = "each test file uses a part")]
+mod compact;
+
+use compact::{machine, planned, spec};
+use cuda_cluster::cpuset::CpuSet;
+use cuda_cluster::ids::{GpuIndex, PciAddress};
+use cuda_cluster::plan::{Plan, difference};
+use cuda_cluster::topology::{Device, Gpu, LinkKind, Links, Topology};
+
+fn plan(machine_name: &str, text: &str) -> Plan {
+    planned(&machine(machine_name), &spec(text)).expect("a plan")
+}
+
+#[test]
+fn equal_plans_do_not_differ() {
+    for text in ["", "engine: dask\n", "ucx: {infiniband: true, net_devices: auto}\n"] {
+        let once = plan("dgx-1-v100", text);
+        assert_eq!(difference(&once, &once.clone()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn each_difference_names_the_process_and_the_value_before_and_after() {
+    let (blue, red) = ("worker: {env: {COLOUR: blue}}\n", "worker: {env: {COLOUR: red}}\n");
+    let cases = [
+        ("", blue, "gpu1: COLOUR unset → blue"),
+        (blue, red, "gpu0: COLOUR blue → red"),
+        ("threads: 2\n", "threads: 3\n", "gpu0: threads 2 → 3"),
+        (
+            "memory: {limit: 1GiB}\n",
+            "memory: {limit: 2GiB}\n",
+            "gpu1: memory limit 1073741824 → 2147483648",
+        ),
+        (
+            "device: {memory_limit: 1GiB}\n",
+            "device: {memory_limit: 2GiB}\n",
+            "gpu0: device memory limit 1073741824 → 2147483648",
+        ),
+        ("", "cpus: none\n", "gpu0: CPUs 0-31 → unset"),
+        ("workers: 2\n", "workers: 1\n", "gpu1: would go"),
+        ("workers: 1\n", "workers: 2\n", "gpu1: would be new"),
+        ("", "engine: dask\n", "cluster: engine native → dask"),
+        ("gpus: [0]\n", "gpus: [1]\n", "gpu0: would go"),
+    ];
+    for (now, then, line) in cases {
+        let lines = difference(&plan("rtx-4090-2", now), &plan("rtx-4090-2", then));
+        assert!(lines.iter().any(|found| found == line), "no {line:?} in {lines:#?}");
+        let back = difference(&plan("rtx-4090-2", then), &plan("rtx-4090-2", now));
+        assert!(!back.contains(&line.to_owned()), "{back:#?} is the way back");
+    }
+    let lines = difference(&plan("rtx-4090-2", "workers: 1\n"), &plan("l40s-8", "workers: 1\n"));
+    assert!(lines.contains(&"cluster: machine rtx-4090-2 → l40s-8".to_owned()), "{lines:#?}");
+}
+
+#[test]
+fn a_plans_workers_are_the_occupants_of_their_gpus_cpus_and_nics() {
+    let plan = plan("dgx-1-v100", "ucx: {infiniband: true, net_devices: auto}\n");
+    let occupants = plan.occupants();
+    assert_eq!(occupants.len(), 8);
+    for (worker, occupant) in plan.workers.iter().zip(&occupants) {
+        assert_eq!(occupant.name, worker.name);
+        assert_eq!(occupant.gpu, worker.gpu.as_ref().map(|gpu| gpu.index));
+    }
+    let last = &occupants[7];
+    assert_eq!((last.name.as_str(), last.gpu), ("gpu7", Some(GpuIndex(7))));
+    assert_eq!(last.cpus, Some("20-39,60-79".parse::<CpuSet>().expect("CPUs")));
+    assert_eq!(last.nics, ["mlx5_3"]);
+}
+
+/// More GPUs than every set of them can be looked at: those with an odd number are joined by
+/// NVLinks, the more the higher both numbers are; the others are far from everything.
+fn many() -> Topology {
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        pci: Some(PciAddress {
+            domain: 0,
+            bus: 16 + u8::try_from(index).expect("few GPUs"),
+            device: 0,
+            function: 0,
+        }),
+        memory_bytes: Some(16 << 30),
+        ..Gpu::default()
+    };
+    let mut links = Links::default();
+    for (a, b) in (0..20u32).flat_map(|a| (a + 1..20).map(move |b| (a, b))) {
+        let kind = if a % 2 == 1 && b % 2 == 1 {
+            LinkKind::Nv(if a.min(b) < 10 { 1 } else { 2 })
+        } else {
+            LinkKind::Sys
+        };
+        links.set(Device::Gpu(GpuIndex(a)), Device::Gpu(GpuIndex(b)), kind);
+    }
+    Topology { version: 1, gpus: (0..20).map(gpu).collect(), links, ..Topology::default() }
+}
+
+#[test]
+fn of_very_many_gpus_a_set_is_grown_that_is_connected_well() {
+    for (count, expected) in [(3, vec![11, 13, 15]), (5, vec![11, 13, 15, 17, 19])] {
+        let text = format!("gpus: {{count: {count}, choose: best-connected}}\n");
+        let plan = planned(&many(), &spec(&text)).expect("a plan");
+        let chosen: Vec<u32> =
+            plan.workers.iter().filter_map(|w| w.gpu.as_ref()).map(|gpu| gpu.index.0).collect();
+        assert_eq!(chosen, expected);
+        let note = plan.notes.iter().find(|note| note.text.contains("chosen step by step"));
+        assert!(note.is_some_and(|note| note.text.contains("20 GPUs")), "{:?}", plan.notes);
+    }
+}
