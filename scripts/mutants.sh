@@ -6,7 +6,7 @@
 #   scripts/mutants.sh all                  all of them
 #
 # JOBS=N for several at once. Takes hours on two cores. Ends with 0 only if no mutant lives; those that
-# live are listed in target/mutants/mutants.out/missed.txt.
+# live are listed at the end.
 # To install cargo-mutants: scripts/setup.sh --mutants
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,24 +17,43 @@ command -v cargo-mutants >/dev/null || {
     exit 2
 }
 
-files=(
-    'src/plan/**' 'src/spec/**' 'src/topology/**'
-    'src/supervise/core/**' 'src/engine/native/tasks/core/**'
-)
-what=("${files[@]/#/--file=}" --no-default-features --no-shuffle)
-if [ "$seed" != all ]; then
-    all=$(cargo mutants "${what[@]}" --list | wc -l)
-    shards=$(((all + wanted - 1) / wanted))
-    echo "mutants: about $wanted of $all, seed $seed"
-    what+=(--sharding round-robin --shard "$((seed % shards))/$shards")
-fi
-
+export INSTA_UPDATE=no
 # Of its own, so that nothing is built twice; without symbols, which take time.
-export CARGO_TARGET_DIR=$PWD/target/mutants CARGO_PROFILE_DEV_DEBUG=none INSTA_UPDATE=no
-judge=(cargo mutants "${what[@]}" --output target/mutants --jobs "${JOBS:-1}" --timeout 120 --colors never)
+export CARGO_TARGET_DIR=$PWD/target/mutants CARGO_PROFILE_DEV_DEBUG=none
 mkdir -p target/mutants
+status=0
 
-# The unit tests catch most of them, and are the quickest to build; the rest is for all tests.
-"${judge[@]}" -- --lib && exit 0
-tests=(plan_configs plan_flags plan_laws plan_machines plan_nics spec topo_forms topo_fuzz topo_matrix)
-"${judge[@]}" --iterate -- --lib "${tests[@]/#/--test=}"
+# group NAME FILES... -- TESTS...: judges the sample of the mutants in these files by these tests.
+group() {
+    local name=$1 what=(--no-default-features --no-shuffle) files=0 all
+    shift
+    while [ "$1" != -- ]; do
+        what+=("--file=$1") files=$((files + 1))
+        shift
+    done
+    shift
+    if [ "$seed" != all ]; then
+        all=$(cargo mutants "${what[@]}" --list | wc -l)
+        echo "$name: $all mutants, of which one in $every"
+        what+=(--sharding round-robin --shard "$((seed % every))/$every")
+    fi
+    cargo mutants "${what[@]}" --output "target/mutants/$name" --jobs "${JOBS:-1}" --timeout 120 \
+        --colors never -- --lib "$@" || status=1
+}
+
+deciding=('src/plan/**' 'src/spec/**' 'src/topology/**')
+supervisor=('src/supervise/core/**')
+tasks=('src/engine/native/tasks/core/**')
+every=1
+if [ "$seed" != all ]; then
+    files=("${deciding[@]}" "${supervisor[@]}" "${tasks[@]}")
+    all=$(cargo mutants --no-default-features --list "${files[@]/#/--file=}" | wc -l)
+    every=$(((all + wanted - 1) / wanted))
+fi
+tests=(plan_configs plan_flags plan_laws plan_machines plan_nics plan_values spec topo_forms topo_matrix)
+group deciding "${deciding[@]}" -- "${tests[@]/#/--test=}" -- --skip engine:: --skip supervise:: --skip wire::
+group supervisor "${supervisor[@]}" -- -- supervise::
+group tasks "${tasks[@]}" -- -- engine::
+echo "mutants that live:"
+cat target/mutants/*/mutants.out/missed.txt
+exit "$status"
