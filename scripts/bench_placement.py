@@ -38,14 +38,13 @@ def cluster(workers: int, placement: str):
     names = [worker["name"] for worker in plan["workers"]]
     half = dict.fromkeys(names[: (workers + 1) // 2], 0)
     rate = lambda a, b: NEAR if half.get(a, 1) == half.get(b, 1) else FAR
-    options = plan.get("engine_options") or {}
+    options = plan["engine"]["native"]
     # What the real machine's links carry is of no use here.
     options.pop("gb_per_s", None)
     options["placement"] = placement
     options["simulated_links"] = {
         to: {source: rate(source, to) for source in names if source != to} for to in names
     }
-    plan["engine_options"] = options
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(plan, file)
         file.flush()

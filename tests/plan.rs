@@ -119,6 +119,36 @@ fn yaml_and_json_are_one_plan() {
 }
 
 #[test]
+fn a_spec_names_its_machine() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("cluster.yaml");
+    std::fs::write(&file, "version: 1\ntopology: rtx-4090-2\n").expect("written");
+    let plan = json(&["-f", file.to_str().expect("UTF-8")]);
+    assert_eq!(plan["machine"]["name"], "rtx-4090-2");
+    assert_eq!(plan["workers"].as_array().map(Vec::len), Some(2));
+}
+
+/// What the table prints is what the engine is told.
+#[test]
+fn the_schedulers_address_is_the_engines_own() {
+    let listens = |flags: &[&str]| {
+        let text = shown(&[&["--topology", "dgx-1-v100"], flags].concat());
+        let mut lines = text.lines().skip_while(|line| *line != "Scheduler");
+        lines.nth(1).expect("a line about the scheduler").trim().to_owned()
+    };
+    assert_eq!(listens(&[]), "any CPU; a socket in the run directory");
+    let dask = ["--engine", "dask"];
+    assert_eq!(listens(&dask), "any CPU; 127.0.0.1; port 8786, or any free one");
+    let flags = ["--engine", "dask", "--interface", "eth0", "--scheduler-port", "9000:9010"];
+    assert_eq!(listens(&flags), "any CPU; interface eth0; the first free port of 9000 to 9010");
+    let told = json(&[&["--topology", "dgx-1-v100"], &flags[..]].concat());
+    let told = &told["engine"]["dask"];
+    let expected = serde_json::json!([null, "eth0", "9000:9010", true]);
+    let keys = ["host", "interface", "scheduler_ports", "scheduler_ports_required"];
+    assert_eq!(serde_json::json!(keys.map(|key| &told[key])), expected);
+}
+
+#[test]
 fn a_flag_beats_the_spec_and_the_plan_says_who_won() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("cluster.yaml");
@@ -206,7 +236,7 @@ fn the_schema_and_the_check_of_specs() {
 fn the_native_engine_is_told_what_the_links_should_carry() {
     let rates = |machine: &str| {
         let plan = json(&["--topology", machine]);
-        let rates = &plan["engine_options"]["gb_per_s"]["gpu0"];
+        let rates = &plan["engine"]["native"]["gb_per_s"]["gpu0"];
         rates.as_object().expect("rates to the others").clone()
     };
     let dgx_1 = rates("dgx-1-v100");

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use cuda_cluster::cluster::{Client, ClientError, CudaParameter, CudaTask, Kernel, Remote, Scalar};
 use cuda_cluster::os::run_directory::Paths;
+use cuda_cluster::plan::{EnginePlan, NativePlan};
 use cuda_cluster::wire::frame::{decode, encode};
 use cuda_cluster::wire::greeting::{Challenge, Role, Welcome};
 use cuda_cluster::wire::native::{FromClient, Registration, ToClient};
@@ -178,7 +179,10 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
     for worker in &mut plan.workers {
         worker.device_memory_limit_bytes = Some(100_000);
     }
-    plan.engine_options = serde_json::json!({"host_limit_bytes": 100_000});
+    plan.engine = EnginePlan::Native(NativePlan {
+        host_limit_bytes: Some(100_000),
+        ..NativePlan::default()
+    });
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");
@@ -208,8 +212,11 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
 fn a_full_disk_is_the_tasks_error() {
     let mut plan = native::plan(1);
     plan.workers[0].device_memory_limit_bytes = Some(100_000);
-    plan.engine_options =
-        serde_json::json!({"host_limit_bytes": 100_000, "disk_limit_bytes": 100_000});
+    plan.engine = EnginePlan::Native(NativePlan {
+        host_limit_bytes: Some(100_000),
+        disk_limit_bytes: Some(100_000),
+        ..NativePlan::default()
+    });
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");

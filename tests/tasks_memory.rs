@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use cuda_cluster::cluster::Client;
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::os::process;
+use cuda_cluster::plan::{EnginePlan, NativePlan};
 use native::Cluster;
 
 /// 26 MB in pieces of 131 kB.
@@ -66,7 +67,10 @@ fn start(workers: usize, memory_limit: u64, directory: &Path) -> (Cluster, Clien
         worker.device_memory_limit_bytes = Some(DEVICE);
         worker.memory_limit_bytes = Some(memory_limit);
     }
-    plan.engine_options = serde_json::json!({"local_directory": directory});
+    plan.engine = EnginePlan::Native(NativePlan {
+        local_directory: Some(directory.to_owned()),
+        ..NativePlan::default()
+    });
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");
@@ -219,7 +223,10 @@ fn what_does_not_fit_the_memory_limit_fails_with_the_figures() {
     let limit = (idle + (8 << 20)) * 100 / cuda_cluster::plan::HOST_FILL_PERCENT;
     let mut plan = native::plan(1);
     plan.workers[0].memory_limit_bytes = Some(limit);
-    plan.engine_options = serde_json::json!({"local_directory": directory.path()});
+    plan.engine = EnginePlan::Native(NativePlan {
+        local_directory: Some(directory.path().to_owned()),
+        ..NativePlan::default()
+    });
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");

@@ -13,7 +13,7 @@ use std::time::Duration;
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::cluster::{Client, ClientError};
 use cuda_cluster::engine::native::tasks::replay;
-use cuda_cluster::plan::Plan;
+use cuda_cluster::plan::{EnginePlan, NativePlan, Plan};
 use cuda_cluster::wire::tasks::TaskError;
 use native::Cluster;
 
@@ -58,7 +58,10 @@ fn cramped(workers: usize, bytes: u64) -> Plan {
     for worker in &mut plan.workers {
         worker.device_memory_limit_bytes = Some(share);
     }
-    plan.engine_options = serde_json::json!({"host_limit_bytes": share});
+    plan.engine = EnginePlan::Native(NativePlan {
+        host_limit_bytes: Some(share),
+        ..NativePlan::default()
+    });
     plan
 }
 
@@ -213,7 +216,10 @@ fn a_recorded_run_is_replayed_decision_by_decision() {
     let log = tempfile::tempdir().expect("a directory");
     let path = log.path().join("events");
     let mut plan = native::plan(3);
-    plan.engine_options = serde_json::json!({"record_events": path});
+    plan.engine = EnginePlan::Native(NativePlan {
+        record_events: Some(path.clone()),
+        ..NativePlan::default()
+    });
     let (mut cluster, client) = start(&plan);
     assert_eq!(merge(&client), MERGE.join_here());
     let working = client.clone();

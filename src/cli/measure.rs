@@ -22,7 +22,7 @@ use crate::engine::native::client::{Client, Measured};
 use crate::engine::native::links::{self, Background, Figure, Pair};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
-use crate::plan::{EngineKind, Plan, WorkerPlan};
+use crate::plan::{EnginePlan, Plan, WorkerPlan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
 use crate::units::{Size, Span};
@@ -134,8 +134,8 @@ impl Subject {
 
     /// A cluster with this plan and run directory.
     pub(super) fn new(name: ClusterName, root: PathBuf, plan: Plan) -> Result<Self, Failure> {
-        if plan.engine != EngineKind::Native {
-            let error = anyhow::anyhow!("{name} runs the {} engine", plan.engine);
+        if !matches!(plan.engine, EnginePlan::Native(_)) {
+            let error = anyhow::anyhow!("{name} runs the {} engine", plan.engine.kind());
             let failure = Failure::new(Exit::Usage, error);
             return Err(failure.hint("only native workers can be measured"));
         }
@@ -155,7 +155,7 @@ impl Subject {
 }
 
 fn read_plan(path: &Path) -> anyhow::Result<Plan> {
-    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    Ok(Plan::parse(&std::fs::read_to_string(path)?)?)
 }
 
 /// What came of a measurement of many ways.

@@ -15,8 +15,10 @@ use super::failure::{Exit, Failure};
 use super::flags::Asked;
 use super::flags::spoken::Keys;
 use super::{input, output, source};
-use crate::plan::{self, CallerEnvironment, Plan, Rejected, SchedulerPlan, Why, WorkerPlan};
-use crate::spec::Request;
+use crate::plan::{
+    self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,
+};
+use crate::spec::{PortRange, Request};
 use crate::topology::Topology;
 use crate::units::HumanBytes;
 use crate::{cluster, probe, text};
@@ -97,21 +99,15 @@ fn decided(
 /// Most bytes of a plan; one of a thousand workers has 10 MiB.
 const PLAN_LIMIT: usize = 64 << 20;
 
-/// Reads a plan from a file, or `-`. JSON is YAML too.
+/// Reads a plan from a file, or `-`.
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
     let text = input::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
-    let wrong = |error: anyhow::Error, hint| {
+    Plan::parse(&text).map_err(|error| {
+        let hint = error.hint();
+        let error = anyhow::Error::new(error);
         let error = error.context(format!("cannot use plan {}", input::shown(path)));
         Failure::new(Exit::Usage, error).hint(hint)
-    };
-    let made = "'cuda-cluster plan -o yaml > FILE' writes a plan";
-    let plan: Plan = text::read(&text, text::Form::Yaml, PLAN_LIMIT)
-        .map_err(|error| wrong(error.into(), made))?;
-    if plan.version == crate::plan::VERSION {
-        return Ok(plan);
-    }
-    let error = anyhow::anyhow!("version {} is not {}", plan.version, crate::plan::VERSION);
-    Err(wrong(error, "plan again with this version"))
+    })
 }
 
 /// Shows a plan on a page, as `plan` without further arguments does.
@@ -133,7 +129,7 @@ fn summary(plan: &Plan) -> String {
     section(
         &mut text,
         "Scheduler",
-        &plan.scheduler.iter().flat_map(scheduler_lines).collect::<Vec<_>>(),
+        &plan.scheduler.iter().flat_map(|it| scheduler_lines(plan, it)).collect::<Vec<_>>(),
     );
     section(&mut text, "Set by", &origin_lines(plan));
     section(&mut text, "Notes", &note_lines(plan));
@@ -149,7 +145,8 @@ fn title(plan: &Plan) -> String {
     let simulated = if plan.machine.simulated { ", simulated" } else { "" };
     format!(
         "{BOLD}{}{BOLD:#}: {workers} of the {} engine on {machine}{simulated}\n",
-        plan.name, plan.engine
+        plan.name,
+        plan.engine.kind()
     )
 }
 
@@ -235,20 +232,37 @@ fn own_lines(plan: &Plan) -> Vec<String> {
     plan.workers.iter().filter_map(line).collect()
 }
 
-fn scheduler_lines(scheduler: &SchedulerPlan) -> Vec<String> {
+fn scheduler_lines(plan: &Plan, scheduler: &SchedulerPlan) -> Vec<String> {
     let cpus =
         scheduler.binding.cpus.as_ref().map_or("any CPU".to_owned(), |c| format!("CPUs {c}"));
-    let host = scheduler.host.as_deref().unwrap_or("the engine's usual address");
-    let ports = match scheduler.ports {
-        None => "the engine's usual port".to_owned(),
-        Some((0, _)) => "any free port".to_owned(),
-        Some((low, high)) if low == high => format!("port {low}"),
-        Some((low, high)) => format!("the first free port of {low} to {high}"),
+    let address = match &plan.engine {
+        EnginePlan::Dask(dask) => dask_address(dask),
+        // A command has none.
+        EnginePlan::Native(_) | EnginePlan::Command(_) => {
+            "a socket in the run directory".to_owned()
+        }
     };
-    let mut lines = vec![format!("{cpus}; {host}; {ports}")];
+    let mut lines = vec![format!("{cpus}; {address}")];
     let others = scheduler.why.iter().filter(|why| why.choice != "cpus");
     lines.extend(others.map(|why| format!("{} {}", why.choice, why.chosen)));
     lines
+}
+
+/// Where Dask's scheduler listens.
+fn dask_address(dask: &DaskPlan) -> String {
+    let host = match (&dask.host, &dask.interface) {
+        (Some(host), _) => host.clone(),
+        (None, Some(interface)) => format!("interface {interface}"),
+        (None, None) => "the address of this machine".to_owned(),
+    };
+    let PortRange { low, high } = dask.scheduler_ports;
+    let or_other = if dask.scheduler_ports_required { "" } else { ", or any free one" };
+    let ports = match (low, high) {
+        (0, _) => "any free port".to_owned(),
+        (low, high) if low == high => format!("port {low}{or_other}"),
+        (low, high) => format!("the first free port of {low} to {high}"),
+    };
+    format!("{host}; {ports}")
 }
 
 fn origin_lines(plan: &Plan) -> Vec<String> {

@@ -15,7 +15,7 @@ use super::signals::Signals;
 use super::{output, plan, reach, screen, source, verify, workers};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
-use crate::plan::{EngineKind, Origin, Plan, difference};
+use crate::plan::{EnginePlan, Origin, Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome};
 
@@ -46,17 +46,14 @@ pub(super) struct Arguments {
 
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let (mut prepared, verify) = match &arguments.plan {
+    let mut prepared = match &arguments.plan {
         Some(path) => {
             let plan = filed(path, &arguments.asked.flags)?;
             if arguments.dry_run {
                 return plan::show(&plan);
             }
             screen::open();
-            (
-                noted(cluster::prepare_plan(plan), &Request::default())?,
-                arguments.asked.flags.verify(),
-            )
+            noted(cluster::prepare_plan(plan), &Request::default())?
         }
         None => {
             let request = arguments.asked.request()?;
@@ -64,22 +61,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
                 return plan::show(&plan::planned(&request)?);
             }
             screen::open();
-            (prepare(&request)?, request.spec.dask.verify == Some(true))
+            prepare(&request)?
         }
     };
     // Dask's workers prove their ways themselves.
-    let native = prepared.plan.engine == EngineKind::Native;
-    prepared.to_be_verified = native && verify;
+    prepared.to_be_verified = prepared.plan.requirements.verify
+        && matches!(prepared.plan.engine, EnginePlan::Native(_));
     let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
     reach::runtime()?.block_on(attend(prepared, lifetime))
 }
 
-/// Reads a plan, to be run under the name that is asked for, if one is.
+/// Reads a plan, to be run under the name that is asked for, if one is, and verified if that is.
 fn filed(path: &Path, flags: &Flags) -> Result<Plan, Failure> {
     let mut plan = plan::load(path)?;
-    if plan.engine == EngineKind::Dask && flags.verify() {
-        let error = anyhow::anyhow!("--verify is part of a plan of the Dask engine");
-        return Err(Failure::new(Exit::Usage, error).hint("plan it with --verify"));
+    if let Some(verify) = flags.verify() {
+        plan.requirements.verify = verify;
+        plan.origins.insert("verify".to_owned(), Origin::Flag);
     }
     if let Some(name) = flags.name() {
         plan.name = name.clone();
@@ -283,8 +280,8 @@ fn announce(state: &ClusterState, began: Instant) {
 /// Says how the running cluster of a name differs from the one that was asked for now.
 fn told_apart(failure: Failure, plan: &Plan) -> Failure {
     let Ok(found) = cluster::find(Some(&plan.name)) else { return failure };
-    let Ok(running) = std::fs::read(found.paths.plan()) else { return failure };
-    let Ok(running) = serde_json::from_slice::<Plan>(&running) else { return failure };
+    let Ok(running) = std::fs::read_to_string(found.paths.plan()) else { return failure };
+    let Ok(running) = Plan::parse(&running) else { return failure };
     let lines = difference(&running, plan);
     match lines.is_empty() {
         true => output::status("the running cluster has this very plan"),

@@ -125,7 +125,7 @@ impl Builder {
     fn prepared(&self) -> Result<Prepared, LaunchFailure> {
         let mut spec = self.spec.clone();
         spec.name.get_or_insert_with(own_name);
-        spec.resolve_tls(&std::env::current_dir().unwrap_or_default());
+        spec.resolve_paths(&std::env::current_dir().unwrap_or_default());
         Ok(super::prepare(&Request::of(spec)?, self.machine.as_ref())?)
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::{ControlError, Found};
 use crate::engine::dask;
 use crate::ids::ClusterName;
-use crate::plan::{DaskOptions, EngineKind, Plan};
+use crate::plan::{DaskPlan, EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessPhase, RUN_DIRECTORY_VARIABLE};
 
 /// What `distributed.Client()` connects to: the environment's form of the key `scheduler-address`.
@@ -58,14 +58,14 @@ pub async fn client_environment(
     found: &Found,
 ) -> Result<BTreeMap<String, String>, EnvironmentError> {
     let plan: Plan = found.control().read("/v1/plan").await?;
-    let mut env = match plan.engine {
-        EngineKind::Dask => {
+    let mut env = match &plan.engine {
+        EnginePlan::Dask(dask) => {
             let path = dask::client_file(&found.paths);
             let mut env: BTreeMap<String, String> = json(path)?;
-            env.insert(DASK_SCHEDULER.to_owned(), scheduler(found, &plan).await?);
+            env.insert(DASK_SCHEDULER.to_owned(), scheduler(found, dask).await?);
             env
         }
-        EngineKind::Native | EngineKind::Command => plan.client_env,
+        EnginePlan::Native(_) | EnginePlan::Command(_) => plan.client_env,
     };
     let directory = found.paths.root().display().to_string();
     env.insert(RUN_DIRECTORY_VARIABLE.to_owned(), directory);
@@ -73,7 +73,7 @@ pub async fn client_environment(
 }
 
 /// The address of the cluster's own scheduler, or of the one that it joined.
-async fn scheduler(found: &Found, plan: &Plan) -> Result<String, EnvironmentError> {
+async fn scheduler(found: &Found, dask: &DaskPlan) -> Result<String, EnvironmentError> {
     let state: ClusterState = found.control().read("/v1/state").await?;
     if let Some(scheduler) = state.scheduler {
         let phase = scheduler.state;
@@ -81,9 +81,7 @@ async fn scheduler(found: &Found, plan: &Plan) -> Result<String, EnvironmentErro
         let cluster = || found.name.clone();
         return address.ok_or_else(|| EnvironmentError::NotReady { cluster: cluster(), phase });
     }
-    let options: DaskOptions = serde_json::from_value(plan.engine_options.clone())
-        .map_err(|source| file_error(found.paths.plan(), source))?;
-    let joined = options.dask.join.unwrap_or_default();
+    let joined = dask.join.clone().unwrap_or_default();
     if joined.contains("://") {
         return Ok(joined);
     }

@@ -7,8 +7,9 @@ use std::path::Path;
 use crate::engine::command;
 use crate::engine::dask::{self, DaskError};
 use crate::ids::SCHEDULER;
+use crate::os::argument;
 use crate::os::run_directory::Paths;
-use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
+use crate::plan::{Binding, CommandPlan, EnginePlan, NativePlan, Plan, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Names where UCX makes files of shared memory; all versions since 1.12 read it.
@@ -71,12 +72,14 @@ pub struct Surroundings<'a> {
 pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
     let mut notes = Vec::new();
     let (mut first_alone, mut workers_wait) = (false, false);
-    let (mut scheduler, mut workers) = match plan.engine {
-        EngineKind::Native if cfg!(not(feature = "native")) => return Err(LaunchError::NotNative),
-        EngineKind::Native => native(plan, around.program),
-        EngineKind::Command => (None, ranks(plan, around.rendezvous)?),
-        EngineKind::Dask => {
-            let prepared = dask::prepare(plan, around.paths).await?;
+    let (mut scheduler, mut workers) = match &plan.engine {
+        EnginePlan::Native(_) if cfg!(not(feature = "native")) => {
+            return Err(LaunchError::NotNative);
+        }
+        EnginePlan::Native(told) => native(plan, told, around.program),
+        EnginePlan::Command(told) => (None, ranks(plan, told, around.rendezvous)?),
+        EnginePlan::Dask(told) => {
+            let prepared = dask::prepare(plan, told, around.paths).await?;
             notes.extend(prepared.notes.iter().map(ToString::to_string));
             first_alone = prepared.scheduler.is_none() && prepared.fork_socket.is_some();
             workers_wait = prepared.fork_socket.is_none();
@@ -92,26 +95,34 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
     }
     Ok(Launch {
         name: plan.name.clone(),
-        engine: plan.engine,
+        engine: plan.engine.kind(),
         simulated: plan.machine.simulated,
         supervision: plan.supervision.clone(),
         strict: plan.requirements.strict,
         scheduler,
         workers,
-        scheduler_stays: plan.engine == EngineKind::Dask,
+        scheduler_stays: matches!(plan.engine, EnginePlan::Dask(_)),
         workers_wait,
         first_alone,
         to_be_verified: around.to_be_verified,
-        run_to_completion: plan.engine == EngineKind::Command && around.to_completion,
+        run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
         notes,
     })
 }
 
-/// The native engine: this program, under its hidden subcommands.
-fn native(plan: &Plan, program: &Path) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
-    let argv = |subcommand: &str| vec![program.display().to_string(), subcommand.to_owned()];
-    let workers = plan.workers.iter().map(|planned| worker(planned, argv("__worker")));
-    (scheduler(plan, argv("__scheduler")), workers.collect())
+/// The native engine: this program, under its hidden subcommands. The workers may be another's,
+/// because they run its functions.
+fn native(
+    plan: &Plan,
+    told: &NativePlan,
+    program: &Path,
+) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
+    let argv = |program: &Path, subcommand: &str| {
+        vec![argument::encoded(program.as_os_str()), subcommand.to_owned()]
+    };
+    let of_workers = argv(told.program.as_deref().unwrap_or(program), "__worker");
+    let workers = plan.workers.iter().map(|planned| worker(planned, of_workers.clone()));
+    (scheduler(plan, argv(program, "__scheduler")), workers.collect())
 }
 
 /// The Dask engine: a Python for each, forked where that can be from the first of them: the
@@ -137,12 +148,16 @@ fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
 }
 
 /// The command engine: the user's program, told its rank. It knows nothing of the status pipe.
-fn ranks(plan: &Plan, rendezvous: SocketAddr) -> Result<Vec<ProcessSpec>, LaunchError> {
-    let argv: Option<Vec<String>> =
-        plan.engine_options.get("argv").and_then(|argv| serde_json::from_value(argv.clone()).ok());
-    let argv = argv.filter(|argv| !argv.is_empty()).ok_or(LaunchError::NoProgram)?;
+fn ranks(
+    plan: &Plan,
+    told: &CommandPlan,
+    rendezvous: SocketAddr,
+) -> Result<Vec<ProcessSpec>, LaunchError> {
+    if told.argv.is_empty() {
+        return Err(LaunchError::NoProgram);
+    }
     let rank = |planned: &WorkerPlan| {
-        let mut spec = worker(planned, argv.clone());
+        let mut spec = worker(planned, told.argv.clone());
         let world = plan.workers.len();
         spec.env.extend(command::rank_environment(planned.rank, world, rendezvous));
         ProcessSpec { ready: ReadyWhen::Executed, ..spec }

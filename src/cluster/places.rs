@@ -1,13 +1,14 @@
-//! Whether the directories and files that a plan names can be written, looked at before anything is
+//! Whether the directories and files that a plan names can be used, looked at before anything is
 //! started: a worker would find out when it spills for the first time.
 //!
 //! *Invariant:* nothing is left of the look: what it made it removes.
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::plan::{DaskOptions, EngineKind, Plan};
+use crate::plan::{EnginePlan, Plan};
 
 /// A place that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,17 @@ pub enum PlaceError {
         /// The key of the spec that names it.
         key: &'static str,
         /// The directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A program that cannot be run.
+    #[error("'{key}': {} cannot be run", path.display())]
+    Program {
+        /// The key of the spec that names it.
+        key: &'static str,
+        /// The program.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -41,35 +53,37 @@ impl PlaceError {
     pub fn hint(&self) -> String {
         match self {
             Self::Directory { .. } => "name a directory that is yours, or one that can be made",
+            Self::Program { .. } => "name a program that is there and that you may execute",
             Self::File { .. } => "name a file in a directory that is there and yours",
         }
         .to_owned()
     }
 }
 
-/// Looks at every place that the plan's processes are to write to.
+/// Looks at every place that the plan's processes are to use.
 ///
 /// # Errors
-/// At the first that cannot be written.
+/// At the first that cannot be used.
 pub(super) fn check(plan: &Plan) -> Result<(), PlaceError> {
     if let Some(path) = &plan.supervision.pid_file {
         file("worker.pid_file", path)?;
     }
-    match plan.engine {
-        EngineKind::Command => {}
-        EngineKind::Native => {
-            let named = plan.engine_options.get("local_directory").and_then(|path| path.as_str());
-            named.map_or(Ok(()), |path| directory("worker.local_directory", path.as_ref()))?;
-        }
-        EngineKind::Dask => {
-            // Options of another form are refused by the engine itself.
-            let options = serde_json::from_value::<DaskOptions>(plan.engine_options.clone());
-            let options = options.unwrap_or_default();
-            if let Some(path) = &options.worker.local_directory {
-                directory("worker.local_directory", path.as_ref())?;
+    match &plan.engine {
+        EnginePlan::Command(_) => {}
+        EnginePlan::Native(native) => {
+            if let Some(path) = &native.local_directory {
+                directory("worker.local_directory", path)?;
             }
-            if let Some(path) = &options.scheduler.file {
-                file("scheduler.file", path.as_ref())?;
+            if let Some(path) = &native.program {
+                program("native.program", path)?;
+            }
+        }
+        EnginePlan::Dask(dask) => {
+            if let Some(path) = &dask.local_directory {
+                directory("worker.local_directory", path)?;
+            }
+            if let Some(path) = &dask.scheduler_file {
+                file("scheduler.file", path)?;
             }
             let pools = plan.workers.iter().filter_map(|worker| worker.rmm.as_ref());
             if let Some(path) = pools.filter_map(|rmm| rmm.log_directory.as_ref()).next() {
@@ -110,6 +124,20 @@ fn file(key: &'static str, path: &Path) -> Result<(), PlaceError> {
         }
     };
     looked.map_err(|source| PlaceError::File { key, path: path.to_owned(), source })
+}
+
+/// Looks whether a program could be run. One without a slash is looked up when it is.
+fn program(key: &'static str, path: &Path) -> Result<(), PlaceError> {
+    if path.components().count() == 1 && path.is_relative() {
+        return Ok(());
+    }
+    let runs = |there: fs::Metadata| there.is_file() && there.permissions().mode() & 0o111 != 0;
+    let looked = match fs::metadata(path).map(runs) {
+        Ok(true) => return Ok(()),
+        Ok(false) => io::ErrorKind::PermissionDenied.into(),
+        Err(error) => error,
+    };
+    Err(PlaceError::Program { key, path: path.to_owned(), source: looked })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::engine::command;
 use crate::os::limits::{self, TooFew};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::os::shared_memory;
-use crate::plan::{EngineKind, Plan};
+use crate::plan::{EnginePlan, Plan};
 use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
 use crate::wire::secret::{LENGTH, Secret};
@@ -103,9 +103,9 @@ pub async fn start(
 ) -> Result<Supervisor, UpError> {
     let plan = &prepared.plan;
     let threads_each = match plan.engine {
-        EngineKind::Native | EngineKind::Dask => THREADS_EACH,
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => THREADS_EACH,
         // Its own, and the one that writes its log.
-        EngineKind::Command => 2,
+        EnginePlan::Command(_) => 2,
     };
     limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;

@@ -14,7 +14,7 @@ use super::{
     SchedulerPlan, Supervision, VERSION, Why, cpus, gpus, network, options, shares, ucx,
 };
 use crate::spec::{
-    ClusterSpec, Limit, Origin, Problem, Request, SpecError, TlsSpec, Ulimit, UlimitSpec,
+    ClusterSpec, DaskSpec, Limit, Origin, Problem, Request, SpecError, TlsSpec, Ulimit, UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{HumanBytes, Size};
@@ -72,7 +72,7 @@ pub fn plan(
     let plan = Plan {
         version: VERSION,
         name: spec.name.clone().unwrap_or_default(),
-        engine: context.engine,
+        engine: options::of(&context),
         machine: Machine {
             name: topology.name.clone(),
             source: topology.source.clone(),
@@ -83,11 +83,10 @@ pub fn plan(
         client_env,
         requirements: Requirements {
             nvlink: spec.ucx.nvlink.unwrap_or(false),
-            infiniband: spec.ucx.infiniband.unwrap_or(false),
             strict: spec.strict.unwrap_or(false),
+            verify: spec.verify.unwrap_or(false),
         },
         supervision: supervision(spec),
-        engine_options: options::of(&context),
         origins,
         notes: without_repetition(notes),
     };
@@ -242,11 +241,12 @@ impl<'a> Context<'a> {
             );
             notes.push(Note::new("mig", text));
         }
-        // Workers of the native engine are verified, too.
-        let verify = self.spec.dask.verify.filter(|_| self.engine == EngineKind::Native);
-        let usual = crate::spec::DaskSpec { verify, ..Default::default() };
-        if self.engine != EngineKind::Dask && self.spec.dask != usual {
-            notes.push(Note::new("dask", format!("ignored: the engine is {}", self.engine)));
+        let ignored = |key: &str| Note::new(key, format!("ignored: the engine is {}", self.engine));
+        if self.engine != EngineKind::Dask && self.spec.dask != DaskSpec::default() {
+            notes.push(ignored("dask"));
+        }
+        if self.engine == EngineKind::Command && self.spec.verify == Some(true) {
+            notes.push(ignored("verify"));
         }
     }
 
@@ -321,7 +321,6 @@ impl<'a> Context<'a> {
         if self.engine == EngineKind::Command || self.spec.dask.join.is_some() {
             return None;
         }
-        let scheduler = &self.spec.scheduler;
         let mut env = client_env.clone();
         env.extend(workers::engine_environment(self));
         env.extend(workers::visible_to_all(self));
@@ -340,8 +339,6 @@ impl<'a> Context<'a> {
         }
         Some(SchedulerPlan {
             binding: Binding { cpus, mems: None, memory_policy: MemoryPolicy::None },
-            host: scheduler.host.clone().or_else(|| scheduler.interface.clone()),
-            ports: scheduler.port.map(|ports| (ports.low, ports.high)),
             env,
             why,
         })

@@ -5,17 +5,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Binding, Plan, WorkerPlan};
+use serde_json::Value;
+
+use super::{Binding, EnginePlan, Plan, WorkerPlan};
 
 /// What would change from `now` to `then`, a line each.
 pub fn difference(now: &Plan, then: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let mut cluster = Changes { about: "cluster", lines: &mut lines };
-    cluster.value("engine", now.engine, then.engine);
+    cluster.value("engine", now.engine.kind(), then.engine.kind());
     cluster.value("machine", named(now), named(then));
-    if now.engine_options != then.engine_options {
-        cluster.value("engine options", &now.engine_options, &then.engine_options);
-    }
+    cluster.engine(&now.engine, &then.engine);
+    cluster.value("verify", now.requirements.verify, then.requirements.verify);
     if let (Some(now), Some(then)) = (&now.scheduler, &then.scheduler) {
         let mut scheduler = Changes { about: "scheduler", lines: &mut lines };
         scheduler.binding(&now.binding, &then.binding);
@@ -57,6 +58,27 @@ impl Changes<'_> {
         }
     }
 
+    /// What one and the same engine is told, key by key.
+    fn engine(&mut self, now: &EnginePlan, then: &EnginePlan) {
+        if now.kind() != then.kind() {
+            return;
+        }
+        let keys = |plan: &EnginePlan| {
+            let form = match plan {
+                EnginePlan::Native(native) => serde_json::to_value(native),
+                EnginePlan::Dask(dask) => serde_json::to_value(dask),
+                EnginePlan::Command(command) => serde_json::to_value(command),
+            };
+            let form = form.unwrap_or_else(|error| panic!("a plan has a JSON form: {error}"));
+            form.as_object().cloned().unwrap_or_default()
+        };
+        let (now, then) = (keys(now), keys(then));
+        let names: BTreeSet<&String> = now.keys().chain(then.keys()).collect();
+        for name in names {
+            self.value(name, written(now.get(name)), written(then.get(name)));
+        }
+    }
+
     fn binding(&mut self, now: &Binding, then: &Binding) {
         self.value("CPUs", shown(now.cpus.as_ref()), shown(then.cpus.as_ref()));
         self.value("memory nodes", shown(now.mems.as_ref()), shown(then.mems.as_ref()));
@@ -85,6 +107,60 @@ impl Changes<'_> {
     }
 }
 
+/// A value of JSON as people write it.
+fn written(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "unset".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    }
+}
+
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "unset".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &str) -> Plan {
+        let machine = crate::topology::builtin("dgx-1-v100").map(crate::topology::parse);
+        let machine = machine.expect("built in").expect("right");
+        let spec = crate::spec::parse(&format!("version: 1\n{text}"), "test").expect("right");
+        let request = crate::spec::Request::of(spec).expect("right");
+        crate::plan::plan(&machine, &request, &Default::default()).expect("a plan")
+    }
+
+    #[test]
+    fn equal_plans_have_no_difference() {
+        for text in ["", "engine: dask", "engine: command"] {
+            assert_eq!(difference(&planned(text), &planned(text)), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn each_difference_names_the_process_and_both_values() {
+        let between = |now: &str, then: &str| difference(&planned(now), &planned(then));
+        for (now, then, line) in [
+            ("gpus: \"0\"", "engine: command\ngpus: \"0\"", "cluster: engine native → command"),
+            (
+                "native: {placement: round-robin}",
+                "native: {disk_limit: 1GB}",
+                "cluster: placement round-robin → estimated-finish",
+            ),
+            ("", "native: {disk_limit: 1GB}", "cluster: disk_limit_bytes unset → 1000000000"),
+            ("engine: dask", "engine: dask\ntls: {ca_file: a, cert: b, key: c}", "cluster: tls unset \
+              → {\"ca_file\":\"a\",\"cert\":\"b\",\"key\":\"c\"}"),
+            ("", "verify: true", "cluster: verify false → true"),
+            ("", "threads: 3", "gpu2: threads 1 → 3"),
+            ("", "workers: 2", "gpu2: would go"),
+            ("workers: 2", "cpu_workers: 1", "cpu0: would be new"),
+            ("", "cpus: none", "gpu0: CPUs 0-19,40-59 → unset"),
+            ("", "worker: {env: {A: b}}", "gpu0: A unset → b"),
+        ] {
+            let lines = between(now, then);
+            assert!(lines.iter().any(|other| other == line), "{line:?} is not in {lines:#?}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use super::caller::InstalledUcx;
 use super::ucx::{Situation, Variables};
-use super::{EngineKind, Plan, Rejected, Why};
+use super::{EngineKind, EnginePlan, Plan, Rejected, Why};
 use crate::topology::Note;
 
 /// Names the libucp that native workers open; `ucx::LIBRARY_VARIABLE` has the same value.
@@ -29,7 +29,7 @@ pub fn libucp_paths(plan: &Plan) -> BTreeSet<&str> {
     let workers = plan.workers.iter().map(|worker| (&worker.env, &worker.why));
     let scheduler = plan.scheduler.iter().map(|scheduler| (&scheduler.env, &scheduler.why));
     let told = scheduler.chain(workers).filter_map(|(env, why)| match plan.engine {
-        EngineKind::Native => env.get(OPENED),
+        EnginePlan::Native(_) => env.get(OPENED),
         // The others find it through the loader's path, in which it is one among several.
         _ => why.iter().find(|why| why.choice == CHOICE).map(|why| &why.chosen),
     });

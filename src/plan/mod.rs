@@ -22,6 +22,7 @@ mod caller;
 mod cpus;
 mod decide;
 mod difference;
+mod engine;
 mod error;
 mod gpus;
 mod libucp;
@@ -33,11 +34,12 @@ mod pinning;
 mod rates;
 mod shares;
 mod subset;
+mod text;
 mod ucx;
 mod workers;
 
 pub use crate::spec::{
-    EngineKind, MemoryPolicy, Origin, RestartWhen, SchedulerDeath, Unresponsive,
+    EngineKind, MemoryPolicy, Origin, Placement, RestartWhen, SchedulerDeath, Unresponsive,
 };
 pub use adapt::{Here, adapt_to_here};
 pub use caller::{CallerEnvironment, InstalledUcx, Interface};
@@ -46,22 +48,26 @@ pub use difference::difference;
 pub use error::PlanError;
 pub use libucp::libucp_paths;
 pub use memory::HOST_FILL_PERCENT;
-pub use options::DaskOptions;
+pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+pub use text::PlanTextError;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 
 /// The version of the plan's JSON form.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Everything that `up` does, as a value: printed by `plan` and `up --dry-run`, kept as
-/// `plan.json`.
+/// `plan.json`. [`Plan::parse`] reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Version of this form: [`VERSION`].
+    #[serde(deserialize_with = "text::version")]
     pub version: u32,
     /// The cluster's name.
     pub name: ClusterName,
-    /// What runs in the processes.
-    pub engine: EngineKind,
+    /// What runs in the processes, and what it is told.
+    #[serde(with = "serde_yaml::with::singleton_map")]
+    pub engine: EnginePlan,
     /// The machine that was planned for.
     pub machine: Machine,
     /// The scheduler, for engines that have one.
@@ -74,9 +80,6 @@ pub struct Plan {
     pub requirements: Requirements,
     /// How deaths and slowness are dealt with.
     pub supervision: Supervision,
-    /// What the engine needs beyond the shared parts, in its own words; `null` for none.
-    #[serde(default)]
-    pub engine_options: serde_json::Value,
     /// Who set each value that is not a default: key → `flag`, `spec`, or `environment`.
     pub origins: BTreeMap<String, Origin>,
     /// What could not be had, or was assumed.
@@ -98,6 +101,7 @@ impl Plan {
 
 /// The machine that a plan is for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Its name.
     pub name: Option<String>,
@@ -109,14 +113,11 @@ pub struct Machine {
 
 /// The scheduler process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SchedulerPlan {
     /// What it is bound to.
     #[serde(flatten)]
     pub binding: Binding,
-    /// Address or interface it listens on; `None` for the engine's default.
-    pub host: Option<String>,
-    /// Ports to try, in order, inclusive; `None` for the engine's default.
-    pub ports: Option<(u16, u16)>,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
     /// The reasons.
@@ -126,6 +127,7 @@ pub struct SchedulerPlan {
 
 /// One worker process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkerPlan {
     /// `gpu3`; with several workers a GPU `gpu3.1`; a CPU worker `cpu0`.
     pub name: String,
@@ -155,6 +157,7 @@ pub struct WorkerPlan {
 
 /// A worker's GPU, by identity, place and number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkerGpu {
     /// NVML order.
     pub index: GpuIndex,
@@ -171,6 +174,7 @@ pub struct WorkerGpu {
 
 /// A worker's RAPIDS memory manager.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RmmPlan {
     /// First size of the pool in bytes; `None` for RMM's own choice.
     pub pool_bytes: Option<u64>,
@@ -204,6 +208,7 @@ pub struct Binding {
 
 /// One decision with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Why {
     /// What was decided: `gpu`, `cpus`, `mems`, `nic`, `device_memory_limit`, `env.UCX_TLS`, …
     pub choice: String,
@@ -217,6 +222,7 @@ pub struct Why {
 
 /// A candidate that was not chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rejected {
     /// The candidate, like `mlx5_4:1`.
     pub what: String,
@@ -226,17 +232,19 @@ pub struct Rejected {
 
 /// What the user asked to be true of the running cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Requirements {
     /// GPU pairs joined by NVLink must use it.
     pub nvlink: bool,
-    /// An InfiniBand or RoCE port must be active and used.
-    pub infiniband: bool,
     /// Notes are errors.
     pub strict: bool,
+    /// READY also means that every pair of workers has moved data over what should carry it.
+    pub verify: bool,
 }
 
 /// How deaths and slowness are dealt with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Supervision {
     /// When a dead worker is started again.
     pub restart: RestartWhen,

@@ -1,79 +1,110 @@
-//! What an engine needs beyond the shared parts, in its own words.
+//! What the engine is told beyond the shared parts of a plan: the spec's wishes over the defaults.
 //!
-//! Decides the Dask engine's protocol; everything else is passed on as it was asked for.
-//!
-//! *Invariant:* only what was set is there, so that an engine's own defaults stay its own.
+//! *Invariant:* what the engine does without a word from the user stands in the plan, too.
 
 use std::collections::BTreeMap;
-
-use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 use super::decide::Context;
+use super::engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 use super::{EngineKind, rates, ucx};
-use crate::spec::{DaskSpec, SchedulerSpec, TlsSpec, WorkerSpec};
+use crate::spec::{ClusterSpec, PortRange, TlsSpec};
 use crate::units::Size;
 
-/// The options of the Dask engine, as they stand in `Plan::engine_options`.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct DaskOptions {
-    /// The section `dask` of the spec, with its protocol decided.
-    #[serde(default)]
-    pub dask: DaskSpec,
-    /// The section `scheduler`.
-    #[serde(default)]
-    pub scheduler: SchedulerSpec,
-    /// The section `worker`, without its environment, which is in the workers' plans.
-    #[serde(default)]
-    pub worker: WorkerSpec,
-    /// The section `tls`.
-    #[serde(default)]
-    pub tls: TlsSpec,
+/// Where scheduler and workers of Dask listen when nothing else was asked for: a scheduler that
+/// anybody can reach runs anybody's code.
+const LOOPBACK: &str = "127.0.0.1";
+
+/// The port that Dask's users expect.
+const USUAL_PORT: PortRange = PortRange { low: 8786, high: 8786 };
+
+/// The dashboard's, likewise.
+const USUAL_DASHBOARD_PORT: u16 = 8787;
+
+/// The class that `distributed` itself uses.
+const USUAL_CLASS: &str = "distributed.Worker";
+
+/// What the context's engine is told.
+pub(super) fn of(context: &Context<'_>) -> EnginePlan {
+    match context.engine {
+        EngineKind::Native => EnginePlan::Native(native(context)),
+        EngineKind::Dask => EnginePlan::Dask(Box::new(dask(context.spec))),
+        EngineKind::Command => {
+            let argv = context.spec.command.argv.clone().unwrap_or_default();
+            EnginePlan::Command(CommandPlan { argv })
+        }
+    }
 }
 
-/// The options for the context's engine; `null` for none.
-pub(super) fn of(context: &Context<'_>) -> Value {
-    let spec = context.spec;
-    match context.engine {
-        EngineKind::Dask => {
-            let mut options = DaskOptions {
-                dask: spec.dask.clone(),
-                scheduler: spec.scheduler.clone(),
-                worker: spec.worker.clone(),
-                tls: spec.tls.clone(),
-            };
-            options.dask.protocol = Some(ucx::protocol(spec));
-            options.worker.env = None;
-            json!(options)
-        }
-        EngineKind::Command => {
-            let mut options = Map::new();
-            options.extend(spec.command.argv.as_ref().map(|argv| ("argv".to_owned(), json!(argv))));
-            Value::Object(options)
-        }
-        EngineKind::Native => {
-            let mut options = Map::new();
-            let mut set = |key: &str, value: Option<Value>| {
-                options.extend(value.map(|value| (key.to_owned(), value)));
-            };
-            set("local_directory", spec.worker.local_directory.as_ref().map(|path| json!(path)));
-            set("resources", spec.worker.resources.as_ref().map(whole));
-            set("program", spec.native.program.as_ref().map(|path| json!(path)));
-            set("placement", spec.native.placement.map(|placement| json!(placement)));
-            set("record_events", spec.native.record_events.as_ref().map(|path| json!(path)));
-            let limit = spec.native.disk_limit.and_then(|limit| match limit {
-                Size::Bytes(bytes) => Some(json!(bytes)),
-                Size::Fraction(_) => None,
-            });
-            set("disk_limit_bytes", limit);
-            let rates = rates::between(context);
-            set("gb_per_s", rates.values().any(|to| !to.is_empty()).then(|| json!(rates)));
-            if options.is_empty() { Value::Null } else { Value::Object(options) }
-        }
+fn native(context: &Context<'_>) -> NativePlan {
+    let (asked, worker) = (&context.spec.native, &context.spec.worker);
+    let mut gb_per_s = rates::between(context);
+    gb_per_s.retain(|_, to| !to.is_empty());
+    NativePlan {
+        program: asked.program.as_ref().map(PathBuf::from),
+        local_directory: worker.local_directory.as_ref().map(PathBuf::from),
+        disk_limit_bytes: asked.disk_limit.and_then(|limit| match limit {
+            Size::Bytes(bytes) => Some(bytes),
+            // Refused when the spec is read.
+            Size::Fraction(_) => None,
+        }),
+        resources: worker.resources.as_ref().map(whole).unwrap_or_default(),
+        placement: asked.placement.unwrap_or_default(),
+        record_events: asked.record_events.as_ref().map(PathBuf::from),
+        gb_per_s,
+        ..NativePlan::default()
     }
 }
 
 /// Amounts that the spec's own check found to be whole numbers from 0.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked by `spec`")]
-fn whole(resources: &BTreeMap<String, f64>) -> Value {
-    json!(resources.iter().map(|(name, n)| (name.clone(), *n as u64)).collect::<BTreeMap<_, _>>())
+fn whole(resources: &BTreeMap<String, f64>) -> BTreeMap<String, u64> {
+    resources.iter().map(|(name, amount)| (name.clone(), *amount as u64)).collect()
+}
+
+fn dask(spec: &ClusterSpec) -> DaskPlan {
+    let (asked, scheduler, worker) = (&spec.dask, &spec.scheduler, &spec.worker);
+    let usual_host = || {
+        let elsewhere = asked.join.is_some() || scheduler.interface.is_some();
+        (!elsewhere).then(|| LOOPBACK.to_owned())
+    };
+    let host = scheduler.host.clone().or_else(usual_host);
+    // Dashboards listen where everything else does.
+    let dashboard =
+        || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
+    DaskPlan {
+        protocol: ucx::protocol(spec),
+        python: asked.python.clone(),
+        fork: asked.start_method.as_deref() != Some("spawn"),
+        join: asked.join.clone(),
+        interface: scheduler.interface.clone(),
+        scheduler_ports: scheduler.port.unwrap_or(USUAL_PORT),
+        scheduler_ports_required: scheduler.port.is_some(),
+        scheduler_file: scheduler.file.as_ref().map(PathBuf::from),
+        dashboard: scheduler.dashboard.unwrap_or(true),
+        dashboard_address: scheduler.dashboard_address.clone().unwrap_or_else(dashboard),
+        dashboard_prefix: asked.dashboard_prefix.clone().unwrap_or_else(|| "/".to_owned()),
+        tls: tls(&spec.tls),
+        worker_ports: worker.ports.filter(|ports| ports.low != 0),
+        listen_address: worker.listen_address.clone(),
+        contact_address: worker.contact_address.clone(),
+        local_directory: worker.local_directory.as_ref().map(PathBuf::from),
+        resources: worker.resources.clone(),
+        pre_import: asked.pre_import.clone().unwrap_or_default(),
+        preload: asked.preload.clone().unwrap_or_default(),
+        death_timeout: asked.death_timeout,
+        lifetime: asked.lifetime,
+        adapt_minimum: asked.adapt_minimum,
+        worker_class: asked.worker_class.clone().unwrap_or_else(|| USUAL_CLASS.to_owned()),
+        cudf_spill: (asked.enable_cudf_spill == Some(true))
+            .then(|| asked.cudf_spill_stats.unwrap_or(0)),
+        config: asked.config.clone().unwrap_or_default(),
+        host,
+    }
+}
+
+/// The three files, of which the spec has all or none.
+fn tls(asked: &TlsSpec) -> Option<TlsFiles> {
+    let TlsSpec { ca_file, cert, key } = asked.clone();
+    Some(TlsFiles { ca_file: ca_file?, cert: cert?, key: key? })
 }

@@ -61,6 +61,10 @@ pub struct ClusterSpec {
     /// Turn notes into errors. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
+    /// Whether READY also means that every pair of workers has moved data over what should carry
+    /// it. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<bool>,
     /// Which GPUs: `all`, `none`, a list like `0-3,6`, UUIDs, PCI addresses, MIG instances, or
     /// `{count: 4, choose: best-connected}`. Default: all that `CUDA_VISIBLE_DEVICES` leaves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,11 +140,13 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// Makes relative paths of certificates and keys absolute: they are below `base`, wherever the
-    /// processes and their clients run.
-    pub fn resolve_tls(&mut self, base: &Path) {
+    /// Makes relative paths of certificates, keys and the workers' program absolute: they are below
+    /// `base`, wherever the processes and their clients run. A program without a slash stays one
+    /// that is looked up in `PATH`.
+    pub fn resolve_paths(&mut self, base: &Path) {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
-        for path in [ca_file, cert, key].into_iter().flatten() {
+        let program = self.native.program.as_mut().filter(|program| program.contains('/'));
+        for path in [ca_file, cert, key].into_iter().flatten().chain(program) {
             *path = base.join(&*path).display().to_string();
         }
     }

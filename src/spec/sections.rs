@@ -248,9 +248,6 @@ section! {
         /// Fewest workers: between these and all, as many run as the scheduler's work needs.
         /// Default: all, always.
         adapt_minimum: u32,
-        /// Whether READY also means that every pair of workers has moved data, over the transport
-        /// that it should use.
-        verify: bool,
         /// Prefix of the dashboard's URLs.
         dashboard_prefix: String,
         /// A worker's class.
@@ -280,7 +277,9 @@ section! {
 section! {
     /// The native engine's own options.
     NativeSpec {
-        /// Program of the workers, for clusters of a user's own program. Default: this program.
+        /// Program of the workers, for tasks that run functions of your own: it calls
+        /// `cluster::dispatch_with` first of all. A name is looked up in `PATH`, a relative path is
+        /// below the spec file's directory. Default: `cuda-cluster`.
         program: String,
         /// How a task's worker is chosen: `estimated-finish` or `round-robin`.
         placement: Placement,

@@ -1,16 +1,53 @@
 //! A cluster that belongs to a program.
 
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use cuda_cluster::cluster::Client;
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Sandbox, eventually};
 
-/// The example program, which Cargo builds beside the tests.
+/// An example program, which Cargo builds beside the tests.
+fn path_of(example: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    program.with_file_name("examples").join(example)
+}
+
 fn example() -> Command {
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_cuda-cluster"));
-    Command::new(program.with_file_name("examples").join("embedded"))
+    Command::new(path_of("embedded"))
+}
+
+/// `cuda-cluster up` starts workers that know functions of another program.
+#[test]
+fn workers_of_a_program_named_in_the_spec_run_its_functions() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    symlink(path_of("saxpy"), folder.path().join("worker")).expect("a link");
+    let file = folder.path().join("cluster.yaml");
+    let spec = |program: &str| {
+        let text = format!("version: 1\nname: own\nnative: {{program: {program}}}\n");
+        std::fs::write(&file, text).expect("written");
+        let machine = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "2"];
+        let file = file.to_str().expect("text");
+        sandbox.run(&[&["up", "-f", file, "--detach"], &machine[..]].concat())
+    };
+    let missing = spec("./no-worker");
+    assert_eq!(missing.code, 2, "{missing}");
+    assert!(missing.stderr.contains("native.program"), "{missing}");
+    // It is below the file's directory, wherever the user stands.
+    let up = spec("./worker");
+    assert_eq!(up.code, 0, "{up}");
+    let client = Client::connect(&sandbox.base().join("own")).expect("the scheduler answers");
+    let numbers = client.submit("range", &(0u32, 4u32), &[]).expect("submitted");
+    let doubled = client.submit("saxpy", &1.0f32, &[&numbers, &numbers]).expect("submitted");
+    let bytes = client.gather(&[doubled]).expect("computed").remove(0);
+    let last = bytes.last_chunk().copied().map(f32::from_le_bytes);
+    assert_eq!(last, Some(6.0), "1 · 3 + 3");
+    assert_eq!(sandbox.run(&["down", "own"]).code, 0);
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]

@@ -228,10 +228,18 @@ fn a_printed_plan_runs_as_it_stands() {
         let which = format!("'--plan <FILE>' cannot be used with '{}", more[0]);
         assert!(refused.stderr.contains(&which), "{refused}");
     }
-    std::fs::write(file.path(), "version: 99").expect("written");
-    let wrong = sandbox.run(&["up", "--plan", path]);
-    assert_eq!(wrong.code, 2, "{wrong}");
-    assert!(wrong.stderr.contains(path), "{wrong}");
+    for (text, words) in [
+        ("version: 99".to_owned(), ["version 99 is not", "hint: plan again"]),
+        (plan.stdout.replace("placement:", "plaecment:"), ["engine.native.plaecment", "hint: "]),
+        (plan.stdout.replace("strict: false", "strict: perhaps"), ["requirements.strict", "hint: "]),
+    ] {
+        std::fs::write(file.path(), text).expect("written");
+        let wrong = sandbox.run(&["up", "--plan", path]);
+        assert_eq!(wrong.code, 2, "{wrong}");
+        for word in [path, words[0], words[1]] {
+            assert!(wrong.stderr.contains(word), "{word:?} is missing: {wrong}");
+        }
+    }
     sandbox.assert_nothing_is_left();
 }
 

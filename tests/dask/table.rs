@@ -61,10 +61,10 @@ fn accepted() -> Vec<(&'static [&'static str], &'static str, Value)> {
             "/workers/0/rmm/set_allocator_for",
             json!(["cupy", "torch"]),
         ),
-        (&["--enable-cudf-spill"], "/engine_options/dask/enable_cudf_spill", json!(true)),
+        (&["--enable-cudf-spill"], "/engine/dask/cudf_spill", json!(0)),
         (
             &["--enable-cudf-spill", "--cudf-spill-stats", "2"],
-            "/engine_options/dask/cudf_spill_stats",
+            "/engine/dask/cudf_spill",
             json!(2),
         ),
         (
@@ -78,17 +78,17 @@ fn accepted() -> Vec<(&'static [&'static str], &'static str, Value)> {
             json!(68_719_476_736u64),
         ),
         (&["--memory-limit", "none"], "/workers/0/memory_limit_bytes", Value::Null),
-        (&["--interface", "lo"], "/engine_options/scheduler/interface", json!("lo")),
-        (&["--no-dashboard"], "/engine_options/scheduler/dashboard", json!(false)),
+        (&["--interface", "lo"], "/engine/dask/interface", json!("lo")),
+        (&["--no-dashboard"], "/engine/dask/dashboard", json!(false)),
         (&["--pid-file", "/tmp/pid"], "/supervision/pid_file", json!("/tmp/pid")),
         (
             &["--n-workers", "1", "--contact-address", "tcp://127.0.0.1:9"],
-            "/engine_options/worker/contact_address",
+            "/engine/dask/contact_address",
             json!("tcp://127.0.0.1:9"),
         ),
-        (&["--enable-tcp-over-ucx"], "/engine_options/dask/protocol", json!("ucxx")),
-        (&["--ucx", "system"], "/engine_options/dask/protocol", json!("ucxx")),
-        (&["--protocol", "ucx"], "/engine_options/dask/protocol", json!("ucx")),
+        (&["--enable-tcp-over-ucx"], "/engine/dask/protocol", json!("ucxx")),
+        (&["--ucx", "system"], "/engine/dask/protocol", json!("ucxx")),
+        (&["--protocol", "ucx"], "/engine/dask/protocol", json!("ucx")),
     ]
 }
 

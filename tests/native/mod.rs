@@ -371,12 +371,12 @@ pub(crate) fn plan(workers: usize) -> Plan {
         })
     };
     let plan = serde_json::json!({
-        "version": 1, "name": "test", "engine": "native",
+        "version": 2, "name": "test", "engine": {"native": {}},
         "machine": {"name": "test", "source": null, "simulated": true},
-        "scheduler": {"cpus": null, "mems": null, "host": null, "ports": null, "env": {}},
+        "scheduler": {"cpus": null, "mems": null, "env": {}},
         "workers": (0..workers).map(worker).collect::<Vec<_>>(),
         "client_env": {},
-        "requirements": {"nvlink": false, "infiniband": false, "strict": false},
+        "requirements": {"nvlink": false, "strict": false, "verify": false},
         "supervision": cuda_cluster::plan::Supervision::default(),
         "origins": {}, "notes": [],
     });

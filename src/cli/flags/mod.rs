@@ -348,7 +348,7 @@ impl Flags {
     /// The flags as a spec that sets only what was given.
     pub(crate) fn overrides(&self) -> ClusterSpec {
         let mut spec = ClusterSpec { name: self.name.clone(), ..ClusterSpec::default() };
-        spec.dask.verify = switch(self.verify, self.no_verify);
+        spec.verify = switch(self.verify, self.no_verify);
         self.workers.lay_over(&mut spec);
         self.rmm.lay_over(&mut spec);
         self.ucx.lay_over(&mut spec);
@@ -452,9 +452,10 @@ impl DaskFlags {
 }
 
 impl Flags {
-    /// Whether READY is to mean that every way between workers uses what it should.
-    pub(crate) fn verify(&self) -> bool {
-        self.verify
+    /// Whether READY is to mean that every way between workers uses what it should, where that was
+    /// said.
+    pub(crate) fn verify(&self) -> Option<bool> {
+        switch(self.verify, self.no_verify)
     }
 
     /// The name that was asked for.
@@ -477,11 +478,11 @@ impl Asked {
         let mut file = self.file.as_deref().map(read_spec).transpose()?;
         let mut flags = self.flags.overrides();
         let here = std::env::current_dir().unwrap_or_default();
-        flags.resolve_tls(&here);
+        flags.resolve_paths(&here);
         if let (Some(spec), Some(path)) = (&mut file, &self.file) {
             // Standard input has no directory.
             let beside = path.parent().filter(|_| path.as_os_str() != "-");
-            spec.resolve_tls(&here.join(beside.unwrap_or(Path::new(""))));
+            spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
         }
         flags.topology = self.topology.clone();
         flags.simulate = self.simulate.then_some(true);

@@ -71,7 +71,7 @@ const FLAGS: [(&str, &str, &str); 67] = [
     ("tls.ca_file", "--tls-ca-file", ""),
     ("tls.cert", "--tls-cert", ""),
     ("tls.key", "--tls-key", ""),
-    ("dask.verify", "--verify", "--no-verify"),
+    ("verify", "--verify", "--no-verify"),
     ("dask.protocol", "--protocol", ""),
     ("dask.dashboard_prefix", "--dashboard-prefix", ""),
     ("dask.preload", "--preload", ""),

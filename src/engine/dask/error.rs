@@ -75,9 +75,6 @@ pub enum DaskError {
         /// Version of `distributed`.
         distributed: String,
     },
-    /// The plan's options are not the Dask engine's.
-    #[error("the plan's Dask options cannot be read")]
-    Options(#[source] serde_json::Error),
     /// A file for TLS cannot be read.
     #[error("{key}: cannot read {}", path.display())]
     Tls {
@@ -129,7 +126,7 @@ impl DaskError {
                 "a relative path is below the spec file's directory, or with a flag below yours"
                     .to_owned(),
             ),
-            Self::Options(_) | Self::Write { .. } => None,
+            Self::Write { .. } => None,
         }
     }
 }

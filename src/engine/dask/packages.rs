@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::{DaskError, Inspection};
-use crate::plan::{DaskOptions, Plan};
+use crate::plan::{DaskPlan, Plan};
 
 /// Oldest Python that today's Dask runs on.
 const OLDEST_PYTHON: &str = "3.10";
@@ -54,21 +54,21 @@ impl fmt::Display for Missing {
 }
 
 /// What a plan needs.
-pub fn needs(plan: &Plan, options: &DaskOptions) -> Vec<Need> {
+pub fn needs(plan: &Plan, told: &DaskPlan) -> Vec<Need> {
     let plain = |package, purpose| Need { package, by_cuda: false, least: None, purpose };
     let cuda = |package, purpose| Need { by_cuda: true, ..plain(package, purpose) };
     let mut needs = vec![
         plain("dask", "the Dask engine"),
         Need { least: Some(OLDEST_DISTRIBUTED), ..plain("distributed", "the Dask engine") },
     ];
-    if options.dask.protocol.as_deref().is_some_and(|protocol| protocol.starts_with("ucx")) {
+    if told.protocol.starts_with("ucx") {
         needs.push(cuda("distributed-ucxx", "the protocol ucxx"));
     }
     if !plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
         needs.push(plain("dask-cuda", "RMM memory pools"));
         needs.push(cuda("rmm", "RMM memory pools"));
     }
-    if options.dask.enable_cudf_spill == Some(true) && !plan.machine.simulated {
+    if told.cudf_spill.is_some() && !plan.machine.simulated {
         needs.push(plain("dask-cuda", "cuDF spilling"));
         needs.push(cuda("cudf", "cuDF spilling"));
     }
@@ -177,23 +177,14 @@ mod tests {
     }
 
     fn ucx_needs() -> Vec<Need> {
-        let options = DaskOptions {
-            dask: crate::spec::DaskSpec { protocol: Some("ucxx".to_owned()), ..Default::default() },
-            ..Default::default()
-        };
-        let plan = crate::plan::Plan { engine_options: serde_json::json!(options), ..plan() };
-        needs(&plan, &options)
-    }
-
-    fn plan() -> Plan {
-        serde_json::from_value(serde_json::json!({
-            "version": 1, "name": "x", "engine": "dask",
-            "machine": { "name": null, "source": null, "simulated": true },
-            "scheduler": null, "workers": [], "client_env": {},
-            "requirements": { "nvlink": false, "infiniband": false, "strict": false },
-            "supervision": crate::plan::Supervision::default(), "origins": {}, "notes": [],
-        }))
-        .expect("a plan")
+        let text = "version: 1\nengine: dask\nsimulate: true\ngpus: none\ncpu_workers: 1\n\
+                    dask: {protocol: ucxx}";
+        let spec = crate::spec::parse(text, "test").expect("right");
+        let request = crate::spec::Request::of(spec).expect("right");
+        let plan = crate::plan::plan(&Default::default(), &request, &Default::default());
+        let plan = plan.expect("a plan");
+        let crate::plan::EnginePlan::Dask(told) = &plan.engine else { panic!("Dask's") };
+        needs(&plan, told)
     }
 
     #[test]

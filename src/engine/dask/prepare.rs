@@ -11,8 +11,7 @@ use std::path::PathBuf;
 use super::settings::{self, Means};
 use super::{DaskError, find, inspect, package, packages};
 use crate::os::run_directory::Paths;
-use crate::plan::{DaskOptions, Plan};
-use crate::spec::TlsSpec;
+use crate::plan::{DaskPlan, Plan, TlsFiles};
 use crate::topology::Note;
 
 /// Program and arguments of one process.
@@ -35,25 +34,22 @@ pub struct Prepared {
 ///
 /// # Errors
 /// If there is no Python with what the plan needs, or the run directory cannot be written.
-pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> {
-    let options: DaskOptions =
-        serde_json::from_value(plan.engine_options.clone()).map_err(DaskError::Options)?;
-    let python = find(options.dask.python.as_deref(), |name| std::env::var_os(name))?;
+pub async fn prepare(plan: &Plan, told: &DaskPlan, paths: &Paths) -> Result<Prepared, DaskError> {
+    let python = find(told.python.as_deref(), |name| std::env::var_os(name))?;
     let inspection = inspect(&python.path).await?;
-    packages::check(&python.path, &inspection, &packages::needs(plan, &options))?;
+    packages::check(&python.path, &inspection, &packages::needs(plan, told))?;
 
-    readable(&options.tls)?;
-    let client = serde_json::json!(settings::client(plan, &options)).to_string();
+    told.tls.as_ref().map_or(Ok(()), readable)?;
+    let client = serde_json::json!(settings::client_env(plan, told)).to_string();
     let path = settings::client_file(paths);
     std::fs::write(&path, client).map_err(|source| DaskError::Write { path, source })?;
 
-    let joins = options.dask.join.is_some();
+    let joins = told.join.is_some();
     let means = Means {
         dask_cuda: packages::version(&inspection, "dask-cuda").is_some(),
         // The fork server lives beside the scheduler, or beside the first of the workers that join
         // one; but that would wait for the others for ever, were it to prove the ways to them.
-        fork: options.dask.start_method.as_deref() != Some("spawn")
-            && !(joins && options.dask.verify == Some(true)),
+        fork: told.fork && !(joins && plan.requirements.verify),
     };
     let program = package::write(paths.root())?;
     let arguments = |role: &str, settings: serde_json::Value| {
@@ -61,23 +57,23 @@ pub async fn prepare(plan: &Plan, paths: &Paths) -> Result<Prepared, DaskError> 
         vec![python.path.display().to_string(), program, role.to_owned(), settings.to_string()]
     };
     let worker = |worker| {
-        let settings = settings::worker(plan, &options, worker, means, paths);
+        let settings = settings::worker(plan, told, worker, means, paths);
         arguments("worker", serde_json::json!(settings))
     };
-    let scheduler = settings::scheduler(plan, &options, means, paths);
+    let scheduler = settings::scheduler(plan, told, means, paths);
     Ok(Prepared {
         scheduler: (!joins).then(|| arguments("scheduler", serde_json::json!(scheduler))),
         workers: plan.workers.iter().map(worker).collect(),
         fork_socket: means.fork.then(|| settings::fork_socket(paths)),
-        notes: notes(plan, &options, means),
+        notes: notes(plan, told, means),
     })
 }
 
 /// Makes sure that TLS's files are there, whose absence Python would tell in its own way.
-fn readable(tls: &TlsSpec) -> Result<(), DaskError> {
+fn readable(tls: &TlsFiles) -> Result<(), DaskError> {
     let files = [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
     for (key, path) in files {
-        let Some(path) = path.as_ref().map(PathBuf::from) else { continue };
+        let path = PathBuf::from(path);
         // A directory can be opened, but not read.
         let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
         read.map_err(|source| DaskError::Tls { key, path, source })?;
@@ -85,7 +81,7 @@ fn readable(tls: &TlsSpec) -> Result<(), DaskError> {
     Ok(())
 }
 
-fn notes(plan: &Plan, options: &DaskOptions, means: Means) -> Vec<Note> {
+fn notes(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<Note> {
     let mut notes = Vec::new();
     let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
     if limited && !means.dask_cuda {
@@ -95,10 +91,10 @@ fn notes(plan: &Plan, options: &DaskOptions, means: Means) -> Vec<Note> {
     if plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
         notes.push(Note::new("rmm", "left out: there is no GPU here to have a pool on"));
     }
-    if plan.machine.simulated && options.dask.enable_cudf_spill == Some(true) {
+    if plan.machine.simulated && told.cudf_spill.is_some() {
         notes.push(Note::new("dask.enable_cudf_spill", "left out: there is no GPU here"));
     }
-    if options.dask.protocol.as_deref().is_some_and(|protocol| protocol.starts_with("ucx")) {
+    if told.protocol.starts_with("ucx") {
         let text =
             "UCX listens on every address of this machine, unencrypted, whatever the host is";
         notes.push(Note::new("dask.protocol", text));

@@ -1,7 +1,7 @@
 //! From a plan to what each Python process is told, as one JSON argument.
 //!
-//! Pure. Defaults that are the Dask engine's own are decided here; everything that depends on the
-//! machine stands in the plan already.
+//! Pure, and decides nothing that the plan could: what is added depends on the run directory and on
+//! the Python that was found.
 //!
 //! *Invariant:* the field names are those that the Python package reads.
 
@@ -11,18 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::os::run_directory::Paths;
-use crate::plan::{DaskOptions, Plan, RmmPlan, WorkerPlan};
-use crate::spec::PortRange;
-
-/// Where scheduler and workers listen when nothing else was asked for: a scheduler that anybody
-/// can reach runs anybody's code.
-const LOOPBACK: &str = "127.0.0.1";
-
-/// The port that Dask's users expect.
-const USUAL_PORT: u16 = 8786;
-
-/// The class that `distributed` itself uses.
-const USUAL_CLASS: &str = "distributed.Worker";
+use crate::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 
 /// Transports of UCX that carry host memory between processes of one machine.
 const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
@@ -40,7 +29,7 @@ pub(super) struct Common {
     /// Or the interface whose address that is.
     pub interface: Option<String>,
     /// Certificates, for `tls`.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsFiles>,
     /// Prefix of the dashboards' URLs.
     pub dashboard_prefix: String,
     /// Whether there are dashboards; `/health` and `/metrics` are there in any case.
@@ -49,14 +38,6 @@ pub(super) struct Common {
     pub config: BTreeMap<String, String>,
     /// Modules to import before anything else.
     pub pre_import: Vec<String>,
-}
-
-/// Files for TLS.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Tls {
-    ca_file: String,
-    cert: String,
-    key: String,
 }
 
 /// What the scheduler is told.
@@ -110,7 +91,7 @@ pub struct WorkerSettings {
     memory_limit: Option<u64>,
     /// `None` leaves storage to `distributed`; otherwise it is dask-cuda's.
     device_memory_limit: Option<u64>,
-    local_directory: Option<String>,
+    local_directory: Option<PathBuf>,
     dashboard_address: String,
     resources: Option<BTreeMap<String, f64>>,
     preload: Vec<String>,
@@ -147,55 +128,42 @@ pub(super) struct Means {
     pub(super) fork: bool,
 }
 
-fn common(options: &DaskOptions) -> Common {
-    let (dask, scheduler, tls) = (&options.dask, &options.scheduler, &options.tls);
-    let joins = dask.join.is_some();
-    let usual = || (!joins && scheduler.interface.is_none()).then(|| LOOPBACK.to_owned());
-    let files = (&tls.ca_file, &tls.cert, &tls.key);
+fn common(told: &DaskPlan) -> Common {
     Common {
-        protocol: dask.protocol.clone().unwrap_or_else(|| "tcp".to_owned()),
-        host: scheduler.host.clone().or_else(usual),
-        interface: scheduler.interface.clone(),
-        tls: match files {
-            (Some(ca_file), Some(cert), Some(key)) => {
-                Some(Tls { ca_file: ca_file.clone(), cert: cert.clone(), key: key.clone() })
-            }
-            _ => None,
-        },
-        dashboard_prefix: dask.dashboard_prefix.clone().unwrap_or_else(|| "/".to_owned()),
-        dashboard: scheduler.dashboard.unwrap_or(true),
-        config: dask.config.clone().unwrap_or_default(),
-        pre_import: dask.pre_import.clone().unwrap_or_default(),
+        protocol: told.protocol.clone(),
+        host: told.host.clone(),
+        interface: told.interface.clone(),
+        tls: told.tls.clone(),
+        dashboard_prefix: told.dashboard_prefix.clone(),
+        dashboard: told.dashboard,
+        config: told.config.clone(),
+        pre_import: told.pre_import.clone(),
     }
 }
 
 pub(super) fn scheduler(
     plan: &Plan,
-    options: &DaskOptions,
+    told: &DaskPlan,
     means: Means,
     paths: &Paths,
 ) -> SchedulerSettings {
-    let common = common(options);
-    let asked = options.scheduler.port;
-    let ports = asked.unwrap_or(PortRange { low: USUAL_PORT, high: USUAL_PORT });
     let mut files = vec![file(paths)];
-    files.extend(options.scheduler.file.as_ref().map(PathBuf::from));
-    let address = options.scheduler.dashboard_address.clone();
+    files.extend(told.scheduler_file.clone());
     SchedulerSettings {
-        ports: (ports.low, ports.high),
-        ports_required: asked.is_some(),
-        dashboard_address: address.unwrap_or_else(|| dashboard_address(&common, 8787)),
+        ports: (told.scheduler_ports.low, told.scheduler_ports.high),
+        ports_required: told.scheduler_ports_required,
+        dashboard_address: told.dashboard_address.clone(),
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
-        client_env: client_env(plan, &common),
-        adapt: options.dask.adapt_minimum.map(|least| (least, plan.workers.len())),
-        fork: means.fork.then(|| fork(plan, options, means, &common, paths)),
-        common,
+        client_env: client_env(plan, told),
+        adapt: told.adapt_minimum.map(|least| (least, plan.workers.len())),
+        fork: means.fork.then(|| fork(plan, told, means, paths)),
+        common: common(told),
     }
 }
 
-fn fork(plan: &Plan, options: &DaskOptions, means: Means, common: &Common, paths: &Paths) -> Fork {
-    Fork { socket: fork_socket(paths), imports: imports(plan, options, means, common) }
+fn fork(plan: &Plan, told: &DaskPlan, means: Means, paths: &Paths) -> Fork {
+    Fork { socket: fork_socket(paths), imports: imports(plan, told, means) }
 }
 
 /// The file with what clients need, but for the scheduler's address: JSON, name to value.
@@ -203,16 +171,11 @@ pub fn client_file(paths: &Paths) -> PathBuf {
     paths.root().join("client.json")
 }
 
-/// What clients of a plan need, but for the scheduler's address.
-pub(super) fn client(plan: &Plan, options: &DaskOptions) -> BTreeMap<String, String> {
-    client_env(plan, &common(options))
-}
-
-/// What a client needs to speak as the cluster does: UCX's variables, and TLS's files by the
-/// names of Dask's configuration.
-fn client_env(plan: &Plan, common: &Common) -> BTreeMap<String, String> {
+/// What a client needs to speak as the cluster does, but for the scheduler's address: UCX's
+/// variables, and TLS's files by the names of Dask's configuration.
+pub(super) fn client_env(plan: &Plan, told: &DaskPlan) -> BTreeMap<String, String> {
     let mut env = plan.client_env.clone();
-    if let Some(Tls { ca_file, cert, key }) = &common.tls {
+    if let Some(TlsFiles { ca_file, cert, key }) = &told.tls {
         let files = [("CA_FILE", ca_file), ("CLIENT__CERT", cert), ("CLIENT__KEY", key)];
         env.extend(
             files
@@ -222,75 +185,70 @@ fn client_env(plan: &Plan, common: &Common) -> BTreeMap<String, String> {
     env
 }
 
-fn imports(plan: &Plan, options: &DaskOptions, means: Means, common: &Common) -> Vec<String> {
+fn imports(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<String> {
     let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
     let plugins = !plan.machine.simulated
-        && (options.dask.enable_cudf_spill == Some(true)
+        && (told.cudf_spill.is_some()
             || plan.workers.iter().any(|worker| worker.rmm.is_some()));
     let needed = [
         (true, "cuda_cluster_dask.worker"),
-        (common.dashboard, "distributed.dashboard.worker"),
-        (common.protocol.starts_with("ucx"), "ucxx"),
-        (common.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
+        (told.dashboard, "distributed.dashboard.worker"),
+        (told.protocol.starts_with("ucx"), "ucxx"),
+        (told.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
         (means.dask_cuda && limited, "dask_cuda.device_host_file"),
         (plugins, "dask_cuda.plugins"),
     ];
     let needed = needed.into_iter().filter(|(needed, _)| *needed);
-    needed.map(|(_, name)| name.to_owned()).chain(common.pre_import.clone()).collect()
+    needed.map(|(_, name)| name.to_owned()).chain(told.pre_import.clone()).collect()
 }
 
 pub(super) fn worker(
     plan: &Plan,
-    options: &DaskOptions,
+    told: &DaskPlan,
     worker: &WorkerPlan,
     means: Means,
     paths: &Paths,
 ) -> WorkerSettings {
-    let common = common(options);
-    let (dask, asked) = (&options.dask, &options.worker);
     let real_gpu = worker.gpu.is_some() && !plan.machine.simulated;
-    let (scheduler, scheduler_file) = match &dask.join {
+    let (scheduler, scheduler_file) = match &told.join {
         Some(address) if address.contains("://") => (Some(address.clone()), None),
         Some(path) => (None, Some(PathBuf::from(path))),
         None => (None, Some(file(paths))),
     };
-    let port = |ports: PortRange| {
-        let offset = u16::try_from(worker.rank).ok()?;
-        (ports.low != 0).then(|| ports.low.saturating_add(offset))
-    };
-    let wants_context = common.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
+    let offset = u16::try_from(worker.rank).unwrap_or(u16::MAX);
+    let wants_context = told.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
     WorkerSettings {
         scheduler,
         scheduler_file,
-        name: name(plan, options, worker),
-        joins: dask.join.is_some(),
+        name: name(plan, told, worker),
+        joins: told.join.is_some(),
         threads: worker.threads,
-        port: asked.ports.and_then(port),
-        listen_address: asked.listen_address.clone(),
-        contact_address: asked.contact_address.clone(),
+        port: told.worker_ports.map(|ports| ports.low.saturating_add(offset)),
+        listen_address: told.listen_address.clone(),
+        contact_address: told.contact_address.clone(),
         memory_limit: worker.memory_limit_bytes,
         device_memory_limit: worker.device_memory_limit_bytes.filter(|_| means.dask_cuda),
-        local_directory: asked.local_directory.clone(),
-        dashboard_address: dashboard_address(&common, 0),
-        resources: asked.resources.clone(),
-        preload: dask.preload.clone().unwrap_or_default(),
-        death_timeout: dask.death_timeout.map(|span| span.0.as_secs_f64()),
-        lifetime: dask.lifetime.map(|span| span.0.as_secs_f64()),
-        worker_class: dask.worker_class.clone().unwrap_or_else(|| USUAL_CLASS.to_owned()),
+        local_directory: told.local_directory.clone(),
+        // Dashboards listen where everything else does.
+        dashboard_address: format!("{}:0", told.host.as_deref().unwrap_or_default()),
+        resources: told.resources.clone(),
+        preload: told.preload.clone(),
+        death_timeout: told.death_timeout.map(|span| span.0.as_secs_f64()),
+        lifetime: told.lifetime.map(|span| span.0.as_secs_f64()),
+        worker_class: told.worker_class.clone(),
         rmm: worker.rmm.clone().filter(|_| real_gpu),
-        cudf_spill: (dask.enable_cudf_spill == Some(true) && real_gpu)
-            .then(|| dask.cudf_spill_stats.unwrap_or(0)),
+        cudf_spill: told.cudf_spill.filter(|_| real_gpu),
         cuda_context: real_gpu && wants_context,
-        fork: (means.fork && dask.join.is_some() && worker.rank == 0)
-            .then(|| fork(plan, options, means, &common, paths)),
-        verify: (dask.verify == Some(true)).then(|| proof(plan, options, &common, worker)),
-        common,
+        fork: (means.fork && told.join.is_some() && worker.rank == 0)
+            .then(|| fork(plan, told, means, paths)),
+        verify: plan.requirements.verify.then(|| proof(plan, told, worker)),
+        common: common(told),
     }
 }
 
 /// A worker's name for the scheduler, which takes each only once: several clusters may join it.
-fn name(plan: &Plan, options: &DaskOptions, worker: &WorkerPlan) -> String {
-    match options.dask.join {
+fn name(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> String {
+    match told.join {
         Some(_) => format!("{}-{}", plan.name, worker.name),
         None => worker.name.clone(),
     }
@@ -298,7 +256,7 @@ fn name(plan: &Plan, options: &DaskOptions, worker: &WorkerPlan) -> String {
 
 /// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
 /// memory, unless a list of transports leaves it out.
-fn proof(plan: &Plan, options: &DaskOptions, common: &Common, worker: &WorkerPlan) -> Proof {
+fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
     let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
     let names = |names: &[&str], list: &str| list.split(',').any(|one| names.contains(&one));
     let shared_memory = match list.strip_prefix('^') {
@@ -306,17 +264,17 @@ fn proof(plan: &Plan, options: &DaskOptions, common: &Common, worker: &WorkerPla
         Some(list) => !names(&["all", "sm", "shm", "mm", "posix"], list),
         None => names(&["all", "sm", "shm", "mm", "posix", "sysv"], list),
     };
-    let ucx = common.protocol.starts_with("ucx");
+    let ucx = told.protocol.starts_with("ucx");
     let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
     let expected: [(bool, &[&str]); 4] = [
-        (common.protocol == "tcp", &["tcp"]),
-        (common.protocol == "tls", &["tls"]),
+        (told.protocol == "tcp", &["tcp"]),
+        (told.protocol == "tls", &["tls"]),
         (ucx && shared_memory, &SHARED_MEMORY),
         (ucx && nvlink, &["cuda_ipc"]),
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
     Proof {
-        peers: plan.workers.iter().map(|one| name(plan, options, one)).collect(),
+        peers: plan.workers.iter().map(|one| name(plan, told, one)).collect(),
         transports: expected.map(|(_, group)| group).collect(),
     }
 }
@@ -331,11 +289,6 @@ pub(super) fn fork_socket(paths: &Paths) -> PathBuf {
     paths.root().join("fork.sock")
 }
 
-/// Dashboards listen where everything else does.
-fn dashboard_address(common: &Common, port: u16) -> String {
-    format!("{}:{port}", common.host.as_deref().unwrap_or_default())
-}
-
 fn is_false(value: &str) -> bool {
     matches!(value.to_lowercase().as_str(), "false" | "no" | "off" | "0")
 }
@@ -344,12 +297,13 @@ fn is_false(value: &str) -> bool {
 mod tests {
     use super::*;
     use crate::ids::ClusterName;
+    use crate::plan::EnginePlan;
     use serde_json::{Value, json};
     use std::path::Path;
 
     const MEANS: Means = Means { dask_cuda: true, fork: true };
 
-    fn plan(spec: Value) -> (Plan, DaskOptions) {
+    fn plan(spec: Value) -> (Plan, DaskPlan) {
         let topology = crate::topology::Topology {
             gpus: serde_json::from_value(json!([
                 { "index": 0, "uuid": null, "name": "T", "pci": null, "memory_bytes": 1000 },
@@ -363,8 +317,8 @@ mod tests {
         let spec = serde_json::from_value(spec).expect("a spec");
         let request = crate::spec::Request::of(spec).expect("no contradictions");
         let plan = crate::plan::plan(&topology, &request, &Default::default()).expect("a plan");
-        let options = serde_json::from_value(plan.engine_options.clone()).expect("Dask's options");
-        (plan, options)
+        let EnginePlan::Dask(told) = plan.engine.clone() else { panic!("Dask's") };
+        (plan, *told)
     }
 
     fn paths() -> Paths {
@@ -372,17 +326,17 @@ mod tests {
     }
 
     fn workers(spec: Value) -> Vec<Value> {
-        let (plan, options) = plan(spec);
-        let told = |one| json!(worker(&plan, &options, one, MEANS, &paths()));
+        let (plan, told) = plan(spec);
+        let told = |one| json!(worker(&plan, &told, one, MEANS, &paths()));
         plan.workers.iter().map(told).collect()
     }
 
     /// What a worker or the scheduler reads and is not told would be a `KeyError` at its start.
     #[test]
     fn everything_that_the_python_package_reads_is_told() {
-        let (plan, options) = plan(json!({}));
-        let worker = json!(worker(&plan, &options, &plan.workers[0], MEANS, &paths()));
-        let scheduler = json!(scheduler(&plan, &options, MEANS, &paths()));
+        let (plan, told) = plan(json!({}));
+        let worker = json!(worker(&plan, &told, &plan.workers[0], MEANS, &paths()));
+        let scheduler = json!(scheduler(&plan, &told, MEANS, &paths()));
         let reads = |text: &str| -> Vec<String> {
             let parts = text.split("settings[\"").skip(1);
             parts.filter_map(|part| part.split('"').next()).map(str::to_owned).collect()
@@ -420,8 +374,8 @@ mod tests {
 
     #[test]
     fn without_wishes_everything_listens_on_loopback_where_dasks_users_look() {
-        let (plan, options) = plan(json!({}));
-        let told = json!(scheduler(&plan, &options, MEANS, &paths()));
+        let (plan, told) = plan(json!({}));
+        let told = json!(scheduler(&plan, &told, MEANS, &paths()));
         assert_eq!(told["protocol"], "tcp");
         assert_eq!(told["host"], "127.0.0.1");
         assert_eq!(told["ports"], json!([8786, 8786]));
@@ -449,6 +403,13 @@ mod tests {
         assert_eq!((&told[0]["port"], &told[1]["port"]), (&json!(9000), &json!(9001)));
         let any = workers(json!({ "worker": { "ports": 0 } }));
         assert_eq!(any[1]["port"], Value::Null);
+    }
+
+    #[test]
+    fn workers_prove_their_ways_where_the_plan_is_to_be_verified() {
+        assert_eq!(workers(json!({}))[0]["verify"], Value::Null);
+        let told = &workers(json!({ "verify": true }))[0]["verify"];
+        assert_eq!(*told, json!({ "peers": ["gpu0", "gpu1"], "transports": [["tcp"]] }));
     }
 
     #[test]

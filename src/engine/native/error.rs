@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use crate::os::run_directory::SecretFileError;
+use crate::plan::{EngineKind, PlanTextError};
 use crate::text::in_full;
 use crate::wire::frame::FrameError;
 use crate::wire::greeting::Role;
@@ -28,12 +29,18 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The plan is not one that this version reads.
-    #[error("{} is no plan of this version", path.display())]
+    #[error("{} cannot be used as a plan", path.display())]
     Plan {
         /// The file.
         path: PathBuf,
         /// Where and why.
-        source: serde_json::Error,
+        source: PlanTextError,
+    },
+    /// The plan is another engine's.
+    #[error("the plan is for the {engine} engine")]
+    Engine {
+        /// Which.
+        engine: EngineKind,
     },
     /// The cluster's secret cannot be had.
     #[error(transparent)]

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use super::error::Error;
 use crate::os::process;
 use crate::os::run_directory::Paths;
-use crate::plan::{Plan, WorkerPlan};
+use crate::plan::{EnginePlan, NativePlan, Plan, WorkerPlan};
 use crate::wire::secret::Secret;
 use crate::wire::status::{
     self, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
@@ -27,6 +27,8 @@ pub(super) struct Contract {
     pub(super) name: String,
     /// The plan that it belongs to.
     pub(super) plan: Plan,
+    /// What the plan tells this engine.
+    pub(super) told: NativePlan,
     /// What all processes of the cluster know.
     pub(super) secret: Secret,
     /// The files of the cluster's run directory.
@@ -46,8 +48,12 @@ impl Contract {
         let path = paths.plan();
         let text = fs::read_to_string(&path)
             .map_err(|source| Error::Read { path: path.clone(), source })?;
-        let plan = serde_json::from_str(&text).map_err(|source| Error::Plan { path, source })?;
-        Ok(Self { name, plan, secret: paths.read_secret()?, paths })
+        let plan = Plan::parse(&text).map_err(|source| Error::Plan { path, source })?;
+        let told = match &plan.engine {
+            EnginePlan::Native(told) => told.clone(),
+            other => return Err(Error::Engine { engine: other.kind() }),
+        };
+        Ok(Self { name, plan, told, secret: paths.read_secret()?, paths })
     }
 }
 
@@ -157,11 +163,9 @@ pub(super) fn log_to_standard_error() {
 }
 
 /// What a planned worker promises to tasks: what the spec says, and one `GPU` if it has one.
-pub(super) fn resources(plan: &Plan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
+pub(super) fn resources(told: &NativePlan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
     let gpus = worker.filter(|worker| worker.gpu.is_some()).map(|_| ("GPU".to_owned(), 1));
-    let said = plan.engine_options.get("resources");
-    let said = said.and_then(|said| serde_json::from_value(said.clone()).ok());
-    let mut resources: BTreeMap<String, u64> = said.unwrap_or_default();
+    let mut resources = told.resources.clone();
     resources.extend(gpus.filter(|_| !resources.contains_key("GPU")));
     resources
 }

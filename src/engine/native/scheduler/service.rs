@@ -82,7 +82,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        tasks: TaskService::new(&contract.plan, contract.paths.root()),
+        tasks: TaskService::new(&contract.plan, &contract.told, contract.paths.root()),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(contract.secret),

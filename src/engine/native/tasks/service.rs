@@ -6,7 +6,7 @@
 //! [`TaskService::flush`].
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -15,7 +15,7 @@ use super::core::{Action, Core, Event, Input, Settings};
 use super::record::Recorder;
 use crate::engine::native::connection::ConnectionId;
 use crate::engine::native::process::resources;
-use crate::plan::Plan;
+use crate::plan::{NativePlan, Plan};
 use crate::wire::frame::encode;
 use crate::wire::native::{ToClient, ToWorker};
 use crate::wire::peer::Member;
@@ -32,24 +32,15 @@ enum Batch {
     Client(Vec<News>, usize),
 }
 
-/// An option of the native engine, if it is there and of its type.
-fn option<T: serde::de::DeserializeOwned>(plan: &Plan, key: &str) -> Option<T> {
-    let value = plan.engine_options.get(key)?;
-    let read = serde_json::from_value(value.clone());
-    read.inspect_err(|error| tracing::warn!(key, %error, "an option is not understood")).ok()
-}
-
 /// How the plan wants tasks to be scheduled.
-fn settings(plan: &Plan) -> Settings {
-    let rates: BTreeMap<String, BTreeMap<String, f64>> =
-        option(plan, "gb_per_s").unwrap_or_default();
-    let pairs = rates.into_iter().flat_map(|(from, others)| {
-        others.into_iter().map(move |(to, rate)| ((from.clone(), to), rate * 1e9))
+fn settings(plan: &Plan, told: &NativePlan) -> Settings {
+    let pairs = told.gb_per_s.iter().flat_map(|(from, others)| {
+        others.iter().map(move |(to, rate)| ((from.clone(), to.clone()), rate * 1e9))
     });
     let planned = plan.workers.iter();
-    let planned = planned.map(|worker| (worker.name.clone(), resources(plan, Some(worker))));
+    let planned = planned.map(|worker| (worker.name.clone(), resources(told, Some(worker))));
     Settings {
-        policy: option(plan, "placement").unwrap_or_default(),
+        placement: told.placement,
         priors: pairs.collect(),
         planned: planned.collect(),
         ..Settings::default()
@@ -80,9 +71,9 @@ pub(crate) struct TaskService {
 
 impl TaskService {
     /// What a plan asks for; relative paths of it are below the run directory.
-    pub(crate) fn new(plan: &Plan, run_directory: &Path) -> Self {
-        let settings = settings(plan);
-        let log: Option<PathBuf> = option(plan, "record_events");
+    pub(crate) fn new(plan: &Plan, told: &NativePlan, run_directory: &Path) -> Self {
+        let settings = settings(plan, told);
+        let log = told.record_events.as_ref();
         Self {
             recorder: log.map(|path| Recorder::begin(&run_directory.join(path), &settings)),
             core: Core::new(settings),

@@ -25,7 +25,7 @@ use crate::engine::native::process::{
 };
 use crate::ids::SCHEDULER;
 use crate::os::memory;
-use crate::plan::WorkerPlan;
+use crate::plan::{NativePlan, WorkerPlan};
 use crate::text::in_full;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
 use crate::wire::frame::FRAME_LIMIT;
@@ -241,14 +241,13 @@ impl Bench<'_> {
         registry: Registry,
         me: Member,
     ) -> Result<(Runner, mpsc::UnboundedReceiver<WorkerEvent>, TaskReport), Error> {
-        let options = &self.contract.plan.engine_options;
-        let directory = options.get("local_directory").and_then(|path| path.as_str());
+        let told = &self.contract.told;
         let settings = objects::Settings {
             device_limit: self.planned.and_then(|planned| planned.device_memory_limit_bytes),
-            host_limit: options.get("host_limit_bytes").and_then(serde_json::Value::as_u64),
+            host_limit: told.host_limit_bytes,
             memory_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
-            disk_limit: options.get("disk_limit_bytes").and_then(serde_json::Value::as_u64),
-            directory: directory.map_or_else(std::env::temp_dir, PathBuf::from),
+            disk_limit: told.disk_limit_bytes,
+            directory: told.local_directory.clone().unwrap_or_else(std::env::temp_dir),
         };
         let spare = settings.memory_limit.unwrap_or(UNLIMITED) / SPARE_SHARE;
         spare::keep_up_to(usize::try_from(spare).unwrap_or(usize::MAX))
@@ -266,7 +265,7 @@ impl Bench<'_> {
         let paths = self.contract.paths.clone();
         let secret = self.contract.secret.clone();
         let socket = paths.socket(&me.name);
-        let links = simulated_links(options, &me.name);
+        let links = simulated_links(told, &me.name);
         let shared = WorkerContext {
             me,
             registry,
@@ -279,18 +278,16 @@ impl Bench<'_> {
         };
         let (runner, events, happened) = Runner::start(shared, threads)?;
         bulk::serve(&socket, secret, store, events)?;
-        let resources = resources(&self.contract.plan, self.planned);
+        let resources = resources(told, self.planned);
         Ok((runner, happened, TaskReport::Offer { threads, resources }))
     }
 }
 
 /// Bytes per second at which objects come from peers, where the plan slows links down to those of
 /// a simulated machine.
-fn simulated_links(options: &serde_json::Value, me: &str) -> BTreeMap<String, SimulatedLink> {
-    let links = options.get("simulated_links").and_then(|links| links.get(me));
-    let links = links.and_then(|links| serde_json::from_value(links.clone()).ok());
-    let links: BTreeMap<String, f64> = links.unwrap_or_default();
-    links.into_iter().map(|(peer, bandwidth)| (peer, SimulatedLink::new(bandwidth))).collect()
+fn simulated_links(told: &NativePlan, me: &str) -> BTreeMap<String, SimulatedLink> {
+    let links = told.simulated_links.get(me).into_iter().flatten();
+    links.map(|(peer, bandwidth)| (peer.clone(), SimulatedLink::new(*bandwidth))).collect()
 }
 
 /// The worker's device memory, where its plan gives it a GPU.

@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 
+use crate::plan::Placement;
 use crate::wire::tasks::{
     ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Overview, Product, TaskError, TaskSpec,
     Wishes, WorkerOverview,
@@ -120,22 +121,11 @@ pub(crate) enum Action {
     PutAt { client: ClientId, object: ObjectId, worker: WorkerId },
 }
 
-/// How workers are chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Policy {
-    /// The one that is estimated to finish first.
-    #[default]
-    EstimatedFinish,
-    /// One after the other, for comparison.
-    RoundRobin,
-}
-
 /// What a core is made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// How workers are chosen.
-    pub(crate) policy: Policy,
+    pub(crate) placement: Placement,
     /// Bytes per second between two workers, by name, before anything is measured.
     pub(crate) priors: BTreeMap<(String, String), f64>,
     /// The workers that the cluster has when all are well, and their resources. A task that none
@@ -153,7 +143,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            policy: Policy::default(),
+            placement: Placement::default(),
             priors: BTreeMap::new(),
             planned: BTreeMap::new(),
             task_limit: 1 << 24,

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 use super::{
-    Action, Because, Core, Entry, Function, Input, ObjectId, ObjectKey, Placed, Policy, State,
+    Action, Because, Core, Entry, Function, Input, ObjectId, ObjectKey, Placed, Placement, State,
     TaskKey, Worker, WorkerId,
 };
 
@@ -136,7 +136,7 @@ impl Core {
             }
         }
         self.drain_all();
-        if self.ready.is_empty() && self.settings.policy == Policy::EstimatedFinish {
+        if self.ready.is_empty() && self.settings.placement == Placement::EstimatedFinish {
             self.steal();
         }
     }
@@ -216,7 +216,7 @@ impl Core {
     }
 
     fn choose(&mut self, key: TaskKey) -> Option<Placed> {
-        if self.settings.policy == Policy::RoundRobin {
+        if self.settings.placement == Placement::RoundRobin {
             return self.next_in_turn(key);
         }
         let mut best: Option<Placed> = None;

@@ -178,11 +178,11 @@ fn placement_by_learned_bandwidth_beats_taking_turns_on_merge() {
         let rate = |a: usize, b: usize| {
             if (a < workers / 2) == (b < workers / 2) { 10e9 } else { 1e9 }
         };
-        let took = |policy| {
-            let settings = Settings { policy, ..Settings::default() };
+        let took = |placement| {
+            let settings = Settings { placement, ..Settings::default() };
             machine::merge(&settings, workers, parts, 64 << 20, rate)
         };
-        let (learned, in_turn) = (took(Policy::EstimatedFinish), took(Policy::RoundRobin));
+        let (learned, in_turn) = (took(Placement::EstimatedFinish), took(Placement::RoundRobin));
         let both = format!("µs and bytes: {learned:?} by learned bandwidth, {in_turn:?} in turn");
         assert!(2 * learned.0 < in_turn.0, "{workers} workers, {parts} parts, {both}");
     }
