@@ -179,10 +179,8 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
     for worker in &mut plan.workers {
         worker.device_memory_limit_bytes = Some(100_000);
     }
-    plan.engine = EnginePlan::Native(NativePlan {
-        host_limit_bytes: Some(100_000),
-        ..NativePlan::default()
-    });
+    plan.engine =
+        EnginePlan::Native(NativePlan { host_limit_bytes: Some(100_000), ..NativePlan::default() });
     let mut cluster = Cluster::start_plan(&plan);
     cluster.ready();
     let client = Client::connect(cluster.directory()).expect("the scheduler answers");

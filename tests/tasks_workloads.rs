@@ -58,10 +58,8 @@ fn cramped(workers: usize, bytes: u64) -> Plan {
     for worker in &mut plan.workers {
         worker.device_memory_limit_bytes = Some(share);
     }
-    plan.engine = EnginePlan::Native(NativePlan {
-        host_limit_bytes: Some(share),
-        ..NativePlan::default()
-    });
+    plan.engine =
+        EnginePlan::Native(NativePlan { host_limit_bytes: Some(share), ..NativePlan::default() });
     plan
 }
 

@@ -65,8 +65,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     };
     // Dask's workers prove their ways themselves.
-    prepared.to_be_verified = prepared.plan.requirements.verify
-        && matches!(prepared.plan.engine, EnginePlan::Native(_));
+    prepared.to_be_verified =
+        prepared.plan.requirements.verify && matches!(prepared.plan.engine, EnginePlan::Native(_));
     let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
     reach::runtime()?.block_on(attend(prepared, lifetime))
 }

@@ -150,8 +150,12 @@ mod tests {
                 "cluster: placement round-robin → estimated-finish",
             ),
             ("", "native: {disk_limit: 1GB}", "cluster: disk_limit_bytes unset → 1000000000"),
-            ("engine: dask", "engine: dask\ntls: {ca_file: a, cert: b, key: c}", "cluster: tls unset \
-              → {\"ca_file\":\"a\",\"cert\":\"b\",\"key\":\"c\"}"),
+            (
+                "engine: dask",
+                "engine: dask\ntls: {ca_file: a, cert: b, key: c}",
+                "cluster: tls unset \
+              → {\"ca_file\":\"a\",\"cert\":\"b\",\"key\":\"c\"}",
+            ),
             ("", "verify: true", "cluster: verify false → true"),
             ("", "threads: 3", "gpu2: threads 1 → 3"),
             ("", "workers: 2", "gpu2: would go"),

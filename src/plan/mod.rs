@@ -45,10 +45,10 @@ pub use adapt::{Here, adapt_to_here};
 pub use caller::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
+pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use error::PlanError;
 pub use libucp::libucp_paths;
 pub use memory::HOST_FILL_PERCENT;
-pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use text::PlanTextError;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 

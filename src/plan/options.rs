@@ -70,8 +70,7 @@ fn dask(spec: &ClusterSpec) -> DaskPlan {
     };
     let host = scheduler.host.clone().or_else(usual_host);
     // Dashboards listen where everything else does.
-    let dashboard =
-        || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
+    let dashboard = || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
     DaskPlan {
         protocol: ucx::protocol(spec),
         python: asked.python.clone(),

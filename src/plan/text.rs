@@ -85,7 +85,8 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<T, PlanTextError> {
         let path = error.path().to_string();
         let path = if path == "." { "" } else { path.as_str() };
         // The path does not end in a key that the form does not have.
-        let unknown = message.split_once("unknown field `").and_then(|(_, rest)| rest.split_once('`'));
+        let unknown =
+            message.split_once("unknown field `").and_then(|(_, rest)| rest.split_once('`'));
         let key = match unknown {
             Some((name, _)) if path.is_empty() => name.to_owned(),
             Some((name, _)) if !path.ends_with(&format!(".{name}")) && path != name => {
@@ -127,8 +128,10 @@ mod tests {
         plan.pointer_mut(place).expect(place)[key] = value;
         let as_json = Plan::parse(&plan.to_string()).expect_err("JSON").to_string();
         let yaml = serde_yaml::to_string(&plan).expect("YAML");
-        assert_eq!(Plan::parse(&yaml).expect_err("YAML").to_string().split(" at line").next(),
-            as_json.split(" at line").next());
+        assert_eq!(
+            Plan::parse(&yaml).expect_err("YAML").to_string().split(" at line").next(),
+            as_json.split(" at line").next()
+        );
         as_json
     }
 

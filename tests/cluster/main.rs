@@ -231,7 +231,10 @@ fn a_printed_plan_runs_as_it_stands() {
     for (text, words) in [
         ("version: 99".to_owned(), ["version 99 is not", "hint: plan again"]),
         (plan.stdout.replace("placement:", "plaecment:"), ["engine.native.plaecment", "hint: "]),
-        (plan.stdout.replace("strict: false", "strict: perhaps"), ["requirements.strict", "hint: "]),
+        (
+            plan.stdout.replace("strict: false", "strict: perhaps"),
+            ["requirements.strict", "hint: "],
+        ),
     ] {
         std::fs::write(file.path(), text).expect("written");
         let wrong = sandbox.run(&["up", "--plan", path]);

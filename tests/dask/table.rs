@@ -62,11 +62,7 @@ fn accepted() -> Vec<(&'static [&'static str], &'static str, Value)> {
             json!(["cupy", "torch"]),
         ),
         (&["--enable-cudf-spill"], "/engine/dask/cudf_spill", json!(0)),
-        (
-            &["--enable-cudf-spill", "--cudf-spill-stats", "2"],
-            "/engine/dask/cudf_spill",
-            json!(2),
-        ),
+        (&["--enable-cudf-spill", "--cudf-spill-stats", "2"], "/engine/dask/cudf_spill", json!(2)),
         (
             &["--device-memory-limit", "30GB"],
             "/workers/0/device_memory_limit_bytes",

@@ -188,8 +188,7 @@ pub(super) fn client_env(plan: &Plan, told: &DaskPlan) -> BTreeMap<String, Strin
 fn imports(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<String> {
     let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
     let plugins = !plan.machine.simulated
-        && (told.cudf_spill.is_some()
-            || plan.workers.iter().any(|worker| worker.rmm.is_some()));
+        && (told.cudf_spill.is_some() || plan.workers.iter().any(|worker| worker.rmm.is_some()));
     let needed = [
         (true, "cuda_cluster_dask.worker"),
         (told.dashboard, "distributed.dashboard.worker"),
