@@ -18,7 +18,7 @@ const PLANNED: &[(&str, &str, &str)] = &[
     ("name", "", "other"),
     ("engine", "", "dask"),
     ("simulate", "", "true"),
-    ("strict", "", "true"),
+    ("strict", "ucx: {library: system}", "true"),
     ("verify", "", "true"),
     ("gpus", "", "0-3"),
     ("workers", "", "2"),
