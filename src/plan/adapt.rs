@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ucx::{NET_DEVICES, TLS};
-use super::{Binding, MemoryPolicy, Plan};
+use super::form::{Binding, Plan};
+use super::variables::{NET_DEVICES, TLS};
 use crate::cpuset::{CpuSet, NodeSet};
+use crate::spec::MemoryPolicy;
 use crate::topology::Note;
 
 /// What this machine has.

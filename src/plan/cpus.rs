@@ -5,7 +5,7 @@
 //! *Invariant:* what is given is allowed; under `split` the shares are whole cores, disjoint, and
 //! together they are every core that is near some worker.
 
-use super::PlanError;
+use super::error::PlanError;
 use crate::cpuset::CpuSet;
 use crate::topology::{Gpu, Note, NumaNode, Topology};
 

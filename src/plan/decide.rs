@@ -6,28 +6,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::gpus::{Selected, VISIBLE, machine_name};
-use super::ucx::{NET_DEVICES, Situation};
-use super::workers::{self, Slot};
-use super::{
-    Binding, CallerEnvironment, EngineKind, Machine, MemoryPolicy, Plan, PlanError, Requirements,
-    SchedulerPlan, Supervision, VERSION, Why, cpus, gpus, network, options, shares, ucx,
-};
+use super::context::{CallerEnvironment, Context, slots};
+use super::error::PlanError;
+use super::form::{Binding, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why};
+use super::gpus::{VISIBLE, machine_name};
+use super::variables::{NET_DEVICES, Situation, is_used};
+use super::{gpus, network, options, shares, ucx, workers};
 use crate::spec::{
-    ClusterSpec, DaskSpec, Limit, Origin, Problem, Request, SpecError, TlsSpec, Ulimit, UlimitSpec,
+    ClusterSpec, DaskSpec, EngineKind, Limit, MemoryPolicy, Origin, Problem, Request, SpecError,
+    TlsSpec, Ulimit, UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{HumanBytes, Size};
-
-/// Everything that the parts decide from.
-pub(super) struct Context<'a> {
-    pub(super) topology: &'a Topology,
-    pub(super) spec: &'a ClusterSpec,
-    pub(super) caller: &'a CallerEnvironment,
-    pub(super) engine: EngineKind,
-    pub(super) selected: &'a Selected<'a>,
-    pub(super) slots: &'a [Slot<'a>],
-}
 
 /// Decides everything that `up` does.
 ///
@@ -42,7 +32,7 @@ pub fn plan(
     let spec = &request.spec;
     let mut notes = topology.notes.clone();
     let selected = gpus::select(topology, spec, caller, &mut notes)?;
-    let slots = workers::slots(spec, &selected);
+    let slots = slots(spec, &selected);
     let context = Context {
         topology,
         spec,
@@ -54,10 +44,10 @@ pub fn plan(
     context.one_address_for_each()?;
     context.within_the_device()?;
     context.requirements(&mut notes);
-    let lanes = network::share(&context, &mut notes)?;
+    let nics = network::share(&context, &mut notes)?;
     let shares = shares::share(&context, &mut notes)?;
-    let rails = lanes.iter().map(|lanes| lanes.ports.len()).max().unwrap_or(0);
-    let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &lanes)));
+    let rails = nics.iter().map(|share| share.ports.len()).max().unwrap_or(0);
+    let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &nics)));
     notes.extend(variables.notes.iter().cloned());
 
     let mut origins = request.origins.clone();
@@ -65,10 +55,10 @@ pub fn plan(
     if selected.from_caller {
         origins.insert(VISIBLE.to_owned(), Origin::Environment);
     }
-    let everywhere = network::everywhere(&context, &lanes);
+    let everywhere = network::everywhere(&context, &nics);
     let mut client_env = variables.env.clone();
     client_env.extend(everywhere.map(|devices| (NET_DEVICES.to_owned(), devices)));
-    let workers = workers::plan(&context, &lanes, &shares, &variables, &mut notes)?;
+    let workers = workers::plan(&context, &nics, &shares, &variables, &mut notes)?;
     let plan = Plan {
         version: VERSION,
         name: spec.name.clone().unwrap_or_default(),
@@ -109,17 +99,6 @@ fn without_repetition(notes: Vec<Note>) -> Vec<Note> {
 }
 
 impl<'a> Context<'a> {
-    /// The physical GPUs with workers, each once, in rank order.
-    pub(super) fn gpus(&self) -> Vec<&'a Gpu> {
-        let mut gpus: Vec<&'a Gpu> = Vec::new();
-        for chosen in &self.selected.chosen {
-            if !gpus.iter().any(|gpu| gpu.index == chosen.gpu.index) {
-                gpus.push(chosen.gpu);
-            }
-        }
-        gpus
-    }
-
     /// Checks what only the number of workers can contradict.
     fn one_address_for_each(&self) -> Result<(), PlanError> {
         let workers = self.slots.len();
@@ -155,14 +134,13 @@ impl<'a> Context<'a> {
             let Some(memory) = slot.chosen.and_then(|chosen| chosen.memory_bytes()) else {
                 continue;
             };
-            let differing = slot.differences.iter().rev();
-            let limit = differing.clone().find_map(|d| d.device_memory_limit);
+            let limit = slot.overridden(|one| one.device_memory_limit);
             let limit = match limit.or(spec.device.memory_limit) {
                 Some(Limit::Size(size)) => Some(size),
                 _ => None,
             };
             // Managed memory may be larger than the device.
-            let pool = differing.clone().find_map(|d| d.rmm_pool_size).or(spec.rmm.pool_size);
+            let pool = slot.overridden(|one| one.rmm_pool_size).or(spec.rmm.pool_size);
             let pool = pool.filter(|_| spec.rmm.managed != Some(true));
             for (key, size) in [("device.memory_limit", limit), ("rmm.pool_size", pool)] {
                 if let Some(Size::Bytes(bytes)) = size
@@ -327,7 +305,7 @@ impl<'a> Context<'a> {
         let (cpus, reason) = shares.scheduler.clone();
         let chosen = cpus.as_ref().map_or_else(|| "untouched".to_owned(), ToString::to_string);
         let mut why = vec![Why { choice: "cpus".to_owned(), chosen, reason, rejected: Vec::new() }];
-        if self.engine == EngineKind::Dask && ucx::is_used(self.spec, self.engine) {
+        if self.engine == EngineKind::Dask && is_used(self.spec, self.engine) {
             // distributed's UCX listener ignores the interface it is given (distributed#6901).
             why.push(Why {
                 choice: "listens on".to_owned(),
@@ -384,15 +362,4 @@ fn ulimits(spec: &UlimitSpec) -> BTreeMap<String, Option<u64>> {
     };
     let asked = asked.into_iter().filter_map(|(name, limit)| Some((name, (*limit)?)));
     asked.map(|(name, limit)| (name.to_owned(), most(limit))).collect()
-}
-
-/// The memory limits, of host and device, that are in force without any in the spec.
-pub(super) fn usual_limit(engine: EngineKind) -> Limit {
-    // A launcher must not end a program of the user's own for a limit that nobody asked for.
-    if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
-}
-
-/// Every CPU that may be used, for processes without a GPU.
-pub(super) fn every_cpu(context: &Context<'_>) -> Option<crate::cpuset::CpuSet> {
-    cpus::allowed(context.topology)
 }

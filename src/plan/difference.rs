@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Binding, EnginePlan, Plan, WorkerPlan};
+use super::engine::EnginePlan;
+use super::form::{Binding, Plan, WorkerPlan};
 
 /// What would change from `now` to `then`, a line each.
 pub fn difference(now: &Plan, then: &Plan) -> Vec<String> {

@@ -1,8 +1,10 @@
-//! Why no plan can be made.
+//! Why no plan can be made, or a text is none.
 //!
 //! What can be planned around is a note instead; see `Plan::notes`.
 //!
 //! *Invariant:* each error says what is missing, and its hint what to try.
+
+use std::fmt;
 
 use crate::spec::SpecError;
 use crate::text::did_you_mean;
@@ -190,5 +192,49 @@ impl PlanError {
             PlanError::Strict { .. } => "without '--strict' these are notes on a usable plan",
         };
         Some(hint.to_owned())
+    }
+}
+
+/// Why a text is no plan that can be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanTextError {
+    /// It is of another version of this form.
+    Version {
+        /// Its version; `None` where it says none.
+        found: Option<u64>,
+        /// The version that this program reads.
+        readable: u32,
+    },
+    /// A key or its value is wrong, or the text is no JSON and no YAML.
+    Key {
+        /// Path of the key, like `workers[0].threads`; empty for the whole text.
+        key: String,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl fmt::Display for PlanTextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version { found: Some(found), readable } => {
+                write!(f, "version {found} is not {readable}, which this program reads")
+            }
+            Self::Version { found: None, .. } => f.write_str("it has no 'version'"),
+            Self::Key { key, message } if key.is_empty() => f.write_str(message),
+            Self::Key { key, message } => write!(f, "'{key}': {message}"),
+        }
+    }
+}
+
+impl std::error::Error for PlanTextError {}
+
+impl PlanTextError {
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Version { found: Some(_), .. } => "plan again with this version",
+            _ => "'cuda-cluster plan -o yaml > FILE' writes a plan",
+        }
     }
 }

@@ -4,55 +4,16 @@
 //!
 //! *Invariant:* no GPU and no MIG instance is chosen twice; whatever was left out is in `rejected`.
 
-use super::{CallerEnvironment, PlanError, Rejected, subset};
+use super::context::{CallerEnvironment, Chosen, Selected};
+use super::error::PlanError;
+use super::form::Rejected;
+use super::subset;
 use crate::ids::GpuIndex;
 use crate::spec::{ChooseBy, ChooseGpus, ClusterSpec, GpuName, GpuSelection, Treatment};
-use crate::topology::{Gpu, MigInstance, Note, Topology};
+use crate::topology::{Gpu, Note, Topology};
 
 /// Names the variable that masks and orders CUDA's devices.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-
-/// A GPU, or a MIG instance of one, that gets workers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen<'a> {
-    pub(super) gpu: &'a Gpu,
-    pub(super) mig: Option<(usize, &'a MigInstance)>,
-}
-
-impl Chosen<'_> {
-    /// The worker's name, before several workers share it: `gpu3`, `gpu3.mig1`.
-    pub(super) fn name(&self) -> String {
-        match self.mig {
-            Some((at, _)) => format!("gpu{}.mig{at}", self.gpu.index),
-            None => format!("gpu{}", self.gpu.index),
-        }
-    }
-
-    /// Memory of the GPU, or of the instance.
-    pub(super) fn memory_bytes(&self) -> Option<u64> {
-        self.mig.map_or(self.gpu.memory_bytes, |(_, instance)| instance.memory_bytes)
-    }
-
-    fn is_same(&self, other: &Chosen<'_>) -> bool {
-        self.gpu.index == other.gpu.index
-            && self.mig.map(|(at, _)| at) == other.mig.map(|(at, _)| at)
-    }
-}
-
-/// The choice.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Selected<'a> {
-    /// In rank order.
-    pub(super) chosen: Vec<Chosen<'a>>,
-    /// Whether the user named them by UUID.
-    pub(super) by_uuid: bool,
-    /// Whether the caller's `CUDA_VISIBLE_DEVICES` decided.
-    pub(super) from_caller: bool,
-    /// Why these.
-    pub(super) reason: String,
-    /// What was left out.
-    pub(super) rejected: Vec<Rejected>,
-}
 
 /// Chooses the GPUs.
 pub(super) fn select<'a>(

@@ -8,9 +8,11 @@
 
 use std::collections::BTreeSet;
 
-use super::caller::InstalledUcx;
-use super::ucx::{Situation, Variables};
-use super::{EngineKind, EnginePlan, Plan, Rejected, Why};
+use super::context::InstalledUcx;
+use super::engine::EnginePlan;
+use super::form::{Plan, Rejected, Why};
+use super::variables::{Situation, Variables};
+use crate::spec::EngineKind;
 use crate::topology::Note;
 
 /// Names the libucp that native workers open; `ucx::LIBRARY_VARIABLE` has the same value.

@@ -5,7 +5,7 @@
 //! *Invariant:* memory nodes are allowed, have host memory, and are near the worker's GPU.
 
 use crate::cpuset::NodeSet;
-use crate::spec::Limit;
+use crate::spec::{EngineKind, Limit};
 use crate::topology::{Gpu, Note, NumaNode, Topology};
 
 /// Share of a GPU's memory at which a worker spills, unless the user says otherwise (dask-cuda's).
@@ -75,6 +75,12 @@ pub(super) fn nodes_near(
     }
     notes.push(Note::new(about, format!("{text}: node {beside} of its package is taken")));
     (Some(beside), format!("{text}; the other nodes of its package are next"))
+}
+
+/// The memory limits, of host and device, that are in force without any in the spec.
+pub(super) fn usual_limit(engine: EngineKind) -> Limit {
+    // A launcher must not end a program of the user's own for a limit that nobody asked for.
+    if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
 }
 
 /// Host memory of one worker.

@@ -6,18 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::decide::Context;
+use super::context::{Context, Slot};
+use super::error::PlanError;
+use super::form::Why;
 use super::nics::{Given, Nics};
-use super::ucx::{self, NET_DEVICES};
-use super::workers::Slot;
-use super::{EngineKind, PlanError, Why};
+use super::ucx::needs_loopback_alone;
+use super::variables::{NET_DEVICES, is_used};
 use crate::ids::{GpuIndex, NicPort};
-use crate::spec::{NetDevices, UcxCompat, Variables};
+use crate::spec::{EngineKind, NetDevices, UcxCompat, Variables};
 use crate::topology::{Nic, NicKind, Note};
 
 /// What a worker's traffic uses.
 #[derive(Clone, Debug)]
-pub(super) struct Lanes {
+pub(super) struct NicShare {
     /// Nearest first; empty when UCX may choose.
     pub(super) ports: Vec<NicPort>,
     /// Value of `UCX_NET_DEVICES`; `None` leaves it unset.
@@ -28,7 +29,10 @@ pub(super) struct Lanes {
 }
 
 /// Shares NICs out: one entry for each worker, in rank order.
-pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<Lanes>, PlanError> {
+pub(super) fn share(
+    context: &Context<'_>,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<NicShare>, PlanError> {
     let ucx = &context.spec.ucx;
     let excluded = ucx.exclude_nics.clone().unwrap_or_default();
     let mut nics = Nics::judge(context.topology, &excluded)?;
@@ -51,25 +55,25 @@ pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Vec<
         striped: if can_assign { nics.stripe(&gpus) } else { BTreeMap::new() },
         nics,
     };
-    let lanes: Result<Vec<Lanes>, PlanError> =
-        (0u32..).zip(context.slots).map(|(rank, slot)| sharing.lanes(rank, slot)).collect();
-    let lanes = lanes?;
-    if lanes.iter().any(|lanes| !lanes.ports.is_empty()) {
+    let shares: Result<Vec<NicShare>, PlanError> =
+        (0u32..).zip(context.slots).map(|(rank, slot)| sharing.of(rank, slot)).collect();
+    let shares = shares?;
+    if shares.iter().any(|share| !share.ports.is_empty()) {
         notes.extend(sharing.nics.notes.iter().cloned());
-        names_that_ucx_cannot_know(&lanes, notes);
+        names_that_ucx_cannot_know(&shares, notes);
     }
-    if lanes.iter().any(|lanes| lanes.assigned) {
+    if shares.iter().any(|share| share.assigned) {
         notes.extend(sharing.nics.choices.iter().cloned());
     }
-    Ok(lanes)
+    Ok(shares)
 }
 
 /// Elastic Fabric Adapters among the NICs in use, by name, and whether there are others.
 ///
 /// Where none is pinned, all of the machine count.
-pub(super) fn elastic(context: &Context<'_>, lanes: &[Lanes]) -> (Vec<String>, bool) {
+pub(super) fn elastic(context: &Context<'_>, shares: &[NicShare]) -> (Vec<String>, bool) {
     let mut used: BTreeSet<&str> =
-        lanes.iter().flat_map(|lanes| &lanes.ports).map(|port| port.nic.as_str()).collect();
+        shares.iter().flat_map(|share| &share.ports).map(|port| port.nic.as_str()).collect();
     if used.is_empty() {
         let hardware = |nic: &&Nic| matches!(nic.kind, NicKind::Physical | NicKind::Bond);
         used = context.topology.nics.iter().filter(hardware).map(|nic| nic.name.as_str()).collect();
@@ -81,12 +85,12 @@ pub(super) fn elastic(context: &Context<'_>, lanes: &[Lanes]) -> (Vec<String>, b
 }
 
 /// `UCX_NET_DEVICES` for processes that talk to every worker: scheduler and clients.
-pub(super) fn everywhere(context: &Context<'_>, lanes: &[Lanes]) -> Option<String> {
+pub(super) fn everywhere(context: &Context<'_>, shares: &[NicShare]) -> Option<String> {
     if let Some(value) = set_elsewhere(context) {
         return Some(value.0);
     }
     let mut all: Vec<&str> = Vec::new();
-    for device in lanes.iter().filter_map(|lanes| lanes.devices.as_deref()) {
+    for device in shares.iter().filter_map(|share| share.devices.as_deref()) {
         for name in device.split(',') {
             if !all.contains(&name) {
                 all.push(name);
@@ -94,7 +98,8 @@ pub(super) fn everywhere(context: &Context<'_>, lanes: &[Lanes]) -> Option<Strin
         }
     }
     // The control device goes last, as it does for the workers.
-    let control = lanes.iter().filter_map(|l| l.devices.as_deref()?.rsplit(',').next()).next();
+    let control =
+        shares.iter().filter_map(|share| share.devices.as_deref()?.rsplit(',').next()).next();
     all.retain(|name| Some(*name) != control);
     all.extend(control);
     (!all.is_empty()).then(|| all.join(","))
@@ -131,7 +136,7 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
     match of_host.or_else(main) {
         Some(interface) => interface.name.clone(),
         None => {
-            if context.engine == EngineKind::Dask && ucx::is_used(context.spec, context.engine) {
+            if context.engine == EngineKind::Dask && is_used(context.spec, context.engine) {
                 let text = "the interface of the announced address is unknown: 'lo' is assumed";
                 notes.push(Note::new("ucx.control_device", text));
             }
@@ -149,23 +154,23 @@ struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    fn lanes(&self, rank: u32, slot: &Slot<'_>) -> Result<Lanes, PlanError> {
+    fn of(&self, rank: u32, slot: &Slot<'_>) -> Result<NicShare, PlanError> {
         let spec = self.context.spec;
         if let Some((value, reason)) = set_elsewhere(self.context) {
             return Ok(unpinned(Some(value), reason));
         }
-        if !ucx::is_used(spec, self.context.engine) {
+        if !is_used(spec, self.context.engine) {
             return Ok(unpinned(None, "UCX is not used, so the choice would have no effect"));
         }
-        let differing = slot.differences.iter().rev().find_map(|d| d.net_devices.as_ref());
-        let asked = differing.or(spec.ucx.net_devices.as_ref());
+        let overridden = slot.overridden(|one| one.net_devices.as_ref());
+        let asked = overridden.or(spec.ucx.net_devices.as_ref());
         let mode = asked.cloned().unwrap_or_default();
         match &mode {
             NetDevices::None => Ok(unpinned(None, "asked to leave the choice to UCX")),
             NetDevices::Auto if spec.ucx.compat == Some(UcxCompat::Dask) => {
                 Ok(unpinned(None, "dask-cuda never sets it ('ucx.compat: dask')"))
             }
-            NetDevices::Auto if ucx::needs_loopback_alone(spec, self.context.engine) => {
+            NetDevices::Auto if needs_loopback_alone(spec, self.context.engine) => {
                 let reason = "all workers are on this machine: TCP stays where no network reaches";
                 Ok(unpinned(Some("lo".to_owned()), reason))
             }
@@ -200,14 +205,14 @@ impl Sharing<'_> {
         slot: &Slot<'_>,
         given: &BTreeMap<GpuIndex, Given>,
         mode: &NetDevices,
-    ) -> Result<Lanes, PlanError> {
+    ) -> Result<NicShare, PlanError> {
         if self.nics.usable.is_empty() {
             return Err(self.nics.none(&mode.to_string()));
         }
         let Some(given) = slot.chosen.and_then(|chosen| given.get(&chosen.gpu.index)) else {
             return Ok(unpinned(None, "it has no GPU that a NIC could be near to: UCX chooses"));
         };
-        Ok(Lanes {
+        Ok(NicShare {
             devices: self.value(&given.ports, &[]),
             why: Why {
                 choice: "nic".to_owned(),
@@ -220,9 +225,9 @@ impl Sharing<'_> {
         })
     }
 
-    fn listed(&self, names: &[String], reason: &str) -> Result<Lanes, PlanError> {
+    fn listed(&self, names: &[String], reason: &str) -> Result<NicShare, PlanError> {
         let (ports, others) = self.nics.named(names)?;
-        Ok(Lanes {
+        Ok(NicShare {
             devices: self.value(&ports, &others),
             why: Why {
                 choice: "nic".to_owned(),
@@ -255,8 +260,8 @@ impl Sharing<'_> {
 }
 
 /// Notes NICs whose device names the source did not tell.
-fn names_that_ucx_cannot_know(lanes: &[Lanes], notes: &mut Vec<Note>) {
-    let ports = lanes.iter().flat_map(|lanes| &lanes.ports).filter(|port| port.port.is_none());
+fn names_that_ucx_cannot_know(shares: &[NicShare], notes: &mut Vec<Note>) {
+    let ports = shares.iter().flat_map(|share| &share.ports).filter(|port| port.port.is_none());
     let names: Vec<&str> =
         ports.map(|port| port.nic.as_str()).collect::<BTreeSet<_>>().into_iter().collect();
     if !names.is_empty() {
@@ -269,8 +274,8 @@ fn names_that_ucx_cannot_know(lanes: &[Lanes], notes: &mut Vec<Note>) {
     }
 }
 
-fn unpinned(devices: Option<String>, reason: &str) -> Lanes {
-    Lanes {
+fn unpinned(devices: Option<String>, reason: &str) -> NicShare {
+    NicShare {
         ports: Vec::new(),
         why: Why {
             choice: "nic".to_owned(),

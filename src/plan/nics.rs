@@ -4,8 +4,9 @@
 //!
 //! *Invariant:* every NIC of the topology is usable or refused with a reason.
 
+use super::error::PlanError;
+use super::form::Rejected;
 use super::gpus::machine_name;
-use super::{PlanError, Rejected};
 use crate::ids::{NicPort, is_nic_column};
 use crate::topology::{
     Device, Gpu, LinkKind, LinkLayer, Links, Nic, NicKind, Note, Port, PortState, Topology,

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::decide::Context;
+use super::context::Context;
 use super::engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
-use super::{EngineKind, rates, ucx};
-use crate::spec::{ClusterSpec, PortRange, TlsSpec};
+use super::{rates, variables};
+use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec};
 use crate::units::Size;
 
 /// Where scheduler and workers of Dask listen when nothing else was asked for: a scheduler that
@@ -72,7 +72,7 @@ fn dask(spec: &ClusterSpec) -> DaskPlan {
     // Dashboards listen where everything else does.
     let dashboard = || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
     DaskPlan {
-        protocol: ucx::protocol(spec),
+        protocol: variables::protocol(spec),
         python: asked.python.clone(),
         fork: asked.start_method.as_deref() != Some("spawn"),
         join: asked.join.clone(),

@@ -9,8 +9,9 @@
 use std::collections::BTreeMap;
 
 use super::assign::assign;
+use super::form::Rejected;
 use super::nics::{Cause, Given, Nics, Usable, level, link_word};
-use super::{Rejected, rates};
+use super::rates;
 use crate::ids::GpuIndex;
 use crate::topology::{Gpu, LinkKind, Nic, Note};
 

@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::decide::Context;
-use super::workers::Slot;
+use super::context::{Context, Slot};
 use crate::topology::{Device, Gpu, LinkKind, Nic, PcieLink};
 
 /// Bytes of 10⁹, per second, that two processes pass through the host's shared memory.

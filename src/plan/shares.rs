@@ -4,8 +4,9 @@
 //!
 //! *Invariant:* one share for each worker, in rank order.
 
-use super::decide::{Context, every_cpu};
-use super::{PlanError, cpus};
+use super::context::Context;
+use super::cpus;
+use super::error::PlanError;
 use crate::cpuset::CpuSet;
 use crate::spec::CpuBinding;
 use crate::topology::Note;
@@ -24,15 +25,16 @@ pub(super) struct Shares {
 /// Shares CPUs out.
 pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Shares, PlanError> {
     let binding = |at: usize| {
-        let slot = &context.slots[at];
-        let differing = slot.differences.iter().rev().find_map(|difference| difference.cpus);
-        differing.or(context.spec.cpus).unwrap_or_default()
+        let overridden = context.slots[at].overridden(|one| one.cpus);
+        overridden.or(context.spec.cpus).unwrap_or_default()
     };
     let mut workers: Vec<Share> = Vec::new();
     for (at, slot) in context.slots.iter().enumerate() {
         workers.push(match (binding(at), slot.chosen) {
             (CpuBinding::None, _) => (None, "no binding is asked for".to_owned()),
-            (_, None) => (every_cpu(context), "it has no GPU, so every allowed CPU".to_owned()),
+            (_, None) => {
+                (cpus::allowed(context.topology), "it has no GPU, so every allowed CPU".to_owned())
+            }
             (_, Some(chosen)) => match cpus::near(context.topology, chosen.gpu, notes) {
                 Some(near) => (Some(near.cpus), near.reason),
                 None => {
@@ -91,7 +93,7 @@ fn keep_for_scheduler(
     shares: &mut Shares,
     notes: &mut Vec<Note>,
 ) -> Result<(), PlanError> {
-    let Some(allowed) = every_cpu(context) else { return Ok(()) };
+    let Some(allowed) = cpus::allowed(context.topology) else { return Ok(()) };
     let taken = shares.workers.iter().filter_map(|(cpus, _)| cpus.as_ref());
     let free = taken.fold(allowed.clone(), |free, mine| free.difference(mine));
     let mut spare = cpus::cores(context.topology, &free);

@@ -2,54 +2,11 @@
 //!
 //! *Invariant:* a text is refused with the key that is wrong, and never half understood.
 
-use std::fmt;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
-
-use super::{Plan, VERSION};
-
-/// Why a text is no plan that can be run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PlanTextError {
-    /// It is of another version of this form.
-    Version {
-        /// Its version; `None` where it says none.
-        found: Option<u64>,
-    },
-    /// A key or its value is wrong, or the text is no JSON and no YAML.
-    Key {
-        /// Path of the key, like `workers[0].threads`; empty for the whole text.
-        key: String,
-        /// What is wrong.
-        message: String,
-    },
-}
-
-impl fmt::Display for PlanTextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Version { found: Some(found) } => {
-                write!(f, "version {found} is not {VERSION}, which this program reads")
-            }
-            Self::Version { found: None } => f.write_str("it has no 'version'"),
-            Self::Key { key, message } if key.is_empty() => f.write_str(message),
-            Self::Key { key, message } => write!(f, "'{key}': {message}"),
-        }
-    }
-}
-
-impl std::error::Error for PlanTextError {}
-
-impl PlanTextError {
-    /// What the user can do.
-    pub fn hint(&self) -> &'static str {
-        match self {
-            Self::Version { found: Some(_) } => "plan again with this version",
-            _ => "'cuda-cluster plan -o yaml > FILE' writes a plan",
-        }
-    }
-}
+use super::error::PlanTextError;
+use super::form::{Plan, VERSION};
 
 impl Plan {
     /// Reads a plan, as JSON or YAML.
@@ -60,7 +17,7 @@ impl Plan {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         read(text).map_err(|error| match read::<Versioned>(text) {
             Ok(Versioned { version }) if version != Some(VERSION.into()) => {
-                PlanTextError::Version { found: version }
+                PlanTextError::Version { found: version, readable: VERSION }
             }
             _ => error,
         })
@@ -96,16 +53,6 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<T, PlanTextError> {
         };
         PlanTextError::Key { key, message }
     })
-}
-
-/// Reads the version, and refuses another one before anything else is understood wrongly.
-pub(super) fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    let found = u64::deserialize(deserializer)?;
-    if found == u64::from(VERSION) {
-        return Ok(VERSION);
-    }
-    let found = Some(found);
-    Err(D::Error::custom(PlanTextError::Version { found }))
 }
 
 #[cfg(test)]
@@ -158,10 +105,10 @@ mod tests {
     fn another_version_is_named_whatever_else_is_in_the_text() {
         for text in ["{\"version\": 1, \"engine\": \"native\"}", "engine: dask\nversion: 3\n"] {
             let error = Plan::parse(text).expect_err("another version");
-            assert!(matches!(error, PlanTextError::Version { found: Some(_) }), "{error}");
+            assert!(matches!(error, PlanTextError::Version { found: Some(_), .. }), "{error}");
         }
         let error = Plan::parse("workers: []").expect_err("no version");
-        assert_eq!(error, PlanTextError::Version { found: None });
+        assert_eq!(error, PlanTextError::Version { found: None, readable: VERSION });
         let error = Plan::parse("gpus: [").expect_err("no YAML");
         assert!(matches!(error, PlanTextError::Key { .. }), "{error}");
     }

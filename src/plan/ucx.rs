@@ -7,14 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{CallerEnvironment, EngineKind, Rejected, Why, libucp};
-use crate::spec::{ClusterSpec, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
-use crate::topology::{ComputeCapability, Note};
+use super::context::CallerEnvironment;
+use super::form::Rejected;
+use super::libucp;
+use super::variables::{NET_DEVICES, Situation, TLS, Variables, is_used};
+use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
+use crate::topology::Note;
 
-/// Names the variable that lists transports.
-pub(super) const TLS: &str = "UCX_TLS";
-/// Names the variable that lists network devices.
-pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
 const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 
 /// UCX's first version with `UCX_RNDV_PIPELINE_ERROR_HANDLING`, and with `UCX_RNDV_FRAG_MEM_TYPES`
@@ -27,81 +26,6 @@ pub const NEEDS_CACHE_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
 /// UCX's first version with Elastic Fabric Adapters' own transport, `srd`.
 const SRD_SINCE: UcxVersion = UcxVersion { major: 1, minor: 19 };
-
-/// What the variables depend on.
-pub(super) struct Situation<'a> {
-    pub(super) spec: &'a ClusterSpec,
-    pub(super) caller: &'a CallerEnvironment,
-    pub(super) engine: EngineKind,
-    /// Whether any worker has a GPU.
-    pub(super) gpus: bool,
-    /// Whether every GPU worker has a MIG instance.
-    pub(super) all_mig: bool,
-    /// The newest compute capability among the GPUs.
-    pub(super) capability: Option<ComputeCapability>,
-    /// Most NICs of one worker.
-    pub(super) rails: usize,
-    /// Elastic Fabric Adapters among the NICs, by name.
-    pub(super) elastic: Vec<String>,
-    /// Whether there are other NICs.
-    pub(super) other_nics: bool,
-    /// Whether any two GPUs are joined by NVLink, where the source tells.
-    pub(super) nvlink: Option<bool>,
-}
-
-/// The variables common to all processes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Variables {
-    pub(super) env: BTreeMap<String, String>,
-    pub(super) why: Vec<Why>,
-    pub(super) origins: BTreeMap<String, Origin>,
-    pub(super) notes: Vec<Note>,
-}
-
-impl Variables {
-    fn set(&mut self, name: &str, value: impl Into<String>, reason: impl Into<String>) {
-        let value = value.into();
-        self.why.push(Why {
-            choice: format!("env.{name}"),
-            chosen: value.clone(),
-            reason: reason.into(),
-            rejected: Vec::new(),
-        });
-        self.env.insert(name.to_owned(), value);
-    }
-
-    fn unset(&mut self, name: &str, reason: impl Into<String>) {
-        self.why.push(Why {
-            choice: format!("env.{name}"),
-            chosen: "unset".to_owned(),
-            reason: reason.into(),
-            rejected: Vec::new(),
-        });
-    }
-}
-
-/// Whether UCX carries the cluster's data, and so its variables matter.
-pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
-    match engine {
-        EngineKind::Native | EngineKind::Command => true,
-        EngineKind::Dask => protocol(spec).starts_with("ucx"),
-    }
-}
-
-/// The Dask engine's protocol: UCX as soon as anything about it is asked for.
-pub(super) fn protocol(spec: &ClusterSpec) -> String {
-    let ucx = &spec.ucx;
-    let asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].iter().any(Option::is_some)
-        || ucx.net_devices.is_some()
-        || ucx.library.is_some()
-        || ucx.compat.is_some();
-    match &spec.dask.protocol {
-        Some(protocol) => protocol.clone(),
-        None if asked => "ucxx".to_owned(),
-        None if spec.tls.cert.is_some() => "tls".to_owned(),
-        None => "tcp".to_owned(),
-    }
-}
 
 /// Works the common variables out.
 pub(super) fn variables(situation: &Situation<'_>) -> Variables {

@@ -7,91 +7,27 @@
 
 use std::collections::BTreeMap;
 
-use super::decide::{Context, usual_limit};
-use super::gpus::{Chosen, Selected, VISIBLE};
-use super::network::Lanes;
+use super::context::{Chosen, Context, Slot};
+use super::error::PlanError;
+use super::form::{Binding, RmmPlan, Why, WorkerGpu, WorkerPlan};
+use super::gpus::VISIBLE;
+use super::memory::{self, usual_limit};
+use super::network::NicShare;
 use super::shares::Shares;
-use super::ucx::{NET_DEVICES, Variables};
-use super::{
-    Binding, EngineKind, MemoryPolicy, PlanError, RmmPlan, Why, WorkerGpu, WorkerPlan, memory,
-};
+use super::variables::{NET_DEVICES, Variables};
 use crate::cpuset::NodeSet;
 use crate::ids::NicPort;
-use crate::spec::{ClusterSpec, GpuName, MatchSpec, OverrideSpec, VisibleDevices};
+use crate::spec::{EngineKind, MemoryPolicy, VisibleDevices};
 use crate::topology::Note;
 use crate::units::Size;
 
 const ORDER: &str = "CUDA_DEVICE_ORDER";
 const IB_HCA: &str = "NCCL_IB_HCA";
 
-/// One worker to be, before its resources are decided.
-#[derive(Clone, Debug)]
-pub(super) struct Slot<'a> {
-    pub(super) name: String,
-    pub(super) chosen: Option<Chosen<'a>>,
-    /// The spec's overrides that match it, in order.
-    pub(super) differences: Vec<&'a OverrideSpec>,
-}
-
-/// The workers in rank order: GPU by GPU, then those without.
-pub(super) fn slots<'a>(spec: &'a ClusterSpec, selected: &Selected<'a>) -> Vec<Slot<'a>> {
-    let each = spec.workers_per_gpu.unwrap_or(1);
-    let mut slots = Vec::new();
-    for chosen in &selected.chosen {
-        for copy in 0..each {
-            let base = chosen.name();
-            let name = if each > 1 { format!("{base}.{copy}") } else { base };
-            slots.push((name, Some(*chosen)));
-        }
-    }
-    slots.extend((0..spec.cpu_workers.unwrap_or(0)).map(|at| (format!("cpu{at}"), None)));
-    let matching = |name: &str, chosen: Option<Chosen<'_>>| {
-        spec.overrides.iter().filter(|d| matches(&d.matching, name, chosen)).collect()
-    };
-    slots
-        .into_iter()
-        .map(|(name, chosen)| Slot { differences: matching(&name, chosen), name, chosen })
-        .collect()
-}
-
-fn matches(wanted: &MatchSpec, name: &str, chosen: Option<Chosen<'_>>) -> bool {
-    let gpu_fits = |gpu: &GpuName| {
-        chosen.is_some_and(|chosen| match gpu {
-            GpuName::Index(index) => chosen.gpu.index == *index,
-            GpuName::Pci(pci) => chosen.gpu.pci == Some(*pci),
-            GpuName::Mig(index, at) => {
-                chosen.gpu.index == *index && chosen.mig.is_some_and(|(m, _)| m == *at as usize)
-            }
-            GpuName::Uuid(uuid) => {
-                let own = chosen.mig.map(|(_, instance)| &instance.uuid);
-                let both = [own, chosen.gpu.uuid.as_ref()];
-                both.into_iter().flatten().any(|full| full.as_str().starts_with(uuid.as_str()))
-            }
-        })
-    };
-    let numa = chosen.and_then(|chosen| chosen.gpu.numa).map(|numa| numa.0);
-    wanted.worker.as_ref().is_none_or(|pattern| fits(pattern, name))
-        && wanted.gpu.as_ref().is_none_or(gpu_fits)
-        && wanted.numa.is_none_or(|node| numa == Some(node))
-}
-
-/// Whether a name fits a pattern whose `*` stand for anything.
-fn fits(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices()
-                .map(|(at, _)| at)
-                .chain([rest.len()])
-                .any(|at| fits(after, &rest[at..]))
-        }),
-    }
-}
-
 /// Plans every worker.
 pub(super) fn plan(
     context: &Context<'_>,
-    lanes: &[Lanes],
+    nics: &[NicShare],
     shares: &Shares,
     variables: &Variables,
     notes: &mut Vec<Note>,
@@ -101,7 +37,7 @@ pub(super) fn plan(
     let sharers = |node: u32| {
         mems.iter().filter(|(nodes, _)| nodes.as_ref().is_some_and(|n| n.contains(node))).count()
     };
-    let hca = nccl_hcas(context, lanes, notes);
+    let hca = nccl_hcas(context, nics, notes);
     (0u32..)
         .zip(context.slots)
         .enumerate()
@@ -112,21 +48,21 @@ pub(super) fn plan(
             worker.because("cpus", shown(cpus.as_ref()), reason);
             let (nodes, reason) = mems[at].clone();
             worker.because("mems", shown(nodes.as_ref()), reason);
-            worker.why.push(lanes[at].why.clone());
+            worker.why.push(nics[at].why.clone());
             let memory_limit_bytes = worker.memory_limit(nodes.as_ref(), &sharers);
             enough(context.engine, &slot.name, memory_limit_bytes)?;
             let device_memory_limit_bytes = worker.device_memory_limit();
-            worker.environment(at, &lanes[at], variables, hca.as_deref());
+            worker.environment(at, &nics[at], variables, hca.as_deref());
             let policy = context.spec.memory.policy.unwrap_or_default();
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
-            let differing = slot.differences.iter().rev().find_map(|d| d.threads);
+            let threads = slot.overridden(|one| one.threads).or(context.spec.threads);
             Ok(WorkerPlan {
                 name: slot.name.clone(),
                 rank,
                 gpu: slot.chosen.map(worker_gpu),
                 binding: Binding { cpus, mems: nodes, memory_policy },
-                nics: lanes[at].ports.clone(),
-                threads: differing.or(context.spec.threads).unwrap_or(1),
+                nics: nics[at].ports.clone(),
+                threads: threads.unwrap_or(1),
                 memory_limit_bytes,
                 device_memory_limit_bytes,
                 rmm: worker.rmm(notes),
@@ -243,12 +179,12 @@ fn mask_name(context: &Context<'_>, chosen: Chosen<'_>) -> String {
 ///
 /// NCCL compares the NICs of all ranks of a machine and picks the nearest itself; ranks that see
 /// different lists disagree about the machine. `=` asks for exact names.
-fn nccl_hcas(context: &Context<'_>, lanes: &[Lanes], notes: &mut Vec<Note>) -> Option<String> {
+fn nccl_hcas(context: &Context<'_>, nics: &[NicShare], notes: &mut Vec<Note>) -> Option<String> {
     if context.engine != EngineKind::Command {
         return None;
     }
     let mut ports: Vec<&NicPort> = Vec::new();
-    for port in lanes.iter().flat_map(|lanes| &lanes.ports) {
+    for port in nics.iter().flat_map(|share| &share.ports) {
         // A column's name is no device's.
         if port.port.is_some() && !ports.contains(&port) {
             ports.push(port);
@@ -307,8 +243,7 @@ impl Worker<'_> {
         sharers: &dyn Fn(u32) -> usize,
     ) -> Option<u64> {
         let context = self.context;
-        let differing = self.slot.differences.iter().rev().find_map(|d| d.memory_limit);
-        let limit = differing.or(context.spec.memory.limit);
+        let limit = self.slot.overridden(|one| one.memory_limit).or(context.spec.memory.limit);
         let (bytes, mut reason) = memory::host_limit(
             context.topology,
             nodes,
@@ -327,8 +262,8 @@ impl Worker<'_> {
     fn device_memory_limit(&mut self) -> Option<u64> {
         let chosen = self.slot.chosen?;
         let spec = self.context.spec;
-        let differing = self.slot.differences.iter().rev().find_map(|d| d.device_memory_limit);
-        let limit = differing.or(spec.device.memory_limit);
+        let overridden = self.slot.overridden(|one| one.device_memory_limit);
+        let limit = overridden.or(spec.device.memory_limit);
         let limit = limit.unwrap_or_else(|| usual_limit(self.context.engine));
         let workers = spec.workers_per_gpu.unwrap_or(1);
         let (bytes, reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
@@ -339,8 +274,7 @@ impl Worker<'_> {
     fn rmm(&self, notes: &mut Vec<Note>) -> Option<RmmPlan> {
         let chosen = self.slot.chosen?;
         let spec = &self.context.spec.rmm;
-        let differing = self.slot.differences.iter().rev().find_map(|d| d.rmm_pool_size);
-        let pool = differing.or(spec.pool_size);
+        let pool = self.slot.overridden(|one| one.rmm_pool_size).or(spec.pool_size);
         if *spec == crate::spec::RmmSpec::default() && pool.is_none() {
             return None;
         }
@@ -386,18 +320,24 @@ impl Worker<'_> {
         }
     }
 
-    fn environment(&mut self, at: usize, lanes: &Lanes, variables: &Variables, hca: Option<&str>) {
+    fn environment(
+        &mut self,
+        at: usize,
+        nics: &NicShare,
+        variables: &Variables,
+        hca: Option<&str>,
+    ) {
         self.visible_devices(at);
         self.env.extend(engine_environment(self.context));
         self.env.extend(variables.env.clone());
         self.why.extend(variables.why.clone());
-        if let Some(devices) = &lanes.devices {
+        if let Some(devices) = &nics.devices {
             self.env.insert(NET_DEVICES.to_owned(), devices.clone());
             self.because(
                 &format!("env.{NET_DEVICES}"),
                 devices.clone(),
-                if lanes.ports.is_empty() {
-                    lanes.why.reason.clone()
+                if nics.ports.is_empty() {
+                    nics.why.reason.clone()
                 } else {
                     "the NIC's port, then the device over which connections are set up".to_owned()
                 },
@@ -418,8 +358,8 @@ impl Worker<'_> {
             self.env.insert(name.clone(), value.clone());
             self.because(&format!("env.{name}"), value, "set by 'worker.env'");
         }
-        let differences = self.slot.differences.clone();
-        for (name, value) in differences.iter().flat_map(|difference| &difference.env) {
+        let slot = self.slot;
+        for (name, value) in slot.overriding_env() {
             self.env.insert(name.clone(), value.clone());
             self.because(&format!("env.{name}"), value, "set by an override");
         }

@@ -75,3 +75,28 @@ pub enum Problem {
         hint: &'static str,
     },
 }
+
+/// A contradiction and its key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    pub(super) key: String,
+    pub(super) problem: Problem,
+}
+
+impl Found {
+    /// As an error of values that came from several places.
+    pub(super) fn without_place(self, origin: &str) -> SpecError {
+        let problem = Box::new(self.problem);
+        SpecError { origin: origin.to_owned(), place: None, key: self.key, problem }
+    }
+}
+
+/// A contradiction: the key, what is wrong, what to do.
+pub(super) fn refuse(
+    key: &str,
+    message: impl Into<String>,
+    hint: &'static str,
+) -> Result<(), Found> {
+    let problem = Problem::Contradiction { message: message.into(), hint };
+    Err(Found { key: key.to_owned(), problem })
+}

@@ -9,6 +9,7 @@ mod choices;
 mod contradictions;
 mod error;
 mod gpu_selection;
+mod implausible;
 mod net_devices;
 mod read;
 mod request;

@@ -2,8 +2,8 @@
 //!
 //! Refuses only what no machine can make right.
 
-use super::{Found, refuse};
-use crate::spec::{ClusterSpec, Limit, OverrideSpec};
+use super::error::{Found, refuse};
+use super::{ClusterSpec, Limit, OverrideSpec};
 use crate::units::Size;
 
 /// Refuses what is no address.

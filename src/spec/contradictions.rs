@@ -4,35 +4,13 @@
 //!
 //! *Invariant:* each check names the key that the user should look at first.
 
-mod implausible;
-
 use std::collections::BTreeMap;
 
-use super::{
-    ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem, SpecError,
-};
+use super::error::{Found, refuse};
+use super::implausible;
+use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem};
 use crate::text::{self, nearest};
 use crate::units::{Size, Span};
-
-/// A contradiction and its key.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Found {
-    pub(super) key: String,
-    pub(super) problem: Problem,
-}
-
-impl Found {
-    /// As an error of values that came from several places.
-    pub(super) fn without_place(self, origin: &str) -> SpecError {
-        let problem = Box::new(self.problem);
-        SpecError { origin: origin.to_owned(), place: None, key: self.key, problem }
-    }
-}
-
-fn refuse(key: &str, message: impl Into<String>, hint: &'static str) -> Result<(), Found> {
-    let problem = Problem::Contradiction { message: message.into(), hint };
-    Err(Found { key: key.to_owned(), problem })
-}
 
 /// Checks a spec against itself.
 pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
