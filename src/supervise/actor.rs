@@ -22,7 +22,7 @@ use super::core::{Action, Core, Event, SeatNumber};
 use super::directory::{InitialFiles, open_journal};
 use super::gpu::GpuWatch;
 use super::record::What;
-use super::service::{Handle, Options, OutputPipe, StartError, WishError};
+use super::service::{Handle, Options, OutputPipe, RequestError, StartError};
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
@@ -48,7 +48,7 @@ const BACKLOG: usize = 1024;
 
 /// What somebody wants.
 #[derive(Debug)]
-pub(super) enum Wish {
+pub(super) enum ControlRequest {
     Stop {
         how: Escalation,
         signal: Option<i32>,
@@ -60,11 +60,11 @@ pub(super) enum Wish {
     },
     Restart {
         process: String,
-        answer: oneshot::Sender<Result<(), WishError>>,
+        answer: oneshot::Sender<Result<(), RequestError>>,
     },
     Scale {
         workers: usize,
-        answer: oneshot::Sender<Result<(), WishError>>,
+        answer: oneshot::Sender<Result<(), RequestError>>,
     },
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Actor {
     pub(super) paths: Paths,
     mark: String,
     began: Instant,
-    pub(super) wishes: mpsc::UnboundedReceiver<Wish>,
+    pub(super) requests: mpsc::UnboundedReceiver<ControlRequest>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     /// Status pipes of processes whose start is not reported yet: nobody listens to them before.
     unheard: BTreeMap<Key, UnixStream>,
@@ -153,10 +153,10 @@ impl Actor {
             began,
         );
         let core = Core::new(&launch, first.clone(), began, seed());
-        let (wish_sender, wishes) = mpsc::unbounded_channel();
+        let (request_sender, requests) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
-        let handle = Handle { wishes: wish_sender, state: state_receiver, records };
+        let handle = Handle { requests: request_sender, state: state_receiver, records };
         let control = control::serve(&paths, handle.clone())
             .map_err(|source| StartError::Control { path: paths.control(), source })?;
         let actor = Self {
@@ -171,7 +171,7 @@ impl Actor {
             paths,
             mark: token,
             began: Instant::now(),
-            wishes,
+            requests,
             inner: mpsc::channel(256),
             unheard: BTreeMap::new(),
             contacts: BTreeMap::new(),
@@ -230,8 +230,8 @@ impl Actor {
                     Some(report) => if let Some(event) = self.hear(report) { return event },
                 },
                 Some(event) = self.inner.1.recv() => return event,
-                Some(wish) = self.wishes.recv() => {
-                    if let Some(event) = self.weigh(wish) { return event }
+                Some(request) = self.requests.recv() => {
+                    if let Some(event) = self.weigh(request) { return event }
                 }
                 () = sleep_until(deadline) => return Event::Tick,
                 () = disturbed(self.presence.as_ref()) => {
@@ -272,35 +272,38 @@ impl Actor {
         self.specs.get(number)
     }
 
-    /// Turns a wish into an event, or refuses it.
-    fn weigh(&mut self, wish: Wish) -> Option<Event> {
+    /// Turns a request into an event, or refuses it.
+    fn weigh(&mut self, request: ControlRequest) -> Option<Event> {
         let ending = matches!(self.state.borrow().state, ClusterPhase::Stopping);
-        let (event, answer) = match wish {
-            Wish::Stop { how, signal } => {
+        let (event, answer) = match request {
+            ControlRequest::Stop { how, signal } => {
                 self.abandoned |= how == Escalation::Abandon;
                 if let Some(signal) = signal.filter(|_| self.launch.run_to_completion) {
                     self.stop_signal = signal;
                 }
                 return Some(Event::Stop(how));
             }
-            Wish::Verified => return Some(Event::Verified),
-            Wish::Look { answer } => {
+            ControlRequest::Verified => return Some(Event::Verified),
+            ControlRequest::Look { answer } => {
                 self.onlookers.push(answer);
                 return Some(self.look());
             }
-            Wish::Restart { process, answer } => {
+            ControlRequest::Restart { process, answer } => {
                 let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
                 let event = self.core.seat_named(&process).map(Event::Restart);
-                (event.ok_or_else(|| WishError::Unknown { name: process, known: known() }), answer)
+                (
+                    event.ok_or_else(|| RequestError::Unknown { name: process, known: known() }),
+                    answer,
+                )
             }
-            Wish::Scale { workers, answer } => {
+            ControlRequest::Scale { workers, answer } => {
                 let planned = self.launch.workers.len();
                 let few = workers <= planned;
                 let event = few.then_some(Event::Scale(workers));
-                (event.ok_or(WishError::TooMany { wanted: workers, planned }), answer)
+                (event.ok_or(RequestError::TooMany { wanted: workers, planned }), answer)
             }
         };
-        let event = if ending { Err(WishError::Ending) } else { event };
+        let event = if ending { Err(RequestError::Ending) } else { event };
         // Who asked may have left.
         let _ = answer.send(event.as_ref().map(drop).map_err(Clone::clone));
         event.ok()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::actor::Actor;
 use super::core::{Event, SeatNumber};
-use super::memory::{self, Verdict};
+use super::memory::{self, MemoryFinding};
 use super::{ProcessSpec, ProcessState, crash, gpu};
 use crate::os::process;
 
@@ -55,8 +55,8 @@ impl Actor {
             // A process that was started, but not reported yet, has used nothing yet.
             let resident = shown.pid.and_then(process::resident_bytes).unwrap_or(0);
             let after = match memory::judge(resident, limit) {
-                Verdict::LookAfter(after) => after,
-                Verdict::Reached => {
+                MemoryFinding::LookAfter(after) => after,
+                MemoryFinding::Reached => {
                     let reached =
                         Event::MemoryReached { key, resident_bytes: resident, limit_bytes: limit };
                     event = event.or(Some(reached));

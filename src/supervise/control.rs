@@ -36,8 +36,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
-use super::actor::Wish;
-use super::service::{Ask, Handle, WishError};
+use super::actor::ControlRequest;
+use super::service::{Ask, Handle, RequestError};
 use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use crate::os::log_file::{LogReader, Selection};
 use crate::os::run_directory::Paths;
@@ -138,7 +138,7 @@ impl Shared {
     /// The state, after the processes were looked at.
     async fn fresh_state(&self) -> ClusterState {
         let (answer, looked) = oneshot::channel();
-        if self.handle.wishes.send(Wish::Look { answer }).is_ok() {
+        if self.handle.requests.send(ControlRequest::Look { answer }).is_ok() {
             // A cluster that ends has other things to do, and then its last state is true.
             let _ = tokio::time::timeout(LOOK, looked).await;
         }
@@ -267,12 +267,12 @@ struct StopQuery {
 async fn stop(State(shared): State<Arc<Shared>>, Query(query): Query<StopQuery>) -> StatusCode {
     let how = query.how.unwrap_or(Escalation::Graceful);
     // A supervisor that has ended needs no telling.
-    let _ = shared.handle.wishes.send(Wish::Stop { how, signal: None });
+    let _ = shared.handle.requests.send(ControlRequest::Stop { how, signal: None });
     StatusCode::ACCEPTED
 }
 
 async fn restart(State(shared): State<Arc<Shared>>, Path(process): Path<String>) -> Response {
-    answer(shared.handle.wishes.restart(&process).await)
+    answer(shared.handle.requests.restart(&process).await)
 }
 
 #[derive(Deserialize)]
@@ -281,15 +281,15 @@ struct ScaleQuery {
 }
 
 async fn scale(State(shared): State<Arc<Shared>>, Query(query): Query<ScaleQuery>) -> Response {
-    answer(shared.handle.wishes.scale(query.workers).await)
+    answer(shared.handle.requests.scale(query.workers).await)
 }
 
-fn answer(granted: Result<(), WishError>) -> Response {
+fn answer(granted: Result<(), RequestError>) -> Response {
     let Err(error) = granted else { return StatusCode::ACCEPTED.into_response() };
     let status = match &error {
-        WishError::Unknown { .. } => StatusCode::NOT_FOUND,
-        WishError::TooMany { .. } => StatusCode::BAD_REQUEST,
-        WishError::Ending => StatusCode::CONFLICT,
+        RequestError::Unknown { .. } => StatusCode::NOT_FOUND,
+        RequestError::TooMany { .. } => StatusCode::BAD_REQUEST,
+        RequestError::Ending => StatusCode::CONFLICT,
     };
     (status, format!("{error}\n")).into_response()
 }

@@ -13,7 +13,7 @@ const FASTEST_BYTES_PER_SECOND: f64 = 4e9;
 
 /// What a look at a process leads to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum MemoryFinding {
     /// It has reached its limit.
     Reached,
     /// It cannot reach its limit before this long.
@@ -21,12 +21,14 @@ pub(super) enum Verdict {
 }
 
 /// Judges `resident` bytes of a `limit`.
-pub(super) fn judge(resident: u64, limit: u64) -> Verdict {
+pub(super) fn judge(resident: u64, limit: u64) -> MemoryFinding {
     let room = limit as f64 * SHARE - resident as f64;
     if room <= 0.0 {
-        return Verdict::Reached;
+        return MemoryFinding::Reached;
     }
-    Verdict::LookAfter(Duration::from_secs_f64((room / FASTEST_BYTES_PER_SECOND).clamp(0.1, 10.0)))
+    MemoryFinding::LookAfter(Duration::from_secs_f64(
+        (room / FASTEST_BYTES_PER_SECOND).clamp(0.1, 10.0),
+    ))
 }
 
 #[cfg(test)]
@@ -35,14 +37,14 @@ mod tests {
 
     #[test]
     fn a_process_is_stopped_at_95_percent_and_looked_at_the_more_the_nearer() {
-        assert_eq!(judge(95, 100), Verdict::Reached);
+        assert_eq!(judge(95, 100), MemoryFinding::Reached);
         assert_eq!(
             judge(94 << 30, 100 << 30),
-            Verdict::LookAfter(Duration::from_secs_f64(
+            MemoryFinding::LookAfter(Duration::from_secs_f64(
                 (0.95 * (100u64 << 30) as f64 - (94u64 << 30) as f64) / 4e9
             ))
         );
-        assert_eq!(judge(0, 1 << 40), Verdict::LookAfter(Duration::from_secs(10)));
-        assert_eq!(judge(94, 100), Verdict::LookAfter(Duration::from_millis(100)));
+        assert_eq!(judge(0, 1 << 40), MemoryFinding::LookAfter(Duration::from_secs(10)));
+        assert_eq!(judge(94, 100), MemoryFinding::LookAfter(Duration::from_millis(100)));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::actor::{Actor, Wish};
+use super::actor::{Actor, ControlRequest};
 use super::gpu::GpuWatch;
 use super::{Cause, ClusterState, Escalation, Launch, Outcome, Record};
 use crate::os::guardian::{Guardian, GuardianError};
@@ -93,9 +93,9 @@ impl StartError {
     }
 }
 
-/// Why a wish is not granted.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WishError {
+pub enum RequestError {
     /// No process has that name.
     #[error("there is no process {name:?}; there are {}", known.join(", "))]
     Unknown {
@@ -121,7 +121,7 @@ pub enum WishError {
 #[derive(Debug)]
 pub struct Supervisor {
     guardian: Arc<Guardian>,
-    wishes: mpsc::UnboundedSender<Wish>,
+    requests: mpsc::UnboundedSender<ControlRequest>,
     state: watch::Receiver<ClusterState>,
     records: broadcast::Sender<Record>,
     task: Option<JoinHandle<Outcome>>,
@@ -142,8 +142,8 @@ impl Supervisor {
         let (actor, handle) = Actor::prepare(launch, directory, options).await?;
         let guardian = actor.guardian();
         let task = tokio::spawn(actor.run());
-        let Handle { wishes, state, records } = handle;
-        Ok(Self { guardian, wishes, state, records, task: Some(task) })
+        let Handle { requests, state, records } = handle;
+        Ok(Self { guardian, requests, state, records, task: Some(task) })
     }
 
     /// The state, and every change of it.
@@ -178,29 +178,29 @@ impl Supervisor {
 
     /// A means to ask for the end from elsewhere, like a task that waits for Ctrl-C.
     pub fn stopper(&self) -> Stopper {
-        Stopper(self.wishes.clone())
+        Stopper(self.requests.clone())
     }
 
     /// Says that the cluster is as it should be, where READY waits for that.
     pub fn verified(&self) {
         // A supervisor that has ended needs no telling.
-        let _ = self.wishes.send(Wish::Verified);
+        let _ = self.requests.send(ControlRequest::Verified);
     }
 
     /// Starts a worker again, or, with the scheduler's name, the whole cluster.
     ///
     /// # Errors
     /// If no process has that name, or the cluster is ending.
-    pub async fn restart(&self, process: &str) -> Result<(), WishError> {
-        self.wishes.restart(process).await
+    pub async fn restart(&self, process: &str) -> Result<(), RequestError> {
+        self.requests.restart(process).await
     }
 
     /// Has this many workers run: the first ones of the launch.
     ///
     /// # Errors
     /// If the launch has fewer, or the cluster is ending.
-    pub async fn scale(&self, workers: usize) -> Result<(), WishError> {
-        self.wishes.scale(workers).await
+    pub async fn scale(&self, workers: usize) -> Result<(), RequestError> {
+        self.requests.scale(workers).await
     }
 
     /// Waits until everything is gone.
@@ -229,51 +229,51 @@ impl Drop for Supervisor {
 
 /// Asks a supervisor for the end, or tells it of the cluster; does not keep it alive.
 #[derive(Clone, Debug)]
-pub struct Stopper(mpsc::UnboundedSender<Wish>);
+pub struct Stopper(mpsc::UnboundedSender<ControlRequest>);
 
 impl Stopper {
     /// Asks for the end; returns at once.
     pub fn stop(&self, how: Escalation) {
         // A supervisor that has ended needs no telling.
-        let _ = self.0.send(Wish::Stop { how, signal: None });
+        let _ = self.0.send(ControlRequest::Stop { how, signal: None });
     }
 
     /// Says that the cluster is as it should be, where READY waits for that.
     pub fn verified(&self) {
-        let _ = self.0.send(Wish::Verified);
+        let _ = self.0.send(ControlRequest::Verified);
     }
 
     /// As [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
     pub fn stop_with(&self, how: Escalation, signal: i32) {
-        let _ = self.0.send(Wish::Stop { how, signal: Some(signal) });
+        let _ = self.0.send(ControlRequest::Stop { how, signal: Some(signal) });
     }
 }
 
 /// The owner's ends of a supervisor's channels.
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
-    pub(super) wishes: mpsc::UnboundedSender<Wish>,
+    pub(super) requests: mpsc::UnboundedSender<ControlRequest>,
     pub(super) state: watch::Receiver<ClusterState>,
     pub(super) records: broadcast::Sender<Record>,
 }
 
-/// Wishes that are answered.
+/// Requests that are answered.
 pub(super) trait Ask {
-    async fn restart(&self, process: &str) -> Result<(), WishError>;
-    async fn scale(&self, workers: usize) -> Result<(), WishError>;
+    async fn restart(&self, process: &str) -> Result<(), RequestError>;
+    async fn scale(&self, workers: usize) -> Result<(), RequestError>;
 }
 
-impl Ask for mpsc::UnboundedSender<Wish> {
-    async fn restart(&self, process: &str) -> Result<(), WishError> {
+impl Ask for mpsc::UnboundedSender<ControlRequest> {
+    async fn restart(&self, process: &str) -> Result<(), RequestError> {
         let (answer, answered) = oneshot::channel();
-        let wish = Wish::Restart { process: process.to_owned(), answer };
-        self.send(wish).map_err(|_| WishError::Ending)?;
-        answered.await.map_err(|_| WishError::Ending)?
+        let request = ControlRequest::Restart { process: process.to_owned(), answer };
+        self.send(request).map_err(|_| RequestError::Ending)?;
+        answered.await.map_err(|_| RequestError::Ending)?
     }
 
-    async fn scale(&self, workers: usize) -> Result<(), WishError> {
+    async fn scale(&self, workers: usize) -> Result<(), RequestError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Wish::Scale { workers, answer }).map_err(|_| WishError::Ending)?;
-        answered.await.map_err(|_| WishError::Ending)?
+        self.send(ControlRequest::Scale { workers, answer }).map_err(|_| RequestError::Ending)?;
+        answered.await.map_err(|_| RequestError::Ending)?
     }
 }

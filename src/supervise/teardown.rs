@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::actor::{Actor, LAST_WORDS, Wish};
+use super::actor::{Actor, ControlRequest, LAST_WORDS};
 use super::{Escalation, Outcome};
 
 impl Actor {
@@ -38,9 +38,9 @@ impl Actor {
 
     /// Tells whoever asks for something, now and later, that the cluster has ended.
     fn hear_nobody(&mut self) {
-        self.wishes.close();
+        self.requests.close();
         // A question without an answer is answered by its end.
-        while self.wishes.try_recv().is_ok() {}
+        while self.requests.try_recv().is_ok() {}
     }
 
     /// Waits until what the workers wrote is handed on, and with it for the guardian's end. Who
@@ -50,7 +50,7 @@ impl Actor {
         while asked {
             tokio::select! {
                 report = self.guardian.report() => asked = report.is_some(),
-                Some(wish) = self.wishes.recv() => if let Wish::Stop { how, .. } = wish {
+                Some(request) = self.requests.recv() => if let ControlRequest::Stop { how, .. } = request {
                     asked = how == Escalation::Graceful && !hurry;
                     hurry = true;
                     // A guardian that takes no requests any more has ended.

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use super::seat::{Then, Verdict};
+use super::seat::{Then, AfterDeath};
 use super::{Action, Core, GpuFinding, Key, Moment, SeatNumber, millis};
 use crate::plan::SchedulerDeath;
 use crate::supervise::record::{GpuError, What};
@@ -117,8 +117,8 @@ impl Core {
         let unasked = self.seats[number].spec.ready == ReadyWhen::Said;
         let succeeded = succeeded && !scheduler && !unasked;
         match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
-            Verdict::Rest => self.rest(number),
-            Verdict::Restart { delay } => {
+            AfterDeath::Rest => self.rest(number),
+            AfterDeath::Restart { delay } => {
                 self.return_at(number, now + delay);
                 let deaths_at_work = self.seats[number].shown.deaths_at_work;
                 let what = What::Restarting { in_ms: millis(delay), deaths_at_work };
@@ -127,7 +127,7 @@ impl Core {
                     self.recall_workers("its scheduler is gone", now);
                 }
             }
-            Verdict::Fail { reason } => {
+            AfterDeath::Fail { reason } => {
                 let text = format!("{}, and {reason}", cause.text);
                 let cause = Cause { text, ..cause };
                 self.record(now, Some(number), What::Failed { reason: cause.text.clone() });

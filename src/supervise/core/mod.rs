@@ -16,7 +16,7 @@ mod liveness;
 mod seat;
 #[cfg(test)]
 mod tests;
-mod wishes;
+mod requests;
 #[cfg(test)]
 mod world;
 

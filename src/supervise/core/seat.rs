@@ -31,7 +31,7 @@ const LONGEST_AT_WORK: Duration = Duration::from_secs(5);
 
 /// What the death of a process leads to.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum AfterDeath {
     /// It is started again after this delay.
     Restart { delay: Duration },
     /// It ended as it should.
@@ -179,15 +179,15 @@ impl Seat {
         policy: &Supervision,
         now: Moment,
         jitter: f64,
-    ) -> Verdict {
+    ) -> AfterDeath {
         let wanted = match policy.restart {
             RestartWhen::Never => false,
             RestartWhen::OnFailure => !succeeded,
             RestartWhen::Always => true,
         };
         if !wanted {
-            let failed = || Verdict::Fail { reason: "it is not to be restarted".to_owned() };
-            return if succeeded { Verdict::Rest } else { failed() };
+            let failed = || AfterDeath::Fail { reason: "it is not to be restarted".to_owned() };
+            return if succeeded { AfterDeath::Rest } else { failed() };
         }
         let healthy = self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0);
         if healthy {
@@ -202,7 +202,7 @@ impl Seat {
             let said = by_work && self.spec.ready == ReadyWhen::Said;
             let ready = if said { " without becoming READY" } else { "" };
             let reason = format!("it was restarted {times} within {}{ready}", policy.window);
-            return Verdict::Fail { reason };
+            return AfterDeath::Fail { reason };
         }
         // What was READY is tried again at once, the first time; what dies again soon waits.
         let at_once = self.strikes == 0 && self.ready.is_some();
@@ -217,7 +217,7 @@ impl Seat {
         } else {
             self.recent.push_back(now + delay);
         }
-        Verdict::Restart { delay }
+        AfterDeath::Restart { delay }
     }
 }
 

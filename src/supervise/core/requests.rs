@@ -1,6 +1,6 @@
 //! What people want of a running cluster: processes started again, more workers, fewer.
 //!
-//! *Invariant:* a wish changes nothing once the end has begun.
+//! *Invariant:* a request changes nothing once the end has begun.
 
 use super::seat::Then;
 use super::{Core, Moment, SeatNumber};
