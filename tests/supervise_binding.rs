@@ -17,9 +17,9 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
     let mut bound = launch("bound", &[steps, steps]);
     let given = [cpus[0], cpus[cpus.len() - 1]];
     for (worker, cpu) in bound.workers.iter_mut().zip(given) {
-        worker.binding.cpus = Some(cpu.to_string().parse().expect("a set"));
-        worker.binding.mems = Some("0".parse().expect("a set"));
-        worker.binding.memory_policy = MemoryPolicy::Preferred;
+        worker.program.binding.cpus = Some(cpu.to_string().parse().expect("a set"));
+        worker.program.binding.mems = Some("0".parse().expect("a set"));
+        worker.program.binding.memory_policy = MemoryPolicy::Preferred;
     }
     let supervisor = bench.start(bound).await;
     supervisor.ready().await.expect("READY");
@@ -49,8 +49,8 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
 async fn what_cannot_be_bound_is_a_note_and_under_strict_a_refusal() {
     let bench = Bench::new();
     let mut lax = launch("lax", &["ready"]);
-    lax.workers[0].binding.cpus = Some("8000-8003".parse().expect("a set"));
-    lax.workers[0].binding.mems = Some("900".parse().expect("a set"));
+    lax.workers[0].program.binding.cpus = Some("8000-8003".parse().expect("a set"));
+    lax.workers[0].program.binding.mems = Some("900".parse().expect("a set"));
     let mut strict = lax.clone();
     strict.name = bench::named("strict");
     strict.strict = true;
@@ -75,7 +75,7 @@ async fn what_cannot_be_bound_is_a_note_and_under_strict_a_refusal() {
 async fn a_program_that_is_not_there_is_named() {
     let bench = Bench::new();
     let mut absent = launch("absent", &["ready"]);
-    absent.workers[0].argv = vec!["/no/such/program".to_owned()];
+    absent.workers[0].program.argv = vec!["/no/such/program".to_owned()];
     let supervisor = bench.start(absent).await;
     let cause = supervisor.ready().await.expect_err("not READY").expect("a cause");
     let expected = "gpu0 could not start: cannot execute /no/such/program: \

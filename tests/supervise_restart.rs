@@ -114,9 +114,9 @@ async fn a_crash_bundle_tells_all_but_secrets() {
     let steps = format!("print=hello once={} abort ready", again.display());
     let mut crashing = launch("bundle", &["ready", &steps]);
     std::fs::write(&again, "").expect("written");
-    crashing.workers[1].env.insert("MY_TOKEN".to_owned(), "hunter2".to_owned());
-    crashing.workers[1].env.insert("UCX_TLS".to_owned(), "sm,self".to_owned());
-    crashing.workers[1].binding.cpus = Some("0".parse().expect("a set"));
+    crashing.workers[1].program.env.insert("MY_TOKEN".to_owned(), "hunter2".to_owned());
+    crashing.workers[1].program.env.insert("UCX_TLS".to_owned(), "sm,self".to_owned());
+    crashing.workers[1].program.binding.cpus = Some("0".parse().expect("a set"));
     let supervisor = bench.start(crashing).await;
     supervisor.ready().await.expect("READY");
     std::fs::remove_file(&again).expect("removed");
@@ -240,9 +240,9 @@ async fn a_run_ends_with_its_last_rank_and_is_failed_by_its_first() {
     let supervisor = bench.start(run.clone()).await;
     assert_eq!(supervisor.wait().await, Outcome::Finished);
 
-    run.workers[1].argv.pop();
-    run.workers[1].argv.push("exit=42".to_owned());
-    run.workers[0].argv = worker("gpu0", "sleep=60000").argv;
+    run.workers[1].program.argv.pop();
+    run.workers[1].program.argv.push("exit=42".to_owned());
+    run.workers[0].program.argv = worker("gpu0", "sleep=60000").program.argv;
     let supervisor = bench.start(run).await;
     let Outcome::Failed(cause) = supervisor.wait().await else { panic!("it failed") };
     assert_eq!((cause.process.as_deref(), cause.exit), (Some("gpu1"), Some(Exit::status(42))));

@@ -9,7 +9,7 @@ use crate::engine::dask::{self, DaskError};
 use crate::ids::SCHEDULER;
 use crate::os::argument;
 use crate::os::run_directory::Paths;
-use crate::plan::{Binding, CommandPlan, EnginePlan, NativePlan, Plan, WorkerPlan};
+use crate::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Names where UCX makes files of shared memory; all versions since 1.12 read it.
@@ -90,7 +90,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         if let Some(place) = around.shared_memory {
             // A caller's own choice stands in the plan.
             let place = || place.display().to_string();
-            process.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
+            process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
         }
     }
     Ok(Launch {
@@ -142,8 +142,12 @@ fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<P
 
 fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
     plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
-        env: scheduler.env.clone(),
-        ..bare(SCHEDULER, argv, &scheduler.binding)
+        name: SCHEDULER.to_owned(),
+        program: Program { argv, env: scheduler.env.clone(), binding: scheduler.binding.clone() },
+        ready: ReadyWhen::Said,
+        memory_limit_bytes: None,
+        gpu: None,
+        fork_server: None,
     })
 }
 
@@ -159,36 +163,20 @@ fn ranks(
     let rank = |planned: &WorkerPlan| {
         let mut spec = worker(planned, told.argv.clone());
         let world = plan.workers.len();
-        spec.env.extend(command::rank_environment(planned.rank, world, rendezvous));
+        spec.program.env.extend(command::rank_environment(planned.rank, world, rendezvous));
         ProcessSpec { ready: ReadyWhen::Executed, ..spec }
     };
     Ok(plan.workers.iter().map(rank).collect())
 }
 
 fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
+    let WorkerPlan { name, binding, env, memory_limit_bytes, gpu, .. } = planned.clone();
     ProcessSpec {
-        env: planned.env.clone(),
-        memory_limit_bytes: planned.memory_limit_bytes,
-        gpu: planned.gpu.as_ref().map(|gpu| ProcessGpu {
-            index: gpu.index.0,
-            uuid: gpu.uuid.clone(),
-            pci: gpu.pci,
-        }),
-        ..bare(&planned.name, argv, &planned.binding)
-    }
-}
-
-fn bare(name: &str, argv: Vec<String>, binding: &Binding) -> ProcessSpec {
-    ProcessSpec {
-        name: name.to_owned(),
-        argv,
-        env: Default::default(),
-        env_remove: Vec::new(),
-        directory: None,
-        binding: binding.clone(),
+        name,
+        program: Program { argv, env, binding },
         ready: ReadyWhen::Said,
-        memory_limit_bytes: None,
-        gpu: None,
+        memory_limit_bytes,
+        gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),
         fork_server: None,
     }
 }

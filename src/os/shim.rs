@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::argument;
 use super::binding::{self, InForce};
 use super::containment::Cgroup;
-use crate::plan::Binding;
+use crate::plan::Program;
 use crate::wire::status::{self, Status};
 
 /// The hidden subcommand.
@@ -42,17 +42,8 @@ const REFUSED: u8 = 125;
 /// What the shim does, and what it becomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {
-    /// Program and arguments, as [`super::argument`] writes them; the program is looked up in
-    /// `PATH`.
-    pub argv: Vec<String>,
-    /// Variables to set.
-    pub env: BTreeMap<String, String>,
-    /// Variables to remove.
-    pub env_remove: Vec<String>,
-    /// Working directory.
-    pub directory: Option<PathBuf>,
-    /// CPUs and memory nodes.
-    pub binding: Binding,
+    /// What it becomes.
+    pub program: Program,
     /// Limits, by `RLIMIT_…` name in lower case without the prefix (`core`, `nofile`, `memlock`);
     /// `None` for no limit.
     pub limits: BTreeMap<String, Option<u64>>,
@@ -73,8 +64,6 @@ enum Refusal {
     Instructions(String),
     #[error("under --strict: {}", .0.join("; "))]
     Strict(Vec<String>),
-    #[error("cannot change to {}: {}", directory.display(), errno.desc())]
-    Directory { directory: PathBuf, errno: Errno },
     #[error("cannot execute {program}: {}", errno.desc())]
     Execute { program: String, errno: Errno },
 }
@@ -118,21 +107,17 @@ fn become_program(
         notes.push(format!("the control group {} refused: {error}", path.display()));
     }
     set_limits(&instructions.limits, &mut notes);
-    let InForce { cpus, mems, notes: unbound } = binding::apply(&instructions.binding);
+    let InForce { cpus, mems, notes: unbound } = binding::apply(&instructions.program.binding);
     notes.extend(unbound);
     if instructions.strict && !notes.is_empty() {
         return Err(Refusal::Strict(notes));
-    }
-    if let Some(directory) = &instructions.directory {
-        nix::unistd::chdir(directory)
-            .map_err(|errno| Refusal::Directory { directory: directory.clone(), errno })?;
     }
     set_environment(&instructions)?;
     close_the_rest(pipe, instructions.keep_status);
     let bound = status::encode(&Status::Bound { cpus, mems, notes });
     // A supervisor that is gone takes this process with it; nothing to report to.
     let _ = pipe.write_all(bound.as_bytes());
-    execute(&instructions.argv)
+    execute(&instructions.program.argv)
 }
 
 /// Asks for SIGKILL when the guardian's thread ends, and looks whether it already has.
@@ -189,19 +174,16 @@ fn resource(name: &str) -> Option<Resource> {
 
 fn set_environment(instructions: &Instructions) -> Result<(), Refusal> {
     let speakable = |name: &str| !name.is_empty() && !name.contains(['=', '\0']);
-    let names = instructions.env.keys().chain(&instructions.env_remove);
-    if let Some(name) = names.into_iter().find(|name| !speakable(name)) {
+    let env = &instructions.program.env;
+    if let Some(name) = env.keys().find(|name| !speakable(name)) {
         return Err(Refusal::Instructions(format!("{name:?} is no variable's name")));
     }
-    if let Some((name, _)) = instructions.env.iter().find(|(_, value)| value.contains('\0')) {
+    if let Some((name, _)) = env.iter().find(|(_, value)| value.contains('\0')) {
         return Err(Refusal::Instructions(format!("the value of {name} has a zero byte")));
     }
     // SAFETY: this process has one thread.
     unsafe {
-        for name in &instructions.env_remove {
-            std::env::remove_var(name);
-        }
-        for (name, value) in &instructions.env {
+        for (name, value) in env {
             std::env::set_var(name, value);
         }
         if instructions.keep_status {

@@ -181,6 +181,18 @@ pub struct Binding {
     pub memory_policy: MemoryPolicy,
 }
 
+/// A program, and what its process is before the program's first instruction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Program and arguments, as `os::argument` writes them; the program is looked up in
+    /// `PATH`.
+    pub argv: Vec<String>,
+    /// Its environment, on top of the supervisor's own.
+    pub env: BTreeMap<String, String>,
+    /// CPUs and memory nodes.
+    pub binding: Binding,
+}
+
 /// One decision with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

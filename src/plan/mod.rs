@@ -40,8 +40,8 @@ pub use difference::difference;
 pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use error::{PlanError, PlanTextError};
 pub use form::{
-    Binding, Machine, Plan, Rejected, Requirements, RmmPlan, SchedulerPlan, Supervision, VERSION,
-    Why, WorkerGpu, WorkerPlan,
+    Binding, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan, Supervision,
+    VERSION, Why, WorkerGpu, WorkerPlan,
 };
 pub use libucp::libucp_paths;
 pub use memory::HOST_FILL_PERCENT;

@@ -71,7 +71,6 @@ pub(super) enum ControlRequest {
 /// One supervisor at work.
 pub(super) struct Actor {
     pub(super) core: Core,
-    pub(super) specs: Vec<ProcessSpec>,
     pub(super) launch: Launch,
     pub(super) guardian: Arc<Guardian>,
     pub(super) directory: Option<RunDirectory>,
@@ -161,7 +160,6 @@ impl Actor {
             .map_err(|source| StartError::Control { path: paths.control(), source })?;
         let actor = Self {
             core,
-            specs: launch.scheduler.iter().chain(&launch.workers).cloned().collect(),
             launch,
             guardian: Arc::new(guardian),
             journal: open_journal(&paths),
@@ -268,8 +266,9 @@ impl Actor {
     }
 
     pub(super) fn seat(&self, key: Key) -> Option<&ProcessSpec> {
-        let number = (0..self.specs.len()).find(|seat| self.core.key_of(*seat) == Some(key))?;
-        self.specs.get(number)
+        let seated = self.launch.processes().enumerate();
+        let of = seated.filter(|(seat, _)| self.core.key_of(*seat) == Some(key));
+        of.map(|(_, spec)| spec).next()
     }
 
     /// Turns a request into an event, or refuses it.
@@ -289,7 +288,7 @@ impl Actor {
                 return Some(self.look());
             }
             ControlRequest::Restart { process, answer } => {
-                let known = || self.specs.iter().map(|spec| spec.name.clone()).collect();
+                let known = || self.launch.processes().map(|spec| spec.name.clone()).collect();
                 let event = self.core.seat_named(&process).map(Event::Restart);
                 (
                     event.ok_or_else(|| RequestError::Unknown { name: process, known: known() }),
@@ -343,11 +342,11 @@ impl Actor {
     }
 
     fn start(&mut self, seat: usize, key: Key) {
-        let spec = &self.specs[seat];
+        // The core starts none but these.
+        let Some(spec) = self.launch.processes().nth(seat) else { return };
         let start = Start {
             key,
             name: spec.name.clone(),
-            mark: format!("{PROCESS_VARIABLE}={}", spec.name),
             log: self.paths.log(&spec.name),
             log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
             log_keep: self.launch.supervision.log_keep,
@@ -375,17 +374,15 @@ impl Actor {
     }
 
     fn instructions(&self, spec: &ProcessSpec) -> Instructions {
-        let mut env = spec.env.clone();
+        let mut program = spec.program.clone();
         let root = self.paths.root().display().to_string();
-        env.insert(RUN_DIRECTORY_VARIABLE.to_owned(), root);
-        env.insert(PROCESS_VARIABLE.to_owned(), spec.name.clone());
-        env.insert(MARK_VARIABLE.to_owned(), self.mark.clone());
+        program.env.extend([
+            (RUN_DIRECTORY_VARIABLE.to_owned(), root),
+            (PROCESS_VARIABLE.to_owned(), spec.name.clone()),
+            (MARK_VARIABLE.to_owned(), self.mark.clone()),
+        ]);
         Instructions {
-            argv: spec.argv.clone(),
-            env,
-            env_remove: spec.env_remove.clone(),
-            directory: spec.directory.clone(),
-            binding: spec.binding.clone(),
+            program,
             limits: self.launch.supervision.ulimits.clone(),
             cgroup: None,
             keep_status: spec.ready == ReadyWhen::Said,

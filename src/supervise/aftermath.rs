@@ -9,13 +9,13 @@ use std::time::{Duration, Instant, SystemTime};
 use super::actor::Actor;
 use super::core::{Event, SeatNumber};
 use super::memory::{self, MemoryFinding};
-use super::{ProcessSpec, ProcessState, crash, gpu};
+use super::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
 use crate::os::process;
 
 impl Actor {
     /// Remembers who holds memory of a seat's GPU as its process starts: they were there before.
     pub(super) fn note_gpu_others(&self, seat: SeatNumber) {
-        let Some((watch, gpu)) = self.gpus.clone().zip(self.specs[seat].gpu.clone()) else {
+        let Some((watch, gpu)) = self.gpus.clone().zip(self.gpu_of(seat)) else {
             return;
         };
         let others = Arc::clone(&self.gpu_others);
@@ -26,9 +26,13 @@ impl Actor {
         });
     }
 
+    fn gpu_of(&self, seat: SeatNumber) -> Option<ProcessGpu> {
+        self.launch.processes().nth(seat)?.gpu.clone()
+    }
+
     /// Waits until a dead process's GPU is free.
     pub(super) fn await_gpu(&self, seat: SeatNumber) {
-        let Some(gpu) = self.specs[seat].gpu.clone() else { return };
+        let Some(gpu) = self.gpu_of(seat) else { return };
         let state = self.core.state();
         let living = state.scheduler.iter().chain(&state.workers).filter_map(|p| p.pid);
         let before = self.gpu_others.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +52,7 @@ impl Actor {
         let shown = state.scheduler.iter().chain(&state.workers);
         let mut next: Option<Duration> = None;
         let mut event = None;
-        for (seat, (spec, shown)) in self.specs.iter().zip(shown).enumerate() {
+        for (seat, (spec, shown)) in self.launch.processes().zip(shown).enumerate() {
             let Some((key, limit)) = self.core.key_of(seat).zip(spec.memory_limit_bytes) else {
                 continue;
             };
@@ -76,7 +80,7 @@ impl Actor {
             return;
         };
         let Some(at) = shown.last_exit.as_ref().map(|exit| exit.at.clone()) else { return };
-        let spec = self.specs[seat].clone();
+        let Some(spec) = self.launch.processes().nth(seat).cloned() else { return };
         let (crashes, log) = (self.paths.crashes(), self.paths.log(&spec.name));
         let (gpus, events) = (self.gpus.clone(), self.inner.0.clone());
         let write = move || {
@@ -87,7 +91,7 @@ impl Actor {
             let crash = crash::Crash {
                 process: &shown,
                 pid: shown.last_exit.as_ref().and_then(|exit| exit.pid),
-                argv: &spec.argv,
+                argv: &spec.program.argv,
                 environment: crash::masked(environment(&spec)),
                 core_limit_bytes: process::core_limit_bytes(),
                 gpu_errors: &errors,
@@ -117,10 +121,8 @@ fn since(shown: &ProcessState) -> SystemTime {
 
 /// The environment that a process has, but for the variables that name its place in the cluster.
 fn environment(spec: &ProcessSpec) -> impl Iterator<Item = (String, String)> {
-    let inherited = std::env::vars_os()
-        .map(|(name, value)| {
-            (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
-        })
-        .filter(|(name, _)| !spec.env_remove.contains(name));
-    inherited.chain(spec.env.clone())
+    let inherited = std::env::vars_os().map(|(name, value)| {
+        (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+    });
+    inherited.chain(spec.program.env.clone())
 }

@@ -4,13 +4,12 @@
 //!
 //! *Invariant:* every process it started is either in its state or reaped.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ClusterName, GpuUuid, PciAddress};
-use crate::plan::{Binding, EngineKind, Supervision};
+use crate::plan::{EngineKind, Program, Supervision};
 
 // Decisions and values: they need nothing but themselves.
 mod core;
@@ -94,22 +93,20 @@ pub struct Launch {
     pub notes: Vec<String>,
 }
 
+impl Launch {
+    /// All processes, the scheduler first if there is one.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
+        self.scheduler.iter().chain(&self.workers)
+    }
+}
+
 /// One process to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessSpec {
     /// `scheduler`, `gpu3`; unique in its cluster, also the log file's name.
     pub name: String,
-    /// Program and arguments.
-    pub argv: Vec<String>,
-    /// Its environment, on top of the supervisor's own.
-    pub env: BTreeMap<String, String>,
-    /// Variables of the supervisor's environment that it must not inherit.
-    #[serde(default)]
-    pub env_remove: Vec<String>,
-    /// Working directory; `None` for the supervisor's.
-    pub directory: Option<PathBuf>,
-    /// CPUs and memory nodes, applied before its first instruction.
-    pub binding: Binding,
+    /// What it runs, bound to what.
+    pub program: Program,
     /// What makes it READY.
     pub ready: ReadyWhen,
     /// It is stopped and restarted when its resident memory reaches this many bytes.

@@ -1,7 +1,6 @@
 //! A bench for the supervisor: launches of `unruly` processes, each test in a directory of its own.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cuda_cluster::ids::ClusterName;
 use cuda_cluster::os::run_directory::RunDirectory;
-use cuda_cluster::plan::{Binding, EngineKind, Supervision};
+use cuda_cluster::plan::{EngineKind, Program, Supervision};
 use cuda_cluster::supervise::{ClusterState, Launch, Options, ProcessSpec, ReadyWhen, Supervisor};
 use cuda_cluster::units::Span;
 
@@ -147,11 +146,7 @@ pub fn worker(name: &str, steps: &str) -> ProcessSpec {
     argv.extend(steps.split_whitespace().map(str::to_owned));
     ProcessSpec {
         name: name.to_owned(),
-        argv,
-        env: BTreeMap::new(),
-        env_remove: Vec::new(),
-        directory: None,
-        binding: Binding::default(),
+        program: Program { argv, ..Program::default() },
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,

@@ -50,9 +50,6 @@ pub struct Start {
     pub key: Key,
     /// The process's name.
     pub name: String,
-    /// An entry of its environment (`VARIABLE=value`) by which its descendants are known when they
-    /// left every group.
-    pub mark: String,
     /// Its log file.
     pub log: PathBuf,
     /// Size in bytes at which the log is rotated.

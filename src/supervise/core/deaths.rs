@@ -24,7 +24,7 @@ impl Core {
         now: Moment,
     ) {
         let Some(seat) = self.seats.get_mut(number) else { return };
-        let gpu = seat.spec.gpu.as_ref().map_or(String::new(), |gpu| format!(" {}", gpu.index));
+        let gpu = seat.shown.gpu.as_ref().map_or(String::new(), |gpu| format!(" {}", gpu.index));
         let texts: Vec<String> =
             errors.iter().map(|error| format!("GPU{gpu} reported {error}")).collect();
         if let Some(exit) = seat.shown.last_exit.as_mut().filter(|exit| exit.at == at) {
@@ -63,8 +63,8 @@ impl Core {
             self.actions.push(Action::Bundle { seat: number });
         }
         let cause = Cause {
-            process: Some(self.seats[number].spec.name.clone()),
-            text: format!("{} {reason}", self.seats[number].spec.name),
+            process: Some(self.seats[number].shown.name.clone()),
+            text: format!("{} {reason}", self.seats[number].shown.name),
             exit: Some(exit),
             log_tail,
         };
@@ -114,7 +114,7 @@ impl Core {
         let jitter = self.random.f64();
         // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's
         // process that nobody wished to end has failed, whatever status a task gave it.
-        let unasked = self.seats[number].spec.ready == ReadyWhen::Said;
+        let unasked = self.seats[number].ready_when == ReadyWhen::Said;
         let succeeded = succeeded && !scheduler && !unasked;
         match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
             AfterDeath::Rest => self.rest(number),
@@ -163,7 +163,7 @@ impl Core {
 
     fn await_gpu(&mut self, number: SeatNumber) {
         let seat = &mut self.seats[number];
-        if seat.spec.gpu.is_some() && !self.state.simulated && !seat.gpu_pending {
+        if seat.shown.gpu.is_some() && !self.state.simulated && !seat.gpu_pending {
             seat.gpu_pending = true;
             self.actions.push(Action::AwaitGpu { seat: number });
         }
@@ -179,7 +179,7 @@ impl Core {
             GpuFinding::Free => {}
             GpuFinding::Held(text) => self.record(now, Some(number), What::Note { text }),
             GpuFinding::Lost(reason) => {
-                let name = seat.spec.name.clone();
+                let name = seat.shown.name.clone();
                 let text = format!("{name} cannot be started again: {reason}");
                 let cause = Cause { process: Some(name), text, exit: None, log_tail: Vec::new() };
                 self.record(now, Some(number), What::Failed { reason: cause.text.clone() });

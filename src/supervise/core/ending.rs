@@ -127,7 +127,7 @@ impl Core {
         let hanging: Vec<String> = (0..self.seats.len())
             .filter(unready)
             .map(|number| {
-                format!("{} ({})", self.seats[number].spec.name, self.whereabouts(number))
+                format!("{} ({})", self.seats[number].shown.name, self.whereabouts(number))
             })
             .collect();
         let guardian = self.guardian.silent_since.map(|_| "the guardian (does not answer)");

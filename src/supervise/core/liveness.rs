@@ -73,7 +73,7 @@ impl Liveness {
 impl Seat {
     fn can_be_asked(&self) -> bool {
         let at_work = matches!(self.phase(), ProcessPhase::Ready | ProcessPhase::Unresponsive);
-        at_work && self.spec.ready == ReadyWhen::Said && !self.liveness.deaf
+        at_work && self.ready_when == ReadyWhen::Said && !self.liveness.deaf
     }
 }
 

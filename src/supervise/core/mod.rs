@@ -156,9 +156,9 @@ impl Core {
     ///
     /// `began` is the time of day at [`Moment::ZERO`]; `seed` is for jitter.
     pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
-        let specs = launch.scheduler.iter().chain(&launch.workers);
         let shown = state.scheduler.iter().chain(&state.workers);
-        let seats = specs.zip(shown).map(|(spec, shown)| Seat::new(spec.clone(), shown.clone()));
+        let seats = launch.processes().zip(shown);
+        let seats = seats.map(|(spec, shown)| Seat::new(spec.ready, shown.clone()));
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
@@ -240,7 +240,7 @@ impl Core {
 
     /// The seat with this name.
     pub(super) fn seat_named(&self, name: &str) -> Option<SeatNumber> {
-        self.seats.iter().position(|seat| seat.spec.name == name)
+        self.seats.iter().position(|seat| seat.shown.name == name)
     }
 
     fn seat_of(&self, key: Key) -> Option<SeatNumber> {
@@ -352,7 +352,7 @@ impl Core {
         let Some(number) = self.seat_of(key) else { return };
         self.cannot_be_asked(number);
         let seat = &self.seats[number];
-        let executed = seat.spec.ready == ReadyWhen::Executed
+        let executed = seat.ready_when == ReadyWhen::Executed
             && seat.shown.timings.bound_ms.is_some()
             && seat.blame.is_none();
         if executed {
@@ -443,7 +443,7 @@ impl Core {
     }
 
     fn record(&mut self, now: Moment, seat: Option<SeatNumber>, what: What) {
-        let process = seat.map(|number| self.seats[number].spec.name.clone());
+        let process = seat.map(|number| self.seats[number].shown.name.clone());
         let record = Record { at: self.time_of_day(now), process, what };
         self.actions.push(Action::Record(record));
     }

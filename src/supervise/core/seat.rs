@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Moment;
 use super::liveness::Liveness;
 use crate::plan::{RestartWhen, Supervision};
-use crate::supervise::{Cause, ProcessPhase, ProcessSpec, ProcessState, ReadyWhen};
+use crate::supervise::{Cause, ProcessPhase, ProcessState, ReadyWhen};
 use crate::wire::process::Key;
 use crate::wire::status::AfterLeaving;
 
@@ -43,7 +43,7 @@ pub(super) enum AfterDeath {
 /// One process's place.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    pub(super) spec: ProcessSpec,
+    pub(super) ready_when: ReadyWhen,
     pub(super) shown: ProcessState,
     pub(super) key: Option<Key>,
     /// When the living process was started.
@@ -80,9 +80,9 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new(spec: ProcessSpec, shown: ProcessState) -> Self {
+    pub(super) fn new(ready_when: ReadyWhen, shown: ProcessState) -> Self {
         Self {
-            spec,
+            ready_when,
             shown,
             key: None,
             started: Moment::ZERO,
@@ -163,7 +163,7 @@ impl Seat {
     /// Whether the process that ended could do its work, as far as one can tell: it said itself
     /// that it was READY. Of a program that was only executed nobody knows.
     fn said_ready(&self) -> bool {
-        self.ready.is_some() && self.spec.ready == ReadyWhen::Said
+        self.ready.is_some() && self.ready_when == ReadyWhen::Said
     }
 
     /// What follows from its death: the restart policy. `jitter` is from 0 to 1, and `by_work` says
@@ -199,7 +199,7 @@ impl Seat {
         }
         if !at_work && self.recent.len() >= policy.limit as usize {
             let times = if policy.limit == 1 { "once" } else { &format!("{} times", policy.limit) };
-            let said = by_work && self.spec.ready == ReadyWhen::Said;
+            let said = by_work && self.ready_when == ReadyWhen::Said;
             let ready = if said { " without becoming READY" } else { "" };
             let reason = format!("it was restarted {times} within {}{ready}", policy.window);
             return AfterDeath::Fail { reason };

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::{Action, Core, Event, GpuFinding, Moment};
 use crate::cpuset::{CpuSet, NodeSet};
-use crate::plan::{Binding, EngineKind, RestartWhen, Supervision};
+use crate::plan::{Binding, EngineKind, Program, RestartWhen, Supervision};
 use crate::supervise::record::What;
 use crate::supervise::state::{ProcessState, Timings, VERSION};
 use crate::supervise::{
@@ -19,11 +19,7 @@ use crate::wire::status::Status;
 pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {
     ProcessSpec {
         name: name.to_owned(),
-        argv: Vec::new(),
-        env: BTreeMap::new(),
-        env_remove: Vec::new(),
-        directory: None,
-        binding: Binding::default(),
+        program: Program::default(),
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: gpu.then_some(ProcessGpu { index: 0, uuid: None, pci: None }),

@@ -1,7 +1,7 @@
 """Makes a forked process what the shim makes of an executed one, in the same order.
 
-Parent-death signal, control group, limits, CPUs, memory policy, read-back, directory,
-environment, descriptors; only then does anything of the process's own begin. The instructions are
+Parent-death signal, control group, limits, CPUs, memory policy, read-back, environment,
+descriptors; only then does anything of the process's own begin. The instructions are
 the shim's (`os::shim::Instructions` in Rust).
 
 *Invariant:* what is reported as in force was read from the kernel, never assumed.
@@ -63,15 +63,9 @@ def _apply(instructions, guardian, output):
         except OSError as error:
             notes.append(f"the control group {group} refused: {error.strerror}")
     _set_limits(instructions["limits"], notes)
-    cpus, mems = _bind(instructions["binding"], notes)
+    cpus, mems = _bind(instructions["program"]["binding"], notes)
     if instructions["strict"] and notes:
         raise StartFailure("under --strict: " + "; ".join(notes))
-    directory = instructions["directory"]
-    if directory is not None:
-        try:
-            os.chdir(directory)
-        except OSError as error:
-            raise StartFailure(f"cannot change to {directory}: {error.strerror}") from error
     _set_environment(instructions, guardian)
     nothing = os.open("/dev/null", os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
@@ -157,10 +151,8 @@ def _set_environment(instructions, guardian):
     with open(f"/proc/{guardian}/environ", "rb") as file:
         entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
     inherited = {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
-    for name in instructions["env_remove"]:
-        inherited.pop(name, None)
     os.environ.clear()
-    os.environ.update({**inherited, **instructions["env"]})
+    os.environ.update({**inherited, **instructions["program"]["env"]})
 
 
 def name(title):
