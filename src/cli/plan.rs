@@ -96,12 +96,9 @@ fn decided(
     plan::plan(topology, request, caller).map_err(|error| Keys::of(request).no_plan(error))
 }
 
-/// Most bytes of a plan; one of a thousand workers has 10 MiB.
-const PLAN_LIMIT: usize = 64 << 20;
-
 /// Reads a plan from a file, or `-`.
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
-    let text = input::read(path, PLAN_LIMIT).map_err(|error| error.failure("plan", path))?;
+    let text = input::read(path, plan::TEXT_LIMIT).map_err(|error| error.failure("plan", path))?;
     Plan::parse(&text).map_err(|error| {
         let hint = error.hint();
         let error = anyhow::Error::new(error);

@@ -4,9 +4,8 @@
 //!
 //! *Invariant:* each error says what is missing, and its hint what to try.
 
-use std::fmt;
-
 use crate::spec::SpecError;
+use crate::text::ReadError;
 use crate::text::did_you_mean;
 use crate::topology::Note;
 use crate::units::HumanBytes;
@@ -196,9 +195,10 @@ impl PlanError {
 }
 
 /// Why a text is no plan that can be run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanTextError {
     /// It is of another version of this form.
+    #[error("version {} is not {readable}, which this program reads", shown(*.found))]
     Version {
         /// Its version; `None` where it says none.
         found: Option<u64>,
@@ -206,35 +206,25 @@ pub enum PlanTextError {
         readable: u32,
     },
     /// A key or its value is wrong, or the text is no JSON and no YAML.
-    Key {
-        /// Path of the key, like `workers[0].threads`; empty for the whole text.
-        key: String,
-        /// What is wrong.
-        message: String,
-    },
+    #[error(transparent)]
+    Text(#[from] ReadError),
 }
 
-impl fmt::Display for PlanTextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Version { found: Some(found), readable } => {
-                write!(f, "version {found} is not {readable}, which this program reads")
-            }
-            Self::Version { found: None, .. } => f.write_str("it has no 'version'"),
-            Self::Key { key, message } if key.is_empty() => f.write_str(message),
-            Self::Key { key, message } => write!(f, "'{key}': {message}"),
-        }
-    }
+fn shown(version: Option<u64>) -> String {
+    version.map_or_else(|| "none".to_owned(), |version| version.to_string())
 }
-
-impl std::error::Error for PlanTextError {}
 
 impl PlanTextError {
     /// What the user can do.
-    pub fn hint(&self) -> &'static str {
-        match self {
+    pub fn hint(&self) -> String {
+        let hint = match self {
             Self::Version { found: Some(_), .. } => "plan again with this version",
-            _ => "'cuda-cluster plan -o yaml > FILE' writes a plan",
-        }
+            Self::Version { found: None, .. } => "'cuda-cluster plan -o yaml > FILE' writes a plan",
+            Self::Text(error) => match error.problem.hint() {
+                Some(hint) => return hint,
+                None => "'cuda-cluster plan -o yaml > FILE' writes a plan",
+            },
+        };
+        hint.to_owned()
     }
 }

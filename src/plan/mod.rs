@@ -45,4 +45,5 @@ pub use form::{
 };
 pub use libucp::libucp_paths;
 pub use memory::HOST_FILL_PERCENT;
+pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
