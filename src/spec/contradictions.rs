@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::error::{Found, refuse};
 use super::implausible;
-use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices, Problem};
+use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices};
 use crate::text::{self, nearest};
 use crate::units::{Size, Span};
 
