@@ -75,7 +75,7 @@ mod tests {
             // Which of the keys that belong to a binding it is, the value tells.
             ("/workers/0", "cpus", json!("many"), "workers[0]"),
             ("/workers/8/why/0", "becaus", json!(""), "workers[8].why[0].becaus"),
-            ("/engine", "dask", json!({}), "engine"),
+            ("/engine", "dask", json!({}), "engine.dask"),
             ("/engine/native", "placement", json!("best"), "engine.native.placement"),
             ("/engine/native", "plaecment", json!("best"), "engine.native.plaecment"),
             ("/requirements", "infiniband", json!(true), "requirements.infiniband"),

@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::wire::process::{Exit, Key};
+use crate::wire::status::PROCESS_VARIABLE;
 
 pub use client::{Guardian, GuardianError};
 pub(super) use descendants::kill_marked;
@@ -64,6 +65,14 @@ pub struct Start {
     pub cgroup: Option<PathBuf>,
     /// The socket of a server to ask for a fork, rather than executing a shim.
     pub fork_server: Option<PathBuf>,
+}
+
+impl Start {
+    /// The entry of its environment (`VARIABLE=value`) by which its descendants are known when they
+    /// left every group.
+    fn mark(&self) -> String {
+        format!("{PROCESS_VARIABLE}={}", self.name)
+    }
 }
 
 /// What the supervisor asks for.

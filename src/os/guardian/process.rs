@@ -29,7 +29,6 @@ use crate::os::pidfd::PidFd;
 use crate::os::{process, run_directory, shared_memory, shim};
 use crate::wire::output::{Source, Stream};
 use crate::wire::process::{Exit, Key};
-use crate::wire::status::PROCESS_VARIABLE;
 
 /// Where the supervisor puts the socket.
 pub(super) const CHANNEL_FD: RawFd = 3;
@@ -367,8 +366,7 @@ impl Guard {
         let family = Family::look();
         let known: Vec<Pid> = self.children.values().map(|child| child.pid).collect();
         let adopted = family.children(getpid()).into_iter().filter(|pid| !known.contains(pid));
-        let mark = format!("{PROCESS_VARIABLE}={}", child.start.name);
-        let marked = adopted.filter(|pid| carries(*pid, &mark));
+        let marked = adopted.filter(|pid| carries(*pid, &child.start.mark()));
         for root in marked.chain([child.pid]) {
             for pid in family.descendants(root).into_iter().chain([root]) {
                 // This process reaps its own only later, and what has another parent was there an
