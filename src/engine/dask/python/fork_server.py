@@ -135,7 +135,7 @@ def live(guardian, instructions, status, output):
     with os.fdopen(instructions) as file:
         orders = json.load(file)
     pipe = birth.become(orders, guardian, status, output)
-    role, settings = orders["argv"][-2:]
+    role, settings = orders["program"]["argv"][-2:]
     settings = json.loads(settings)
     birth.name(f"dask {role} {settings['name']}")
     refresh()
