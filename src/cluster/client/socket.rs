@@ -31,7 +31,7 @@ pub(super) const LOOK: Duration = Duration::from_secs(2);
 
 /// The process of the cluster that does not answer, as an error: of those named, if any are.
 pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> {
-    let plan: Plan = serde_json::from_slice(&std::fs::read(paths.plan()).ok()?).ok()?;
+    let plan: Plan = Plan::parse(&std::fs::read_to_string(paths.plan()).ok()?).ok()?;
     if plan.supervision.unresponsive == Unresponsive::Restart {
         return None;
     }
