@@ -21,7 +21,7 @@ use crate::plan::{
 use crate::spec::{PortRange, Request};
 use crate::topology::Topology;
 use crate::units::HumanBytes;
-use crate::{cluster, probe, text};
+use crate::{cluster, probe};
 
 /// Arguments of `plan`.
 #[derive(Args, Debug)]
