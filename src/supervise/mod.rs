@@ -42,7 +42,7 @@ mod teardown;
 
 pub use record::{Cause, Outcome, Record};
 #[cfg(feature = "launch")]
-pub use service::{Options, OutputPipe, StartError, Stopper, Supervisor, RequestError};
+pub use service::{Options, OutputPipe, RequestError, StartError, Stopper, Supervisor};
 pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use super::seat::{Then, AfterDeath};
+use super::seat::{AfterDeath, Then};
 use super::{Action, Core, GpuFinding, Key, Moment, SeatNumber, millis};
 use crate::plan::SchedulerDeath;
 use crate::supervise::record::{GpuError, What};

@@ -13,10 +13,10 @@ mod ending;
 #[cfg(test)]
 mod laws;
 mod liveness;
+mod requests;
 mod seat;
 #[cfg(test)]
 mod tests;
-mod requests;
 #[cfg(test)]
 mod world;
 
