@@ -5,6 +5,7 @@
 mod bench;
 
 use bench::{Bench, launch};
+use cuda_cluster::os::binding::observe;
 use cuda_cluster::plan::MemoryPolicy;
 use cuda_cluster::supervise::Escalation;
 
@@ -23,8 +24,8 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
     }
     let supervisor = bench.start(bound).await;
     supervisor.ready().await.expect("READY");
-    let mut state = supervisor.state().borrow().clone();
-    for (worker, cpu) in state.workers.iter_mut().zip(given) {
+    let state = supervisor.state().borrow().clone();
+    for (worker, cpu) in state.workers.iter().zip(given) {
         assert_eq!(worker.cpus, worker.asked.cpus);
         assert_eq!(worker.mems, worker.asked.mems);
         assert_eq!(worker.notes, [""; 0]);
@@ -34,8 +35,7 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
         let log = log();
         assert_eq!(log[0], format!("at birth {:#x}", 1u64 << cpu));
         assert_eq!(log[1..], vec![format!("thread {cpu}"); 7]);
-        worker.observe();
-        let observed = worker.observed.as_ref().expect("alive");
+        let observed = observe(worker.pid.expect("alive"), &worker.asked).expect("alive");
         assert_eq!((observed.threads, observed.threads_outside), (7, 0));
         assert_eq!(Some(&observed.cpus), worker.asked.cpus.as_ref());
         println!("{}: {observed:?}", worker.name);
