@@ -54,6 +54,8 @@ pub fn main() -> Result<(), Error> {
     let mut status = StatusPipe::open()?;
     let result = start(&mut status);
     if let Err(error) = &result {
+        // Standard error is the process's log.
+        tracing::error!("{}", error.story());
         status.failed(error.story());
     }
     result

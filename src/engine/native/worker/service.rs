@@ -65,6 +65,8 @@ pub fn main(registry: Registry) -> Result<(), Error> {
     let mut status = StatusPipe::open()?;
     let result = start(registry, &mut status);
     if let Err(error) = &result {
+        // Standard error is the process's log.
+        tracing::error!("{}", error.story());
         status.failed(error.story());
     }
     result
