@@ -26,11 +26,10 @@ pub(crate) enum Exit {
 impl Exit {
     /// Nobody reads the answer any more (SIGPIPE).
     pub(crate) const BROKEN_PIPE: Self = Exit::Signal(13);
-}
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        ExitCode::from(match exit {
+    /// As a number.
+    pub(crate) fn code(self) -> u8 {
+        match self {
             Exit::Done => 0,
             Exit::Failed => 1,
             Exit::Usage => 2,
@@ -38,7 +37,13 @@ impl From<Exit> for ExitCode {
             Exit::Unverified => 4,
             Exit::Signal(number) => 128u8.saturating_add(number),
             Exit::Program(code) => code,
-        })
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit.code())
     }
 }
 

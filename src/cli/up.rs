@@ -1,18 +1,23 @@
 //! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
 
+mod audience;
+mod owner;
+
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::time::Instant;
 
 use clap::Args;
 
+use audience::Audience;
+use owner::Owner;
+
 use super::failure::{Exit, Failure};
 use super::flags::spoken::Keys;
-use super::flags::{self, Asked, Flags};
-use super::progress::Progress;
+use super::flags::{self, Asked, Flags, whole};
+use super::output::Form;
 use super::service_manager::ServiceManager;
 use super::signals::Signals;
-use super::{output, plan, reach, screen, source, verify, workers};
+use super::{output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
@@ -42,15 +47,39 @@ pub(super) struct Arguments {
     /// Show the plan that would run, and start nothing
     #[arg(long)]
     dry_run: bool,
+    /// The form; as JSON a line for READY, each event, and the end
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: Form,
+    /// For programs that start this one: the cluster ends with the process of this number, and with
+    /// standard input
+    #[arg(long, value_name = "PID", conflicts_with = "detach", value_parser = whole::<u32>)]
+    owner: Option<u32>,
+}
+
+impl Arguments {
+    fn show(&self, plan: &Plan) -> Result<Exit, Failure> {
+        match self.output {
+            Form::Table => plan::show(plan),
+            Form::Json => output::print_json(plan).map(|()| Exit::Done),
+        }
+    }
 }
 
 /// Brings a cluster up.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let done = bring_up(arguments);
+    if let (Form::Json, Err(failure)) = (arguments.output, &done) {
+        audience::tell_failure(failure);
+    }
+    done
+}
+
+fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
     let mut prepared = match &arguments.plan {
         Some(path) => {
             let plan = filed(path, &arguments.asked.flags)?;
             if arguments.dry_run {
-                return plan::show(&plan);
+                return arguments.show(&plan);
             }
             screen::open();
             noted(cluster::prepare_plan(plan), &Request::default())?
@@ -58,7 +87,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         None => {
             let request = arguments.asked.request()?;
             if arguments.dry_run {
-                return plan::show(&plan::planned(&request)?);
+                return arguments.show(&plan::planned(&request)?);
             }
             screen::open();
             prepare(&request)?
@@ -68,7 +97,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     prepared.to_be_verified =
         prepared.plan.requirements.verify && matches!(prepared.plan.engine, EnginePlan::Native(_));
     let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
-    reach::runtime()?.block_on(attend(prepared, lifetime))
+    let mut owner = Owner::watch(arguments.owner)?;
+    let plan = prepared.plan.clone();
+    let audience = match arguments.output {
+        Form::Table => Audience::person(&plan),
+        Form::Json => Audience::Program,
+    };
+    reach::runtime()?.block_on(attend(prepared, lifetime, audience, &mut owner))
 }
 
 /// Reads a plan, to be run under the name that is asked for, if one is, and verified if that is.
@@ -103,15 +138,18 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
 
 /// Starts a plan under a supervisor of its own, and shows the way to READY. Returns then, if the
 /// cluster is to live on by itself; otherwise when it has ended, as it does with its owner, too.
-async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure> {
-    let began = Instant::now();
+async fn attend(
+    prepared: Prepared,
+    lifetime: Lifetime,
+    mut audience: Audience<'_>,
+    owner: &mut Owner,
+) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
     let program = process::own_program();
     let attended = lifetime == Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended, output: None };
     let (mut supervisor, _) = Detached::spawn(prepared, start).await.map_err(refused)?;
-    let mut progress = Progress::new(&plan);
     let mut verification = Verification::default();
     let mut unverified = None;
     let mut manager = ServiceManager::default();
@@ -133,42 +171,40 @@ async fn attend(prepared: Prepared, lifetime: Lifetime) -> Result<Exit, Failure>
                 continue;
             }
             number = signals.next() => {
-                progress.finish();
+                audience.finish();
                 insist(&mut supervisor, &mut signals, number, ready).await;
                 continue;
             }
             () = manager.beat() => continue,
+            () = owner.gone() => {
+                supervisor.stop(Escalation::Graceful, None).await;
+                continue;
+            }
         };
-        match report.inspect_err(|_| progress.finish()).map_err(|it| told_apart(it, &plan))? {
+        match report.inspect_err(|_| audience.finish()).map_err(|it| told_apart(it, &plan))? {
             Some(Report::State(state)) => {
-                progress.show(&state);
-                verification.begin_when_due(&state, &progress);
+                audience.state(&state);
+                verification.begin_when_due(&state, &audience);
                 manager.tell(&state);
             }
             Some(Report::Ready(state)) => {
-                progress.finish();
+                audience.finish();
                 ready = true;
-                output::print(&workers::table(&state, &plan, false))?;
-                announce(&state, began);
+                audience.ready(&state, lifetime)?;
                 if lifetime == Lifetime::Free {
-                    output::status(&format!("take it down with: cuda-cluster down {}", plan.name));
                     return Ok(Exit::Done);
                 }
-                output::status("Ctrl-C takes it down.");
                 manager = ServiceManager::stand_by(&state);
                 memory::give_back_memory();
             }
-            Some(Report::Event(record)) => {
-                if let Some(line) = workers::remark(&record).filter(|_| ready) {
-                    output::status(&line);
-                }
-            }
+            Some(Report::Event(record)) => audience.event(&record)?,
             Some(Report::Ended { outcome, .. }) => {
-                progress.finish();
+                audience.finish();
+                audience.ended(&outcome)?;
                 return verdict(outcome, signals.first(), unverified);
             }
             Some(Report::Refused { .. }) | None => {
-                progress.finish();
+                audience.finish();
                 return match (supervisor.unsaid().await, signals.first()) {
                     (Ok(outcome), signal) => verdict(outcome, signal, unverified),
                     (Err(_), Some(number)) => Ok(Exit::Signal(number)),
@@ -231,9 +267,9 @@ type Verified = Result<String, Failure>;
 
 impl Verification {
     /// Begins when the cluster has come so far. It may print, and so the progress ends.
-    fn begin_when_due(&mut self, state: &ClusterState, progress: &Progress) {
+    fn begin_when_due(&mut self, state: &ClusterState, audience: &Audience<'_>) {
         if state.state == ClusterPhase::Verifying && self.0.is_none() {
-            progress.finish();
+            audience.finish();
             let name = state.name.clone();
             self.0 = Some(Box::pin(async move {
                 let found = cluster::find(Some(&name));
@@ -251,30 +287,6 @@ impl Verification {
         self.0 = Some(Box::pin(std::future::pending()));
         verified
     }
-}
-
-/// Where to reach it, and a line: READY, after how long, and where the time went.
-fn announce(state: &ClusterState, began: Instant) {
-    let slowest = state.workers.iter().max_by_key(|worker| worker.timings.ready_ms);
-    let scheduler = state.scheduler.as_ref().and_then(|process| process.timings.ready_ms);
-    let mut parts = Vec::new();
-    if let Some(ms) = scheduler {
-        parts.push(format!("scheduler {ms} ms"));
-    }
-    if let Some((worker, ms)) = slowest.and_then(|w| Some((w, w.timings.ready_ms?))) {
-        let bound = worker.timings.bound_ms.unwrap_or(0);
-        parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
-    }
-    let simulated = if state.simulated { ", simulated GPUs" } else { "" };
-    workers::addresses(state).iter().for_each(|line| output::status(line));
-    output::status(&format!(
-        "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
-        state.name,
-        began.elapsed().as_secs_f64(),
-        parts.join("; "),
-        state.engine,
-        state.run_directory.display(),
-    ));
 }
 
 /// Says how the running cluster of a name differs from the one that was asked for now.

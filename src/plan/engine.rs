@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{EngineKind, Placement, PortRange};
+use crate::spec::{EngineKind, Placement, PortRange, WorkerNames};
 use crate::units::Span;
 
 /// What runs in the processes, and what it is told. In JSON an object with one key, the engine's
@@ -124,10 +124,17 @@ pub struct DaskPlan {
     pub adapt_minimum: Option<u32>,
     /// A worker's class.
     pub worker_class: String,
+    /// What Dask calls the workers.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub worker_names: WorkerNames,
     /// Level of the statistics of cuDF's own spilling; `None` without that.
     pub cudf_spill: Option<u32>,
     /// Dask configuration, key to value.
     pub config: BTreeMap<String, String>,
+}
+
+fn is_usual(names: &WorkerNames) -> bool {
+    *names == WorkerNames::default()
 }
 
 /// Files for TLS, all PEM.

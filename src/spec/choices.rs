@@ -88,6 +88,17 @@ words! {
 }
 
 words! {
+    /// What a Dask worker is called.
+    WorkerNames {
+        /// As its process: `gpu3`.
+        #[default]
+        Process = "process",
+        /// As dask-cuda calls it, by its GPU: the number 3, or the UUID where UUIDs were asked for.
+        Gpu = "gpu",
+    }
+}
+
+words! {
     /// When a dead worker is started again.
     RestartWhen {
         /// Never.

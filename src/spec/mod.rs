@@ -24,7 +24,7 @@ use crate::ids::ClusterName;
 
 pub use choices::{
     CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
-    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices,
+    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices, WorkerNames,
 };
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};

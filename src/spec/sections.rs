@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::{
     CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
-    UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices,
+    UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices, WorkerNames,
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
@@ -252,6 +252,9 @@ section! {
         dashboard_prefix: String,
         /// A worker's class.
         worker_class: String,
+        /// What workers are called: `process` (`gpu3`), or `gpu` (3), where each has a GPU of its
+        /// own, none comes and goes with the work, and no other scheduler is joined.
+        worker_names: WorkerNames,
         /// cuDF's own spilling.
         enable_cudf_spill: bool,
         /// Statistics of cuDF's spilling, a level from 0.

@@ -13,6 +13,7 @@ mod inputs;
 mod liveness;
 mod memory;
 mod neighbours;
+mod programs;
 mod run;
 mod sandbox;
 #[path = "../skip/mod.rs"]

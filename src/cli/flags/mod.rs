@@ -18,7 +18,7 @@ use crate::ids::ClusterName;
 use crate::spec::{
     self, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
     PortRange, Request, RestartWhen, SpecError, Treatment, UcxCompat, UcxPreset, UcxVersion,
-    Unresponsive,
+    Unresponsive, WorkerNames,
 };
 use crate::units::{Size, Span};
 
@@ -285,6 +285,9 @@ struct DaskFlags {
     /// Class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
+    /// What workers are called: process (gpu3), gpu (3)
+    #[arg(long, value_name = "HOW")]
+    worker_names: Option<WorkerNames>,
     /// cuDF's own spilling
     #[arg(long, conflicts_with = "disable_cudf_spill")]
     enable_cudf_spill: bool,
@@ -443,6 +446,7 @@ impl DaskFlags {
         dask.lifetime = self.lifetime;
         dask.adapt_minimum = self.adapt_minimum;
         dask.worker_class = self.worker_class.clone();
+        dask.worker_names = self.worker_names;
         dask.enable_cudf_spill = switch(self.enable_cudf_spill, self.disable_cudf_spill);
         dask.cudf_spill_stats = self.cudf_spill_stats;
         dask.python = self.python.clone();

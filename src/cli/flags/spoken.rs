@@ -14,7 +14,7 @@ use crate::spec::{ClusterSpec, Origin, Request, SpecError};
 use crate::topology::Note;
 
 /// Each key that a flag sets, the flag, and for a switch the flag that sets it to false.
-const FLAGS: [(&str, &str, &str); 67] = [
+const FLAGS: [(&str, &str, &str); 68] = [
     ("name", "--name", ""),
     ("topology", "--topology", ""),
     ("simulate", "--simulate", ""),
@@ -80,6 +80,7 @@ const FLAGS: [(&str, &str, &str); 67] = [
     ("dask.lifetime", "--lifetime", ""),
     ("dask.adapt_minimum", "--adapt-minimum", ""),
     ("dask.worker_class", "--worker-class", ""),
+    ("dask.worker_names", "--worker-names", ""),
     ("dask.enable_cudf_spill", "--enable-cudf-spill", "--disable-cudf-spill"),
     ("dask.cudf_spill_stats", "--cudf-spill-stats", ""),
 ];

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::os::run_directory::Paths;
 use crate::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
+use crate::spec::WorkerNames;
 
 /// Transports of UCX that carry host memory between processes of one machine.
 const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
@@ -82,6 +83,8 @@ pub struct WorkerSettings {
     scheduler_file: Option<PathBuf>,
     /// Unique among the workers of one machine's clusters.
     name: String,
+    /// What Dask calls it.
+    dask_name: DaskName,
     /// Whether other machines' workers join the same scheduler, so that names need the host's.
     joins: bool,
     threads: u32,
@@ -110,11 +113,19 @@ pub struct WorkerSettings {
     verify: Option<Proof>,
 }
 
+/// A worker's name for Dask: the user's code may compare it with a GPU's index.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+enum DaskName {
+    Index(u32),
+    Text(String),
+}
+
 /// What a worker proves before it is READY.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Proof {
     /// The workers that must have sent it data.
-    peers: Vec<String>,
+    peers: Vec<DaskName>,
     /// Of each group of transports, one must have carried them.
     transports: Vec<&'static [&'static str]>,
 }
@@ -220,6 +231,7 @@ pub(super) fn worker(
         scheduler,
         scheduler_file,
         name: name(plan, told, worker),
+        dask_name: dask_name(plan, told, worker),
         joins: told.join.is_some(),
         threads: worker.threads,
         port: told.worker_ports.map(|ports| ports.low.saturating_add(offset)),
@@ -253,6 +265,24 @@ fn name(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> String {
     }
 }
 
+/// What Dask calls a worker: as its process, or by the GPU that it sees first.
+fn dask_name(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> DaskName {
+    let own = |one: &WorkerPlan| {
+        let visible = one.env.get("CUDA_VISIBLE_DEVICES")?;
+        visible.split(',').next().filter(|gpu| !gpu.is_empty()).map(str::to_owned)
+    };
+    let asked = told.worker_names == WorkerNames::Gpu
+        && told.join.is_none()
+        && told.adapt_minimum.is_none();
+    let gpu = own(worker).filter(|_| asked);
+    let shared =
+        |gpu: &String| plan.workers.iter().filter(|one| own(one).as_ref() == Some(gpu)).count() > 1;
+    match gpu.filter(|gpu| !shared(gpu)) {
+        Some(gpu) => gpu.parse().map_or(DaskName::Text(gpu), DaskName::Index),
+        None => DaskName::Text(name(plan, told, worker)),
+    }
+}
+
 /// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
 /// memory, unless a list of transports leaves it out.
 fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
@@ -273,7 +303,7 @@ fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
     Proof {
-        peers: plan.workers.iter().map(|one| name(plan, told, one)).collect(),
+        peers: plan.workers.iter().map(|one| dask_name(plan, told, one)).collect(),
         transports: expected.map(|(_, group)| group).collect(),
     }
 }
@@ -349,9 +379,8 @@ mod tests {
         ];
         for (text, told) in files {
             for key in reads(text) {
-                // `name` is read of a worker's settings by the process that becomes one.
                 let known = told.iter().all(|told| told.get(&key).is_some());
-                assert!(known || key == "name", "{key} is read and not told");
+                assert!(known, "{key} is read and not told");
             }
         }
         let mut unread: Vec<&String> = worker.as_object().expect("an object").keys().collect();
@@ -367,6 +396,7 @@ mod tests {
             include_str!("python/nanny.py"),
             include_str!("python/ports.py"),
             include_str!("python/process.py"),
+            include_str!("python/fork_server.py"),
         ];
         texts.iter().flat_map(|text| reads(text)).collect()
     }
@@ -409,6 +439,20 @@ mod tests {
         assert_eq!(workers(json!({}))[0]["verify"], Value::Null);
         let told = &workers(json!({ "verify": true }))[0]["verify"];
         assert_eq!(*told, json!({ "peers": ["gpu0", "gpu1"], "transports": [["tcp"]] }));
+    }
+
+    #[test]
+    fn workers_are_called_by_their_gpus_where_that_is_asked_for_and_unique() {
+        let names = |spec| -> Vec<Value> {
+            workers(spec).iter().map(|told| told["dask_name"].clone()).collect()
+        };
+        assert_eq!(names(json!({})), [json!("gpu0"), json!("gpu1")]);
+        let by_gpu = json!({ "worker_names": "gpu" });
+        assert_eq!(names(json!({ "dask": by_gpu })), [json!(0), json!(1)]);
+        let shared = names(json!({ "dask": by_gpu, "workers_per_gpu": 2 }));
+        assert!(shared.iter().all(Value::is_string), "{shared:?}");
+        let joined = json!({ "worker_names": "gpu", "join": "tcp://10.0.0.1:8786" });
+        assert_eq!(names(json!({ "dask": joined }))[0], "default-gpu0");
     }
 
     #[test]

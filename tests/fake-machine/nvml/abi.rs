@@ -43,6 +43,13 @@ pub struct PciInfo {
     pub busId: [c_char; 32],
 }
 
+/// `nvmlUtilization_t`, in percent.
+#[repr(C)]
+pub struct Utilization {
+    pub gpu: c_uint,
+    pub memory: c_uint,
+}
+
 /// `nvmlMemory_t`.
 #[repr(C)]
 pub struct Memory {

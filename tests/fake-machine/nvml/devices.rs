@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 
-use crate::abi::{Answer, Attributes, Memory, MemoryV2, PciInfo, Place, ProcessInfo, Return, text};
+use crate::abi::{
+    Answer, Attributes, Memory, MemoryV2, PciInfo, Place, ProcessInfo, Return, Utilization, text,
+};
 use crate::machine::members;
 use crate::{Handle, Target, device, handle};
 
@@ -78,6 +80,26 @@ answer!(nvmlDeviceGetMemoryInfo, Memory, |target| {
 answer!(nvmlDeviceGetBAR1MemoryInfo, Memory, |target| {
     memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
 });
+
+// Nothing computes here.
+answer!(nvmlDeviceGetUtilizationRates, Utilization, |_| Ok(Utilization { gpu: 0, memory: 0 }));
+
+answer!(nvmlDeviceIsMigDeviceHandle, c_uint, |target| {
+    Ok(c_uint::from(matches!(target, Target::Mig(..))))
+});
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
+    at: Handle,
+    found: *mut Handle,
+) -> Return {
+    device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", at, |_, target| {
+        let Target::Mig(..) = target else { return Err(Return::InvalidArgument) };
+        // SAFETY: see above.
+        unsafe { found.write(handle((at & 0xffff) - 1, None)) };
+        Ok(())
+    })
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(at: Handle, out: *mut MemoryV2) -> Return {

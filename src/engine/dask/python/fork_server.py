@@ -137,7 +137,8 @@ def live(guardian, instructions, status, output):
     pipe = birth.become(orders, guardian, status, output)
     role, settings = orders["program"]["argv"][-2:]
     settings = json.loads(settings)
-    birth.name(f"dask {role} {settings['name']}")
+    process_name = settings["name"]
+    birth.name(f"dask {role} {process_name}")
     refresh()
     process.leave(process.run(role, settings, pipe))
 

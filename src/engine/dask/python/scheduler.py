@@ -96,7 +96,7 @@ class Supervised(Scheduler):
         own = {address: self.workers[address] for address in chosen if self._is_own(address)}
         others = [address for address in chosen if address not in own]
         gone = {(ws.name, ws.server_id) for ws in own.values()}
-        pids = {ws.name: ws.pid for ws in own.values()}
+        pids = {ws.pid for ws in own.values()}
         deadline = time.monotonic() + timeout
         await asyncio.gather(
             *(self.remove_worker(address, stimulus_id=stimulus_id) for address in own)
@@ -117,7 +117,7 @@ class Supervised(Scheduler):
         missing = await self._wait_for(gone, deadline) if wait_for_workers else set()
         if missing and on_error == "raise":
             raise TimeoutError(
-                f"{', '.join(sorted(missing))} did not come back within {timeout} s; "
+                f"{', '.join(sorted(map(str, missing)))} did not come back within {timeout} s; "
                 "'cuda-cluster ps' says how far they are"
             )
         outcome |= {address: "timed out" for address, ws in own.items() if ws.name in missing}
@@ -129,7 +129,7 @@ class Supervised(Scheduler):
         gone = {before[at] for at, answer in answers.items() if at in before and answer.get(RESTARTS)}
         missing = await self._wait_for(gone, time.monotonic() + RETURN)
         if missing:
-            logger.warning("%s did not come back within %d s", ", ".join(sorted(missing)), RETURN)
+            logger.warning("%s did not come back within %d s", ", ".join(sorted(map(str, missing))), RETURN)
         return answers
 
     def _is_own(self, address):
@@ -154,7 +154,7 @@ async def end_the_stuck(pids):
     """Has the supervisor restart the workers that are still the processes they were."""
     known = await control.state() or {"workers": []}
     for worker in known["workers"]:
-        if worker["pid"] is not None and pids.get(worker["name"]) == worker["pid"]:
+        if worker["pid"] in pids:
             await control.restart(worker["name"])
 
 

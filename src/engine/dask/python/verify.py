@@ -32,7 +32,7 @@ def answer(worker):
 
 def pattern(name):
     """Bytes that only the asker `name` is sent."""
-    seed = name.encode() + b"\0"
+    seed = str(name).encode() + b"\0"
     return (seed * (SIZE // len(seed) + 1))[:SIZE]
 
 
@@ -40,7 +40,7 @@ async def peers(worker, wanted, status):
     """Proves the ways to all wanted peers; returns the lanes of each, for the status pipe."""
     found = await _registered(worker, wanted["peers"], status)
     lanes = []
-    for peer, address in sorted(found.items()):
+    for peer, address in found.items():
         status.step(f"verifying the way to {peer}")
         used = await _fetch(worker, peer, address)
         for group in wanted["transports"]:
@@ -49,7 +49,7 @@ async def peers(worker, wanted, status):
                 raise StartFailure(
                     f"data from {peer} comes over {names}; expected was one of {', '.join(group)}"
                 )
-        lanes.append({"peer": peer, "lanes": used})
+        lanes.append({"peer": str(peer), "lanes": used})
     return lanes
 
 
@@ -63,7 +63,7 @@ async def _registered(worker, wanted, status):
         if not missing or not await control.is_starting():
             found.pop(worker.name, None)
             return found
-        status.step("waiting for the scheduler to know " + ", ".join(sorted(missing)))
+        status.step("waiting for the scheduler to know " + ", ".join(sorted(map(str, missing))))
         await asyncio.sleep(LOOK_AGAIN)
 
 

@@ -35,7 +35,7 @@ async def serve(settings, status):
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
     data, plugins = gpu.storage(settings), gpu.plugins(settings)
     security = process.security(settings["tls"], "worker")
-    name = full_name(settings, settings["name"])
+    name = full_name(settings, settings["dask_name"])
     status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
     nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
     await nanny.introduce(settings["death_timeout"])

@@ -1,0 +1,105 @@
+"""What a client's process needs, as dask-cuda sets it up: UCX, cuDF's spilling, serializers.
+
+*Invariant:* a variable that the user set wins.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import dask
+
+
+def prepare() -> None:
+    """What every client of GPU workers needs."""
+    # RAPIDS libraries must not choose a GPU before CUDA_VISIBLE_DEVICES is settled.
+    os.environ["RAPIDS_NO_INITIALIZE"] = "True"
+    _register_serializers()
+
+
+def speak_ucx(env: Mapping[str, str], *, context: bool) -> None:
+    """Has this process's UCX speak as the workers' does; `context` for those with a GPU."""
+    wanted = {name: value for name, value in env.items() if name.startswith("UCX_")}
+    other = {
+        name: value for name, value in wanted.items() if os.environ.get(name, value) != value
+    }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+    if _ucx_runs() and set(wanted) - _spoken - set(other):
+        warnings.warn(
+            "UCX was set up in this process before the cluster was there, and goes on as it was: "
+            "make the cluster first, or set what `cuda-cluster env` prints",
+            stacklevel=3,
+        )
+    _spoken.update(wanted)
+    if context:
+        dask.config.set({"distributed-ucxx.create-cuda-context": True})
+
+
+_spoken: set[str] = set()
+
+
+def _ucx_runs() -> bool:
+    import sys
+
+    module = sys.modules.get("distributed_ucxx.ucxx")
+    return getattr(module, "ucxx", None) is not None
+
+
+def spill(level: int, *, simulated: bool) -> None:
+    """Has cuDF spill in this process, too."""
+    try:
+        import cudf  # type: ignore[import-not-found]
+    except ImportError:
+        if simulated:
+            return
+        raise
+    cudf.set_option("spill", True)
+    cudf.set_option("spill_stats", level)
+
+
+def initialize(
+    create_cuda_context: bool = True,
+    enable_tcp_over_ucx: bool | None = None,
+    enable_infiniband: bool | None = None,
+    enable_nvlink: bool | None = None,
+    enable_rdmacm: bool | None = None,
+) -> None:
+    """`dask_cuda.initialize.initialize`: UCX's configuration for a client that joins a cluster which
+    somebody else brought up. `eval "$(cuda-cluster env NAME)"` says it exactly."""
+    asked = (enable_tcp_over_ucx, enable_infiniband, enable_nvlink)
+    usual = True if False in asked and True not in asked else None
+    tcp, infiniband, nvlink = (usual if one is None else one for one in asked)
+    config: dict[str, Any] = {
+        "distributed-ucxx.tcp": tcp,
+        "distributed-ucxx.infiniband": infiniband,
+        "distributed-ucxx.nvlink": nvlink,
+        "distributed-ucxx.rdmacm": enable_rdmacm,
+        "distributed-ucxx.cuda-copy": True if tcp or infiniband or nvlink else None,
+        "distributed-ucxx.create-cuda-context": create_cuda_context,
+    }
+    dask.config.set(config)
+
+
+def _register_serializers() -> None:
+    """cuDF's frames are sent as dask-cuda has them sent: lazily, and as they are when they spill by
+    themselves."""
+    from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+    from distributed.protocol.serialize import dask_deserialize, dask_serialize
+
+    for registry in (cuda_serialize, cuda_deserialize, dask_serialize, dask_deserialize):
+        for library in ("cudf", "dask_cudf"):
+            if library in registry._lazy:
+                registry._lazy[library] = _spill_aware
+
+
+def _spill_aware() -> None:
+    try:
+        import cudf
+    except ImportError:
+        return
+    if not cudf.get_option("spill"):
+        from cudf.comm import serialize  # type: ignore[import-not-found] # noqa: F401

@@ -1,0 +1,501 @@
+"""`LocalCUDACluster`: a Dask cluster on this machine's GPUs, supervised by `cuda-cluster`.
+
+The scheduler and the workers are processes of their own; this class owns their supervisor.
+
+*Invariant:* READY when it is there, and with nothing left when it could not be; it ends with its
+Python, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import html
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+import dask
+from distributed.core import Status, rpc
+from distributed.deploy import Cluster
+from distributed.security import Security
+from distributed.utils import NoOpAwaitable
+
+from cuda_cluster import cluster as core
+from cuda_cluster import program
+from cuda_cluster.dask import client, keywords, views
+from cuda_cluster.dask import worker as worker_module
+from cuda_cluster.errors import ClusterError
+from cuda_cluster.model import ClusterState, Event, Plan
+
+logger = logging.getLogger("distributed.deploy.cuda_cluster")
+
+Name = views.Name
+
+
+class LocalCUDACluster(Cluster):
+    """A Dask cluster with one worker for each GPU of this machine.
+
+    Takes every keyword of `dask_cuda.LocalCUDACluster`, with the same meaning, and these beside them:
+
+    topology, simulate
+        Another machine than this one: a file, or a built-in name like `"dgx-h100"`. With
+        `simulate=True` its workers run here, without its GPUs.
+    spec
+        A spec file, or what would stand in one; keywords beat it.
+    name
+        The cluster's name, for `cuda-cluster ps NAME`, `logs`, `verify`.
+    strict, verify
+        Notes are errors; READY means that every pair of workers has moved data as it should.
+
+    Every other flag of `cuda-cluster up` is a keyword, too, with `_` for `-` (`net_devices`,
+    `workers_per_gpu`, `ready_within`, …). What only a worker knows (`plugins`, `lifetime_stagger`,
+    …) goes to the workers.
+
+    Raises `cuda_cluster.ClusterError` with the cause when it cannot be started, which is a
+    ValueError when what was asked for is wrong.
+    """
+
+    _supports_scaling = True
+
+    def __init__(
+        self,
+        CUDA_VISIBLE_DEVICES: Any = None,
+        n_workers: int | None = None,
+        threads_per_worker: int = 1,
+        memory_limit: Any = "auto",
+        device_memory_limit: Any = "default",
+        enable_cudf_spill: bool = False,
+        cudf_spill_stats: int = 0,
+        local_directory: str | None = None,
+        protocol: str | None = None,
+        enable_tcp_over_ucx: bool | None = None,
+        enable_infiniband: bool | None = None,
+        enable_nvlink: bool | None = None,
+        enable_rdmacm: bool | None = None,
+        rmm_pool_size: Any = None,
+        rmm_maximum_pool_size: Any = None,
+        rmm_managed_memory: bool = False,
+        rmm_async: bool = False,
+        rmm_allocator_external_lib_list: Any = None,
+        rmm_release_threshold: Any = None,
+        rmm_log_directory: str | None = None,
+        rmm_track_allocations: bool = False,
+        log_spilling: bool = False,
+        pre_import: Any = None,
+        *,
+        topology: str | os.PathLike[str] | None = None,
+        simulate: bool | None = None,
+        spec: Any = None,
+        name: str | None = None,
+        strict: bool | None = None,
+        verify: bool | None = None,
+        asynchronous: bool = False,
+        loop: Any = None,
+        scheduler_sync_interval: Any = 1,
+        **kwargs: Any,
+    ) -> None:
+        given = locals()
+        asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
+        if topology is not None:
+            asked["topology"] = os.fspath(topology)
+        asked["name"] = name or f"dask-{uuid.uuid4().hex[:8]}"
+        # As dask-cuda calls them; code compares the names with GPUs' numbers.
+        asked.setdefault("worker_names", "gpu")
+        self._set_up(asynchronous, loop, scheduler_sync_interval, asked["name"])
+        for known in keywords.DASK_CUDA[:22]:
+            if not hasattr(type(self), known):
+                setattr(self, known, given[known])
+        self.host = kwargs.get("host")
+        self._wish = keywords.translate(asked)
+        self.security = self._wish.security
+        client.prepare()
+        if enable_cudf_spill:
+            client.spill(cudf_spill_stats, simulated=bool(simulate))
+        self.status = Status.created
+        _living.add(self)
+        self._begin()
+
+    @classmethod
+    def from_name(
+        cls, name: str, *, asynchronous: bool = False, loop: Any = None, **kwargs: Any
+    ) -> LocalCUDACluster:
+        """A cluster that runs already, by its name: one that `cuda-cluster up --engine dask` or
+        another Python brought up. Closing this object leaves it there."""
+        self = cls.__new__(cls)
+        self._set_up(asynchronous, loop, kwargs.pop("scheduler_sync_interval", 1), name)
+        if kwargs:
+            raise TypeError(f"from_name got an unexpected keyword {next(iter(kwargs))!r}")
+        self._attached = core.attach(name)
+        if self._attached.engine != "dask":
+            raise ClusterError(f"{name} is a cluster of the {self._attached.engine} engine")
+        self.security = _security_of(self._attached.env())
+        client.prepare()
+        self.status = Status.created
+        _living.add(self)
+        self._begin()
+        return self
+
+    def _set_up(self, asynchronous: bool, loop: Any, interval: Any, name: str) -> None:
+        self.status = Status.closed  # Until there is something to close.
+        self._owned: core.Owned | None = None
+        self._attached: core.Cluster | None = None
+        self._state: ClusterState | None = None
+        self._planned: Plan | None = None
+        self._wish = keywords.Wish({})
+        self._requested: dict[Name, None] = {}
+        self._processes: dict[Name, str] = {}
+        self._addresses: dict[Name, str | None] = {}
+        self._starting: asyncio.Future[None] | None = None
+        self._release = contextlib.ExitStack()
+        super().__init__(
+            asynchronous=asynchronous,
+            loop=loop,
+            quiet=True,
+            name=name,
+            scheduler_sync_interval=interval,
+        )
+        self.status = Status.closed
+
+    def _begin(self) -> None:
+        if self.asynchronous:
+            return
+        self._loop_runner.start()
+        try:
+            self.sync(self._start)
+        except BaseException:
+            self._loop_runner.stop()
+            raise
+
+    # Start.
+
+    async def _start(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start_once())
+        await self._starting
+
+    async def _start_once(self) -> None:
+        self.status = Status.starting
+        try:
+            if self._attached is None:
+                self._state = await self._bring_up()
+                self._attached = core.Cluster(self._state, self._owned)
+            else:
+                self._state = self._attached.state()
+            self._planned = self._attached.plan()
+            self._speak(self._planned)
+            assert self._state.scheduler is not None
+            self.scheduler_comm = rpc(
+                self._state.scheduler.address,
+                connection_args=self.security.get_connection_args("client"),
+            )
+            await super()._start()
+            self._know_workers()
+        except BaseException:
+            await self._take_down()
+            self.status = Status.failed
+            raise
+
+    async def _bring_up(self) -> ClusterState:
+        """Starts the program, and waits for READY."""
+        wish, environment = self._wish, {}
+        if wish.worker:
+            descriptor = worker_module.keep(wish.worker)
+            self._release.callback(os.close, descriptor)
+            environment = worker_module.variable(descriptor)
+        spec = wish.spec
+        if environment:
+            spec = keywords.merged(spec, {"worker": {"env": environment}})
+        import sys
+
+        flags = {"python": sys.executable, **self._tls(wish.security), **wish.flags}
+        self._owned = owned = core.Owned(flags, spec or None)
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        owned.when_told(_soon(loop, told.set))
+        await told.wait()
+        self._cluster_manager_logs += [(None, note) for note in owned.notes]
+        if owned.state is None:
+            raise owned.failure or ClusterError("the cluster ended before it was READY")
+        owned.listen(_Listener(self, loop))
+        return owned.state
+
+    def _tls(self, security: Security) -> dict[str, str]:
+        """Certificates as files; those that are only in memory are written for as long as needed."""
+        if self._wish.protocol not in ("tls", "wss") and not security.require_encryption:
+            return {}
+        own = {
+            "tls_ca_file": security.tls_ca_file,
+            "tls_cert": security.tls_scheduler_cert,
+            "tls_key": security.tls_scheduler_key,
+        }
+        worker = (security.tls_worker_cert, security.tls_worker_key)
+        if None not in worker and worker != (own["tls_cert"], own["tls_key"]):
+            raise ValueError(
+                "security has different certificates for scheduler and workers; give both the same"
+            )
+        flags: dict[str, str] = {}
+        folder = None
+        for name, value in own.items():
+            if value is None:
+                raise ValueError(f"security lacks {name}, without which there is no TLS")
+            if "\n" in value:
+                if folder is None:
+                    folder = tempfile.mkdtemp(prefix="cuda-cluster-tls-")
+                    self._release.callback(shutil.rmtree, folder, ignore_errors=True)
+                path = os.path.join(folder, f"{name}.pem")
+                with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                    file.write(value)
+                value = path
+            flags[name] = os.path.abspath(value)
+        return flags
+
+    def _speak(self, plan: Plan) -> None:
+        """Has this process speak UCX as the workers do."""
+        assert self._state is not None and self._state.scheduler is not None
+        if (self._state.scheduler.address or "").startswith("ucx"):
+            assert self._attached is not None
+            client.speak_ucx(self._attached.env(), context=not self._state.simulated)
+
+    def _know_workers(self) -> None:
+        """Which process is which of Dask's workers: both know the address."""
+        assert self._state is not None
+        processes = {process.address: process.name for process in self._state.workers}
+        order = {process.name: rank for rank, process in enumerate(self._state.workers)}
+        known = self.scheduler_info["workers"].items()
+        found = [(processes[at], one["name"], at) for at, one in known if at in processes]
+        for process, name, address in sorted(found, key=lambda one: order[one[0]]):
+            self._processes[name] = process
+            self._addresses[name] = address
+            self._requested[name] = None
+
+    # End.
+
+    async def _close(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            with contextlib.suppress(BaseException):
+                await self._starting
+        if self._owned is not None:
+            self._owned.let_go()
+        await super()._close()
+        await self._take_down()
+        _living.discard(self)
+
+    async def _take_down(self) -> None:
+        """Waits until nothing of an own cluster is left."""
+        if self.scheduler_comm is not None:
+            with contextlib.suppress(Exception):
+                await self.scheduler_comm.close_rpc()
+        owned = self._owned
+        if owned is not None:
+            owned.let_go()
+            gone = asyncio.Event()
+            tell = _soon(asyncio.get_running_loop(), gone.set)
+            owned.listen(lambda event: tell() if event is None else None)
+            await gone.wait()
+        self._release.close()
+
+    def close(self, timeout: float | None = None) -> Any:
+        """Takes the cluster down, and returns when nothing of it is left."""
+        closed = super().close(timeout)
+        if not self.asynchronous:
+            self._loop_runner.stop()
+        return closed
+
+    def _has_ended(self, failure: ClusterError | None) -> None:
+        """The supervisor has ended without being asked to."""
+        if self.status != Status.running:
+            return
+        if failure is not None:
+            logger.error("The cluster %s has ended: %s", self.name, failure)
+        self.loop.add_callback(self._close)
+
+    def __await__(self) -> Generator[Any, None, LocalCUDACluster]:
+        async def started() -> LocalCUDACluster:
+            if self.status in (Status.created, Status.starting):
+                await self._start()
+            assert self.status == Status.running, self.status
+            return self
+
+        return started().__await__()
+
+    # What there is.
+
+    @property
+    def workers(self) -> dict[Name, views.WorkerView]:
+        """The workers that are wanted, by their names for Dask: the GPUs' numbers."""
+        addresses = self._addresses
+        return {name: views.WorkerView(self, name, addresses[name]) for name in self._requested}
+
+    @property
+    def worker_spec(self) -> dict[Name, dict[str, Any]]:
+        """What is wanted of each worker."""
+        workers = self._planned.workers if self._planned else []
+        planned = {worker.name: worker for worker in workers}
+        return {name: views.spec(planned[self._processes[name]]) for name in self._requested}
+
+    @property
+    def scheduler(self) -> views.SchedulerView:
+        """The scheduler, which is a process of its own."""
+        return views.SchedulerView(self)
+
+    @property
+    def cuda_visible_devices(self) -> list[Name]:
+        """The GPUs that there are workers for."""
+        return list(self._processes)
+
+    @property
+    def run_directory(self) -> str | None:
+        """Where the cluster's files are: logs, events, sockets."""
+        return None if self._state is None else self._state.run_directory
+
+    # More and fewer.
+
+    def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
+        """Has `n` workers run; those that go hand their data on. Raises ValueError for more than
+        were planned."""
+        n = max(n, self._needed(memory, cores))
+        if n > len(self._processes):
+            raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
+        wanted = list(self._requested)
+        if n > len(wanted):
+            new = [name for name in self._processes if name not in self._requested]
+            for name in new[: n - len(wanted)]:
+                self._restart(name)
+        elif n < len(wanted):
+            self.loop.add_callback(self._retire, wanted[n:])
+            for name in wanted[n:]:
+                self._requested.pop(name)
+        return NoOpAwaitable() if self.asynchronous else None
+
+    def _needed(self, memory: Any, cores: int | None) -> int:
+        """How many workers have that much together."""
+        needed = 0
+        planned = self._planned.workers if self._planned else []
+        if memory is not None and planned and planned[0].memory_limit_bytes:
+            needed = -(-dask.utils.parse_bytes(memory) // planned[0].memory_limit_bytes)
+        if cores is not None and planned and planned[0].threads:
+            needed = max(needed, -(-cores // planned[0].threads))
+        return int(needed)
+
+    def _restart(self, name: Name) -> None:
+        assert self._attached is not None
+        self._attached.restart(self._processes[name])
+        self._requested[name] = None
+
+    async def _retire(self, names: Iterable[Name]) -> None:
+        await self.scheduler_comm.retire_workers(
+            names=list(names), remove=True, close_workers=True
+        )
+
+    async def scale_down(self, workers: Iterable[Name]) -> None:
+        """Has workers end that `adapt` found to be too many."""
+        gone = [name for name in workers if name in self._requested]
+        for name in gone:
+            self._requested.pop(name)
+        await self._retire(gone)
+
+    async def scale_up(self, n: int) -> None:
+        """As `scale`, as far as there are GPUs; for `adapt`."""
+        self.scale(min(n, len(self._processes)))
+
+    def adapt(self, *args: Any, minimum: int = 0, maximum: Any = None, **kwargs: Any) -> Any:
+        """Has as many workers run as the work needs, between two numbers."""
+        most = len(self._processes)
+        maximum = most if maximum is None else min(maximum, most)
+        return super().adapt(*args, minimum=minimum, maximum=maximum, **kwargs)
+
+    # For people.
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        text = super()._repr_html_(cluster_status)
+        picture = self._picture()
+        if not picture:
+            return text
+        return (
+            f"{text}<details><summary><b>{html.escape(self.name)}</b>: the machine and its workers"
+            f"</summary><div style='max-width: 100%; overflow: auto'>{picture}</div></details>"
+        )
+
+    def _picture(self) -> str:
+        """The machine with its workers, drawn once."""
+        if not hasattr(self, "_drawn") and self.run_directory is not None:
+            arguments = ["topo", "-o", "svg", f"--plan={self.run_directory}/plan.json"]
+            machine = self._wish.flags.get("topology")
+            if machine is not None:
+                arguments.append(f"--topology={machine}")
+            try:
+                svg = program.run(arguments, timeout=30)
+                self._drawn = svg[svg.index("<svg") :]
+            except Exception:
+                self._drawn = ""  # A notebook shows the rest without it.
+        return getattr(self, "_drawn", "")
+
+    async def _get_logs(
+        self, cluster: bool = True, scheduler: bool = True, workers: Any = True
+    ) -> Any:
+        logs = await super()._get_logs(cluster=cluster, scheduler=scheduler, workers=workers)
+        return logs
+
+
+_OURS = ("topology", "simulate", "spec", "name", "strict", "verify")
+
+
+class _Listener:
+    """Hears what the supervisor tells, without keeping the cluster alive."""
+
+    def __init__(self, cluster: LocalCUDACluster, loop: asyncio.AbstractEventLoop) -> None:
+        self._cluster, self._loop = weakref.ref(cluster), loop
+
+    def __call__(self, event: Event | None) -> None:
+        cluster = self._cluster()
+        if event is not None or cluster is None or cluster._owned is None:
+            return
+        failure = cluster._owned.failure
+        _soon(self._loop, lambda: cluster._has_ended(failure))()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, work: Callable[[], Any]) -> Callable[[], None]:
+    """A function for another thread that has work done in a loop, if that is still there."""
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(work)
+
+    return tell
+
+
+def _security_of(env: Mapping[str, str]) -> Security:
+    """What a client of a cluster needs that somebody else brought up."""
+    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
+    if f"{prefix}CA_FILE" not in env:
+        return Security()
+    return Security(
+        require_encryption=True,
+        tls_ca_file=env[f"{prefix}CA_FILE"],
+        tls_client_cert=env[f"{prefix}CLIENT__CERT"],
+        tls_client_key=env[f"{prefix}CLIENT__KEY"],
+    )
+
+
+_living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The clusters end with the interpreter; this waits until nothing of them is left."""
+    owned = [cluster._owned for cluster in list(_living) if cluster._owned is not None]
+    for one in owned:
+        one.let_go()
+    for one in owned:
+        one.wait_ended(10)
+    for cluster in list(_living):
+        cluster.status = Status.closed
+        cluster._release.close()

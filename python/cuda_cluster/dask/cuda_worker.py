@@ -1,0 +1,219 @@
+"""`CUDAWorker`: workers on this machine's GPUs that join a scheduler elsewhere.
+
+*Invariant:* it ends with its Python, and what is wrong with the keywords is said before anything
+starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import dask
+from distributed.deploy import Cluster
+
+from cuda_cluster import cluster as core
+from cuda_cluster import look
+from cuda_cluster.dask import client, keywords
+from cuda_cluster.dask import worker as worker_module
+from cuda_cluster.errors import ClusterError
+
+
+def translate(given: dict[str, Any]) -> keywords.Wish:
+    """What is asked of the program by keywords of `CUDAWorker`; `given` is used up."""
+    scheduler, file = given.pop("scheduler", None), given.pop("scheduler_file", None)
+    if isinstance(scheduler, Cluster):
+        given["security"] = given.get("security") or getattr(scheduler, "security", None)
+        scheduler = scheduler.scheduler_address
+    threads = given.pop("nthreads", 1)
+    if threads < 1:
+        raise ValueError("nthreads must be higher than 0.")
+    address = scheduler or file or dask.config.get("scheduler-address", None)
+    if address is None:
+        raise ValueError(
+            "No scheduler specified. A scheduler can be specified by passing an address through "
+            "the SCHEDULER argument or 'dask.scheduler-address' config option, or by passing the "
+            "location of a scheduler file through the --scheduler-file option"
+        )
+    _check_addresses(given)
+    ucx = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
+    if scheduler is not None and "://" not in address:
+        address = f"tcp://{address}"
+    protocol = given.pop("protocol", None)
+    if protocol is None and "://" in address:
+        protocol = address.partition("://")[0]
+    flags: dict[str, Any] = {
+        "engine": "dask",
+        "join": address,
+        "threads_per_worker": threads,
+        "name": given.pop("name", None) or f"worker-{os.getpid()}",
+        "protocol": protocol,
+        "host": given.pop("host", None),
+        "interface": given.pop("interface", None),
+    }
+    flags["name"] = _cluster_name(str(flags["name"]))
+    if "memory_limit" in given:
+        flags["memory_limit"] = keywords.limit(given.pop("memory_limit"))
+    if "device_memory_limit" in given:
+        flags["device_memory_limit"] = keywords.limit(given.pop("device_memory_limit"), "auto")
+    flags |= keywords.rmm(given)
+    for name in (*ucx, "enable_rdmacm"):
+        flags[name] = given.pop(name, None)
+    if given.pop("enable_cudf_spill", False):
+        flags["enable_cudf_spill"] = True
+        flags["cudf_spill_stats"] = given.get("cudf_spill_stats")
+    given.pop("cudf_spill_stats", None)
+    if not given.pop("dashboard", True):
+        flags["dashboard"] = False
+    dashboard = given.pop("dashboard_address", None)
+    if dashboard not in (None, ":0") and flags.get("dashboard") is not False:
+        given["worker_dashboard_address"] = dashboard
+    resources = given.get("resources")
+    if isinstance(resources, str):
+        pairs = [pair.split("=") for pair in resources.replace(",", " ").split()]
+        given["resources"] = {name: float(amount) for name, amount in pairs} or None
+    for name in ("preload_argv", "preload"):
+        given[name] = list(given.get(name) or ()) or None
+    security = given.pop("security", None)
+    wish = keywords.Wish(flags)
+    if security is not None:
+        wish.security = security
+    keywords.common(wish, given)
+    return wish
+
+
+def _check_addresses(given: dict[str, Any]) -> None:
+    """Raises ValueError in dask-cuda's words."""
+    host, interface = given.get("host"), given.get("interface")
+    listen, contact = given.get("listen_address"), given.get("contact_address")
+    if interface and host:
+        raise ValueError("Can not specify both interface and host")
+    if (host or interface) and listen:
+        raise ValueError("Cannot specify listen_address when host or interface is given")
+    if contact and not listen:
+        raise ValueError("Must specify listen_address when contact_address is provided")
+    ports = given.get("worker_port")
+    if not (listen or ports):
+        return
+    workers = _gpus(given)
+    if listen and workers > 1:
+        raise ValueError(
+            "Cannot specify listen_address or contact_address when using multiple GPUs "
+            f"(nprocs={workers})."
+        )
+    if ports and listen:
+        raise ValueError("Cannot specify worker_port when listen_address is given")
+    if ports:
+        keywords.ports_for(str(ports), workers)
+
+
+def _gpus(given: dict[str, Any]) -> int:
+    """How many workers there will be."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and given.get("gpus") is None:
+        return len(visible.split(","))
+    known = {name: given[name] for name in ("gpus", "topology", "simulate") if given.get(name)}
+    return len(look.plan(engine="dask", **known).workers)
+
+
+def _cluster_name(text: str) -> str:
+    """The nearest name that a cluster can have."""
+    kept = "".join(one if one.isalnum() or one in "-_" else "-" for one in text)
+    return kept.strip("-_")[:48] or f"worker-{os.getpid()}"
+
+
+class CUDAWorker:
+    """Workers on this machine's GPUs, one each, that join a scheduler: `await CUDAWorker(address)`.
+
+    Takes the keywords of `dask_cuda.CUDAWorker`, and every flag of `cuda-cluster up`.
+    """
+
+    def __init__(self, scheduler: Any = None, host: str | None = None, **given: Any) -> None:
+        names = ("listen_address", "contact_address")
+        asked = {"scheduler": scheduler, "host": host, **{name: given.pop(name, None) for name in names}}
+        self._wish = translate({**asked, **given})
+        client.prepare()
+        self._owned: core.Owned | None = None
+
+    def __await__(self) -> Generator[Any, None, CUDAWorker]:
+        return self._start().__await__()
+
+    async def _start(self) -> CUDAWorker:
+        if self._owned is None:
+            flags, spec = prepare(self._wish)
+            self._owned = core.Owned(flags, spec)
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        self._owned.when_told(_in(loop, told.set))
+        try:
+            await told.wait()
+        except BaseException:
+            self._owned.let_go()
+            raise
+        if self._owned.state is None:
+            raise self._owned.failure or ClusterError("the workers ended before they were READY")
+        return self
+
+    async def __aenter__(self) -> CUDAWorker:
+        return await self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()
+
+    async def finished(self) -> None:
+        """Waits for their end; raises ClusterError if nobody wished it."""
+        assert self._owned is not None, "await it first"
+        await self._gone()
+        if self._owned.failure is not None:
+            raise self._owned.failure
+
+    async def close(self, timeout: float = 5) -> None:
+        """Ends the workers, which hand their data on."""
+        if self._owned is not None:
+            self._owned.let_go()
+            await self._gone()
+
+    async def _gone(self) -> None:
+        assert self._owned is not None
+        gone = asyncio.Event()
+        tell = _in(asyncio.get_running_loop(), gone.set)
+        self._owned.listen(lambda event: tell() if event is None else None)
+        await gone.wait()
+
+
+_kept: list[int] = []
+
+
+def kept() -> list[int]:
+    """Descriptors of what workers need of this Python."""
+    return list(_kept)
+
+
+def prepare(wish: keywords.Wish) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Flags and spec for workers of this Python; what they need of it is kept as long as it lives."""
+    spec = wish.spec
+    if wish.worker:
+        descriptor = worker_module.keep(wish.worker)
+        _kept.append(descriptor)
+        environment = worker_module.variable(descriptor)
+        spec = keywords.merged(spec, {"worker": {"env": environment}})
+    security = wish.security
+    files = {
+        "tls_ca_file": security.tls_ca_file,
+        "tls_cert": security.tls_worker_cert,
+        "tls_key": security.tls_worker_key,
+    }
+    tls = files if security.tls_worker_cert else {}
+    return {"python": sys.executable, **tls, **wish.flags}, spec or None
+
+
+def _in(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(work)
+        except RuntimeError:
+            pass  # The loop has ended.
+
+    return tell

@@ -1,0 +1,134 @@
+"""A scheduler and workers in processes of their own, seen as `LocalCluster` shows its own.
+
+*Invariant:* what is shown is what the scheduler last said; nothing here is asked for over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+
+from cuda_cluster.model import PlannedWorker
+
+if TYPE_CHECKING:
+    from cuda_cluster.dask.cluster import LocalCUDACluster
+
+Name = int | str
+
+
+@dataclass(frozen=True)
+class MemoryManager:
+    """As much of a worker's as is known elsewhere."""
+
+    memory_limit: int | None
+
+
+class WorkerView:
+    """A worker."""
+
+    def __init__(self, cluster: LocalCUDACluster, name: Name, address: str | None) -> None:
+        self._cluster = cluster
+        self.name = name
+        self._address = address
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        known = self._cluster.scheduler_info["workers"]
+        if self._address in known:
+            return known[self._address]
+        return next((one for one in known.values() if one["name"] == self.name), {})
+
+    @property
+    def address(self) -> str | None:
+        """Where it is reached; after a restart, elsewhere."""
+        known = self._cluster.scheduler_info["workers"].items()
+        return next((at for at, one in known if one["name"] == self.name), self._address)
+
+    worker_address = address
+
+    @property
+    def nthreads(self) -> int:
+        return self._identity.get("nthreads", 0)
+
+    @property
+    def memory_manager(self) -> MemoryManager:
+        return MemoryManager(self._identity.get("memory_limit"))
+
+    @property
+    def local_directory(self) -> str | None:
+        return self._identity.get("local_directory")
+
+    @property
+    def status(self) -> Status:
+        name = self._identity.get("status")
+        return Status[name] if name in Status.__members__ else Status.closed
+
+    @property
+    def process(self) -> str | None:
+        """The supervisor's name for it, as in `cuda-cluster logs NAME PROCESS`."""
+        return self._cluster._processes.get(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.address!r}, name: {self.name}, status: {self.status.name}>"
+
+
+class Workers(Mapping[str, WorkerView]):
+    """The scheduler's workers by their addresses."""
+
+    def __init__(self, cluster: LocalCUDACluster) -> None:
+        self._cluster = cluster
+
+    def __getitem__(self, address: str) -> WorkerView:
+        known = self._cluster.scheduler_info["workers"][address]
+        return WorkerView(self._cluster, known["name"], address)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cluster.scheduler_info["workers"])
+
+    def __len__(self) -> int:
+        return len(self._cluster.scheduler_info["workers"])
+
+
+class SchedulerView:
+    """The scheduler."""
+
+    def __init__(self, cluster: LocalCUDACluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def address(self) -> str:
+        return self._cluster.scheduler_address
+
+    @property
+    def workers(self) -> Workers:
+        return Workers(self._cluster)
+
+    @property
+    def status(self) -> Status:
+        return self._cluster.status
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"'scheduler.{name}' is not known here: the scheduler is a process of its own; "
+            "ask it with client.run_on_scheduler"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.address!r}, workers: {len(self.workers)}>"
+
+
+def spec(worker: PlannedWorker) -> dict[str, Any]:
+    """A worker's entry of `worker_spec`."""
+    from distributed import Worker
+
+    options = {
+        "nthreads": worker.threads,
+        "memory_limit": worker.memory_limit_bytes,
+        "env": dict(worker.env),
+    }
+    return {"cls": Worker, "options": options}

@@ -1,0 +1,68 @@
+"""What can go wrong, in the program's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ClusterError(RuntimeError):
+    """The program refused, or a cluster failed: what happened, why, and what to do."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        causes: Sequence[str] = (),
+        hint: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        lines = [message, *(f"caused by: {cause}" for cause in causes)]
+        if hint:
+            lines.append(f"hint: {hint}")
+        super().__init__("\n".join(lines))
+        self.message = message
+        self.causes = list(causes)
+        self.hint = hint
+        #: The program's exit code: 2 for wrong input, 3 for not ready in time, 4 not verified.
+        self.exit_code = exit_code
+
+    @classmethod
+    def from_text(cls, text: str, exit_code: int | None) -> ClusterError:
+        """From what the program wrote on standard error: `error: …`, `caused by: …`, `hint: …`."""
+        message: list[str] = []
+        causes: list[str] = []
+        hint: str | None = None
+        for line in text.splitlines():
+            word, _, rest = line.strip().partition(": ")
+            if word == "error":
+                message = [rest]
+            elif word == "caused by" and message:
+                causes.append(rest)
+            elif word == "hint" and message:
+                hint = rest
+            elif message and line.strip():
+                (causes if causes else message)[-1] += "\n" + line
+        if not message:
+            message = [text.strip() or f"cuda-cluster ended with exit code {exit_code}"]
+        return cls.of("\n".join(message), causes=causes, hint=hint, exit_code=exit_code)
+
+    @classmethod
+    def of(
+        cls,
+        message: str,
+        *,
+        causes: Sequence[str] = (),
+        hint: str | None = None,
+        exit_code: int | None = None,
+    ) -> ClusterError:
+        """As the exit code has it: 2 is wrong input."""
+        kind = WrongInput if exit_code == 2 else cls
+        return kind(message, causes=causes, hint=hint, exit_code=exit_code)
+
+
+class WrongInput(ClusterError, ValueError):
+    """What was asked for is wrong, contradicts itself, or does not fit the machine."""
+
+
+class ProgramNotFound(ClusterError):
+    """There is no `cuda-cluster` program."""

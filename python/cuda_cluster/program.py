@@ -1,0 +1,144 @@
+"""The program: where it is, and how it is asked.
+
+*Invariant:* a keyword of ours is a flag of the program's, with `_` for `-`, and means the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cuda_cluster.errors import ClusterError, ProgramNotFound
+
+NAME = "cuda-cluster"
+VARIABLE = "CUDA_CLUSTER_BIN"
+
+#: Flags whose `False` has a flag of its own, and which one.
+_OFF = {
+    "enable_nvlink": "--disable-nvlink",
+    "enable_infiniband": "--disable-infiniband",
+    "enable_tcp_over_ucx": "--disable-tcp-over-ucx",
+    "enable_rdmacm": "--disable-rdmacm",
+    "enable_cudf_spill": "--disable-cudf-spill",
+    "dashboard": "--no-dashboard",
+    "rmm_managed_memory": "--no-rmm-managed-memory",
+    "rmm_async": "--no-rmm-async",
+    "rmm_track_allocations": "--no-rmm-track-allocations",
+    "verify": "--no-verify",
+}
+
+#: Flags that are given once for each value, rather than with a list.
+_REPEATED = {"preload"}
+
+
+def program_path() -> str:
+    """The program's path: what `CUDA_CLUSTER_BIN` names, else the one that was installed with this
+    package, else the first on `PATH`.
+
+    Raises ProgramNotFound if there is none.
+    """
+    asked = os.environ.get(VARIABLE)
+    if asked:
+        if os.access(asked, os.X_OK) and not os.path.isdir(asked):
+            return os.path.abspath(asked)
+        raise ProgramNotFound(f"{VARIABLE} names {asked}, which is no program")
+    folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
+    if "posix_user" in sysconfig.get_scheme_names():
+        folders.append(sysconfig.get_path("scripts", scheme="posix_user"))
+    # Installed into a folder of its own (`pip install --target`).
+    folders.append(str(Path(__file__).resolve().parent.parent / "bin"))
+    for folder in folders:
+        path = os.path.join(folder, NAME)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    found = shutil.which(NAME)
+    if found is None:
+        raise ProgramNotFound(
+            f"there is no {NAME} program in {', '.join(dict.fromkeys(folders))}, nor on PATH",
+            hint=f"pip install cuda-cluster, or name the program in {VARIABLE}",
+        )
+    return found
+
+
+def version() -> str:
+    """The program's version."""
+    return run(["--version"]).split()[-1]
+
+
+def flags(keywords: Mapping[str, Any]) -> list[str]:
+    """Keywords as the program's flags; None leaves a flag out."""
+    arguments: list[str] = []
+    for keyword, value in keywords.items():
+        if value is None:
+            continue
+        flag = "--" + keyword.replace("_", "-")
+        if value is False:
+            arguments += [_OFF[keyword]] if keyword in _OFF else []
+        elif value is True:
+            arguments.append(flag)
+        elif isinstance(value, Mapping):
+            arguments.append(f"{flag}={' '.join(f'{name}={one}' for name, one in value.items())}")
+        elif isinstance(value, (list, tuple, set, frozenset, range)):
+            if keyword in _REPEATED:
+                arguments += [f"{flag}={one}" for one in value]
+            else:
+                arguments.append(f"{flag}={','.join(map(str, value))}")
+        else:
+            arguments.append(f"{flag}={value}")
+    return arguments
+
+
+def run(arguments: list[str], *, stdin: str | None = None, timeout: float | None = None) -> str:
+    """Runs the program to its end; returns its standard output, or raises ClusterError."""
+    try:
+        said = subprocess.run(
+            [program_path(), *arguments],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except OSError as error:
+        raise ClusterError(f"cannot run {program_path()}: {error.strerror}") from error
+    if said.returncode != 0:
+        raise ClusterError.from_text(said.stderr, said.returncode)
+    return said.stdout
+
+
+def ask(arguments: list[str], *, stdin: str | None = None) -> Any:
+    """Runs a command with `-o json`; returns what it printed."""
+    return json.loads(run([*arguments, "-o", "json"], stdin=stdin))
+
+
+def text_of(spec: Mapping[str, Any]) -> str:
+    """What stands in a spec's file."""
+    return json.dumps({"version": 1, **spec})
+
+
+class SpecFile:
+    """A spec as a file that only the program can read, and that leaves nothing on a disk."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._descriptor = os.memfd_create("cuda-cluster-spec")
+        os.write(self._descriptor, text_of(spec).encode())
+
+    @property
+    def descriptor(self) -> int:
+        """To be handed to the program (`pass_fds`)."""
+        return self._descriptor
+
+    @property
+    def path(self) -> str:
+        """Its path in the program."""
+        return f"/proc/self/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,149 @@
+//! Who follows an `up`: a person at a terminal, or a program that reads JSON lines.
+//!
+//! Does not decide what happens; `up` does.
+//!
+//! *Invariant:* a program is told on standard output of READY, of each event after it, and of the
+//! end or the failure, which is the last line.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::progress::Progress;
+use crate::cli::{output, workers};
+use crate::cluster::Lifetime;
+use crate::plan::Plan;
+use crate::supervise::{ClusterState, Outcome, Record};
+
+/// Who follows.
+pub(super) enum Audience<'a> {
+    /// A person, who is shown the way to READY.
+    Person { plan: &'a Plan, progress: Progress, began: Instant, ready: bool },
+    /// A program.
+    Program,
+}
+
+/// What a program is told, a line each.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    version: u32,
+    #[serde(flatten)]
+    report: Report<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "report")]
+enum Report<'a> {
+    /// It is READY for the first time.
+    Ready { state: &'a ClusterState },
+    /// Something happened.
+    Event { event: &'a Record },
+    /// It has ended, and nothing of it is left.
+    Ended { outcome: &'a Outcome },
+    /// There is no cluster.
+    Failed { message: String, causes: Vec<String>, hint: Option<&'a str>, exit_code: u8 },
+}
+
+fn tell(report: Report<'_>) -> Result<(), Failure> {
+    let line = serde_json::to_string(&Line { version: 1, report });
+    output::print(&(line.map_err(|error| Failure::new(Exit::Failed, error))? + "\n"))
+}
+
+/// Tells a program why there is no cluster; a person reads that on standard error.
+pub(super) fn tell_failure(failure: &Failure) {
+    let causes = failure.error.chain().skip(1).map(ToString::to_string).collect();
+    let report = Report::Failed {
+        message: failure.error.to_string(),
+        causes,
+        hint: failure.hint.as_deref(),
+        exit_code: failure.exit.code(),
+    };
+    // A program that has gone need not be told.
+    let _ = tell(report);
+}
+
+impl<'a> Audience<'a> {
+    /// A person, from now on.
+    pub(super) fn person(plan: &'a Plan) -> Self {
+        Self::Person { plan, progress: Progress::new(plan), began: Instant::now(), ready: false }
+    }
+
+    /// Shows how far the cluster is.
+    pub(super) fn state(&mut self, state: &ClusterState) {
+        if let Self::Person { progress, .. } = self {
+            progress.show(state);
+        }
+    }
+
+    /// Takes the progress away, before something else is shown.
+    pub(super) fn finish(&self) {
+        if let Self::Person { progress, .. } = self {
+            progress.finish();
+        }
+    }
+
+    /// Tells of READY, and what ends the cluster.
+    pub(super) fn ready(
+        &mut self,
+        state: &ClusterState,
+        lifetime: Lifetime,
+    ) -> Result<(), Failure> {
+        let Self::Person { plan, began, ready, .. } = self else {
+            return tell(Report::Ready { state });
+        };
+        *ready = true;
+        output::print(&workers::table(state, plan, false))?;
+        announce(state, *began);
+        output::status(&match lifetime {
+            Lifetime::Free => format!("take it down with: cuda-cluster down {}", plan.name),
+            Lifetime::Owned => "Ctrl-C takes it down.".to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Tells what happened: a person what is worth knowing of a running cluster, a program all.
+    pub(super) fn event(&self, event: &Record) -> Result<(), Failure> {
+        match self {
+            Self::Program => tell(Report::Event { event }),
+            Self::Person { ready, .. } => {
+                if let Some(line) = workers::remark(event).filter(|_| *ready) {
+                    output::status(&line);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells a program that a cluster which was READY has ended; why it failed is told otherwise.
+    pub(super) fn ended(&self, outcome: &Outcome) -> Result<(), Failure> {
+        match self {
+            Self::Program if outcome.is_good() => tell(Report::Ended { outcome }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where to reach it, and a line: READY, after how long, and where the time went.
+fn announce(state: &ClusterState, began: Instant) {
+    let slowest = state.workers.iter().max_by_key(|worker| worker.timings.ready_ms);
+    let scheduler = state.scheduler.as_ref().and_then(|process| process.timings.ready_ms);
+    let mut parts = Vec::new();
+    if let Some(ms) = scheduler {
+        parts.push(format!("scheduler {ms} ms"));
+    }
+    if let Some((worker, ms)) = slowest.and_then(|w| Some((w, w.timings.ready_ms?))) {
+        let bound = worker.timings.bound_ms.unwrap_or(0);
+        parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
+    }
+    let simulated = if state.simulated { ", simulated GPUs" } else { "" };
+    workers::addresses(state).iter().for_each(|line| output::status(line));
+    output::status(&format!(
+        "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
+        state.name,
+        began.elapsed().as_secs_f64(),
+        parts.join("; "),
+        state.engine,
+        state.run_directory.display(),
+    ));
+}
