@@ -51,8 +51,6 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
         "threads_per_worker": threads,
         "name": given.pop("name", None) or f"worker-{os.getpid()}",
         "protocol": protocol,
-        "host": given.pop("host", None),
-        "interface": given.pop("interface", None),
     }
     flags["name"] = _cluster_name(str(flags["name"]))
     if "memory_limit" in given:
@@ -79,6 +77,11 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
         given[name] = list(given.get(name) or ()) or None
     security = given.pop("security", None)
     wish = keywords.Wish(flags)
+    # The program's flags of these names are about a scheduler, and this one has none.
+    for name in ("host", "interface"):
+        value = given.pop(name, None)
+        if value is not None:
+            wish.worker[name] = value
     if security is not None:
         wish.security = security
     keywords.common(wish, given)

@@ -273,7 +273,28 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut c_uint,
     room: *mut ProcessInfo,
 ) -> Return {
-    device("nvmlDeviceGetComputeRunningProcesses_v3", at, |_, target| {
+    // SAFETY: as for NVML.
+    unsafe { processes("nvmlDeviceGetComputeRunningProcesses_v3", at, count, room) }
+}
+
+/// With the same layout as its successor; Python's `pynvml` asks for it by this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
+    at: Handle,
+    count: *mut c_uint,
+    room: *mut ProcessInfo,
+) -> Return {
+    // SAFETY: as for NVML.
+    unsafe { processes("nvmlDeviceGetComputeRunningProcesses_v2", at, count, room) }
+}
+
+unsafe fn processes(
+    function: &str,
+    at: Handle,
+    count: *mut c_uint,
+    room: *mut ProcessInfo,
+) -> Return {
+    device(function, at, |_, target| {
         let ids = &target.gpu().processes;
         // SAFETY: see above.
         let size = unsafe { count.replace(c_uint::try_from(ids.len()).unwrap_or(c_uint::MAX)) };

@@ -3,7 +3,25 @@
 from cuda_cluster.dask import LocalCUDACluster
 from distributed import Nanny, Worker
 
-__all__ = ["LocalCUDACluster", "LoggedNanny", "LoggedWorker"]
+# Others take these from here.
+from .initialize import initialize
+from .utils import (
+    cuda_visible_devices,
+    nvml_device_index,
+    parse_cuda_visible_device,
+    parse_device_memory_limit,
+)
+
+__all__ = [
+    "LocalCUDACluster",
+    "LoggedNanny",
+    "LoggedWorker",
+    "cuda_visible_devices",
+    "initialize",
+    "nvml_device_index",
+    "parse_cuda_visible_device",
+    "parse_device_memory_limit",
+]
 
 
 class LoggedWorker(Worker):
