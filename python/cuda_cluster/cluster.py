@@ -8,6 +8,7 @@ it ends. A thread reads what the program tells.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -277,6 +278,15 @@ class Cluster:
             program.run(["down", self.name], timeout=timeout)
 
 
+_count = itertools.count()
+
+
+def made_up_name() -> str:
+    """A name that no other cluster of this user has. What is left of a bad end under such a name is
+    removed in time."""
+    return f"python-{os.getpid()}-{next(_count)}"
+
+
 def up(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flags: Any) -> Cluster:
     """Brings a cluster up, and returns when it is READY. It ends with this Python.
 
@@ -285,7 +295,8 @@ def up(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flag
 
     Raises ClusterError; nothing of the cluster is left then.
     """
-    owned = Owned(flags, spec)
+    named = {"name": made_up_name(), **flags}
+    owned = Owned(named if spec is None else flags, spec)
     try:
         return Cluster(owned.wait_ready(), owned)
     except BaseException:

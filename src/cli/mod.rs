@@ -19,6 +19,7 @@ mod input;
 mod logs;
 mod measure;
 mod output;
+mod pages;
 mod plan;
 mod progress;
 mod ps;
@@ -88,6 +89,11 @@ enum Command {
     Verify(verify::Arguments),
     /// Measures what a running cluster can do.
     Bench(bench::Arguments),
+    /// Prints completions for a shell.
+    Completions(pages::Completions),
+    /// Writes manual pages.
+    #[command(hide = true)]
+    Man(pages::Man),
 }
 
 /// Runs the command line of this process and returns its exit code.
@@ -137,5 +143,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Down(arguments) => down::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Completions(arguments) => pages::completions(&arguments),
+        Command::Man(arguments) => pages::man(&arguments),
     }
 }

@@ -15,8 +15,8 @@ import html
 import logging
 import os
 import shutil
+import sys
 import tempfile
-import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -24,8 +24,10 @@ from typing import Any
 import dask
 from distributed.core import Status, rpc
 from distributed.deploy import Cluster
+from distributed.objects import SchedulerInfo
 from distributed.security import Security
 from distributed.utils import NoOpAwaitable
+from tornado.ioloop import PeriodicCallback
 
 from cuda_cluster import cluster as core
 from cuda_cluster import program
@@ -105,7 +107,7 @@ class LocalCUDACluster(Cluster):
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
         if topology is not None:
             asked["topology"] = os.fspath(topology)
-        asked["name"] = name or f"dask-{uuid.uuid4().hex[:8]}"
+        asked["name"] = name or core.made_up_name()
         # As dask-cuda calls them; code compares the names with GPUs' numbers.
         asked.setdefault("worker_names", "gpu")
         self._set_up(asynchronous, loop, scheduler_sync_interval, asked["name"])
@@ -114,6 +116,8 @@ class LocalCUDACluster(Cluster):
                 setattr(self, known, given[known])
         self.host = kwargs.get("host")
         self._wish = keywords.translate(asked)
+        if name is None and self._wish.spec.get("name"):
+            self.name = self._wish.flags["name"] = self._wish.spec["name"]
         self.security = self._wish.security
         client.prepare()
         if enable_cudf_spill:
@@ -195,12 +199,29 @@ class LocalCUDACluster(Cluster):
                 self._state.scheduler.address,
                 connection_args=self.security.get_connection_args("client"),
             )
-            await super()._start()
+            if self._owned is not None:
+                await super()._start()
+            else:
+                await self._look_on()
             self._know_workers()
         except BaseException:
             await self._take_down()
             self.status = Status.failed
             raise
+
+    async def _look_on(self) -> None:
+        """Follows a cluster of somebody else's, by asking: the scheduler tells only one listener of
+        its workers (`distributed.scheduler.WorkerStatusPlugin`), and that is its owner."""
+
+        async def look() -> None:
+            with contextlib.suppress(OSError):
+                self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
+
+        await look()
+        callback = PeriodicCallback(look, 500)
+        self.periodic_callbacks["identity"] = callback
+        callback.start()
+        self.status = Status.running
 
     async def _bring_up(self) -> ClusterState:
         """Starts the program, and waits for READY."""
@@ -212,10 +233,8 @@ class LocalCUDACluster(Cluster):
         spec = wish.spec
         if environment:
             spec = keywords.merged(spec, {"worker": {"env": environment}})
-        import sys
-
         flags = {"python": sys.executable, **self._tls(wish.security), **wish.flags}
-        self._owned = owned = core.Owned(flags, spec or None)
+        self._owned = owned = core.Owned(flags, spec or None, worker_module.path())
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
         owned.when_told(_soon(loop, told.set))
@@ -438,12 +457,6 @@ class LocalCUDACluster(Cluster):
                 self._drawn = ""  # A notebook shows the rest without it.
         return getattr(self, "_drawn", "")
 
-    async def _get_logs(
-        self, cluster: bool = True, scheduler: bool = True, workers: Any = True
-    ) -> Any:
-        logs = await super()._get_logs(cluster=cluster, scheduler=scheduler, workers=workers)
-        return logs
-
 
 _OURS = ("topology", "simulate", "spec", "name", "strict", "verify")
 
@@ -491,6 +504,11 @@ _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """The clusters end with the interpreter; this waits until nothing of them is left."""
+    for one in list(getattr(sys.modules["distributed.client"], "_global_clients", {}).values()):
+        if one.cluster in _living:
+            # Else it tells of a lost connection.
+            with contextlib.suppress(Exception):
+                one.close(timeout=2)
     owned = [cluster._owned for cluster in list(_living) if cluster._owned is not None]
     for one in owned:
         one.let_go()

@@ -147,7 +147,7 @@ class CUDAWorker:
     async def _start(self) -> CUDAWorker:
         if self._owned is None:
             flags, spec = prepare(self._wish)
-            self._owned = core.Owned(flags, spec)
+            self._owned = core.Owned(flags, spec, worker_module.path())
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         self._owned.when_told(_in(loop, told.set))
         try:

@@ -64,6 +64,8 @@ class WorkerView:
     @property
     def status(self) -> Status:
         name = self._identity.get("status")
+        if name == "init":
+            return Status.running  # So it was when it registered, and nobody tells of later.
         return Status[name] if name in Status.__members__ else Status.closed
 
     @property

@@ -9,6 +9,8 @@ Python that started the cluster: in its memory, so that nothing is left on a dis
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 from typing import Any
 
 #: What the program is told the class is.
@@ -26,6 +28,21 @@ def keep(keywords: dict[str, Any]) -> int:
     descriptor = os.memfd_create("cuda-cluster-worker")
     os.write(descriptor, cloudpickle.dumps(keywords))
     return descriptor
+
+
+def path() -> dict[str, str]:
+    """What workers need in their environment to import what this Python can: modules beside the
+    script, folders that it added to its path."""
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    own |= {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    own |= {os.path.join(folder, "lib-dynload") for folder in own}
+    folders = [os.path.abspath(folder or os.curdir) for folder in sys.path]
+    more = [
+        folder
+        for folder in dict.fromkeys(folders)
+        if os.path.realpath(folder) not in own and os.pathsep not in folder and os.path.exists(folder)
+    ]
+    return {"PYTHONPATH": os.pathsep.join(more)} if more else {}
 
 
 def variable(descriptor: int) -> dict[str, str]:

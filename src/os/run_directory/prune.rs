@@ -44,12 +44,12 @@ fn is_kept(nth: usize, age: Duration) -> bool {
     nth < KEPT || (nth < KEPT_YOUNG && age < YOUNG)
 }
 
-/// `run-123`, `embedded-123-0`: with the id of the process that made the name up.
+/// `run-123`, `embedded-123-0`, `python-123-0`: with the id of the process that made the name up.
 fn is_made_up(name: &ClusterName) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match name.as_str().split_once('-') {
         Some(("run", pid)) => number(pid),
-        Some(("embedded", rest)) => rest.split('-').all(number),
+        Some(("embedded" | "python", rest)) => rest.split('-').all(number),
         _ => false,
     }
 }
@@ -69,6 +69,7 @@ mod tests {
     #[test]
     fn of_names_that_nobody_chose_only_the_youngest_directories_stay() {
         assert!(is_made_up(&name("run-123")) && is_made_up(&name("embedded-7-0")));
+        assert!(is_made_up(&name("python-7-0")));
         for chosen in ["run", "run-", "run-a", "run-1b", "runs-1", "embedded-", "nightly-3"] {
             assert!(!is_made_up(&name(chosen)), "{chosen}");
         }

@@ -1,0 +1,91 @@
+//! The Python package: its own tests, by pytest, from the source tree with the binary under test.
+//!
+//! One test for each file of `tests/python`, so that they run side by side; what pytest skips is
+//! told and counted as other skips are.
+
+#[path = "skip/mod.rs"]
+mod skip;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use skip::skip;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn python() -> PathBuf {
+    root().join(".venv/bin/python")
+}
+
+/// Whether the Python of the tests has what they need; the test that asks is skipped where not.
+fn packages() -> bool {
+    let needed = "import distributed, pytest, pytest_timeout, pandas, bokeh";
+    let there = Command::new(python()).args(["-c", needed]).output();
+    let there = there.is_ok_and(|output| output.status.success());
+    if !there {
+        skip("dask", ".venv has no pytest or no Dask; scripts/setup.sh --tests");
+    }
+    there
+}
+
+/// Runs a command to its end, and counts what pytest skipped in it.
+fn passes(command: &mut Command) {
+    command.env("CUDA_CLUSTER_BIN", env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = command.output().expect("Python starts");
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    for line in out.lines().filter_map(|line| line.strip_prefix("SKIPPED ")) {
+        skip("dask", line);
+    }
+}
+
+/// Runs the tests of a file.
+fn told_by(file: &str) {
+    if packages() {
+        let mut pytest = Command::new(python());
+        pytest.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--timeout", "900"]);
+        passes(pytest.arg(root().join("tests/python").join(file)).current_dir(root()));
+    }
+}
+
+#[test]
+fn a_python_program_plans_launches_and_watches_clusters_of_any_engine() {
+    told_by("test_program.py");
+}
+
+#[test]
+fn local_cuda_cluster_starts_scales_and_ends_as_dasks_users_know() {
+    told_by("test_cluster.py");
+}
+
+#[test]
+fn what_dasks_users_do_gives_the_same_over_it() {
+    told_by("test_work.py");
+}
+
+#[test]
+fn programs_that_cannot_be_edited_run_over_it() {
+    told_by("test_as_dask_cuda.py");
+}
+
+#[test]
+fn a_notebook_shows_it_and_works_with_it() {
+    told_by("test_notebook.py");
+}
+
+#[test]
+fn each_row_of_the_guide_from_dask_cuda_is_true() {
+    told_by("test_guide.py");
+}
+
+#[test]
+fn dask_cudas_own_tests_pass_over_it_on_a_made_up_machine() {
+    if packages() {
+        let mut script = Command::new(root().join("scripts/dask-cuda-tests.sh"));
+        passes(script.arg("--short").env("PYTHON", python()));
+    }
+}

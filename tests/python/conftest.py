@@ -1,0 +1,100 @@
+"""A place of its own for these tests, and the check that nothing of a test is left in it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = ROOT / "target" / "debug" / "cuda-cluster"
+
+# Short, because socket paths are.
+RUNTIME = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
+
+# From the source tree; what is started here, notebooks and scripts, finds the same.
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME
+os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
+os.environ["PYTHONPATH"] = str(ROOT / "python")
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+sys.path.insert(0, str(ROOT / "python"))
+
+#: A machine that is not here; starts may take their time on a busy one.
+MACHINE = {"topology": "dgx-a100", "simulate": True, "ready_within": "10m"}
+
+
+def others():
+    """Processes of this place, but for this one."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        if int(entry) in (os.getpid(), os.getppid()):
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes()
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        ours = b"cuda-cluster" in command or b"cuda_cluster" in command or b"dask " in command
+        if RUNTIME.encode() in environment and ours:
+            found.append((int(entry), command.replace(b"\0", b" ").decode()[:80]))
+    return found
+
+
+def eventually(holds, what, within=60):
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {what}"
+        time.sleep(0.02)
+
+
+def directories():
+    """Run directories of this place; of clusters that ended badly, those that tell why are none."""
+    base = Path(RUNTIME) / "cuda-cluster"
+    return {path.parent.name for path in base.glob("*/*") if path.name in ("control.sock", "secret")}
+
+
+@pytest.fixture
+def nothing_is_left():
+    """For tests that take down what they brought up."""
+    before, processes = directories(), set(others())
+    yield
+    eventually(lambda: not set(others()) - processes, f"no process is left: {others()}")
+    assert directories() <= before, "left in the run directory"
+
+
+@pytest.fixture
+def made_up_machine(tmp_path):
+    """Gives the environment in which this machine has so many GPUs: a made-up NVML and a made-up
+    CUDA driver (`tests/fake-machine`)."""
+    program = BUILT.parent / "examples" / "fake-machine"
+    if not program.exists():
+        pytest.skip("cargo build --examples builds the made-up machine")
+
+    def made(gpus):
+        here = json.loads(subprocess.check_output([os.environ["CUDA_CLUSTER_BIN"], "topo", "-o", "json"]))
+        numa = here["numa"][0]
+        gpu = {"name": "NVIDIA A100-SXM4-40GB", "numa": numa["id"], "cpus": numa["cpus"],
+               "memory_bytes": 40 << 30, "compute_capability": "8.0", "mig": []}  # fmt: skip
+        here |= {"name": "made up", "notes": []}
+        here["gpus"] = [
+            {"index": i, "uuid": f"GPU-00000000-0000-4000-8000-{i:012}", "pci": f"0000:{i + 1:02x}:00.0", **gpu}
+            for i in range(gpus)
+        ]
+        machine = tmp_path / "machine.json"
+        machine.write_text(json.dumps(here))
+        lines = subprocess.check_output([program, machine, tmp_path / "machine"], text=True)
+        variables = dict(line.split("=", 1) for line in lines.splitlines())
+        # Which UCX is the Python's business.
+        variables.pop("CUDA_CLUSTER_UCX", None)
+        return variables
+
+    return made
+
+
+def pytest_sessionfinish(session):
+    shutil.rmtree(RUNTIME, ignore_errors=True)

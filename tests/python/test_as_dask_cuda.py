@@ -1,0 +1,195 @@
+"""Code that cannot be edited: programs in which `dask_cuda` means this package."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import MACHINE, ROOT
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+#: As it stands in many projects, but for a machine that is not here.
+PROGRAM = textwrap.dedent(
+    """
+    import importlib, json, sys
+    from dask_cuda import CUDAWorker, LocalCUDACluster
+    from dask_cuda.initialize import initialize
+    from dask_cuda.utils import get_n_gpus, nvml_device_index
+    import dask_cuda.utils_test
+    from distributed import Client
+
+    def inside(dask_worker):
+        # As raft's comms do.
+        from dask_cuda.utils import nvml_device_index
+        import os
+        return nvml_device_index(0, os.environ["CUDA_VISIBLE_DEVICES"])
+
+    if __name__ == "__main__":
+        initialize(create_cuda_context=False)
+        kwargs = json.loads(sys.argv[1])
+        with LocalCUDACluster(**kwargs) as cluster, Client(cluster) as client:
+            print(json.dumps({
+                "module": type(cluster).__module__,
+                "same": getattr(importlib.import_module("dask_cuda"), "LocalCUDACluster").__module__,
+                "worker": CUDAWorker.__module__,
+                "devices": sorted(client.run(inside).values()),
+                "utils": sys.modules["dask_cuda.utils"].__file__,
+            }))
+    """
+)
+
+
+def python(*arguments, env=None, **kwargs):
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True,
+                          env=environment, timeout=300, **kwargs)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def keywords(**more):
+    return json.dumps({**MACHINE, "n_workers": 2, "dashboard_address": None, **more})
+
+
+@pytest.fixture(params=["script", "module", "import"])
+def arguments(request, tmp_path):
+    """How the program is started: by its path, as a module, or with an import of ours in it."""
+    script = tmp_path / "unmodified.py"
+    script.write_text(PROGRAM)
+    if request.param == "script":
+        return ["-m", "cuda_cluster.as_dask_cuda", str(script)]
+    if request.param == "module":
+        return ["-m", "cuda_cluster.as_dask_cuda", "-m", "unmodified"]
+    script.write_text("import cuda_cluster.as_dask_cuda\n" + PROGRAM)
+    return [str(script)]
+
+
+def test_an_unmodified_program_runs_beside_an_installed_dask_cuda(arguments, tmp_path):
+    pytest.importorskip("dask_cuda")
+    found = json.loads(python(*arguments, keywords(), cwd=tmp_path).splitlines()[-1])
+    assert found["module"] == found["same"] == "cuda_cluster.dask.cluster"
+    assert found["worker"] == "cuda_cluster.dask.cuda_worker"
+    assert found["devices"] == [0, 1]
+    assert "_instead" not in found["utils"], "what is not ours is dask-cuda's"
+
+
+def test_an_unmodified_program_runs_without_dask_cuda(arguments, tmp_path):
+    # An environment that has all but dask-cuda: a finder that does not find it.
+    hide = tmp_path / "hide"
+    hide.mkdir()
+    (hide / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.machinery, pathlib
+            find = importlib.machinery.PathFinder.find_spec.__func__
+            def find_spec(cls, name, path=None, target=None):
+                spec = find(cls, name, path, target)
+                folders = list(getattr(spec, "submodule_search_locations", None) or ())
+                hidden = name == "dask_cuda" and not any("_instead" in one for one in folders)
+                return None if hidden else spec
+            importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
+            """
+        )
+    )
+    path = os.pathsep.join([str(hide), str(ROOT / "python")])
+    out = python(*arguments, keywords(device_memory_limit=None), env={"PYTHONPATH": path}, cwd=tmp_path)
+    found = json.loads(out.splitlines()[-1])
+    assert found["module"] == "cuda_cluster.dask.cluster"
+    assert found["devices"] == [0, 1]
+    assert "fallback" in found["utils"]
+
+
+def test_the_real_one_is_not_replaced_behind_a_programs_back():
+    pytest.importorskip("dask_cuda")
+    script = "import dask_cuda, sys\ntry:\n import cuda_cluster.as_dask_cuda\n"
+    script += "except ImportError as error:\n print(error)"
+    assert "imported already" in python("-c", script)
+    plain = "import dask_cuda, cuda_cluster; print(dask_cuda.LocalCUDACluster.__module__)"
+    assert python("-c", plain).strip() == "dask_cuda.local_cuda_cluster"
+
+
+def test_a_shell_gets_what_it_needs(tmp_path):
+    exports = python("-m", "cuda_cluster.as_dask_cuda")
+    shell = f"eval '{exports}' && dask cuda --help && dask cuda worker --help && which dask-cuda-worker"
+    folder = os.path.dirname(sys.executable)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "cuda-cluster up --join" in done.stdout and "_instead/bin" in done.stdout
+    assert "overwritten" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["-m cuda_cluster.cli", "-m dask_cuda.cli worker"])
+def test_the_worker_command_joins_a_scheduler(command, tmp_path, made_up_machine):
+    """As jobqueue starts workers: a module, the scheduler's address, options of dask-cuda's."""
+    from cuda_cluster.dask import LocalCUDACluster
+    from distributed import Client
+
+    env = {**os.environ, **made_up_machine(2)}
+    env["PYTHONPATH"] = f"{ROOT}/python/cuda_cluster/_instead:{env['PYTHONPATH']}"
+    with LocalCUDACluster(**MACHINE, n_workers=1, dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            options = ["--nthreads", "3", "--memory-limit", "1GB", "--name", "batch-1", "--nanny",
+                       "--death-timeout", "60", "--resources", "GPU=1", "--local-directory",
+                       str(tmp_path), "--host", "127.0.0.1", "--no-dashboard"]  # fmt: skip
+            workers = subprocess.Popen(
+                [sys.executable, *command.split(), cluster.scheduler_address, *options],
+                env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+            try:
+                client.wait_for_workers(3, timeout=120)
+                known = client.scheduler_info(n_workers=-1)["workers"].values()
+                joined = [one for one in known if one["nthreads"] == 3]
+                assert [one["memory_limit"] for one in joined] == [10**9] * 2
+                assert all("batch-1" in one["name"] for one in joined)
+                assert [one["resources"] for one in joined] == [{"GPU": 1.0}] * 2
+            finally:
+                workers.terminate()
+                said = workers.communicate(timeout=60)[0]
+            # Ended by signal 15, as a shell has it.
+            assert workers.returncode in (0, 143), said
+
+
+def test_cuda_worker_joins_a_cluster_and_hands_its_data_on():
+    import asyncio
+
+    from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
+    from distributed import Client
+
+    async def story():
+        kwargs = {**MACHINE, "dashboard_address": None}
+        async with LocalCUDACluster(**kwargs, n_workers=1, asynchronous=True) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                worker = CUDAWorker(cluster, nthreads=2, name="more", **MACHINE, gpus="0-1")
+                await worker
+                await client.wait_for_workers(3, timeout=120)
+                threads = (await client.nthreads()).values()
+                assert sorted(threads) == [1, 2, 2]
+                held = await client.scatter(list(range(9)))
+                await worker.close()
+                assert await client.gather(held) == list(range(9))
+            assert len(cluster.scheduler.workers) == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
+        ({"nthreads": 0}, "nthreads must be higher than 0"),
+        ({"host": "127.0.0.1", "interface": "lo"}, "both interface and host"),
+        ({"host": "127.0.0.1", "listen_address": "tcp://0.0.0.0:9000"}, "Cannot specify listen_address"),
+        ({"contact_address": "tcp://127.0.0.1:9000"}, "Must specify listen_address"),
+        ({"worker_port": "9000:9001", "gpus": "0-2"}, "Not enough ports"),
+        ({"listen_address": "tcp://0.0.0.0:9000"}, "when using multiple GPUs"),
+    ],
+)
+def test_cuda_worker_refuses_as_dask_cuda_does(kwargs, words):
+    from cuda_cluster.dask import CUDAWorker
+
+    with pytest.raises(ValueError, match=words):
+        CUDAWorker("tcp://127.0.0.1:8786", topology="dgx-a100", simulate=True, **kwargs)
+    with pytest.raises(ValueError, match="No scheduler specified"):
+        CUDAWorker()

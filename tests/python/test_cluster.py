@@ -1,0 +1,350 @@
+"""`LocalCUDACluster` as an object: what it has, how it starts, scales and ends."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import cloudpickle
+import cuda_cluster
+import pytest
+from conftest import MACHINE, eventually, others
+from cuda_cluster.dask import LocalCUDACluster
+from distributed import Client, Nanny, Worker, get_client
+from distributed.core import Status
+from distributed.deploy import Cluster
+from distributed.security import Security
+
+QUIET = {**MACHINE, "dashboard_address": None}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCUDACluster(**MACHINE, n_workers=3, name="shown", dashboard_address=":0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster) as client:
+        yield client
+
+
+def test_it_is_a_cluster_with_what_clusters_have(cluster, client):
+    assert isinstance(cluster, Cluster) and cluster.status == Status.running
+    assert cluster.name == "shown" and cluster.scheduler_address.startswith("tcp://127.0.0.1:")
+    assert cluster.dashboard_link.endswith("/status")
+    assert len(cluster.scheduler_info["workers"]) == 3
+    assert client.scheduler_info(n_workers=-1)["workers"].keys() == cluster.scheduler_info["workers"].keys()
+    assert repr(cluster).startswith("LocalCUDACluster(shown, 'tcp://127.0.0.1:")
+    assert cluster.get_client() is client
+    assert client.cluster is cluster
+
+
+def test_workers_are_called_by_the_numbers_of_their_gpus(cluster, client):
+    assert list(cluster.workers) == [0, 1, 2] == cluster.cuda_visible_devices
+    assert cluster.plan == cluster.requested == cluster.observed == {0, 1, 2}
+    visible = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+    for address, devices in visible.items():
+        name = cluster.scheduler.workers[address].name
+        assert name == int(devices.split(",")[0])
+        assert cluster.workers[name].address == address
+        assert cluster.workers[name].process == f"gpu{name}"
+    worker = cluster.workers[1]
+    assert (worker.nthreads, worker.status) == (1, Status.running)
+    # `distributed` cuts it down to what this machine has.
+    planned = cluster.worker_spec[1]["options"]["memory_limit"]
+    assert 0 < worker.memory_manager.memory_limit <= planned
+
+
+def test_a_scheduler_elsewhere_says_how_it_is_asked(cluster):
+    assert cluster.scheduler.address == cluster.scheduler_address
+    with pytest.raises(AttributeError, match="run_on_scheduler"):
+        cluster.scheduler.tasks
+
+
+def test_logs_are_those_of_scheduler_and_workers(cluster):
+    logs = cluster.get_logs()
+    assert {"Cluster", "Scheduler"} < logs.keys() and len(logs) == 5
+    assert "simulation" in logs["Cluster"]
+    assert set(cluster.get_logs(cluster=False, scheduler=False)) == set(cluster.scheduler.workers)
+    assert cuda_cluster.attach("shown").logs("gpu1")
+
+
+def test_a_notebook_shows_it_with_a_picture_of_the_machine(cluster):
+    text = cluster._repr_html_()
+    assert "shown" in text and "<svg" in text and "GPU0" in text
+
+
+def test_it_is_found_by_its_name_and_left_alone_by_who_only_found_it(cluster):
+    with LocalCUDACluster.from_name("shown") as found:
+        assert found.scheduler_address == cluster.scheduler_address
+        assert list(found.workers) == [0, 1, 2] and len(found.scheduler.workers) == 3
+        with Client(found) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+    assert cluster.status == Status.running
+    with Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_scaling_hands_data_on_and_knows_its_limits(cluster, client):
+    data = client.scatter(list(range(12)), broadcast=False)
+    cluster.scale(1)
+    eventually(lambda: cluster.observed == {0}, "one worker")
+    assert client.gather(data) == list(range(12))
+    cluster.scale(3)
+    eventually(lambda: cluster.observed == {0, 1, 2}, "three workers")
+    with pytest.raises(ValueError, match="Can not scale beyond visible devices"):
+        cluster.scale(1000)
+    cluster.scale(cores=2)
+    eventually(lambda: cluster.observed == {0, 1}, "two cores")
+    cluster.scale(3)
+    client.wait_for_workers(3, timeout=120)
+
+
+def test_it_adapts_to_the_work(cluster, client):
+    adaptive = cluster.adapt(minimum=1, maximum=3, interval="200ms", wait_count=2)
+    try:
+        eventually(lambda: cluster.observed == {0} or len(cluster.observed) == 1, "one worker")
+        slow = client.map(lambda n: time.sleep(0.2) or n, range(60), pure=False)
+        eventually(lambda: len(cluster.observed) > 1, "more workers")
+        assert sum(client.gather(slow)) == sum(range(60))
+    finally:
+        adaptive.stop()
+        cluster.scale(3)
+    client.wait_for_workers(3, timeout=120)
+    eventually(lambda: cluster.observed == {0, 1, 2}, "all")
+
+
+def test_a_worker_that_dies_is_back_under_its_name(cluster, client):
+    before = cluster.workers[1].address
+    pid = client.run(os.getpid, workers=[before])[before]
+    os.kill(pid, 9)
+    eventually(lambda: cluster.workers[1].address != before, "it is back")
+    eventually(lambda: cluster.workers[1].status == Status.running, "and runs")
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+class TestEnds:
+    def test_the_asynchronous_way(self):
+        async def story():
+            async with LocalCUDACluster(**QUIET, n_workers=1, asynchronous=True) as cluster:
+                async with Client(cluster, asynchronous=True) as client:
+                    assert await client.submit(sum, [1, 2]) == 3
+                    cluster.scale(1)
+            assert cluster.status == Status.closed
+            cluster = await LocalCUDACluster(**QUIET, n_workers=1, asynchronous=True)
+            await cluster.close()
+            await cluster.close()
+
+        asyncio.run(story())
+
+    def test_client_shutdown_ends_it(self):
+        cluster = LocalCUDACluster(**QUIET, n_workers=1)
+        client = Client(cluster)
+        client.shutdown()
+        assert cluster.status == Status.closed
+        cluster.close()
+
+    def test_a_shutdown_by_somebody_else_closes_it(self):
+        with LocalCUDACluster(**QUIET, n_workers=1) as cluster:
+            with Client(cluster.scheduler_address) as client:
+                client.shutdown()
+            eventually(lambda: cluster.status == Status.closed, "it knows")
+
+    def test_twenty_clusters_one_after_the_other_leave_nothing(self):
+        def held():
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+        def one():
+            with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+                assert client.submit(sum, [1, 2]).result() == 3
+
+        one()
+        before = held()
+        for _ in range(19):
+            one()
+        eventually(lambda: held()[0] <= before[0] and held()[1] <= before[1], "nothing is held", 30)
+
+    def test_two_at_once_in_one_python(self):
+        with LocalCUDACluster(**QUIET, n_workers=1) as first:
+            with LocalCUDACluster(**QUIET, n_workers=2) as second:
+                assert first.scheduler_address != second.scheduler_address
+                with Client(first) as one, Client(second) as two:
+                    assert len(one.run(os.getpid)) == 1 and len(two.run(os.getpid)) == 2
+
+    @pytest.mark.parametrize("end", ["returns", "raises", "exits"])
+    def test_it_ends_with_a_script_that_forgets_it(self, end, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent(
+                f"""
+                import os, sys
+                from cuda_cluster.dask import LocalCUDACluster
+                from distributed import Client
+                if __name__ == "__main__":
+                    cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
+                    client = Client(cluster)
+                    print(client.submit(sum, [1, 2]).result(), flush=True)
+                    {{"returns": lambda: None, "raises": lambda: 1 / 0,
+                      "exits": lambda: os._exit(7)}}[{end!r}]()
+                """
+            )
+        )
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+        assert done.stdout.strip() == "3", done.stderr
+        assert done.returncode == {"returns": 0, "raises": 1, "exits": 7}[end], done.stderr
+        if end == "returns":
+            assert done.stderr == "", "a quiet end"
+
+
+class Doubling(Worker):
+    """A class of a user's own, which workers cannot import."""
+
+    def double(self, number):
+        return 2 * number
+
+
+# As if it were of a notebook.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+class TestStarts:
+    def test_what_cannot_start_is_raised_with_its_cause(self):
+        with pytest.raises(cuda_cluster.ClusterError, match="No module named 'no_such_module'"):
+            LocalCUDACluster(**QUIET, n_workers=1, pre_import="no_such_module")
+        with pytest.raises(cuda_cluster.ClusterError, match="no_such.Class|no_such"):
+            LocalCUDACluster(**QUIET, n_workers=1, worker_class="no_such.Class")
+
+    def test_nvlink_that_is_not_there_is_an_error_where_that_is_asked_for(self):
+        kwargs = {**QUIET, "topology": "l40s-8", "strict": True}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(ValueError, match="NVLink"):
+                LocalCUDACluster(**kwargs, enable_nvlink=True)
+
+    def test_a_start_that_is_cancelled_leaves_nothing(self):
+        async def story():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(start(), 0.3)
+
+        async def start():
+            return await LocalCUDACluster(**QUIET, n_workers=2, asynchronous=True)
+
+        asyncio.run(story())
+        # The fixture sees whether anything is left.
+
+    def test_tls_with_certificates_that_are_only_in_memory(self):
+        security = Security.temporary()
+        with LocalCUDACluster(**QUIET, n_workers=2, security=security) as cluster:
+            assert cluster.scheduler_address.startswith("tls://")
+            with Client(cluster) as client:
+                assert client.submit(sum, [1, 2]).result() == 3
+            with LocalCUDACluster.from_name(cluster.name) as found, Client(found) as client:
+                assert client.submit(sum, [1, 2]).result() == 3
+        with LocalCUDACluster(**QUIET, n_workers=1, security=True) as cluster, Client(cluster):
+            pass
+
+    def test_ucx_between_workers_and_with_the_client(self, tmp_path):
+        # In a Python of its own, because UCX is set up once in a process.
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent(
+                f"""
+                import numpy as np, os
+                from cuda_cluster.dask import LocalCUDACluster
+                from distributed import Client
+                if __name__ == "__main__":
+                    kwargs = dict(protocol="ucxx", enable_nvlink=True, rmm_pool_size=0.1, verify=True)
+                    with LocalCUDACluster(**{QUIET!r}, n_workers=2, **kwargs) as cluster:
+                        with Client(cluster) as client:
+                            a = client.submit(np.ones, 1 << 20, workers=[cluster.workers[0].address])
+                            b = client.submit(np.sum, a, workers=[cluster.workers[1].address])
+                            print(cluster.scheduler_address[:4], b.result(), os.environ["UCX_TLS"])
+                """
+            )
+        )
+        pytest.importorskip("distributed_ucxx")
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+        last = done.stdout.splitlines()[-1]
+        assert last.startswith("ucxx 1048576.0") and "posix" in last, done.stderr + done.stdout
+
+    def test_classes_and_options_of_the_users_own_reach_the_workers(self):
+        kwargs = {"env": {"ANSWER": 42}, "config": {"distributed": {"worker": {"use-file-locking": False}}},
+                  "resources": {"GPU": 2}, "lifetime_stagger": "2s"}  # fmt: skip
+        with LocalCUDACluster(**QUIET, n_workers=1, worker_class=Doubling, data=dict, **kwargs) as cluster:
+            with Client(cluster) as client:
+                inside = lambda dask_worker: (
+                    type(dask_worker).__name__,
+                    type(dask_worker.data).__name__,
+                    dask_worker.double(2),
+                    os.environ["ANSWER"],
+                    __import__("dask").config.get("distributed.worker.use-file-locking"),
+                    dict(dask_worker.state.total_resources),
+                )
+                inside = client.run(inside)
+                assert list(inside.values()) == [("Doubling", "dict", 4, "42", False, {"GPU": 2})]
+
+    def test_workers_import_what_the_script_can(self, tmp_path, monkeypatch):
+        (tmp_path / "beside_the_script.py").write_text("value = 7\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        def inside():
+            import beside_the_script
+
+            return beside_the_script.value
+
+        with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+            assert set(client.run(inside).values()) == {7}
+            assert client.run_on_scheduler(inside) == 7
+
+    def test_a_nannys_class_is_its_workers(self):
+        class Patient(Nanny):
+            pass
+
+        with LocalCUDACluster(**QUIET, n_workers=1, worker_class=Patient) as cluster:
+            assert len(cluster.workers) == 1
+
+    def test_a_spec_beside_the_keywords(self, tmp_path):
+        spec = tmp_path / "spec.yaml"
+        spec.write_text("version: 1\nworkers: 2\nthreads: 5\n")
+        with LocalCUDACluster(**QUIET, spec=spec, threads_per_worker=2, env={"A": "1"}) as cluster:
+            assert [worker.nthreads for worker in cluster.workers.values()] == [2, 2]
+
+    def test_from_a_worker_a_client_is_found(self):
+        def inside():
+            return get_client().submit(sum, [1, 2]).result()
+
+        with LocalCUDACluster(**QUIET, n_workers=2) as cluster, Client(cluster) as client:
+            assert client.submit(inside).result() == 3
+
+
+@pytest.mark.parametrize(
+    "kwargs, error, words",
+    [
+        ({"threads_per_worker": 0}, ValueError, "threads_per_worker must be higher than 0"),
+        ({"n_workers": 0}, ValueError, "cannot be less than 1"),
+        ({"protocol": "tcp", "enable_nvlink": True}, TypeError, "requires protocol='ucx'"),
+        ({"processes": False}, ValueError, "Processes are necessary"),
+        ({"rmm_allocator_external_lib_list": 3}, ValueError, "comma-separated string"),
+        ({"log_spilling": True, "worker_class": Worker}, ValueError, "log_spilling"),
+        ({"n_worker": 2}, TypeError, "did you mean 'n_workers'"),
+        ({"scheduler_kwargs": {"a": 1}}, ValueError, "a process of its own"),
+        ({"preload_nanny": ["a"]}, ValueError, "no nannies"),
+        ({"security": "no"}, TypeError, "Security object"),
+        ({"rmm_managed_memory": True, "enable_nvlink": True}, ValueError, "--rmm-managed-memory"),
+        ({"rmm_release_threshold": "1GB"}, ValueError, "--rmm-release-threshold"),
+        ({"CUDA_VISIBLE_DEVICES": "0,99"}, ValueError, "99"),
+        ({"topology": "nowhere"}, ValueError, "nowhere"),
+    ],
+)
+def test_wrong_keywords_are_refused_before_anything_starts(kwargs, error, words):
+    with pytest.raises(error, match=words):
+        LocalCUDACluster(**{**QUIET, **kwargs})
