@@ -1,4 +1,4 @@
-//! `completions` and `man`: what shells and `man` know of the command line, from its own description.
+//! `completions` and `man`: what shells and `man` know of the commands, from `--help`.
 //!
 //! *Invariant:* nothing is said here that `--help` does not say.
 

@@ -1,9 +1,7 @@
 """A place of its own for these tests, and the check that nothing of a test is left in it."""
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -68,32 +66,11 @@ def nothing_is_left():
 
 
 @pytest.fixture
-def made_up_machine(tmp_path):
-    """Gives the environment in which this machine has so many GPUs: a made-up NVML and a made-up
-    CUDA driver (`tests/fake-machine`)."""
-    program = BUILT.parent / "examples" / "fake-machine"
-    if not program.exists():
+def made_up_machine():
+    """Starts a command on a machine of so many made-up GPUs (`tests/fake-machine`)."""
+    if not (BUILT.parent / "examples/fake-machine").exists():
         pytest.skip("cargo build --examples builds the made-up machine")
-
-    def made(gpus):
-        here = json.loads(subprocess.check_output([os.environ["CUDA_CLUSTER_BIN"], "topo", "-o", "json"]))
-        numa = here["numa"][0]
-        gpu = {"name": "NVIDIA A100-SXM4-40GB", "numa": numa["id"], "cpus": numa["cpus"],
-               "memory_bytes": 40 << 30, "compute_capability": "8.0", "mig": []}  # fmt: skip
-        here |= {"name": "made up", "notes": []}
-        here["gpus"] = [
-            {"index": i, "uuid": f"GPU-00000000-0000-4000-8000-{i:012}", "pci": f"0000:{i + 1:02x}:00.0", **gpu}
-            for i in range(gpus)
-        ]
-        machine = tmp_path / "machine.json"
-        machine.write_text(json.dumps(here))
-        lines = subprocess.check_output([program, machine, tmp_path / "machine"], text=True)
-        variables = dict(line.split("=", 1) for line in lines.splitlines())
-        # Which UCX is the Python's business.
-        variables.pop("CUDA_CLUSTER_UCX", None)
-        return variables
-
-    return made
+    return lambda gpus: [str(ROOT / "scripts/made-up.sh"), str(gpus)]
 
 
 def pytest_sessionfinish(session):

@@ -147,7 +147,7 @@ def test_nanny_plugins(client):
 
     client.register_plugin(Variables())
     client.wait_for_workers(3, timeout=120)
-    assert set(client.run(os.environ.get, "SET_BY_PLUGIN").values()) == {"yes"}
+    assert set(client.run(lambda: os.environ.get("SET_BY_PLUGIN")).values()) == {"yes"}
     client.unregister_worker_plugin("variables", nanny=True)
 
 

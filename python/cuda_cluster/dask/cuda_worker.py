@@ -173,7 +173,7 @@ class CUDAWorker:
             raise self._owned.failure
 
     async def close(self, timeout: float = 5) -> None:
-        """Ends the workers, which hand their data on."""
+        """Ends the workers."""
         if self._owned is not None:
             self._owned.let_go()
             await self._gone()

@@ -145,7 +145,7 @@ def translate(keywords: dict[str, Any]) -> Wish:
     n_workers = keywords.pop("n_workers", None)
     if n_workers is not None and n_workers < 1:
         raise ValueError("Number of workers cannot be less than 1.")
-    if not keywords.pop("processes", True):
+    if keywords.pop("processes", None) is False:
         raise ValueError("Processes are necessary in order to use multiple GPUs with Dask")
     ucx = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
     security = _security(keywords.pop("security", None))
