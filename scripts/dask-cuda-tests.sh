@@ -8,6 +8,10 @@
 # PYTHON names a Python with the packages of tests/python/requirements.txt (default: that of .venv).
 set -euo pipefail
 export PYTHONDONTWRITEBYTECODE=1 DASK_CUDA_WAIT_WORKERS_MIN_TIMEOUT=${DASK_CUDA_WAIT_WORKERS_MIN_TIMEOUT:-60}
-exec "$(dirname "${BASH_SOURCE[0]}")/made-up.sh" 9 \
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-$here/../.venv/bin/python}
+[ -x "$python" ] || "$here/setup.sh" --tests
+tests=$("$python" -c 'import dask_cuda; print(dask_cuda.__path__[0])')/tests
+exec "$here/made-up.sh" 9 \
     python -m cuda_cluster.as_dask_cuda -m pytest -p dask_cuda_expected -p no:cacheprovider \
-    -q -rx --timeout 300 --pyargs dask_cuda.tests "$@"
+    -q -rx --timeout 300 "$tests" "$@"

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
     """What other processes need in their environment, so that dask_cuda means the same there."""
     return {
         "PYTHONPATH": _first(FOLDER, os.environ.get("PYTHONPATH")),
-        "PATH": _first(PROGRAMS, os.environ.get("PATH", os.defpath)),
+        "PATH": _first(PROGRAMS, _first(os.path.dirname(sys.executable), os.environ.get("PATH"))),
     }
 
 
