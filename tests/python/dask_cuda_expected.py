@@ -7,7 +7,7 @@ Two reasons there are: a GPU, which the made-up machine is not, and a design of 
 import pytest
 
 GPU = "needs a GPU: RMM allocates on the device"
-CONTEXT = "needs a GPU: looks at CUDA contexts through cuda.core"
+CONTEXT = "needs a GPU: looks at devices and contexts through cuda.core"
 LEAST = "a design of ours: a device memory limit below 64 KiB is refused as a slip"
 NO_NANNY = "a design of ours: the supervisor is the nanny of all workers, and a failure ends with 1"
 PRELOAD = "a design of ours: workers have their CUDA context before Dask's preloads, so none is loaded"
@@ -25,6 +25,15 @@ EXPECTED = {
         "test_rmm_pool_size_warns": GPU,
         "test_print_cluster_config[1B]": LEAST,
     },
+    "test_dask_setup.py": {
+        f"test_dask_cuda_worker_cli_integration[{protocol}]": PRELOAD
+        for protocol in ("tcp", "ucx", "ucxx")
+    },
+    "test_initialize.py": {
+        f"test_cuda_context_warning_with_subprocess_warnings[{protocol}]": CONTEXT
+        for protocol in ("tcp", "ucx")
+    },
+    "test_utils.py": {"test_get_device_total_memory": CONTEXT},
     "test_dask_cuda_worker.py": {
         "test_rmm_pool": GPU,
         "test_rmm_managed": GPU,

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
-from distributed import Client, Event, Lock, Queue, Variable, as_completed, performance_report, wait
+from distributed import Client, Event, Lock, Queue, Variable, Worker, as_completed, performance_report, wait
 from distributed.diagnostics.plugin import NannyPlugin, WorkerPlugin
 
 
@@ -105,6 +105,11 @@ def test_run_everywhere(client, cluster):
     names = client.run(lambda dask_worker: dask_worker.name)
     assert sorted(names.values()) == [0, 1, 2]
     assert client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.workers)) == 3
+
+
+def test_a_workers_class_is_the_one_that_clients_know(client):
+    kinds = client.run(lambda dask_worker: type(dask_worker)).values()
+    assert set(kinds) == {Worker}
 
 
 def test_upload_file(client, tmp_path):

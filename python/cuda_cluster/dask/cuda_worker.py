@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import warnings
 from collections.abc import Generator
 from typing import Any
 
@@ -61,6 +62,12 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
     for name in (*ucx, "enable_rdmacm"):
         flags[name] = given.pop(name, None)
     if given.pop("enable_cudf_spill", False):
+        if dask.config.get("cudf-spill-warning", default=True):
+            warnings.warn(
+                "cuDF spilling is enabled, please ensure the client and scheduler processes set "
+                "`CUDF_SPILL=on` as well. To disable this warning set `DASK_CUDF_SPILL_WARNING=False`.",
+                stacklevel=3,
+            )
         flags["enable_cudf_spill"] = True
         flags["cudf_spill_stats"] = given.get("cudf_spill_stats")
     given.pop("cudf_spill_stats", None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copyreg
 import gc
 import os
 import socket
@@ -116,10 +117,18 @@ def place(settings):
     return {"host": host, "port": port, "contact_address": contact or listen}
 
 
+def sent_as(kind):
+    """A metaclass of classes that are pickled as `kind`, whose name they bear: clients have that."""
+    metaclass = type("SentAs", (type(kind),), {})
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    copyreg.pickle(metaclass, lambda _: (import_term, (path,)))
+    return metaclass
+
+
 def remember_why_it_closes(kind):
     """A subclass of a worker's class that can tell afterwards what is to follow its end."""
 
-    class Supervised(kind):
+    class Supervised(kind, metaclass=sent_as(kind)):
         reason = None
         was_retired = False
         is_to_return = False
