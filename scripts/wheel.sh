@@ -59,7 +59,7 @@ if [ ! -f "$prefix/lib/libhwloc.a" ]; then
         make --quiet -C include install >make.log
         make --quiet -j"$(nproc)" -C hwloc >>make.log 2>&1
         make --quiet -C hwloc install >>make.log
-        make --quiet install-pkgconfigDATA >>make.log
+        install -D -m 644 hwloc.pc "$prefix/lib/pkgconfig/hwloc.pc"
     )
 fi
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig HWLOC_STATIC=1
