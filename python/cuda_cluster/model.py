@@ -175,7 +175,8 @@ class Plan:
     """What would run, bound to what, and why."""
 
     name: str
-    engine: str
+    #: What runs in the processes, with what it is told: an object with one key, the engine's name.
+    engine: dict[str, Any]
     workers: list[PlannedWorker]
     notes: list[Any] = field(default_factory=list)
     json: dict[str, Any] = _hidden()

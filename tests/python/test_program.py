@@ -28,7 +28,7 @@ def test_a_machine_is_objects_with_the_names_of_the_json():
 
 def test_a_plan_says_what_would_run_and_why():
     plan = cuda_cluster.plan(topology="dgx-1-v100", enable_nvlink=True, n_workers=4)
-    assert (plan.engine, len(plan.workers)) == ("native", 4)
+    assert (list(plan.engine), len(plan.workers)) == (["native"], 4)
     worker = plan.workers[0]
     assert worker.env["UCX_TLS"] == plan.json["workers"][0]["env"]["UCX_TLS"]
     assert {why.choice for why in worker.why} >= {"gpu", "cpus"}
