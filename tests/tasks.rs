@@ -290,7 +290,7 @@ fn a_malformed_frame_ends_its_connection_and_no_other() {
     stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
     client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
     let log = cluster.log("scheduler");
-    assert_eq!(log.matches("the other side does not speak our language").count(), 2, "{log}");
+    assert_eq!(log.matches("the other side sent a message that cannot be decoded").count(), 2, "{log}");
     cluster.stop();
 }
 
@@ -318,7 +318,7 @@ fn nobody_sends_what_only_another_role_may() {
     assert_eq!(client.overview().expect("told").workers.len(), 1);
     let log = cluster.log("scheduler");
     assert_eq!(log.matches("worker registers").count(), 1, "{log}");
-    assert_eq!(log.matches("the other side does not speak our language").count(), 2, "{log}");
+    assert_eq!(log.matches("the other side sent a message that cannot be decoded").count(), 2, "{log}");
     assert!(log.contains("this socket takes no bulk connections"), "{log}");
     let log = cluster.log("gpu0");
     assert!(log.contains("this socket takes no client connections"), "{log}");

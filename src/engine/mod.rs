@@ -2,7 +2,7 @@
 //!
 //! Does not start or supervise processes; `cluster` hands them to `supervise`.
 //!
-//! *Invariant:* an engine learns everything from its plan and its environment variables.
+//! *Invariant:* an engine gets its settings only from its plan and its environment variables.
 
 #[cfg(feature = "launch")]
 pub mod command;

@@ -17,9 +17,9 @@ fn a_python_that_is_not_there_or_is_none_is_named() {
     let sandbox = Sandbox::new();
     let said = up_with(&sandbox, &["--python", "/nowhere/python"]);
     assert_eq!(said.code, 2, "{said}");
-    assert!(said.stderr.contains("/nowhere/python is no Python that can be run"), "{said}");
+    assert!(said.stderr.contains("/nowhere/python is not a Python that can be run"), "{said}");
     let said = up_with(&sandbox, &["--python", "/bin/false"]);
-    assert!(said.stderr.contains("/bin/false does not answer as a Python does"), "{said}");
+    assert!(said.stderr.contains("/bin/false did not answer like a Python interpreter"), "{said}");
     sandbox.assert_nothing_is_left();
 }
 

@@ -1,20 +1,20 @@
-//! What a launcher around `exec` tells its processes, in torchrun's words.
+//! What an outer launcher tells the processes that `exec` starts, under torchrun's names.
 //!
-//! Knows Slurm and Open MPI. Where they don't tell a thing (Open MPI has no address), its variable
-//! is left out, and whatever the caller has set stands.
+//! Knows Slurm and Open MPI. If the launcher does not provide a value (Open MPI gives no address),
+//! its variable is left out, and whatever the caller has set stays.
 //!
-//! *Invariant:* no variable that is set already is changed, but for a local rank that was given.
+//! *Invariant:* a variable that is already set is never changed, except by an explicit local rank.
 
 use std::collections::BTreeMap;
 
-/// Ports for rank 0 under Slurm, which reserves none unless asked to (`--resv-ports`): every rank
-/// must come to the same one by itself, and two jobs on a machine to different ones.
+/// Ports for rank 0 under Slurm, which reserves none unless asked to (`--resv-ports`): all ranks
+/// must arrive at the same port independently, and two jobs on a machine at different ones.
 const PORTS: std::ops::Range<u64> = 20_000..30_000;
 
-/// The variables for a process of this local rank: `LOCAL_RANK`, and what the launcher tells of
-/// `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+/// The variables for a process of this local rank: `LOCAL_RANK`, and, as far as the launcher
+/// provides them, `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 ///
-/// `given` says that the rank is the user's own, and so perhaps not the launcher's.
+/// `given` means that the user chose the rank, which may therefore differ from the launcher's.
 pub fn told_by_launcher(
     local_rank: u32,
     given: bool,
@@ -42,7 +42,7 @@ pub fn told_by_launcher(
     env
 }
 
-/// What `srun` tells; the step's numbers before the job's.
+/// What `srun` sets; variables of the step take precedence over those of the job.
 fn slurm(of: &dyn Fn(&str) -> Option<String>) -> Vec<(&'static str, Option<String>)> {
     let first = |names: &[&str]| names.iter().find_map(|name| of(name));
     let node: usize = of("SLURM_NODEID").and_then(|node| node.parse().ok()).unwrap_or(0);
@@ -58,7 +58,7 @@ fn slurm(of: &dyn Fn(&str) -> Option<String>) -> Vec<(&'static str, Option<Strin
     ]
 }
 
-/// The port for rank 0: the first that Slurm reserved for the step, else one by the job's number.
+/// The port for rank 0: the first that Slurm reserved for the step, otherwise derived from the job.
 fn port(of: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
     let digits = |text: String| -> Option<u64> {
         let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -69,12 +69,12 @@ fn port(of: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
     }
     let job = of("SLURM_JOB_ID").and_then(digits)?;
     let step = of("SLURM_STEP_ID").and_then(digits).unwrap_or(0);
-    // Steps of one job follow each other while the last one's port may not be free yet.
+    // Steps of a job follow each other closely, and the previous step's port may still be in use.
     let offset = job.wrapping_mul(16).wrapping_add(step) % (PORTS.end - PORTS.start);
     Some(PORTS.start + offset)
 }
 
-/// How many tasks a node has, of Slurm's `4(x2),3`.
+/// The number of tasks on a node, from Slurm's `4(x2),3`.
 fn tasks_of_node(list: &str, node: usize) -> Option<u32> {
     let mut passed = 0usize;
     for part in list.split(',') {
@@ -90,7 +90,7 @@ fn tasks_of_node(list: &str, node: usize) -> Option<u32> {
     None
 }
 
-/// The first host of Slurm's `gpu[07-09,12]-ib,login1`.
+/// The first host in Slurm's `gpu[07-09,12]-ib,login1`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list;

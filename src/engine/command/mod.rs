@@ -1,9 +1,9 @@
 //! Any program, one rank per GPU: what a rank is told about itself and the others.
 //!
-//! Does not start the ranks and knows nothing of what they run.
+//! Does not start the ranks and knows nothing about the programs they run.
 //!
-//! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on one machine a rank is its local
-//! rank.
+//! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on a single machine a rank equals its
+//! local rank.
 
 mod launcher;
 
@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 pub use launcher::told_by_launcher;
 
-/// What `torchrun` tells its ranks, by the same names: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
+/// The variables that `torchrun` gives its ranks: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
 /// `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
 pub fn rank_environment(rank: u32, world: usize, master: SocketAddr) -> BTreeMap<String, String> {
     let variables = [
@@ -26,17 +26,17 @@ pub fn rank_environment(rank: u32, world: usize, master: SocketAddr) -> BTreeMap
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Where rank 0 shall listen: a port of this machine that nobody has now.
+/// The address on which rank 0 is to listen: a port of this machine that is free now.
 ///
-/// The port is free again when this returns, as for `torchrun`: rank 0 binds it itself.
+/// The port is released before this returns, as with `torchrun`: rank 0 binds it itself.
 ///
 /// # Errors
-/// If the system has no port, or `port` is taken.
+/// If the system has no free port, or `port` is taken.
 pub fn rendezvous(port: Option<u16>) -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port.unwrap_or(0)))?.local_addr()
 }
 
-/// Variables in which launchers tell a process its rank on this machine, the first found wins.
+/// Variables in which launchers give a process its rank on this machine; the first one set wins.
 pub const LOCAL_RANK_VARIABLES: [&str; 5] = [
     "LOCAL_RANK",
     "SLURM_LOCALID",
@@ -48,10 +48,10 @@ pub const LOCAL_RANK_VARIABLES: [&str; 5] = [
 /// Why this process's rank is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocalRankError {
-    /// No launcher told it.
+    /// No launcher provided it.
     #[error("no variable tells this process its rank on this machine")]
     Unknown,
-    /// It was told nonsense.
+    /// The variable does not hold a number.
     #[error("{variable}={value:?} is not a rank")]
     Odd { variable: &'static str, value: String },
 }
@@ -64,10 +64,10 @@ impl LocalRankError {
     }
 }
 
-/// The rank of this process on this machine, as its launcher told it.
+/// The rank of this process on this machine, as given by its launcher.
 ///
 /// # Errors
-/// If none did, or what it said is no number.
+/// If no launcher gave one, or the value is not a number.
 pub fn local_rank(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(&'static str, u32), LocalRankError> {

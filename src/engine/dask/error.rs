@@ -9,15 +9,15 @@ use super::packages::{Missing, install_line};
 #[derive(Debug, thiserror::Error)]
 pub enum DaskError {
     /// No Python was found.
-    #[error("there is no Python to run Dask with: looked for {}", looked_for.join(", "))]
+    #[error("no Python found to run Dask with: looked for {}", looked_for.join(", "))]
     NoPython {
         /// Where it could have been.
         looked_for: Vec<String>,
     },
-    /// The Python that was asked for is not there.
-    #[error("{} is no Python that can be run", path.display())]
+    /// The Python that was asked for does not exist or is not executable.
+    #[error("{} is not a Python that can be run", path.display())]
     NotThere {
-        /// As it was asked for.
+        /// The path, as the user gave it.
         path: PathBuf,
     },
     /// It could not be run.
@@ -29,12 +29,12 @@ pub enum DaskError {
         #[source]
         source: io::Error,
     },
-    /// It runs, but does not do what a Python does.
-    #[error("{} does not answer as a Python does: {output}", path.display())]
+    /// The program runs, but is not a Python interpreter.
+    #[error("{} did not answer like a Python interpreter: {output}", path.display())]
     Mute {
         /// The program.
         path: PathBuf,
-        /// Its last words.
+        /// The last line that it wrote to standard error.
         output: String,
     },
     /// It is too old.
@@ -54,10 +54,10 @@ pub enum DaskError {
         path: PathBuf,
         /// The packages.
         missing: Vec<Missing>,
-        /// CUDA's major version, where the packages that are there tell.
+        /// CUDA's major version, if an installed package reveals it.
         cuda_major: Option<u32>,
     },
-    /// Packages for different CUDA versions do not go together.
+    /// The installed packages are for different CUDA versions.
     #[error("{} has packages for different CUDA versions: {}", path.display(), packages.join(", "))]
     CudaMismatch {
         /// The Python.
@@ -65,8 +65,8 @@ pub enum DaskError {
         /// The packages.
         packages: Vec<String>,
     },
-    /// `dask` and `distributed` are released together, and these were not.
-    #[error("{} has dask {dask} and distributed {distributed}, which do not go together", path.display())]
+    /// `dask` and `distributed` are released together, and these versions don't match.
+    #[error("{} has dask {dask} and distributed {distributed}, which don't match", path.display())]
     VersionMismatch {
         /// The Python.
         path: PathBuf,
@@ -123,7 +123,7 @@ impl DaskError {
                 Some(format!("{path} -m pip install dask=={distributed}"))
             }
             Self::Tls { .. } => Some(
-                "a relative path is below the spec file's directory, or with a flag below yours"
+                "a relative path is below the spec file's directory, or with a flag below the current one"
                     .to_owned(),
             ),
             Self::Write { .. } => None,

@@ -1,8 +1,8 @@
-//! What a Python has: its version and its packages, without importing any.
+//! What a Python environment contains: its version and packages, found without importing any.
 //!
-//! Judges nothing; `packages` does.
+//! Does not judge the result; `packages` does.
 //!
-//! *Invariant:* an [`Inspection`] is what the Python itself said.
+//! *Invariant:* an [`Inspection`] is what the Python itself reported.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use super::DaskError;
 
 const SCRIPT: &str = include_str!("python/inspect_packages.py");
 
-/// Longest wait for an answer; an environment on a slow network file system takes its time.
+/// Longest wait for an answer; an environment on a network file system can be slow.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// What a Python has.
+/// What a Python environment contains.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Inspection {
     /// Its version, like `3.11.7`.
@@ -30,10 +30,10 @@ pub struct Inspection {
     pub packages: BTreeMap<String, String>,
 }
 
-/// Asks a Python.
+/// Asks a Python for its version and packages.
 ///
 /// # Errors
-/// If it cannot be run, or does not answer as a Python does.
+/// If it cannot be run, or does not answer like a Python interpreter.
 pub async fn inspect(python: &Path) -> Result<Inspection, DaskError> {
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT]).stdin(Stdio::null()).kill_on_drop(true);

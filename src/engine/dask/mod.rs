@@ -1,11 +1,11 @@
 //! The Dask engine: real `distributed` schedulers and workers, in processes that we supervise.
 //!
 //! Finds a Python, checks its packages, writes our small package for it into the run directory,
-//! and turns a plan into the arguments of each process. Starts nothing and restarts nothing:
-//! `supervise` does, and so there are no nannies.
+//! and turns a plan into the arguments of each process. Does not start or restart processes:
+//! `supervise` does, which is why there are no nannies.
 //!
-//! *Invariant:* everything that a process is told stands in its arguments and its environment;
-//! no file of the user's is read or changed by us.
+//! *Invariant:* a process gets all of its settings through its arguments and environment; we
+//! neither read nor change any of the user's files.
 
 mod error;
 mod inspect;

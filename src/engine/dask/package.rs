@@ -1,6 +1,6 @@
 //! Our Python package, carried inside this program and written out for the processes.
 //!
-//! *Invariant:* what is written is what this version of the program was built with.
+//! *Invariant:* the package that is written is the one that this program was built with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,10 +34,10 @@ const FILES: [(&str, &str); 17] = files![
     "worker.py",
 ];
 
-/// Writes the package into a directory; returns what Python is to run.
+/// Writes the package into a directory; returns the path that Python is to run.
 ///
 /// # Errors
-/// If the system refuses.
+/// If the directory or a file cannot be written.
 pub(super) fn write(directory: &Path) -> Result<PathBuf, DaskError> {
     let package = directory.join(NAME);
     let failed = |path: &Path| {

@@ -2,7 +2,7 @@
 //!
 //! Pure: judges an [`Inspection`].
 //!
-//! *Invariant:* a package is needed only for something that the plan does, and says what.
+//! *Invariant:* a package is required only if the plan uses it, and the need names that use.
 
 use std::fmt;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::plan::{DaskPlan, Plan};
 /// Oldest Python that today's Dask runs on.
 const OLDEST_PYTHON: &str = "3.10";
 
-/// Oldest `distributed` that our processes were run with.
+/// Oldest `distributed` that our processes have been tested with.
 const OLDEST_DISTRIBUTED: &str = "2025.1";
 
-/// CUDA's major version for the line to type when nothing that is installed tells.
+/// CUDA's major version in the suggested command when no installed package reveals it.
 const USUAL_CUDA: u32 = 13;
 
 /// A package that a plan needs.
@@ -32,12 +32,12 @@ pub struct Need {
     pub purpose: &'static str,
 }
 
-/// A need that is not met.
+/// A need that the Python does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// The need.
     pub need: Need,
-    /// The version that is there, when it is too old.
+    /// The installed version, if it is too old.
     pub present: Option<String>,
 }
 
@@ -81,10 +81,10 @@ pub fn needs(plan: &Plan, told: &DaskPlan) -> Vec<Need> {
     once
 }
 
-/// Holds a Python's packages against what is needed.
+/// Compares a Python's packages with what is needed.
 ///
 /// # Errors
-/// If something is missing, too old, or does not go together.
+/// If a package is missing, too old, or does not match the others.
 pub(super) fn check(path: &Path, found: &Inspection, needs: &[Need]) -> Result<(), DaskError> {
     if older(&found.version, OLDEST_PYTHON) {
         let version = found.version.clone();
@@ -106,14 +106,14 @@ pub(super) fn check(path: &Path, found: &Inspection, needs: &[Need]) -> Result<(
     }
     let version = |name| found.packages.get(name).cloned().unwrap_or_default();
     let (dask, distributed) = (version("dask"), version("distributed"));
-    // A month's releases go together, `distributed`'s own requirement.
+    // `distributed` requires the `dask` of the same month.
     if numbers(&dask).iter().take(2).ne(numbers(&distributed).iter().take(2)) {
         return Err(DaskError::VersionMismatch { path: path.into(), dask, distributed });
     }
     Ok(())
 }
 
-/// Whether a package is there, under its own name (conda) or with a CUDA suffix (PyPI).
+/// A package's version, under its plain name (conda) or with a CUDA suffix (PyPI).
 pub(super) fn version<'a>(found: &'a Inspection, package: &str) -> Option<&'a str> {
     let suffixed = |name: &str| {
         let rest = name.strip_prefix(package)?.strip_prefix("-cu")?;
@@ -133,14 +133,14 @@ fn unmet(found: &Inspection, need: &Need) -> Option<Missing> {
     Some(Missing { need: need.clone(), present })
 }
 
-/// The packages whose names carry a CUDA version, with it.
+/// The packages whose names carry a CUDA version, with that version.
 fn with_cuda(found: &Inspection) -> Vec<(&str, u32)> {
     let major = |name: &str| name.rsplit_once("-cu")?.1.parse().ok();
     let names = found.packages.keys().map(String::as_str);
     names.filter_map(|name| Some((name, major(name)?))).collect()
 }
 
-/// Compares the numbers of two versions; what is not a number counts as 0.
+/// Compares two versions number by number; a part that is not a number counts as 0.
 fn older(version: &str, least: &str) -> bool {
     numbers(version) < numbers(least)
 }
@@ -149,7 +149,7 @@ fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
 
-/// The line to type that installs what is missing.
+/// The command that installs what is missing.
 pub(super) fn install_line(python: &Path, missing: &[Missing], cuda_major: Option<u32>) -> String {
     let major = cuda_major.unwrap_or(USUAL_CUDA);
     let names: Vec<String> = missing

@@ -1,8 +1,9 @@
-//! Makes a plan of the Dask engine launchable: Python, package, arguments.
+//! Prepares a plan of the Dask engine for its launch: Python, package, arguments.
 //!
-//! Starts nothing but the Python that it asks for its packages.
+//! Starts no process except the Python that it asks for its packages.
 //!
-//! *Invariant:* what a plan asks for and this Python or machine cannot do is an error or a note.
+//! *Invariant:* whatever a plan asks for that this Python or machine cannot do is an error or a
+//! note.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,16 +18,16 @@ use crate::topology::Note;
 /// Program and arguments of one process.
 pub type Arguments = Vec<String>;
 
-/// What is needed to launch.
+/// Everything that a launch needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// The scheduler's program and arguments; `None` when one is joined.
+    /// The scheduler's program and arguments; `None` if the workers join an existing scheduler.
     pub scheduler: Option<Arguments>,
     /// The workers', in rank order.
     pub workers: Vec<Arguments>,
-    /// Where to ask for a fork of a worker, rather than executing it.
+    /// The socket of the fork server that creates the workers, if they are forked.
     pub fork_socket: Option<std::path::PathBuf>,
-    /// What could not be had.
+    /// What the plan asked for and could not be provided.
     pub notes: Vec<Note>,
 }
 

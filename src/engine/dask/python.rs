@@ -1,8 +1,8 @@
-//! Which Python: the one that was asked for, or that of the active environment.
+//! Finds the Python to use: the one that was asked for, or that of the active environment.
 //!
-//! Does not look inside; `inspect` does.
+//! Does not look at its packages; `inspect` does.
 //!
-//! *Invariant:* a [`Found`] is an executable file, and says why it was chosen.
+//! *Invariant:* a [`Found`] is an executable file, with the reason for choosing it.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::DaskError;
 
-/// A Python, and why it is this one.
+/// A Python, and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub path: PathBuf,
@@ -24,7 +24,7 @@ pub struct Found {
 /// environment.
 ///
 /// # Errors
-/// If there is none, or none of the name that was asked for.
+/// If there is none, or none under the name that was asked for.
 pub fn find(
     asked: Option<&str>,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -65,7 +65,7 @@ pub fn find(
     Ok(Found { path, reason: "the first python3 in PATH" })
 }
 
-/// The processes may run in another directory than this one.
+/// Makes a path absolute, because the processes may run in another directory.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

@@ -1,7 +1,7 @@
-//! From a plan to what each Python process is told, as one JSON argument.
+//! Turns a plan into the settings of each Python process, passed as one JSON argument.
 //!
-//! Pure, and decides nothing that the plan could: what is added depends on the run directory and on
-//! the Python that was found.
+//! Pure. Defaults of the Dask engine are decided here; everything that depends on the machine is
+//! already in the plan.
 //!
 //! *Invariant:* the field names are those that the Python package reads.
 
@@ -14,7 +14,7 @@ use crate::os::run_directory::Paths;
 use crate::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 use crate::spec::WorkerNames;
 
-/// Transports of UCX that carry host memory between processes of one machine.
+/// UCX transports that carry host memory between processes of one machine.
 const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
 
 /// Dask's own switch for creating a CUDA context, honoured for every protocol.
@@ -25,17 +25,17 @@ const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
 pub(super) struct Common {
     /// `tcp`, `tls`, `ucx` or `ucxx`.
     pub protocol: String,
-    /// Address to listen on and to be reached at; `None` for the one that faces the scheduler.
+    /// Address to listen on and to be reached at; `None` for the address that faces the scheduler.
     pub host: Option<String>,
-    /// Or the interface whose address that is.
+    /// The interface that has the address, as an alternative to `host`.
     pub interface: Option<String>,
     /// Certificates, for `tls`.
     pub tls: Option<TlsFiles>,
     /// Prefix of the dashboards' URLs.
     pub dashboard_prefix: String,
-    /// Whether there are dashboards; `/health` and `/metrics` are there in any case.
+    /// Whether there are dashboards; `/health` and `/metrics` always exist.
     pub dashboard: bool,
-    /// Dask configuration, key to value.
+    /// Dask configuration values, by key.
     pub config: BTreeMap<String, String>,
     /// Modules to import before anything else.
     pub pre_import: Vec<String>,
@@ -48,38 +48,38 @@ pub struct SchedulerSettings {
     common: Common,
     /// Ports to try in order, inclusive.
     ports: (u16, u16),
-    /// Whether it must be one of them; otherwise any free one will do.
+    /// Whether the port must be one of these; otherwise any free port will do.
     ports_required: bool,
     dashboard_address: String,
-    /// Where its address is written; the first is the run directory's.
+    /// Files to write its address to; the first is the run directory's.
     scheduler_files: Vec<PathBuf>,
-    /// Where the variables that clients need are written.
+    /// File to write the variables that clients need to.
     client_file: PathBuf,
-    /// Those variables, but for the scheduler's address.
+    /// Those variables, without the scheduler's address.
     client_env: BTreeMap<String, String>,
     /// Its fork server; `None` for none.
     fork: Option<Fork>,
-    /// Fewest and most workers; `None` for as many as there are, always.
+    /// Fewest and most workers; `None` for a fixed number.
     adapt: Option<(u32, usize)>,
 }
 
-/// What a fork server is told.
+/// Settings of a fork server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Fork {
-    /// Where it listens.
+    /// The socket it listens on.
     socket: PathBuf,
-    /// What the workers will import, so that none of them has to.
+    /// Modules that the workers will import; the server imports them once for all.
     imports: Vec<String>,
 }
 
-/// What a worker is told.
+/// Settings of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerSettings {
     #[serde(flatten)]
     common: Common,
-    /// The scheduler to join, by address.
+    /// Address of the scheduler to join.
     scheduler: Option<String>,
-    /// Or by the file with its address.
+    /// File with that address, as an alternative.
     scheduler_file: Option<PathBuf>,
     /// Unique among the workers of one machine's clusters.
     name: String,
@@ -92,7 +92,7 @@ pub struct WorkerSettings {
     listen_address: Option<String>,
     contact_address: Option<String>,
     memory_limit: Option<u64>,
-    /// `None` leaves storage to `distributed`; otherwise it is dask-cuda's.
+    /// `None` leaves storage to `distributed`; otherwise dask-cuda's storage is used.
     device_memory_limit: Option<u64>,
     local_directory: Option<PathBuf>,
     dashboard_address: String,
@@ -109,7 +109,7 @@ pub struct WorkerSettings {
     cuda_context: bool,
     /// Its fork server, for the first of the workers that join a scheduler elsewhere.
     fork: Option<Fork>,
-    /// What is proven before READY; `None` for nothing.
+    /// What to verify before READY; `None` for nothing.
     verify: Option<Proof>,
 }
 
@@ -130,10 +130,10 @@ struct Proof {
     transports: Vec<&'static [&'static str]>,
 }
 
-/// What does not stand in the plan, because it depends on the Python.
+/// Facts about the Python that the plan cannot know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Means {
-    /// Whether dask-cuda is there.
+    /// Whether dask-cuda is installed.
     pub(super) dask_cuda: bool,
     /// Whether processes are forked.
     pub(super) fork: bool,
@@ -177,7 +177,7 @@ fn fork(plan: &Plan, told: &DaskPlan, means: Means, paths: &Paths) -> Fork {
     Fork { socket: fork_socket(paths), imports: imports(plan, told, means) }
 }
 
-/// The file with what clients need, but for the scheduler's address: JSON, name to value.
+/// The file with the variables that clients need, without the scheduler's address: JSON, by name.
 pub fn client_file(paths: &Paths) -> PathBuf {
     paths.root().join("client.json")
 }
@@ -289,7 +289,7 @@ fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
     let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
     let names = |names: &[&str], list: &str| list.split(',').any(|one| names.contains(&one));
     let shared_memory = match list.strip_prefix('^') {
-        // The list names what is left out.
+        // A `^` list names the transports that are left out.
         Some(list) => !names(&["all", "sm", "shm", "mm", "posix"], list),
         None => names(&["all", "sm", "shm", "mm", "posix", "sysv"], list),
     };
@@ -360,7 +360,7 @@ mod tests {
         plan.workers.iter().map(told).collect()
     }
 
-    /// What a worker or the scheduler reads and is not told would be a `KeyError` at its start.
+    /// A setting that is read but not passed would be a `KeyError` when the process starts.
     #[test]
     fn everything_that_the_python_package_reads_is_told() {
         let (plan, told) = plan(json!({}));
@@ -379,6 +379,7 @@ mod tests {
         ];
         for (text, told) in files {
             for key in reads(text) {
+                // A worker's `name` is read by the process that becomes the worker.
                 let known = told.iter().all(|told| told.get(&key).is_some());
                 assert!(known, "{key} is read and not told");
             }

@@ -1,8 +1,8 @@
-//! A client of a running native cluster: asks its scheduler from outside the cluster.
+//! A client of a running native cluster, which asks the scheduler from outside the cluster.
 //!
-//! Does not move objects itself; it has no data plane.
+//! Has no data plane, so it does not move objects itself.
 //!
-//! *Invariant:* the run directory alone says where the scheduler is and what the secret is.
+//! *Invariant:* the scheduler's address and the secret come from the run directory alone.
 
 use std::path::Path;
 
@@ -22,14 +22,14 @@ pub struct Client {
     stream: UnixStream,
 }
 
-/// What came of one measurement.
+/// The outcome of one measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// The sender.
     pub from: String,
     /// The receiver.
     pub to: String,
-    /// What was measured, or why nothing was.
+    /// What was measured, or why the measurement failed.
     pub result: Result<Samples, String>,
 }
 
@@ -37,7 +37,7 @@ impl Client {
     /// Connects to the scheduler of the cluster with this run directory.
     ///
     /// # Errors
-    /// If there is none, or the secret is not its own.
+    /// If there is no cluster, or it has another secret.
     pub async fn connect(run_directory: &Path) -> Result<Self, Error> {
         let paths = Paths::at(run_directory);
         let secret = paths.read_secret()?;
@@ -45,7 +45,7 @@ impl Client {
         Ok(Self { stream })
     }
 
-    /// The workers, and the lanes of their connections.
+    /// The workers and the lanes of their connections.
     ///
     /// # Errors
     /// If the scheduler goes away.
@@ -60,11 +60,11 @@ impl Client {
         }
     }
 
-    /// Has all of these measured at the same time. The results come in the order in which they
-    /// end.
+    /// Runs all of these measurements at the same time. Results come in the order in which the
+    /// measurements end.
     ///
     /// # Errors
-    /// If the scheduler goes away. A measurement that fails says so in its own result.
+    /// If the scheduler goes away. A failed measurement is reported in its own result.
     pub async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
         for measurement in all {
             let message = FromClient::Measure(measurement.clone());

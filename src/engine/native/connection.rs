@@ -1,9 +1,9 @@
-//! Frames over the cluster's sockets, and the greeting that proves both sides.
+//! Frames over the cluster's sockets, and the greeting in which both sides authenticate.
 //!
-//! Does not know what the messages mean. The blocking client uses these functions, too, over
+//! Does not know what the messages mean. The blocking client uses these functions too, over
 //! sockets that are always ready.
 //!
-//! *Invariant:* before the proofs, no more than [`GREETING_LIMIT`] bytes are read for one frame.
+//! *Invariant:* until both sides have authenticated, a frame is at most [`GREETING_LIMIT`] bytes.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -22,10 +22,10 @@ use crate::wire::frame::{decode, encode, length};
 use crate::wire::greeting::{Answer, Challenge, GREETING_LIMIT, Role, VERSION, Welcome};
 use crate::wire::secret::Secret;
 
-/// A connection's number in the process that accepted it; never used twice.
+/// A connection's number in the process that accepted it; never reused.
 pub(super) type ConnectionId = u64;
 
-/// Listens where only this user can connect.
+/// Listens on a socket that only this user can connect to.
 pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {
     let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
     match fs::remove_file(path) {
@@ -37,7 +37,7 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-/// Connects to a process of the cluster, and proves both sides.
+/// Connects to a process of the cluster, and authenticates both sides.
 pub(super) async fn connect(
     paths: &Paths,
     process: &str,
@@ -62,7 +62,7 @@ pub(crate) async fn send(
 
 /// Receives a frame of at most `limit` bytes.
 ///
-/// Must not be dropped while it waits, or the rest of a frame is taken for the next one.
+/// Not cancel safe: if it is dropped midway, the rest of a frame is read as the next one.
 pub(crate) async fn receive<T: DeserializeOwned>(
     reader: &mut (impl AsyncReadExt + Unpin),
     limit: usize,
@@ -74,7 +74,7 @@ pub(crate) async fn receive<T: DeserializeOwned>(
     Ok(decode(&bytes)?)
 }
 
-/// The listener's side of the greeting. `accept` says what a connection may be.
+/// The listener's side of the greeting. `accept` decides which roles may connect.
 pub(super) async fn welcome<A>(
     stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin),
     secret: &Secret,

@@ -1,4 +1,4 @@
-//! Why a process of the native engine ends, and why a conversation over its sockets breaks.
+//! Why a process of the native engine ends, and why a connection to it fails.
 //!
 //! *Invariant:* an error that a user can do something about has a hint.
 
@@ -14,7 +14,7 @@ use crate::{cuda, ucx};
 /// Why a process of the native engine ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A variable of the environment is missing or not what it should be.
+    /// An environment variable is missing or not what it should be.
     #[error("the environment variable {variable} is missing or not usable")]
     Variable {
         /// Its name.
@@ -25,7 +25,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The plan is not one that this version reads.
@@ -42,7 +42,7 @@ pub enum Error {
         /// Which.
         engine: EngineKind,
     },
-    /// The cluster's secret cannot be had.
+    /// The cluster's secret cannot be read.
     #[error(transparent)]
     Secret(#[from] SecretFileError),
     /// The system refused something.
@@ -50,7 +50,7 @@ pub enum Error {
     System {
         /// What was attempted.
         action: &'static str,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The scheduler's socket cannot be used.
@@ -60,11 +60,11 @@ pub enum Error {
         action: &'static str,
         /// The socket.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The conversation with the other side of the scheduler's socket broke.
-    #[error("the conversation over the scheduler's socket broke")]
+    /// A message from the scheduler could not be read, or a message to it could not be sent.
+    #[error("the connection to the scheduler failed")]
     Conversation(#[from] ConversationError),
     /// The scheduler ended, or closed the connection.
     #[error("the scheduler is gone")]
@@ -75,19 +75,19 @@ pub enum Error {
     /// The worker's GPU cannot be used.
     #[error("the GPU cannot be used")]
     Device(#[from] cuda::Error),
-    /// The worker's GPU has faulted, and answers this process no more.
+    /// The worker's GPU has faulted and no longer answers this process.
     #[error("the GPU has faulted: {fault}{}", in_task(task.as_deref()))]
     Fault {
-        /// The driver's words.
+        /// The driver's error.
         fault: cuda::Fault,
-        /// The task that met it, and its function, where a task did.
+        /// The task that met the fault, and its function, if it was a task.
         task: Option<String>,
     },
-    /// The thread that owns UCX ended by itself.
+    /// The thread that owns UCX ended unexpectedly.
     #[error("the thread that owns UCX ended")]
     PlaneGone,
-    /// No random numbers.
-    #[error("the system gives no random numbers: {0}")]
+    /// The system has no random numbers.
+    #[error("the system has no random numbers: {0}")]
     Random(getrandom::Error),
 }
 
@@ -113,7 +113,7 @@ impl Error {
         }
     }
 
-    /// The whole story on one line: the error, its causes, and what to do.
+    /// The error, its causes and its hint, on one line.
     pub(super) fn story(&self) -> String {
         let mut story = in_full(self);
         if let Some(hint) = self.hint() {
@@ -124,24 +124,24 @@ impl Error {
     }
 }
 
-/// Why a conversation over the scheduler's socket broke.
+/// Why a connection over a socket of the cluster failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConversationError {
     /// The socket failed or was closed.
     #[error("the connection failed")]
     Broken(#[from] std::io::Error),
-    /// A frame was not what it should be.
-    #[error("the other side does not speak our language")]
+    /// A frame could not be decoded.
+    #[error("the other side sent a message that cannot be decoded")]
     Frame(#[from] FrameError),
     /// The other side does not know the secret.
     #[error("the other side does not know the cluster's secret")]
     Proof,
-    /// The other side closed the connection after this side's proof.
+    /// The other side closed the connection after it saw this side's proof.
     #[error(
         "the other side closed the connection when it saw this process's proof of the cluster's secret"
     )]
     Refused,
-    /// The other side is of another version.
+    /// The other side has another version.
     #[error("the other side speaks version {version}")]
     Version {
         /// Its version.
@@ -153,20 +153,20 @@ pub enum ConversationError {
         /// How many.
         requests: usize,
     },
-    /// The other side does not read what it is sent.
+    /// The other side stopped reading.
     #[error("the other side does not read what it is sent")]
     NotRead,
-    /// The other side is not what may connect to this socket.
+    /// The other side has a role that this socket does not accept.
     #[error("this socket takes no {role} connections")]
     Role {
-        /// What it says that it is.
+        /// The role that it claims.
         role: Role,
     },
-    /// No random numbers.
-    #[error("the system gives no random numbers: {0}")]
+    /// The system has no random numbers.
+    #[error("the system has no random numbers: {0}")]
     Random(getrandom::Error),
-    /// The other side took too long to prove itself.
-    #[error("the other side did not prove itself in time")]
+    /// The other side took too long to authenticate.
+    #[error("the other side did not authenticate in time")]
     Slow,
 }
 

@@ -8,14 +8,13 @@
 //! | [`plane`] | the worker's thread that owns UCX and moves objects between workers |
 //! | [`client`] | asks the scheduler for measurements |
 //! | [`links`] | what connections should carry, compared with what was measured |
-//! | `connection` | frames over the sockets, and the greeting that proves both sides |
-//! | `process` | what a process is told when it starts, and how it reports |
+//! | `connection` | frames over the sockets, and the greeting in which both sides authenticate |
+//! | `process` | what a process is given when it starts, and how it reports |
 //!
-//! Does not start or supervise processes. [`scheduler::main`] and [`worker::main`] are what they
-//! run.
+//! Does not start or supervise processes. They run [`scheduler::main`] and [`worker::main`].
 //!
-//! *Invariant:* a worker says READY only when bytes have passed, both checked and proven to come
-//! from the cluster, to every peer that it is expected to reach.
+//! *Invariant:* a worker reports READY only after checked bytes, proven to come from the cluster,
+//! have passed to every peer that it is expected to reach.
 
 pub mod client;
 pub(crate) mod connection;

@@ -1,4 +1,5 @@
-//! What a process of the native engine is told at birth: environment, run directory, status pipe.
+//! What a process of the native engine is given at its start: environment, run directory, status
+//! pipe.
 //!
 //! Does not change any of it.
 //!
@@ -21,7 +22,7 @@ use crate::wire::status::{
     self, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
 };
 
-/// What this process is told.
+/// What this process was given at its start.
 pub(super) struct Contract {
     /// This process's name.
     pub(super) name: String,
@@ -57,11 +58,11 @@ impl Contract {
     }
 }
 
-/// The way to the supervisor. Without a supervisor it writes nothing.
+/// The connection to the supervisor. Without a supervisor it writes nothing.
 pub(super) struct StatusPipe {
-    /// Until READY.
+    /// The pipe, until READY.
     file: Option<File>,
-    /// From then on, where the supervisor asks and is answered.
+    /// After READY: the socket over which the supervisor asks and is answered.
     questions: Option<UnixStream>,
 }
 
@@ -80,14 +81,14 @@ impl StatusPipe {
         Ok(Self { file: Some(File::from(own)), questions: None })
     }
 
-    /// Says what is being done.
+    /// Reports what the process is doing.
     pub(super) fn step(&mut self, step: impl Into<String>) {
         let step = step.into();
         tracing::debug!(step, "starting");
         self.write(&Status::Step { step });
     }
 
-    /// Says that the process does its work. Inside a tokio runtime.
+    /// Reports that the process is ready. Must be called inside a tokio runtime.
     pub(super) fn ready(
         &mut self,
         address: Option<String>,
@@ -97,13 +98,13 @@ impl StatusPipe {
         self.write(&Status::Ready { address, peers, ucx });
         let Some(file) = self.file.take() else { return };
         let socket = std::os::unix::net::UnixStream::from(OwnedFd::from(file));
-        // Of a pipe that is none, as by whoever starts this process by hand, nobody asks.
+        // If a person started this process by hand, it is no socket, and nobody asks.
         if socket.local_addr().is_ok() && socket.set_nonblocking(true).is_ok() {
             self.questions = UnixStream::from_std(socket).ok();
         }
     }
 
-    /// Waits until the supervisor asks whether this process answers; for ever where nobody asks.
+    /// Waits until the supervisor asks whether this process answers; without a supervisor, forever.
     pub(super) async fn asked(&mut self) {
         let mut bytes = [0; 64];
         while let Some(questions) = &self.questions {
@@ -120,21 +121,21 @@ impl StatusPipe {
         std::future::pending().await
     }
 
-    /// Answers the supervisor's question.
+    /// Answers the supervisor.
     pub(super) fn answer(&self) {
         if let Some(questions) = &self.questions {
-            // There is room for one answer to each question; a supervisor that is gone takes this
-            // process with it.
+            // There is room for one answer to each question. If the supervisor is gone, this
+            // process ends too.
             let _ = questions.try_write(status::encode(&Status::Alive).as_bytes());
         }
     }
 
-    /// Says why the process cannot start, or cannot go on.
+    /// Reports why the process cannot start, or cannot continue.
     pub(super) fn failed(&mut self, reason: String) {
         let failed = Status::Failed { reason };
         if let Some(questions) = self.questions.take() {
-            // The event loop may be gone already. There is room for it in the socket, unless the
-            // supervisor does not read.
+            // The event loop may be gone already. The socket has room for this, unless the
+            // supervisor stopped reading.
             let _ = nix::unistd::write(&questions, status::encode(&failed).as_bytes());
         }
         self.write(&failed);
@@ -143,17 +144,17 @@ impl StatusPipe {
 
     fn write(&mut self, status: &Status) {
         if let Some(file) = &mut self.file {
-            // A supervisor that is gone takes this process with it; nobody is left to be told.
+            // If the supervisor is gone, this process ends too, and there is nobody to tell.
             let _ = file.write_all(status::encode(status).as_bytes());
         }
     }
 }
 
-/// Sends log lines to standard error, where the supervisor keeps them.
+/// Sends log lines to standard error, which the supervisor records.
 pub(super) fn log_to_standard_error() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("CUDA_CLUSTER_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // Only a second call in one process fails, and then the first one holds.
+    // This fails only if called twice in one process; then the first call stays in effect.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

@@ -1,28 +1,28 @@
-//! What a way between two workers can carry.
+//! What a link between two workers can carry.
 //!
 //! Pure. The numbers are vendors' per direction, and what good software measures with large
 //! messages: NVLink 20 GB/s a link on P100, 25 from V100 to H200, 50 on B200; PCIe after encoding.
 //!
-//! *Invariant:* a limit is never below what the link can carry, so that a figure above it is wrong.
+//! *Invariant:* a limit is never below what the link can carry, so a figure above it is wrong.
 
 use crate::ids::GpuIndex;
 use crate::plan::{Plan, WorkerPlan};
 use crate::topology::{Device, Gpu, LinkKind, Topology};
 use crate::wire::peer::MemoryKind;
 
-/// What a way carries in one direction, in 10⁹ bytes per second.
+/// What a link carries in one direction, in 10⁹ bytes per second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     /// The link: `NV18`, `PCIe 5.0 x16`, `host memory`.
     pub link: String,
-    /// Most that it can carry, where that is known.
+    /// Most that it can carry, if known.
     pub most: Option<f64>,
     /// What good software measures on it.
     pub usual: f64,
 }
 
 impl Limit {
-    /// That of bytes which go through the host's memory.
+    /// The limit of links through host memory.
     pub(super) fn host() -> Self {
         Self { link: "host memory".to_owned(), most: None, usual: HOST_USUAL }
     }
@@ -43,7 +43,7 @@ fn nvlink(major: u32) -> (f64, f64) {
 }
 
 /// What 16 lanes carry and what software reaches, by the transfer rate in GT/s: encoding takes
-/// 2 of 130 bits. The next generation stands where the rate is between two.
+/// 2 of 130 bits. A rate between two generations counts as the newer one.
 fn pcie(gt_per_s: f64) -> (&'static str, f64, f64) {
     match gt_per_s {
         rate if rate <= 8.0 => ("3.0", 15.75, 0.80),
@@ -53,7 +53,7 @@ fn pcie(gt_per_s: f64) -> (&'static str, f64, f64) {
     }
 }
 
-/// The limit of the way between two workers; `None` where nothing is known of it.
+/// The limit of the link between two workers; `None` if unknown.
 ///
 /// `machine` is the machine whose GPUs carry device memory; simulated devices have none.
 pub fn limit(
@@ -79,7 +79,7 @@ fn index(worker: &WorkerPlan) -> Option<GpuIndex> {
 
 fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
     match machine.links.between(Device::Gpu(a.index), Device::Gpu(b.index))? {
-        // Within one GPU: its memory's own bandwidth, which no source tells.
+        // Within one GPU: the bandwidth of its memory, which no source reports.
         LinkKind::X => None,
         kind @ LinkKind::Nv(links) => {
             let major = a.compute_capability?.major.min(b.compute_capability?.major);
@@ -94,7 +94,7 @@ fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
     }
 }
 
-/// A GPU's own PCIe link at its best: idle GPUs run theirs slower.
+/// A GPU's own PCIe link at full speed: idle GPUs slow theirs down.
 fn bus(gpu: &Gpu) -> Option<Limit> {
     let link = gpu.pcie.as_ref()?;
     let rate = link.max_gt_per_s.or(link.gt_per_s)?;

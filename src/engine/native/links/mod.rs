@@ -1,8 +1,8 @@
-//! What the ways between workers should carry, and what was found: rows for people and programs.
+//! Compares what links between workers should carry with what was measured, as rows of a report.
 //!
-//! Pure. Does not measure; [`super::client`] has it done.
+//! Pure. Does not measure; [`super::client`] does.
 //!
-//! *Invariant:* a verdict other than `ok` says what was expected and what was found.
+//! *Invariant:* every verdict except `ok` says what was expected and what was found.
 
 mod limits;
 
@@ -20,7 +20,7 @@ use crate::topology::Topology;
 use crate::wire::native::{Mapped, Measurement, Quantity, Samples};
 use crate::wire::peer::MemoryKind;
 
-/// Bytes that a round moves, where the messages are not longer.
+/// Bytes that a round moves, unless a single message is longer.
 const ROUND_BYTES: u64 = 64 << 20;
 
 /// Most messages of a round.
@@ -29,41 +29,40 @@ const ROUND_MESSAGES: u64 = 10_000;
 /// Messages of a latency measurement.
 const PINGS: u32 = 2_000;
 
-/// Those of its trial.
+/// Messages of a trial.
 const TRIAL_PINGS: u32 = 20;
 
 /// Bytes of a latency measurement's messages.
 pub const PING_BYTES: u64 = 8;
 
-/// Bandwidth beyond what one process copies of another's host memory, in GB/s: what measures more
-/// has measured wrongly.
+/// More bandwidth than one process can copy from another's host memory, in GB/s: a measurement
+/// above it is wrong.
 const IMPLAUSIBLE_IN_HOST_MEMORY: f64 = 500.0;
 
-/// How far beyond a link's limit a figure may lie: clocks and vendors round.
+/// How far a figure may exceed a link's limit, because clocks and vendors round.
 const TOLERANCE: f64 = 1.05;
 
-/// Messages from which on a link shows what it can do, in bytes.
+/// Smallest message that shows a link's bandwidth, in bytes.
 const TELLING_BYTES: u64 = 1 << 20;
 
-/// A device's link below this share of what is usual is slow.
+/// A device's link is slow below this share of the usual bandwidth.
 const SLOW_DEVICE: f64 = 0.5;
 
-/// Host memory below this share is slow. Machines differ by far more than their links, and a loaded
-/// one is no broken one.
+/// Host memory is slow below this share. Machines differ far more in this than in their links, and
+/// a busy machine is not a broken one.
 const SLOW_HOST: f64 = 0.1;
 
 /// Transports that carry host memory between processes of one machine without a network.
 const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
 
-/// What a pair of workers should use.
+/// What should carry the data between two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Shared memory of the host.
     SharedMemory,
     /// Copies between GPUs, over NVLink or PCIe.
     CudaIpc,
-    /// From GPU to GPU through the host's memory: the plan has no `cuda_ipc`, or the GPUs have
-    /// none.
+    /// From GPU to GPU through host memory, because the plan or the GPUs don't allow `cuda_ipc`.
     Staging,
 }
 
@@ -78,7 +77,7 @@ impl fmt::Display for Expected {
 }
 
 impl Expected {
-    /// What two workers of a plan should use: they are on one machine, so never a network.
+    /// What two workers of a plan should use. They share a machine, so it is never a network.
     pub fn of(
         plan: &Plan,
         machine: Option<&Topology>,
@@ -109,14 +108,13 @@ impl Expected {
     }
 }
 
-/// Whether a plan wants copies between GPUs. A list of the caller's is no plan: what it leaves out
-/// is
-/// missed.
+/// Whether a plan wants copies between GPUs. If the caller set the list of transports, a missing
+/// `cuda_ipc` counts as a downgrade.
 fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
     if plan.requirements.nvlink {
         return true;
     }
-    // Switched off.
+    // The user switched it off.
     if plan.origins.contains_key("ucx.nvlink") {
         return false;
     }
@@ -124,7 +122,7 @@ fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
     worker.env.get("UCX_TLS").is_none_or(|list| callers || permits_cuda_ipc(list))
 }
 
-/// Whether a list of transports has `cuda_ipc`.
+/// Whether a list of transports includes `cuda_ipc`.
 fn permits_cuda_ipc(list: &str) -> bool {
     let names =
         |list: &str| list.split(',').any(|name| ["cuda_ipc", "cuda"].contains(&name.trim()));
@@ -134,8 +132,7 @@ fn permits_cuda_ipc(list: &str) -> bool {
     }
 }
 
-/// Whether the driver lets one GPU read the other's memory, as far as is known. MIG instances
-/// cannot.
+/// Whether the driver lets one GPU read the other's memory, as far as known. MIG instances cannot.
 fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -> bool {
     let (Some(a), Some(b)) = (&from.gpu, &to.gpu) else { return true };
     if a.mig.is_some() || b.mig.is_some() {
@@ -146,18 +143,18 @@ fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -
     a.index == b.index || peers.is_none_or(|peers| peers.contains(&b.index))
 }
 
-/// What is to be said about a pair.
+/// The result of comparing a pair with what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// As expected.
     Ok,
-    /// The expected lane, far below what it should carry.
+    /// The expected lane was used, but is far slower than it should be.
     Slow(String),
-    /// Another lane than expected, and why.
+    /// Another lane than the expected one was used, and why.
     Downgraded(String),
-    /// A figure that cannot be.
+    /// The figure is impossible.
     Implausible(String),
-    /// Nothing was measured, because of this.
+    /// Nothing was measured, for this reason.
     Failed(String),
 }
 
@@ -179,21 +176,21 @@ impl Serialize for Verdict {
     }
 }
 
-/// One ordered pair of workers at one size of messages.
+/// One ordered pair of workers at one message size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
     pub from: String,
     pub to: String,
-    /// Where the bytes lie.
+    /// The memory that the messages are in.
     pub memory: MemoryKind,
-    /// The lanes of the connection, in UCX's words.
+    /// The lanes of the connection, by UCX's names.
     pub lanes: Vec<String>,
-    /// What should be among them.
+    /// What should carry the data.
     #[serde(serialize_with = "as_text")]
     pub expected: Expected,
     /// Bytes of each message.
     pub size_bytes: u64,
-    /// Bandwidth of the median round; 10⁹ bytes per second.
+    /// Bandwidth of the median round, in 10⁹ bytes per second.
     pub gb_per_s: Option<f64>,
     /// Bandwidth over all rounds.
     pub mean_gb_per_s: Option<f64>,
@@ -203,11 +200,11 @@ pub struct Pair {
     pub mean_latency_us: Option<f64>,
     /// What carries the bytes, by the topology: `NV18`, `host memory`.
     pub link: Option<String>,
-    /// Most that the link can carry in one direction, where that is known.
+    /// Most that the link can carry in one direction, if known.
     pub limit_gb_per_s: Option<f64>,
     /// What good software measures on it.
     pub usual_gb_per_s: Option<f64>,
-    /// What is to be said about it.
+    /// Whether the figures are as expected.
     pub verdict: Verdict,
 }
 
@@ -231,7 +228,7 @@ pub fn stream(from: &str, to: &str, memory: MemoryKind, size: u64, rounds: u32) 
     }
 }
 
-/// A game of ping-pong with small messages.
+/// A ping-pong of small messages.
 pub fn ping(from: &str, to: &str, memory: MemoryKind) -> Measurement {
     Measurement {
         what: Quantity::Latency,
@@ -243,7 +240,7 @@ pub fn ping(from: &str, to: &str, memory: MemoryKind) -> Measurement {
     }
 }
 
-/// A small part of a measurement, from which its time can be told.
+/// A small part of a measurement, to estimate how long all of it takes.
 pub fn trial(full: &Measurement) -> Measurement {
     match full.what {
         Quantity::Latency => Measurement {
@@ -257,10 +254,10 @@ pub fn trial(full: &Measurement) -> Measurement {
     }
 }
 
-/// A trial four times as large; `None` when it would be more than what is wanted.
+/// A trial four times as large; `None` if that exceeds the full measurement.
 ///
-/// A way can be quick for two messages and stall after: what a trial shows is believed for four
-/// times as much, not for a thousand times.
+/// A link can be quick for two messages and stall afterwards, so a trial's rate is trusted for
+/// four times as many messages, not for a thousand times as many.
 pub fn larger(trial: &Measurement, full: &Measurement) -> Option<Measurement> {
     let grown = |now: u32, most: u32| (now < most).then(|| now.saturating_mul(4).min(most));
     match full.what {
@@ -275,7 +272,7 @@ pub fn larger(trial: &Measurement, full: &Measurement) -> Option<Measurement> {
     }
 }
 
-/// As much of a measurement as fits into a time, by what its trial took; never less than a round.
+/// As much of a measurement as fits into a time, judged by its trial; at least one round.
 pub fn within(
     budget: Duration,
     full: Measurement,
@@ -290,7 +287,7 @@ pub fn within(
         return full;
     }
     let whole = |number: f64, most: u32| {
-        // A float becomes the nearest number that the type has.
+        // A float is cast to the nearest number of the type.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         (number as u32).clamp(1, most.max(1))
     };
@@ -304,9 +301,9 @@ pub fn within(
 /// The median and the mean of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
-    /// The median round's.
+    /// Of the median round.
     pub median: f64,
-    /// That of all rounds together.
+    /// Over all rounds.
     pub mean: f64,
 }
 
@@ -329,7 +326,7 @@ fn mean(values: &[u64]) -> Option<f64> {
     (sum > 0).then(|| sum as f64 / values.len() as f64)
 }
 
-/// The middle of the values; `None` without values, or where the clock saw nothing.
+/// The median of the values; `None` without values, or if the clock measured nothing.
 fn median(values: &[u64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -337,20 +334,20 @@ fn median(values: &[u64]) -> Option<f64> {
     (middle > 0).then_some(middle as f64)
 }
 
-/// What rows are made with.
+/// What rows are computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Background<'a> {
     /// The cluster's plan.
     pub plan: &'a Plan,
-    /// The machine that its GPUs are in; `None` when they are simulated.
+    /// The machine that has the GPUs; `None` if they are simulated.
     pub machine: Option<&'a Topology>,
-    /// Latencies of the pairs where they are known.
+    /// Latencies by pair, where known.
     pub latencies: &'a BTreeMap<(String, String), Figure>,
-    /// Whether nothing else was measured meanwhile, so that a slow way is one.
+    /// Whether nothing else was measured at the same time, so that a slow figure means a slow link.
     pub alone: bool,
 }
 
-/// The row of a stream.
+/// The row for a stream.
 pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
     let Background { plan, machine, latencies, alone } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
@@ -374,7 +371,7 @@ pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Mea
         }
         Err(why) => (Vec::new(), None, Verdict::Failed(why.clone())),
     };
-    // A figure that cannot be is none.
+    // An impossible figure is not reported.
     let figure = figure.filter(|_| !matches!(verdict, Verdict::Implausible(_)));
     let latency = latencies.get(&(from.clone(), to.clone()));
     Pair {
@@ -395,7 +392,7 @@ pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Mea
     }
 }
 
-/// Judges a figure that came over the expected lanes.
+/// Judges a figure that was measured over the expected lanes.
 fn judge(
     expected: Expected,
     limit: Option<&Limit>,
@@ -431,10 +428,9 @@ fn downgrade(plan: &Plan, from: &str, expected: Expected, lanes: &[String]) -> S
     format!("{expected} expected, {used} used{}{advice}", cause(plan, from))
 }
 
-/// Why copies between GPUs are not used although there is a lane for them. A connection has that
-/// lane
-/// as soon as both ends know CUDA; whether it carries bytes shows when memory is mapped. Small
-/// messages need none.
+/// Why copies between GPUs were not used although there is a lane for them. A connection has that
+/// lane as soon as both ends support CUDA; whether it can carry bytes shows only when memory is
+/// mapped. Small messages don't need it.
 fn unused(expected: Expected, measurement: &Measurement, samples: &Samples) -> Option<String> {
     if expected != Expected::CudaIpc {
         return None;
@@ -457,7 +453,7 @@ fn unused(expected: Expected, measurement: &Measurement, samples: &Samples) -> O
     })
 }
 
-/// What in a worker's plan restricts its transports.
+/// The setting in a worker's plan that restricts its transports.
 fn cause(plan: &Plan, worker: &str) -> String {
     let worker = plan.workers.iter().find(|candidate| candidate.name == worker);
     match worker.and_then(|worker| worker.env.get("UCX_TLS")) {

@@ -1,13 +1,13 @@
-//! Who the peers are, how far each connection is, and when this worker is ready.
+//! Which peers there are, the state of each connection, and when this worker is ready.
 //!
 //! Pure: events in, actions out. Does not call UCX.
 //!
-//! A connection from A to B is proven in four messages: A's `Hello`, B's `Welcome`, A's `Probe`,
-//! B's `Met`. Either side may hear of the other first, from the scheduler or from the other's
-//! `Hello`; what needs an endpoint waits until the scheduler has given the address.
+//! A connection from A to B is verified by four messages: A's `Hello`, B's `Welcome`, A's `Probe`,
+//! B's `Met`. Either side may learn of the other first, from the scheduler or from the other's
+//! `Hello`; whatever needs an endpoint waits until the scheduler has sent the address.
 //!
-//! *Invariant:* a message is believed only under the token of a `Hello` that was proven; READY is
-//! said once, and only when the way to every expected peer is proven.
+//! *Invariant:* a message is accepted only under the token of a verified `Hello`; READY is
+//! reported once, and only when the connection to every expected peer is verified.
 
 use std::collections::BTreeMap;
 
@@ -21,23 +21,23 @@ use crate::wire::secret::{Secret, Token};
 pub(super) enum Event {
     /// The scheduler says which peers must be reached before READY.
     Expect(Vec<String>),
-    /// The scheduler knows a peer's address.
+    /// The scheduler sent a peer's address.
     Appeared(Member),
-    /// The scheduler says that a peer is gone.
+    /// The scheduler reports that a peer is gone.
     Lost(Member),
     /// A peer opens its connection to this worker.
     Hello { from: Member, token: Token },
     /// A peer answers a `Hello` (`Welcome`) or a `Probe` (`Met`).
     Answered { by: Member, kind: Kind },
-    /// A peer's probe has arrived whole.
+    /// A peer's probe has arrived completely.
     Probed { by: Member },
-    /// UCX has given the connection to a peer up.
+    /// UCX has given up the connection to a peer.
     Broken(Member),
     /// It is time to try a broken connection again.
     Retry(Member),
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Open an endpoint.
@@ -46,11 +46,11 @@ pub(super) enum Action {
     Disconnect(Member),
     /// Send a message.
     Say { to: Member, kind: Kind },
-    /// Ask for [`Event::Retry`] after a while.
+    /// Deliver [`Event::Retry`] after a while.
     RetryLater(Member),
-    /// The way to a peer is proven: what is asked of it will be answered.
+    /// The connection to a peer is verified: the peer will answer requests.
     Proven(Member),
-    /// A peer has opened its connection anew: answers that it sent over the old one may be lost.
+    /// A peer has opened its connection again: answers that it sent over the old one may be lost.
     Reopened(Member),
     /// All expected peers are reached.
     Ready,
@@ -74,7 +74,7 @@ pub(super) struct Core {
     me: Member,
     secret: Secret,
     peers: BTreeMap<String, Peer>,
-    /// Proven senders, by the token of their messages to this worker.
+    /// Verified senders, by the token of their messages to this worker.
     sessions: FxHashMap<Token, Member>,
     expected: Option<Vec<String>>,
     ready: bool,
@@ -102,19 +102,19 @@ impl Core {
         token(&self.secret, &self.me, peer)
     }
 
-    /// Whose messages carry this token; `None` for a stranger's.
+    /// The sender of messages with this token; `None` for a stranger.
     pub(super) fn sender(&self, token: Token) -> Option<&Member> {
         self.sessions.get(&token)
     }
 
-    /// Whether the way to a peer is proven. Then the peer has a way back, too; before, it may not
-    /// even have heard of this worker, and could not answer.
+    /// Whether the connection to a peer is verified. Then the peer can answer; before, it may not
+    /// even know this worker.
     pub(super) fn is_proven(&self, member: &Member) -> bool {
         self.present(member)
             && self.peers.get(&member.name).is_some_and(|peer| peer.way == Way::Proven)
     }
 
-    /// Decides what follows from an event.
+    /// Decides what to do about an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -177,8 +177,8 @@ impl Core {
     fn answered(&mut self, by: Member, kind: Kind, actions: &mut Vec<Action>) {
         let Some(peer) = self.peer(&by) else { return };
         match (peer.way, kind) {
-            // The second time, the peer has opened its connection anew, and its answer to the probe
-            // may be lost.
+            // When it comes a second time, the peer has opened its connection again, and its answer
+            // to the probe may be lost.
             (Way::Greeting | Way::Probing, Kind::Welcome) => {
                 peer.way = Way::Probing;
                 actions.push(Action::Say { to: by, kind: Kind::Probe });
@@ -187,7 +187,7 @@ impl Core {
                 peer.way = Way::Proven;
                 actions.push(Action::Proven(by));
             }
-            // An answer that comes twice changes nothing.
+            // A repeated answer changes nothing.
             _ => {}
         }
     }
@@ -298,10 +298,10 @@ mod tests {
         assert!(core.is_proven(&peer));
     }
 
-    /// Workers whose messages are carried by the test, in an order that it chooses.
+    /// Workers and the messages between them, which the test delivers in an order of its choice.
     struct Bench {
         cores: Vec<Core>,
-        /// In order per sender and receiver, as UCX keeps it.
+        /// In order for each sender and receiver, as UCX delivers them.
         wires: BTreeMap<(usize, usize), Vec<Kind>>,
         ready: Vec<usize>,
     }
@@ -339,7 +339,7 @@ mod tests {
             }
         }
 
-        /// Carries the first message of one wire.
+        /// Delivers the first message from one sender to one receiver.
         fn carry(&mut self, choice: usize) -> bool {
             self.wires.retain(|_, messages| !messages.is_empty());
             let Some(&(from, to)) = self.wires.keys().nth(choice % self.wires.len().max(1)) else {

@@ -1,6 +1,6 @@
 //! The handle of the data plane, which any thread may use.
 //!
-//! Does nothing by itself: it tells the thread that owns UCX, and takes its answers.
+//! Does no work itself: it sends commands to the thread that owns UCX, and receives its replies.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::wire::secret::Secret;
 
 type Thread = JoinHandle<Result<(), Error>>;
 
-/// The handle of the data plane. The thread ends with [`Plane::stop`], or when it fails.
+/// The handle of the data plane. The thread ends after [`Plane::stop`], or when it fails.
 #[derive(Clone)]
 pub struct Plane {
     inbox: Arc<Inbox>,
@@ -31,11 +31,10 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Starts the thread. What it has to say comes through the receiver, which closes when the
-    /// thread ends.
+    /// Starts the thread. Its reports come through the receiver, which closes when the thread ends.
     ///
     /// # Errors
-    /// If the system gives no thread or event; what UCX refuses is told by [`Plane::stop`].
+    /// If the system refuses a thread or an event; errors of UCX are returned by [`Plane::stop`].
     pub fn spawn(
         me: Member,
         secret: Secret,
@@ -61,30 +60,30 @@ impl Plane {
         Ok((plane, incoming))
     }
 
-    /// Passes on what the scheduler says.
+    /// Passes on a message from the scheduler.
     pub fn heard(&self, message: ToWorker) {
         self.inbox.tell(Command::Heard(message));
     }
 
-    /// Offers an object to the peers, in place of an earlier one of that name.
+    /// Offers an object to the peers; it replaces an earlier one of that name.
     pub fn put(&self, name: impl Into<String>, buffer: impl Into<Buffer>) {
         let buffer = Arc::new(buffer.into());
         self.inbox.tell(Command::Put { name: name.into(), buffer });
     }
 
-    /// Offers an object that others keep, too.
+    /// Offers an object that other owners keep too.
     pub fn put_shared(&self, name: impl Into<String>, buffer: Arc<Buffer>) {
         self.inbox.tell(Command::Put { name: name.into(), buffer });
     }
 
-    /// Stops offering an object. Transfers that have begun go on.
+    /// Stops offering an object. Transfers that have begun continue.
     pub fn remove(&self, name: impl Into<String>) {
         self.inbox.tell(Command::Remove { name: name.into() });
     }
 
     /// Fetches an object from a peer; with `checked`, verifies its CRC-32C.
     ///
-    /// Dropping the future gives the transfer up.
+    /// Dropping the future cancels the transfer.
     pub fn get(
         &self,
         peer: impl Into<String>,
@@ -110,27 +109,27 @@ impl Plane {
     /// Sends a message to a peer and waits for its return.
     ///
     /// # Errors
-    /// If there is no such peer, or it is lost meanwhile.
+    /// If there is no such peer, or it is lost before the reply.
     pub async fn echo(&self, peer: impl Into<String>) -> Result<(), TransferError> {
         let (reply, answer) = oneshot::channel();
         self.inbox.tell(Command::Echo { peer: peer.into(), reply });
         answer.await.unwrap_or(Err(TransferError::Ended))
     }
 
-    /// Measures the way to a peer; the result comes as [`Report::Measured`].
+    /// Measures the link to a peer; the result comes as [`Report::Measured`].
     pub fn measure(&self, id: u64, measurement: Measurement) {
         self.inbox.tell(Command::Measure { id, measurement });
     }
 
-    /// Asks whether the thread is at work; it answers with [`Report::Pulse`].
+    /// Asks whether the thread still works; it answers with [`Report::Pulse`].
     pub fn pulse(&self) {
         self.inbox.tell(Command::Pulse);
     }
 
-    /// Closes every connection and waits for the thread's end.
+    /// Closes every connection and waits for the thread to end.
     ///
     /// # Errors
-    /// Why the thread ended, if it ended by itself.
+    /// Why the thread ended, if it ended before this.
     pub fn stop(&self) -> Result<(), Error> {
         self.inbox.tell(Command::Stop);
         let thread = self.thread.lock().map_err(|_| Error::PlaneGone)?.take();
@@ -148,8 +147,8 @@ impl std::fmt::Debug for Plane {
     }
 }
 
-/// An object on its way here.
-#[must_use = "a transfer that is dropped is given up"]
+/// An object that is being fetched.
+#[must_use = "a transfer that is dropped is cancelled"]
 pub struct Transfer {
     answer: oneshot::Receiver<Result<transfer::Arrived, TransferError>>,
     inbox: Arc<Inbox>,
@@ -166,7 +165,7 @@ impl Future for Transfer {
         let answer = std::task::ready!(Pin::new(&mut self.answer).poll(context));
         self.done = true;
         Poll::Ready(match answer.unwrap_or(Err(TransferError::Ended)) {
-            // Here, and not on the UCX thread, which must not be held up.
+            // Here rather than on the UCX thread, which must not be held up.
             Ok(arrived) => arrived.verify(&self.peer, &self.name),
             Err(error) => Err(error),
         })

@@ -1,4 +1,4 @@
-//! What the thread that owns UCX is told, and what it reports.
+//! The commands to the thread that owns UCX, and its reports.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -13,24 +13,24 @@ use crate::wire::native::{Measurement, Samples, ToWorker};
 use crate::wire::peer::{Measure, Member, PeerKey};
 use crate::wire::status::PeerLanes;
 
-/// How UCX is to be opened.
+/// How to open UCX.
 #[derive(Clone, Debug, Default)]
 pub struct Opening {
     /// Which libucp; `None` for the loader's choice.
     pub library: Option<PathBuf>,
-    /// Settings on top of the environment's.
+    /// Settings in addition to the environment's.
     pub settings: Vec<Setting>,
     /// The worker's device.
     pub device: Option<Device>,
-    /// Most bytes that are received at one time; more wait at their senders. One message always
-    /// may.
+    /// Most bytes that are received at the same time; further messages wait at their senders. A
+    /// single message may exceed it.
     pub bytes_in_flight: u64,
 }
 
-/// Bytes received at one time, unless the opening says otherwise.
+/// Default limit of bytes that are received at the same time.
 pub const BYTES_IN_FLIGHT: u64 = 256 << 20;
 
-/// What the data plane says.
+/// A report of the data plane.
 #[derive(Debug)]
 pub enum Report {
     /// UCX is open; this is the worker's address, sealed.
@@ -42,25 +42,25 @@ pub enum Report {
     },
     /// Every expected peer is reached, over these lanes.
     Ready(Vec<PeerLanes>),
-    /// A connection broke although its peer was not said to be lost.
+    /// A connection broke although its peer was not reported lost.
     PeerFailed {
         /// The peer.
         member: Member,
-        /// UCX's words.
+        /// UCX's error.
         cause: String,
     },
-    /// The thread is at work: the answer to `Plane::pulse`.
+    /// The thread still works: the answer to `Plane::pulse`.
     Pulse,
     /// A measurement has ended.
     Measured {
         /// Its number.
         id: u64,
-        /// What was measured, or why nothing was.
+        /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,
     },
 }
 
-/// What the thread is told.
+/// A command to the thread.
 pub(super) enum Command {
     Heard(ToWorker),
     Put {
@@ -105,7 +105,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// Where the thread is told something, which also wakes it.
+/// Sends commands to the thread and wakes it.
 pub(super) struct Inbox {
     commands: mpsc::Sender<Command>,
     waker: Waker,
@@ -117,7 +117,7 @@ impl Inbox {
     }
 
     pub(super) fn tell(&self, command: Command) {
-        // A thread that has ended drops the command, and with it the sender of any reply.
+        // If the thread has ended, the command is dropped, and with it the sender of any reply.
         let _ = self.commands.send(command);
         self.waker.wake();
     }

@@ -1,10 +1,10 @@
-//! Measuring the way between two workers, over the same messages that objects take.
+//! Measures the link between two workers, with the same messages that carry objects.
 //!
 //! The sender streams rounds of messages with a window in flight, or plays ping-pong; the receiver
-//! counts. Both threads poll while a measurement lasts, so that what is measured is the way and not
-//! the waking.
+//! counts. Both threads poll during a measurement, so that it shows the link and not the time to
+//! wake up.
 //!
-//! *Invariant:* a measurement ends with one result, whatever becomes of the peer.
+//! *Invariant:* every measurement ends with one result, whatever happens to the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::ucx::{Buffer, Payload};
 use crate::wire::native::{Mapped, Measurement, Protocol, Quantity, Samples};
 use crate::wire::peer::{Kind, Measure, Member, MemoryKind, PeerKey};
 
-/// Messages of a stream that are on their way at one time.
+/// Messages of a stream that are in flight at the same time.
 const WINDOW: u32 = 32;
 
-/// Receives that may overlap, and their bytes: so few that a core's caches hold sender's and
-/// receiver's memory, as they do where receives all go to one place; and twice as many as UCX
-/// copies in one go, so that there always are some to copy.
+/// Receives that may overlap, and their bytes: few enough that a core's caches hold the memory of
+/// sender and receiver, as if all receives went to one place; and twice as many as UCX copies in
+/// one go, so that there is always something to copy.
 const OVERLAPPING: u64 = 8;
 const OVERLAPPING_BYTES: u64 = 512 << 10;
 
@@ -36,7 +36,7 @@ const SIZE_LIMIT: u64 = 8 << 30;
 /// Most messages and rounds of one measurement.
 const COUNT_LIMIT: u32 = 10_000_000;
 
-/// A message that the owner of the thread is asked to send.
+/// A message for the thread's owner to send.
 pub(super) struct Out {
     pub(super) to: PeerKey,
     pub(super) kind: Kind,
@@ -49,29 +49,29 @@ pub(super) struct Out {
 pub(super) struct Ended {
     pub(super) id: u64,
     pub(super) peer: Option<PeerKey>,
-    /// The length of its messages, where they were sent from device memory.
+    /// The length of its messages, if they were sent from device memory.
     pub(super) device_bytes: Option<u64>,
     pub(super) mapped: Mapped,
     pub(super) result: Result<Vec<Duration>, String>,
 }
 
 impl Ended {
-    /// One that did not begin.
+    /// A measurement that did not begin.
     pub(super) fn early(id: u64, reason: String) -> Self {
         let (peer, device_bytes, mapped) = (None, None, Mapped::NotTried);
         Self { id, peer, device_bytes, mapped, result: Err(reason) }
     }
 }
 
-/// The answer to the wish to measure: what the receiving side has prepared.
+/// The answer to a request to measure: what the receiving side has prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prepared {
     NoRoom,
-    /// Room, and nothing to map.
+    /// There is room, and nothing to map.
     Room,
-    /// Room, and the sender's memory can be read.
+    /// There is room, and the sender's memory can be read.
     Readable,
-    /// Room, and the driver's code.
+    /// There is room, but the driver refused to map the sender's memory, with this code.
     Refused(i32),
 }
 
@@ -95,14 +95,14 @@ impl Prepared {
     }
 }
 
-/// Memory of the receiving side.
+/// Memory for the receiving side.
 pub(super) struct Room {
     free: Vec<Buffer>,
     /// As long as a message.
     answer: Buffer,
 }
 
-/// Memory of the sending side.
+/// Memory for the sending side.
 pub(super) struct RoomToSend {
     buffer: Buffer,
     landing: Option<Buffer>,
@@ -113,9 +113,9 @@ struct Sending {
     to: PeerKey,
     measurement: Measurement,
     buffer: Arc<Buffer>,
-    /// Where echoes go in device memory; in host memory they may lie where UCX has put them.
+    /// Where echoes go in device memory; in host memory they stay where UCX put them.
     landing: Option<Box<Buffer>>,
-    /// Messages of this round that are still to be sent.
+    /// Messages of this round that have not been sent.
     left: u32,
     in_flight: u32,
     rounds: Vec<Duration>,
@@ -126,10 +126,10 @@ struct Sending {
 /// The receiving side of a measurement.
 struct Receiving {
     measure: Measure,
-    /// Memory that no receive uses, one for each receive that may overlap with others.
+    /// Free memory, one buffer for each receive that may overlap with others.
     #[expect(clippy::vec_box, reason = "they move about with every message")]
     free: Vec<Box<Buffer>>,
-    /// What pings are answered with, from the kind of memory that is measured.
+    /// What pings are answered with, in the kind of memory that is measured.
     answer: Arc<Buffer>,
     waiting: VecDeque<Arrival>,
     received: u32,
@@ -143,12 +143,12 @@ pub(super) struct Measurements {
 }
 
 impl Measurements {
-    /// Whether the thread shall poll.
+    /// Whether the thread must poll.
     pub(super) fn active(&self) -> bool {
         !self.sending.is_empty() || !self.receiving.is_empty()
     }
 
-    /// Begins a measurement with this memory: what to ask the peer.
+    /// Begins a measurement with this memory; returns the request to the peer.
     pub(super) fn begin(
         &mut self,
         id: u64,
@@ -187,7 +187,7 @@ impl Measurements {
         out
     }
 
-    /// Is prepared for a peer's measurement, if there is memory for it; the answer to it.
+    /// Prepares for a peer's measurement, if there is memory for it; returns the answer.
     pub(super) fn prepare(
         &mut self,
         from: PeerKey,
@@ -217,7 +217,7 @@ impl Measurements {
         }
     }
 
-    /// Takes an answer of the receiving side; what to send, or the end.
+    /// Handles an answer of the receiving side; returns what to send, or the end.
     pub(super) fn answered(
         &mut self,
         id: u64,
@@ -264,7 +264,7 @@ impl Measurements {
         None
     }
 
-    /// A message of a stream is sent, and its memory may be sent again.
+    /// A message of a stream was sent, and its memory may be sent again.
     pub(super) fn sent(&mut self, id: u64, out: &mut Vec<Out>) {
         if let Some(sending) = self.sending.get_mut(&id) {
             sending.in_flight -= 1;
@@ -272,7 +272,7 @@ impl Measurements {
         }
     }
 
-    /// A message of a stream is received; what to send, if it was the round's last.
+    /// A message of a stream was received; returns what to send if it was the round's last.
     pub(super) fn received(
         &mut self,
         from: PeerKey,
@@ -295,7 +295,7 @@ impl Measurements {
         round_done.then_some(Out { to: from, kind: Kind::RoundDone, id, argument: 0, payload })
     }
 
-    /// Takes a stream message.
+    /// Handles a message of a stream.
     pub(super) fn stream(&mut self, from: PeerKey, id: u64, arrival: Arrival) {
         let receiving = self.receiving.get_mut(&(from, id));
         let fits = |receiving: &&mut Receiving| arrival.len() as u64 <= receiving.measure.size;
@@ -306,8 +306,8 @@ impl Measurements {
         }
     }
 
-    /// Takes a ping. What it says must be in the memory that is measured before it is answered:
-    /// host memory may be where UCX has put it.
+    /// Handles a ping. Its bytes must be in the memory that is measured before it is answered; for
+    /// host memory that may be where UCX put them.
     pub(super) fn ping(&mut self, from: PeerKey, id: u64, arrival: Arrival) -> Option<Out> {
         let receiving = self.receiving.get_mut(&(from, id))?;
         if arrival.len() as u64 != receiving.measure.size {
@@ -318,7 +318,7 @@ impl Measurements {
             let _ = arrival.receive(buffer, Purpose::Pinged { from, measurement: id });
             return None;
         }
-        // The sender waits for an answer to what it holds until then.
+        // The sender keeps the memory until it gets an answer.
         arrival.bytes()?;
         self.pong(from, id)
     }
@@ -343,7 +343,7 @@ impl Measurements {
         Some(Out { to: from, kind: Kind::Pong, id, argument: 0, payload })
     }
 
-    /// Takes an echo: true if it has arrived, false if it has yet to come into device memory.
+    /// Handles an echo; returns whether it has arrived, or must first be moved to device memory.
     pub(super) fn echo(&mut self, id: u64, arrival: Arrival) -> bool {
         let landing = self.sending.get_mut(&id).and_then(|sending| sending.landing.take());
         let Some(buffer) = landing else { return true };
@@ -351,14 +351,14 @@ impl Measurements {
         false
     }
 
-    /// An echo has arrived in device memory; whose it is.
+    /// An echo has arrived in device memory; returns its sender.
     pub(super) fn echoed(&mut self, id: u64, buffer: Option<Box<Buffer>>) -> Option<PeerKey> {
         let sending = self.sending.get_mut(&id)?;
         sending.landing = buffer;
         Some(sending.to)
     }
 
-    /// The sender is done.
+    /// The sender has finished.
     pub(super) fn finish(&mut self, from: PeerKey, id: u64) {
         self.receiving.remove(&(from, id));
     }
@@ -382,7 +382,7 @@ impl Measurements {
     }
 }
 
-/// Memory for the sending side of a measurement. Takes long for much memory.
+/// Memory for the sending side of a measurement. Slow for large amounts.
 pub(super) fn memory_to_send(
     measurement: &Measurement,
     device: Option<&Device>,
@@ -392,9 +392,9 @@ pub(super) fn memory_to_send(
         return Err("the measurement is beyond its limits".to_owned());
     }
     let buffer = memory(measurement.memory, measurement.size, device)?;
-    // The kernel lets new pages wait, up to 31 for each CPU, before it puts them on its lists
-    // (`folio_batch`, mm/swap.c), and whoever copies from one that waits spends another tenth of
-    // the time on it. A message is copied once, a measured one over and over; so others wait.
+    // The kernel keeps new pages waiting, up to 31 for each CPU, before it puts them on its lists
+    // (`folio_batch`, mm/swap.c), and copying from one that waits takes a tenth longer. A message
+    // is copied once, but a measured one over and over; so let other pages wait.
     drop(memory(MemoryKind::Host, WAITING_PAGES, None));
     let lands = measurement.memory == MemoryKind::Device
         && matches!(measurement.what, Quantity::Latency)
@@ -403,7 +403,7 @@ pub(super) fn memory_to_send(
     Ok(RoomToSend { buffer, landing: landing.transpose()? })
 }
 
-/// Memory for the receiving side of a measurement. Takes long for much memory.
+/// Memory for the receiving side of a measurement. Slow for large amounts.
 pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> Option<Room> {
     let overlapping = (OVERLAPPING_BYTES / measure.size.max(1)).clamp(1, OVERLAPPING);
     let piece = || memory(measure.memory, measure.size, device).ok();
@@ -411,7 +411,7 @@ pub(super) fn memory_to_receive(measure: &Measure, device: Option<&Device>) -> O
     Some(Room { free, answer: piece()? })
 }
 
-/// Whether the sender's device memory can be mapped here; `None` where there is nothing to map.
+/// Whether the sender's device memory can be mapped here; `None` if there is nothing to map.
 pub(super) fn try_mapping(measure: &Measure, device: Option<&Device>) -> Option<Result<(), i32>> {
     let handle = measure.handle.as_ref()?;
     device.map(|device| device.try_foreign(handle))
@@ -433,7 +433,7 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
     Ok(buffer)
 }
 
-/// Receives a message of a stream into memory that it fits.
+/// Receives a message of a stream into memory of its size.
 fn receive(arrival: Arrival, buffer: Box<Buffer>, from: PeerKey, measurement: u64) {
     let _ = arrival.receive(buffer, Purpose::Received { from, measurement });
 }
@@ -460,7 +460,7 @@ impl Sending {
     }
 }
 
-/// What a measurement reports.
+/// The result of a measurement.
 pub(super) fn samples(
     result: Result<Vec<Duration>, String>,
     lanes: Vec<String>,

@@ -1,26 +1,26 @@
-//! How long the UCX thread looks for work before it sleeps.
+//! How long the UCX thread polls before it sleeps.
 //!
 //! Pure: durations in, a decision out. Does not look at a clock.
 //!
-//! Sleeping and being woken costs tens of microseconds, twice for a message and its answer, so a
-//! thread that will soon have work does better to look for it. Whether it will soon have work shows
-//! in what it waits for, and in how long it slept lately.
+//! Sleeping and waking up costs tens of microseconds, twice for a message and its answer, so a
+//! thread that will soon have work does better to poll. What it waits for, and how long it slept
+//! recently, predict whether it will.
 //!
-//! *Invariant:* a thread that has nothing to do looks for at most [`LONGEST`] at a time, and soon
-//! for [`SHORTEST`] only.
+//! *Invariant:* an idle thread polls for at most [`LONGEST`] at a time, and soon only for
+//! [`SHORTEST`].
 
 use std::time::Duration;
 
-/// The shortest look: less than falling asleep costs.
+/// The shortest poll: less than falling asleep costs.
 const SHORTEST: Duration = Duration::from_micros(4);
 
-/// The longest look: a few times what a sleeping peer takes to answer.
+/// The longest poll: a few times what a sleeping peer takes to answer.
 const LONGEST: Duration = Duration::from_micros(250);
 
-/// A sleep that ended before this would better not have begun.
+/// A sleep shorter than this cost more than polling would have.
 const SHORT_SLEEP: Duration = Duration::from_micros(500);
 
-/// What the thread has learned.
+/// The adaptive limit on polling.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     limit: Duration,
@@ -31,18 +31,19 @@ impl Patience {
         Self { limit: SHORTEST }
     }
 
-    /// Whether a thread that has looked for this long in vain shall look on. `expecting`: a peer
-    /// owes it an answer.
+    /// Whether a thread that has polled this long without finding work continues to poll.
+    /// `expecting`: a peer owes it an answer.
     pub(super) fn lasts(self, looked: Duration, expecting: bool) -> bool {
         looked < if expecting { LONGEST } else { self.limit }
     }
 
-    /// Learns from a sleep, of which the look before it had been in vain.
+    /// Learns from a sleep that followed polling without success.
     pub(super) fn slept(&mut self, duration: Duration) {
         self.limit = if duration < SHORT_SLEEP {
             LONGEST
         } else {
-            // Twice in vain is no accident, and costs nothing to find out again.
+            // Polls that fail repeatedly shrink the limit quickly; it costs little to grow it
+            // again.
             (self.limit / 8).max(SHORTEST)
         };
     }

@@ -1,13 +1,13 @@
 //! Objects by name: what this worker offers, and what it is fetching.
 //!
-//! Does not call UCX itself; the thread's owner does with what is decided here, and tells what came
-//! of it.
+//! Does not call UCX itself; the thread's owner carries out what is decided here, and reports the
+//! outcome.
 //!
 //! The receiver sets the pace. An object is announced by its rendezvous message before its bytes
-//! move; while too many bytes are on their way here, the announcement waits.
+//! move; while too many bytes are in flight to this worker, the announcement waits.
 //!
-//! *Invariant:* every request is answered once, unless its caller has given it up; `receiving`
-//! holds the bytes of exactly the receives that UCX has not completed.
+//! *Invariant:* every request is answered once, unless its caller has cancelled it; `receiving`
+//! holds the bytes of exactly those receives that UCX has not completed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::cuda::{self, Device};
 use crate::ucx::{self, Buffer, Status};
 use crate::wire::peer::{Member, PeerKey};
 
-/// Why an object did not come.
+/// Why an object could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     /// No such peer is connected.
@@ -28,12 +28,12 @@ pub enum TransferError {
         /// The name asked for.
         peer: String,
     },
-    /// The peer went away before the object was here.
+    /// The peer went away before the object arrived.
     #[error("{peer} was lost: {cause}")]
     PeerLost {
         /// The peer.
         peer: String,
-        /// What is known about it.
+        /// What is known about the reason.
         cause: String,
     },
     /// The peer has no such object.
@@ -55,11 +55,11 @@ pub enum TransferError {
     Memory {
         /// The object's length.
         bytes: usize,
-        /// The device's words, where it should go to a device.
+        /// The device's error, if the object was to go to a device.
         #[source]
         source: Option<cuda::Error>,
     },
-    /// What arrived is not what was sent.
+    /// The checksum of the bytes that arrived differs from the sender's.
     #[error("the checksum of {name:?} from {peer} is wrong")]
     Checksum {
         /// The peer.
@@ -67,7 +67,7 @@ pub enum TransferError {
         /// The object.
         name: String,
     },
-    /// A checksum was asked for, and nobody could compute it.
+    /// A checksum was asked for, and the sender could not compute it.
     #[error("there is no checksum of {name:?} from {peer} to compare with")]
     Unchecked {
         /// The peer.
@@ -80,7 +80,7 @@ pub enum TransferError {
     Failed {
         /// The peer.
         peer: String,
-        /// UCX's words.
+        /// UCX's error.
         status: Status,
     },
     /// The data plane has ended.
@@ -96,46 +96,46 @@ pub enum Target {
     Host,
     /// New memory of this worker's device.
     Device,
-    /// A buffer of the caller's, at least as long as the object, which fills its beginning.
+    /// A buffer of the caller's, at least as long as the object, which goes to its beginning.
     Into(Buffer),
 }
 
-/// An object that has come.
+/// A fetched object.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The memory with the object at its beginning.
+    /// The memory, with the object at its beginning.
     pub buffer: Buffer,
     /// The object's length, in bytes.
     pub length: usize,
 }
 
-/// What an operation of the thread's is for.
+/// What an operation of the UCX thread is for.
 pub(super) enum Purpose {
-    /// Nothing that anybody waits for.
+    /// A message whose completion matters to no caller.
     Message,
-    /// Receives a probe, whose bytes should have this checksum.
+    /// Receives a probe, whose bytes must have this checksum.
     Probe { by: Box<Member>, checksum: u64 },
-    /// Receives the object that was asked for.
+    /// Receives a requested object.
     Object { request: u64 },
     /// Sends a message of a measured stream.
     Sent { measurement: u64 },
-    /// Receives one.
+    /// Receives such a message.
     Received { from: PeerKey, measurement: u64 },
     /// Receives a ping into device memory.
     Pinged { from: PeerKey, measurement: u64 },
-    /// Receives its echo.
+    /// Receives the echo of a ping into device memory.
     Echoed { measurement: u64 },
 }
 
 pub(super) type Arrival = ucx::Arrival<Purpose>;
 
-/// Bytes that are read at a time for a checksum.
+/// Bytes that are read at once for a checksum.
 const CHECKSUM_CHUNK: usize = 1 << 20;
 
-/// To whom an object goes.
+/// The caller that waits for an object.
 type Reply = oneshot::Sender<Result<Arrived, TransferError>>;
 
-/// Asks for an object.
+/// A request for an object.
 pub(super) struct Request {
     pub(super) id: u64,
     pub(super) peer: String,
@@ -145,7 +145,7 @@ pub(super) struct Request {
     pub(super) reply: Reply,
 }
 
-/// An object that is here, its checksum not yet verified.
+/// An object that has arrived, its checksum not yet verified.
 pub(super) struct Arrived {
     buffer: Buffer,
     length: usize,
@@ -153,7 +153,7 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// Checks what arrived against the sender's checksum, if that was asked for.
+    /// Compares what arrived with the sender's checksum, if that was asked for.
     pub(super) fn verify(self, peer: &str, name: &str) -> Result<Fetched, TransferError> {
         let Arrived { buffer, length, checksum } = self;
         let (peer, name) = (peer.to_owned(), name.to_owned());
@@ -166,7 +166,8 @@ impl Arrived {
     }
 }
 
-/// What an object must be compared with when it is here; `Err` if it should be and cannot.
+/// The checksum to compare an object with when it has arrived; `Err` if there should be one and
+/// the sender has none.
 fn proof(checked: bool, announced: Option<u32>) -> Result<Option<u32>, ()> {
     match (checked, announced) {
         (false, _) => Ok(None),
@@ -199,7 +200,7 @@ pub(super) struct Offered {
     pub(super) waiting: Vec<(PeerKey, u64)>,
 }
 
-/// A request whose object has not come.
+/// A request whose object has not arrived.
 struct Fetch {
     peer: PeerKey,
     request: Request,
@@ -211,11 +212,11 @@ struct Receiving {
     peer_name: String,
     length: usize,
     checksum: Option<u32>,
-    /// `None` once its caller has given it up.
+    /// `None` once its caller has cancelled it.
     reply: Option<Reply>,
 }
 
-/// An announced object that waits for others to arrive.
+/// An announced object that waits until others have arrived.
 struct Announced {
     id: u64,
     peer: PeerKey,
@@ -236,7 +237,7 @@ pub(super) struct Transfers {
 }
 
 impl Request {
-    /// Tells the caller why there is no object, when the memory for it is free.
+    /// Tells the caller why it gets no object, once the memory for it is free.
     pub(super) fn refuse(self, error: TransferError) {
         drop(self.target);
         let _ = self.reply.send(Err(error));
@@ -256,7 +257,7 @@ impl Transfers {
         }
     }
 
-    /// Whether some peer owes an object.
+    /// Whether a peer owes an object.
     pub(super) fn expecting(&self) -> bool {
         !self.fetches.is_empty()
     }
@@ -266,8 +267,7 @@ impl Transfers {
         self.fetches.insert(request.id, Fetch { peer, request });
     }
 
-    /// Forgets a request that its caller has given up. What is being received goes on into memory
-    /// that nobody waits for.
+    /// Cancels a request. A receive that has begun continues, into memory that is then dropped.
     pub(super) fn cancel(&mut self, id: u64) {
         self.fetches.remove(&id);
         self.announced.retain(|announced| announced.id != id);
@@ -276,8 +276,8 @@ impl Transfers {
         }
     }
 
-    /// Takes an object that a peer sends. Dropping the arrival of one that nobody waits for tells
-    /// the sender that it is done.
+    /// Handles an object that a peer sends. If nobody waits for it, its arrival is dropped, which
+    /// tells the sender that it is done.
     #[inline(never)]
     pub(super) fn object(
         &mut self,
@@ -286,12 +286,12 @@ impl Transfers {
         arrival: Arrival,
         checksum: Option<u32>,
     ) {
-        // A reply to a request that was given up is dropped, and with it what is at the sender.
+        // The reply to a cancelled request is dropped, which also frees the object at the sender.
         if self.fetches.get(&id).is_some_and(|fetch| fetch.peer == peer) {
             let at_hand = arrival.bytes().is_some();
             let announced = Announced { id, peer, arrival, checksum };
             if at_hand {
-                // Small, and in UCX's own memory, which it needs back.
+                // It is small, and in UCX's own memory, which UCX needs back.
                 self.start(announced);
             } else {
                 self.announced.push_back(announced);
@@ -300,7 +300,7 @@ impl Transfers {
         }
     }
 
-    /// Takes a peer's word that it has no such object.
+    /// Handles a peer's answer that it has no such object.
     pub(super) fn missing(&mut self, id: u64, peer: PeerKey) {
         if self.fetches.get(&id).is_none_or(|fetch| fetch.peer != peer) {
             return;
@@ -311,7 +311,7 @@ impl Transfers {
         }
     }
 
-    /// Starts what the limit allows, in the order of announcement.
+    /// Starts the receives that the limit allows, in the order of their announcement.
     fn receive(&mut self) {
         while let Some(next) = self.announced.front() {
             let bytes = next.arrival.len() as u64;
@@ -343,7 +343,7 @@ impl Transfers {
                 let reply = Some(reply);
                 self.receiving.insert(id, Receiving { peer, peer_name, length, checksum, reply });
             }
-            // A caller that has gone needs no answer.
+            // A caller that is gone needs no answer.
             Err(error) => drop(reply.send(Err(error))),
         }
     }
@@ -365,7 +365,7 @@ impl Transfers {
         }
     }
 
-    /// Takes the completion of a receive.
+    /// Handles the completion of a receive.
     #[inline(never)]
     pub(super) fn completed(
         &mut self,
@@ -376,7 +376,8 @@ impl Transfers {
         let Some(receiving) = self.receiving.remove(&request) else { return };
         let Receiving { peer_name, length, checksum, reply, .. } = receiving;
         self.bytes -= length as u64;
-        // Whoever hears that there is no object may count on the memory that was meant for it.
+        // A caller that is told of a failure may rely on the memory for the object being free
+        // again.
         let answer = match (result, buffer) {
             (Ok(()), Some(buffer)) => Ok(Arrived { buffer, length, checksum }),
             (Ok(()), None) => Err(TransferError::Ended),
@@ -392,7 +393,7 @@ impl Transfers {
     }
 
     /// Fails everything that was to come from a peer. Receives that have not ended are answered
-    /// now; their memory is kept until UCX gives it back.
+    /// now; their memory is kept until UCX returns it.
     pub(super) fn lost(&mut self, peer: &Member, cause: &str) {
         let key = peer.key();
         let error = || TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };

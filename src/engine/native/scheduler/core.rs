@@ -1,8 +1,8 @@
-//! Which workers there are, who must know whom, and when the cluster is complete.
+//! Which workers there are, which peers each must know, and when the cluster is complete.
 //!
 //! Pure: events in, messages out. Does not read sockets.
 //!
-//! *Invariant:* every two registered workers have been told of each other; a name belongs to at
+//! *Invariant:* any two registered workers have been told of each other; a name belongs to at
 //! most one registered worker.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,20 +16,20 @@ use crate::wire::peer::Member;
 pub(super) enum Event {
     /// A worker registered over a proven connection.
     Registered { connection: ConnectionId, member: Member, address: Vec<u8> },
-    /// A worker has reached all the peers that it was told to expect.
+    /// A worker has reached all peers that it was told to expect.
     Connected { connection: ConnectionId },
-    /// A worker says that it leaves.
+    /// A worker reports that it leaves.
     Leaving { connection: ConnectionId },
     /// A connection ended.
     Gone { connection: ConnectionId },
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// A message to a worker.
     Send { to: ConnectionId, message: ToWorker },
-    /// The connection of a worker whose successor has registered is of no use any more.
+    /// Close a worker's connection, because its successor has registered.
     Close { connection: ConnectionId },
     /// Every planned worker has been connected once.
     Complete,
@@ -50,12 +50,12 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// A cluster that shall have these workers.
+    /// A cluster that is to have these workers.
     pub(super) fn new(planned: impl IntoIterator<Item = String>) -> Self {
         Self { planned: planned.into_iter().collect(), workers: BTreeMap::new(), complete: false }
     }
 
-    /// Decides what follows from an event.
+    /// Decides what to do about an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -112,7 +112,7 @@ impl Core {
         for (&to, worker) in &self.workers {
             let message = ToWorker::Lost { member: gone.member.clone(), left: gone.leaving };
             actions.push(Action::Send { to, message });
-            // Before the cluster is complete the lost worker's successor is waited for.
+            // Before the cluster is complete, the workers wait for the successor of a lost one.
             if self.complete && !worker.connected {
                 let names = self.expected_by(&worker.member.name);
                 actions.push(Action::Send { to, message: ToWorker::Expect { names } });
@@ -120,8 +120,8 @@ impl Core {
         }
     }
 
-    /// At the start every planned worker waits for all others; a worker that joins later must reach
-    /// those that are there.
+    /// The peers that a worker must reach. At the start, that is every planned worker; a worker
+    /// that joins later must reach those that are present.
     fn expected_by(&self, name: &str) -> Vec<String> {
         let others = |other: &&String| *other != name;
         if self.complete {
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(expects(&actions, 2), Some(vec!["gpu0".to_owned()]));
         let peer = ToWorker::Peer { member: member("gpu1", 2), address: vec![] };
         assert!(actions.contains(&Action::Send { to: 0, message: peer }));
-        // The old connection's end is no news any more.
+        // The end of the old connection changes nothing.
         assert_eq!(core.handle(Event::Gone { connection: 1 }), []);
     }
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// Random lives of four names; afterwards everybody knows exactly the present ones.
+        /// Random lives of four workers; afterwards each knows exactly those that are present.
         #[test]
         fn all_registered_workers_know_of_each_other(
             steps in proptest::collection::vec((0usize..4, any::<bool>()), 0..40),

@@ -1,9 +1,9 @@
-//! Frames on their way to one connection, and what happens when it does not read them.
+//! The frames that wait for one connection, and what happens if it does not read them.
 //!
-//! Above [`HEARD_BELOW`] waiting bytes nothing more is read from the connection, so that it cannot
-//! ask for more; beyond [`MOST`] it is dropped.
+//! Above [`READ_BELOW`] waiting bytes nothing more is read from the connection, so that it cannot
+//! ask for more; above [`MOST`] it is dropped.
 //!
-//! *Invariant:* the frames that wait for a connection are at most [`MOST`] bytes and one frame.
+//! *Invariant:* at most [`MOST`] bytes and one frame wait for a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::engine::native::error::ConversationError;
 
-/// Waiting bytes at which a connection is not listened to any more.
-const HEARD_BELOW: usize = 4 << 20;
+/// A connection is read only while fewer bytes than this wait for it.
+const READ_BELOW: usize = 4 << 20;
 
 /// Waiting bytes at which a connection is dropped.
 const MOST: usize = 256 << 20;
@@ -28,19 +28,19 @@ struct Fill {
     changed: Notify,
 }
 
-/// Where frames for a connection are put. When it is dropped, the connection ends.
+/// Takes frames for a connection. When it is dropped, the connection ends.
 pub(super) struct Outbox {
     frames: mpsc::UnboundedSender<Vec<u8>>,
     fill: Arc<Fill>,
 }
 
-/// Where they come out.
+/// Writes the frames to the connection.
 pub(super) struct Frames {
     frames: mpsc::UnboundedReceiver<Vec<u8>>,
     fill: Arc<Fill>,
 }
 
-/// Knows how many there are.
+/// Knows how many bytes wait.
 pub(super) struct Gauge(Arc<Fill>);
 
 pub(super) fn outbox() -> (Outbox, Frames, Gauge) {
@@ -51,7 +51,7 @@ pub(super) fn outbox() -> (Outbox, Frames, Gauge) {
 }
 
 impl Outbox {
-    /// Puts a frame in. One for a connection that has ended, or is about to be dropped, is lost.
+    /// Adds a frame. If the connection has ended, or is about to be dropped, the frame is lost.
     pub(super) fn post(&self, frame: Vec<u8>) {
         if self.fill.is_overfull.load(Ordering::Relaxed) {
             return;
@@ -66,11 +66,11 @@ impl Outbox {
 }
 
 impl Gauge {
-    /// Waits until the connection has read enough of what was posted.
+    /// Waits until the connection has read enough of what was sent.
     pub(super) async fn drained(&self) {
         loop {
             let changed = self.0.changed.notified();
-            if self.0.bytes.load(Ordering::Relaxed) < HEARD_BELOW {
+            if self.0.bytes.load(Ordering::Relaxed) < READ_BELOW {
                 return;
             }
             changed.await;

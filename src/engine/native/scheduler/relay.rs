@@ -1,8 +1,9 @@
-//! Measurements on their way between clients and workers.
+//! Passes measurements from clients to workers, and results back.
 //!
 //! Pure. Does not know what is measured.
 //!
-//! *Invariant:* a client hears of each of its measurements once, also when the worker goes away.
+//! *Invariant:* a client gets one result for each of its measurements, even if the worker goes
+//! away.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Remembers a measurement; its number for the worker.
+    /// Records a measurement; returns its number for the worker.
     pub(super) fn begin(
         &mut self,
         client: ConnectionId,
@@ -37,7 +38,7 @@ impl Relay {
         self.next
     }
 
-    /// Takes a worker's result; what to tell whom.
+    /// Handles a worker's result; returns the message and its receiver.
     pub(super) fn measured(
         &mut self,
         worker: ConnectionId,
@@ -51,7 +52,7 @@ impl Relay {
         Some((client, ToClient::Measured { from, to, result }))
     }
 
-    /// Forgets a connection; what to tell whom, if it was a worker's.
+    /// Forgets a connection; returns the messages to send if it was a worker's.
     pub(super) fn gone(&mut self, connection: ConnectionId) -> Vec<(ConnectionId, ToClient)> {
         self.pending.retain(|_, pending| pending.client != connection);
         let (lost, kept) = std::mem::take(&mut self.pending)

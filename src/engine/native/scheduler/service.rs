@@ -33,22 +33,22 @@ use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 use crate::wire::status::PeerLanes;
 
-/// Time to prove knowledge of the secret.
+/// Time that a connection has to authenticate.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
-/// Messages of connections that are handled before the answers are sent.
+/// Messages that are handled before the answers are sent.
 const EVENTS: usize = 256;
 
 /// Frames of one connection that wait to be handled.
 const FRAMES: usize = 4;
 
-/// Connections that may be proving themselves at one time.
+/// Connections that may be authenticating at the same time.
 const GREETINGS: usize = 64;
 
 /// Runs the scheduler until it is told to end.
 ///
 /// # Errors
-/// If it cannot start or go on; the supervisor has been told why.
+/// If it cannot start or continue; the supervisor has been told why.
 pub fn main() -> Result<(), Error> {
     log_to_standard_error();
     let mut status = StatusPipe::open()?;
@@ -96,7 +96,8 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => service.accept(stream),
-                // Out of file descriptors, or the peer gave up: neither ends the scheduler.
+                // Out of file descriptors, or the peer gave up: neither is a reason to end the
+                // scheduler.
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -104,7 +105,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
             },
             Some(event) = incoming.recv() => {
                 service.handle(event);
-                // What has come meanwhile is answered in the same frames.
+                // Handle what has arrived meanwhile, so that its answers share the same frames.
                 for _ in 0..EVENTS {
                     let Ok(event) = incoming.try_recv() else { break };
                     service.handle(event);
@@ -119,40 +120,40 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
             _ = interrupt.recv() => break,
         }
     }
-    tracing::info!("scheduler ends as it was told");
-    // A socket that is gone already needs no removal.
+    tracing::info!("scheduler ends as requested");
+    // If the socket is gone already, there is nothing to remove.
     let _ = fs::remove_file(&socket);
     Ok(())
 }
 
-/// What is known of a worker for people.
+/// What is shown to users about a worker.
 struct Worker {
     member: Member,
     peers: Vec<PeerLanes>,
 }
 
-/// Who has connected, and may say what.
+/// Who is on the other side of a connection, and so which messages it may send.
 #[derive(Clone, Copy)]
 enum Peer {
     Worker,
     Client,
 }
 
-/// What connections tell the scheduler's loop.
+/// What connections report to the scheduler's loop.
 enum Incoming {
-    /// A worker has proven itself, and joins.
+    /// A worker has authenticated, and joins.
     Worker(ConnectionId, Outbox, Registration),
-    /// A client has proven itself.
+    /// A client has authenticated.
     Client(ConnectionId, Outbox),
-    /// A worker says something, and may say more when this has been handled.
+    /// A worker's message; the worker may send more once it has been handled.
     FromWorker(ConnectionId, FromWorker, OwnedSemaphorePermit),
-    /// A client says something, likewise.
+    /// A client's message, likewise.
     FromClient(ConnectionId, FromClient, OwnedSemaphorePermit),
-    /// It ended.
+    /// The connection ended.
     Ended(ConnectionId),
 }
 
-/// What one kind of peer says.
+/// The messages of one kind of peer.
 trait Said: DeserializeOwned {
     /// Whether it asks for no more than it may.
     fn check(&self) -> Result<(), ConversationError> {
@@ -198,7 +199,7 @@ struct Service {
 impl Service {
     fn accept(&mut self, mut stream: UnixStream) {
         let Ok(permit) = Arc::clone(&self.greetings).try_acquire_owned() else {
-            tracing::warn!("too many connections are proving themselves; one is refused");
+            tracing::warn!("too many connections are authenticating; one is refused");
             return;
         };
         self.next += 1;
@@ -258,7 +259,7 @@ impl Service {
     }
 
     fn told(&mut self, connection: ConnectionId, said: FromWorker) -> Option<Event> {
-        // One whose successor has registered is not listened to any more.
+        // A worker whose successor has registered is ignored.
         let worker = self.workers.get_mut(&connection)?;
         match said {
             FromWorker::Connected { peers } => {
@@ -332,7 +333,7 @@ impl Service {
     }
 
     fn post(&self, to: ConnectionId, frame: Vec<u8>) {
-        // A connection that has just ended is about to say so.
+        // A connection that has just ended is about to be removed.
         if let Some(outbox) = self.outboxes.get(&to) {
             outbox.post(frame);
         }
@@ -382,7 +383,7 @@ async fn carry<T: Said>(
     (frames, writer): (Frames, OwnedWriteHalf),
     events: &mpsc::Sender<Incoming>,
 ) -> Result<(), ConversationError> {
-    // The loop only ends with the process, so its channel does not close before.
+    // The loop ends only with the process, so the channel is still open.
     let _ = events.send(joins).await;
     tokio::select! {
         ended = listen_to::<T>(id, reader, events, gauge) => ended,
@@ -398,11 +399,11 @@ async fn listen_to<T: Said>(
 ) -> Result<(), ConversationError> {
     let turns = Arc::new(Semaphore::new(FRAMES));
     loop {
-        // Nothing more is read from a peer that does not read, or the answers would pile up here.
+        // Stop reading from a peer that does not read, or the answers would pile up here.
         gauge.drained().await;
         let said: T = connection::receive(&mut reader, FRAME_LIMIT).await?;
         said.check()?;
-        // A few at a time, so that no connection fills the others' way with long frames.
+        // A few frames at a time, so that a connection with long frames does not starve the others.
         let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return Ok(()) };
         if events.send(said.incoming(id, turn)).await.is_err() {
             return Ok(());

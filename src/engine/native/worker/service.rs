@@ -180,7 +180,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         ended => ended,
     };
     if ended.is_ok() {
-        tracing::info!("worker ends as it was told");
+        tracing::info!("worker ends as requested");
         // A scheduler that is gone already need not be told.
         let _ = scheduler.say(&FromWorker::Leaving).await;
     }

@@ -1,8 +1,8 @@
-//! Measurements: carrying out what [`Measurements`](super::Measurements) decides.
+//! Carries out the measurements that [`Measurements`](super::Measurements) decides on.
 //!
 //! Does not count messages or time.
 //!
-//! *Invariant:* the thread is pinned only while a measurement lasts.
+//! *Invariant:* the thread is pinned only during a measurement.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -59,7 +59,7 @@ impl Owner {
         }
     }
 
-    /// Does what takes long on a thread of its own, which tells this one.
+    /// Does slow work on a thread of its own, which sends the result back to this one.
     #[inline(never)]
     pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
         let inbox = self.inbox.clone();
@@ -124,7 +124,7 @@ impl Owner {
             return;
         }
         if let Some(before) = self.unpinned.take() {
-            // The set was in force before, so only a CPU that went away makes this fail.
+            // The set was in force before, so this fails only if a CPU was removed since.
             let _ = sched_setaffinity(Pid::from_raw(0), &before);
         }
     }

@@ -3,7 +3,7 @@
 //! Does not decide who the peers are, which transfers run, or what is measured; it carries out what
 //! [`super::core`], [`super::transfer`] and [`super::measure`] decide.
 //!
-//! *Invariant:* when nothing is to be done, the thread sleeps.
+//! *Invariant:* when there is nothing to do, the thread sleeps.
 
 mod measuring;
 mod objects;
@@ -33,36 +33,36 @@ use crate::wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_
 use crate::wire::secret::{Secret, Token};
 use crate::wire::status::PeerLanes;
 
-/// Looks without pause before a CPU is offered to others between two of them. A look takes a tenth
-/// of a microsecond; whoever is to be woken may be waiting for this very CPU, and the kernel may
-/// take milliseconds to come to that by itself.
+/// Polls without a pause between two offers of the CPU to other threads. A poll takes a tenth of a
+/// microsecond. The thread that is to be woken may be waiting for this very CPU, and without the
+/// offer the kernel may take milliseconds to run it.
 const LOOKS: u32 = 8;
 
-/// The same while a measurement lasts: both threads may share a CPU, unless each was given its own.
+/// The same during a measurement: both threads may share a CPU, unless each was given its own.
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
 
-/// Looks of a measurement after which the thread pauses between them: an answer to a small message
-/// would be here, and whoever copies a large one may share the core (hyper-threading).
+/// Polls of a measurement after which the thread pauses between them: an answer to a small message
+/// would have come by then, and the copier of a large one may share the core (hyper-threading).
 const EAGER_LOOKS: u32 = 256;
 
 /// Time before a broken connection to a living peer is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// Longest time that operations in flight have to end in before everything is closed.
+/// Longest time that operations in flight get to end before everything is closed.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 
-/// What the sealed addresses are sealed for.
+/// The purpose for which addresses are sealed.
 const ADDRESS_PURPOSE: &str = "worker address";
 
-/// The identifier of echoes among pings; measurements have others.
+/// The identifier of echo requests among pings; measurements use others.
 const ECHO: u64 = 1 << 55;
 
-/// The way to a peer.
+/// The connection to a peer.
 struct Link {
     member: Member,
     endpoint: UcpEndpoint<Purpose>,
-    /// Of this worker's messages on it.
+    /// The token of this worker's messages on it.
     token: Token,
 }
 
@@ -71,28 +71,28 @@ pub(super) struct Owner {
     core: Core,
     transfers: Transfers,
     measurements: Measurements,
-    /// Messages that a measurement wants sent; empty between two calls.
+    /// Messages that a measurement wants to send; empty between two calls.
     outbox: Vec<Out>,
     device: Option<Device>,
     address_key: [u8; 32],
     links: FxHashMap<PeerKey, Link>,
-    /// Addresses of the peers that are present.
+    /// Addresses of the present peers.
     addresses: HashMap<Member, WorkerAddress>,
     peers_of_endpoints: HashMap<EndpointId, PeerKey>,
     echoes: FxHashMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
     next_echo: u64,
-    /// Requests for peers whose way is not proven yet.
+    /// Requests to peers whose connection is not verified yet.
     early: Vec<transfer::Request>,
     retries: Vec<(Instant, Member)>,
     reports: async_mpsc::UnboundedSender<Report>,
     inbox: Weak<Inbox>,
-    /// Where the thread ran before a measurement pinned it.
+    /// The CPUs of the thread before a measurement pinned it.
     unpinned: Option<CpuSet>,
-    /// Messages from processes that are no peers.
+    /// Messages from processes that are not peers.
     strangers: u64,
-    /// Why this process can go on no longer.
+    /// Why this process cannot continue.
     exhausted: Option<ucx::Error>,
-    /// Last, so that the endpoints are closed before.
+    /// The last field, so that the endpoints are closed first.
     worker: UcpWorker<Purpose>,
 }
 
@@ -105,7 +105,7 @@ impl Owner {
         reports: async_mpsc::UnboundedSender<Report>,
         inbox: Weak<Inbox>,
     ) -> Result<Self, Error> {
-        // UCX looks for a current context when it is initialised.
+        // UCX looks for a current CUDA context when it is initialised.
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
         let library = Library::open(opening.library.as_deref())?;
         let context = UcpContext::new(&library, &opening.settings)?;
@@ -118,7 +118,7 @@ impl Owner {
             library.name().display(),
             context.transports()?.join(" ")
         );
-        // Nobody listens any more only when the process ends.
+        // The receiver is gone only when the process ends.
         let _ = reports.send(Report::Open { address, library });
         let limit =
             if opening.bytes_in_flight == 0 { BYTES_IN_FLIGHT } else { opening.bytes_in_flight };
@@ -146,7 +146,7 @@ impl Owner {
         })
     }
 
-    /// Works until it is told to stop, or UCX is of no use any more.
+    /// Works until it is told to stop, or UCX can no longer be used.
     pub(super) fn run(
         mut self,
         sleeper: &Sleeper,
@@ -208,7 +208,7 @@ impl Owner {
         }
     }
 
-    /// Lets what is on its way arrive, for a while.
+    /// Waits a while for messages in flight to arrive.
     fn drain(&mut self) {
         let began = Instant::now();
         while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
@@ -242,9 +242,9 @@ impl Owner {
                 let out = self.measurements.prepare(from, id, measure, room, mapped);
                 self.send_one(out);
             }
-            // Nobody listens any more only when the process ends.
+            // The receiver is gone only when the process ends.
             Command::Pulse => {
-                // Whoever does nothing must find out, too.
+                // An idle worker must notice a fault too.
                 self.device.as_ref().inspect(|device| device.look_for_fault());
                 drop(self.reports.send(Report::Pulse));
             }
@@ -252,7 +252,7 @@ impl Owner {
         }
     }
 
-    /// Deals with everything that UCX's callbacks recorded.
+    /// Handles everything that UCX's callbacks recorded.
     fn digest(&mut self) -> bool {
         let mut any = false;
         while let Some(arrival) = self.worker.next_arrival() {
@@ -272,7 +272,7 @@ impl Owner {
 
     fn heard(&mut self, message: ToWorker) {
         match message {
-            // The worker's runner hears these.
+            // For the worker's runner.
             ToWorker::Work(_) => {}
             ToWorker::Expect { names } => self.handle(Event::Expect(names)),
             ToWorker::Peer { member, address } => {
@@ -295,7 +295,7 @@ impl Owner {
         }
     }
 
-    // What is seldom called stays out of the frames of what is called for every message: after each
+    // Rare calls stay out of the stack frames of calls that happen for every message: after each
     // long message, the caches hold nothing else.
     fn arrived(&mut self, arrival: Arrival) {
         let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
@@ -317,7 +317,7 @@ impl Owner {
         self.message(sender, header, arrival);
     }
 
-    /// A message of a proven peer.
+    /// A message from a proven peer.
     fn message(&mut self, sender: PeerKey, header: Header, arrival: Arrival) {
         let Header { kind, id, argument, .. } = header;
         match kind {
@@ -401,7 +401,7 @@ impl Owner {
         self.handle(Event::Broken(member));
     }
 
-    /// Answers everything that waits for a peer that is gone.
+    /// Answers every request to a peer that is gone.
     fn drop_work_with(&mut self, peer: &Member, cause: &str) {
         self.transfers.lost(peer, cause);
         self.drop_early(peer, cause);
@@ -419,9 +419,9 @@ impl Owner {
     #[inline(never)]
     fn stranger(&mut self) {
         self.strangers += 1;
-        // Each power of two: a flood must not fill the log.
+        // Logged at each power of two, so that a flood does not fill the log.
         if self.strangers.is_power_of_two() {
-            tracing::warn!(messages = self.strangers, "messages from strangers are thrown away");
+        tracing::warn!(messages = self.strangers, "messages from strangers are discarded");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Objects by name: carrying out what [`Transfers`](super::Transfers) decides.
+//! Objects by name: carries out what [`Transfers`](super::Transfers) decides.
 //!
 //! Does not hold requests or receives.
 //!
@@ -14,7 +14,7 @@ use crate::engine::native::plane::transfer::{self, Arrival, Request, TransferErr
 use crate::ucx::{Buffer, Payload};
 use crate::wire::peer::{Kind, Member, NAME_LIMIT, PeerKey, checksum_argument};
 
-/// Objects above this length have their checksum computed on a thread of its own.
+/// The checksum of an object longer than this is computed on a thread of its own.
 const INLINE_CHECKSUM: usize = 256 << 10;
 
 impl Owner {
@@ -36,14 +36,14 @@ impl Owner {
         self.transfers.requested(request, peer);
     }
 
-    /// Asks what waited for a peer's way to be proven.
+    /// Sends the requests that waited until the connection to a peer was verified.
     pub(super) fn ask_early(&mut self, peer: &Member) {
         for request in std::mem::take(&mut self.early) {
             if request.peer == peer.name { self.get(request) } else { self.early.push(request) }
         }
     }
 
-    /// Answers what waits for a peer that is gone.
+    /// Answers the requests that wait for a peer that is gone.
     pub(super) fn drop_early(&mut self, peer: &Member, cause: &str) {
         for request in self.early.extract_if(.., |request| request.peer == peer.name) {
             let (peer, cause) = (request.peer.clone(), cause.to_owned());
@@ -112,7 +112,7 @@ impl Owner {
         self.echoes.insert(self.next_echo, (member, reply));
     }
 
-    /// The peer of a name, if it is connected.
+    /// The peer with this name, if it is connected.
     pub(super) fn peer(&self, name: &str) -> Option<PeerKey> {
         self.links.iter().find(|(_, link)| link.member.name == name).map(|(key, _)| *key)
     }

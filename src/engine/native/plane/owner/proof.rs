@@ -1,19 +1,19 @@
-//! The messages by which a connection is proven: carrying out what [`Core`](super::Core) decides.
+//! The messages that verify a connection: carries out what [`Core`](super::Core) decides.
 //!
-//! Does not decide who is believed.
+//! Does not decide which peer is trusted.
 //!
-//! *Invariant:* a probe that arrives is told only when its bytes are those that were sent.
+//! *Invariant:* a probe is reported only if it arrived with the bytes that were sent.
 
 use super::{Event, Owner};
 use crate::engine::native::plane::transfer::{Arrival, Purpose};
 use crate::ucx::{self, Buffer, Payload};
 use crate::wire::peer::{Header, Hello, Kind, Member};
 
-/// Length of the message that checks a new connection, in bytes: enough to go by rendezvous.
+/// Length of the message that checks a new connection, in bytes: enough to use rendezvous.
 const PROBE_BYTES: usize = 64 << 10;
 
 impl Owner {
-    /// A message by which a connection is proven.
+    /// Handles a message that verifies a connection.
     #[inline(never)]
     pub(super) fn proof(&mut self, sender: Member, header: Header, arrival: Arrival) {
         let Header { kind, argument, .. } = header;
@@ -45,7 +45,7 @@ impl Owner {
         }
     }
 
-    /// Sends one of the messages by which a connection is proven.
+    /// Sends one of the messages that verify a connection.
     pub(super) fn greet(&self, to: &Member, kind: Kind) {
         let (argument, payload) = match kind {
             Kind::Hello => {
@@ -62,7 +62,7 @@ impl Owner {
     }
 }
 
-/// Bytes that no page of zeros or of another probe looks like.
+/// Bytes that differ from zeroed memory and from every other probe.
 fn probe(seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(PROBE_BYTES);
