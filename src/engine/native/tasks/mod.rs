@@ -3,10 +3,10 @@
 //! [`core`] decides; `service` carries its events and actions to and from the connections; `record`
 //! writes both down and replays them.
 //!
-//! Does not run tasks or move bytes; workers do, as the scheduler orders.
+//! Does not run tasks or move bytes; workers do, on the scheduler's orders.
 //!
-//! *Invariant:* what [`core::Core`] decides depends on nothing but its events and their times, so
-//! that a recorded run can be replayed.
+//! *Invariant:* what [`core::Core`] decides depends only on its events and their times, so that a
+//! recorded run can be replayed.
 
 pub(crate) mod core;
 mod record;

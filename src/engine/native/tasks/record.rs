@@ -1,10 +1,10 @@
-//! The log of what the task scheduler heard and decided, and its replay.
+//! The log of the task scheduler's events and decisions, and its replay.
 //!
-//! A log is a frame with the [`Header`] and one frame per [`Entry`], each as on the wire: a length
-//! of four bytes, little-endian, and a postcard message. What was decided is in it as a checksum,
+//! A log is a frame with the [`Header`] and one frame per [`Entry`], encoded as on the wire: a
+//! length of four bytes, little-endian, and a postcard message. Decisions are logged as a checksum,
 //! which is enough to see that a replay decides the same.
 //!
-//! *Invariant:* a log that cannot be written any more ends the log, never the scheduler.
+//! *Invariant:* a write error ends the log, never the scheduler.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -24,7 +24,7 @@ struct Header {
     settings: Settings,
 }
 
-/// One event, when it happened, and what was decided.
+/// One event, its time, and the checksum of what was decided.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     event: Event,
@@ -39,7 +39,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a log, in place of an earlier one.
+    /// Begins a log; it replaces an earlier one.
     pub(super) fn begin(path: &Path, settings: &Settings) -> Self {
         let file = match File::create(path) {
             Ok(file) => Some(BufWriter::with_capacity(1 << 18, file)),
@@ -66,7 +66,7 @@ impl Recorder {
         }
     }
 
-    /// What has been noted is in the file.
+    /// Writes everything recorded so far to the file.
     pub(super) fn flush(&mut self) {
         if let Some(Err(error)) = self.file.as_mut().map(Write::flush) {
             tracing::error!(path = %self.path.display(), %error, "recording ends");
@@ -75,8 +75,8 @@ impl Recorder {
     }
 }
 
-/// A checksum of what was decided. Postcard cannot refuse plain values; if it did, both sides would
-/// have the same nothing.
+/// A checksum of the decisions. Postcard does not fail on plain values; if it did, both sides
+/// would get the same checksum of nothing.
 fn digest(actions: &[Action]) -> u32 {
     crc32c::crc32c(&postcard::to_stdvec(actions).unwrap_or_default())
 }
@@ -89,11 +89,11 @@ pub enum ReplayError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is no log.
-    #[error("{} is no log of a task scheduler", path.display())]
+    /// The file is not a log.
+    #[error("{} is not a log of a task scheduler", path.display())]
     Frame {
         /// The file.
         path: PathBuf,
@@ -110,22 +110,21 @@ pub enum ReplayError {
     },
 }
 
-/// What came of a replay.
+/// The outcome of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Events in the log.
     pub events: u64,
-    /// Actions that followed from them.
+    /// Actions that were decided.
     pub actions: u64,
-    /// The first event, counted from 0, from which something else followed than before.
+    /// The first event, counted from 0, at which the decisions differ from the recorded ones.
     pub differs_at: Option<u64>,
 }
 
-/// Lets a new scheduler decide on everything that a log says has happened. A last frame that was
-/// not written whole is not counted.
+/// Has a new scheduler decide on every event of a log. An incomplete last frame is ignored.
 ///
 /// # Errors
-/// If the file is no log of this version.
+/// If the file is not a log of this version.
 pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
     let read = |source| ReplayError::Read { path: path.to_path_buf(), source };
     let frame = |source| ReplayError::Frame { path: path.to_path_buf(), source };

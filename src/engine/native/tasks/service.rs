@@ -2,7 +2,7 @@
 //!
 //! Does not decide; [`super::core`] does.
 //!
-//! Messages are gathered while events are handled, and leave in few frames at
+//! Messages are collected while events are handled, and sent in few frames by
 //! [`TaskService::flush`].
 
 use std::collections::BTreeMap;
@@ -23,10 +23,10 @@ use crate::wire::tasks::{
     BATCH_BYTES, News, ObjectId, Order, Overview, Product, Report, Request, Source, TaskError,
 };
 
-/// Finished frames, of about [`BATCH_BYTES`] each, that wait for the end of a round of events.
+/// Complete frames, of about [`BATCH_BYTES`] each, above which a round of events ends early.
 const FRAMES_BEFORE_FLUSH: usize = 64;
 
-/// Messages for one connection, and about how many bytes they are.
+/// Messages for one connection, and their approximate size in bytes.
 enum Batch {
     Worker(Vec<Order>, usize),
     Client(Vec<News>, usize),
@@ -47,7 +47,7 @@ fn settings(plan: &Plan, told: &NativePlan) -> Settings {
     }
 }
 
-/// Memory of this process that is in RAM (`proc_pid_statm(5)`); 0 if the kernel does not say.
+/// Resident memory of this process (`proc_pid_statm(5)`); 0 if the kernel does not report it.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
@@ -55,16 +55,16 @@ fn resident_bytes() -> u64 {
     pages.zip(page.and_then(|page| u64::try_from(page).ok())).map_or(0, |(n, page)| n * page)
 }
 
-/// The scheduler of tasks and its correspondence.
+/// The task scheduler and its messages.
 pub(crate) struct TaskService {
     core: Core,
     start: Instant,
     workers: BTreeMap<ConnectionId, Member>,
-    /// Clients, by the number that they name their objects with.
+    /// Clients, by the number that their objects' names begin with.
     clients: BTreeMap<ConnectionId, u32>,
     next_client: u32,
     batches: BTreeMap<ConnectionId, Batch>,
-    /// Finished frames.
+    /// Complete frames.
     frames: Vec<(ConnectionId, Vec<u8>)>,
     recorder: Option<Recorder>,
 }
@@ -98,7 +98,7 @@ impl TaskService {
         }
     }
 
-    /// A worker has something to say.
+    /// Handles the reports of a worker.
     pub(crate) fn reported(&mut self, worker: ConnectionId, member: &Member, reports: Vec<Report>) {
         for report in reports {
             let event = match report {
@@ -129,14 +129,14 @@ impl TaskService {
         }
     }
 
-    /// A client is there. It is told the number that it names its objects with.
+    /// Adds a client, and sends it the number for its objects' names.
     pub(crate) fn joined(&mut self, client: ConnectionId) {
         self.clients.insert(client, self.next_client);
         self.news(client, News::Hello { client: self.next_client }, 8);
         self.next_client += 1;
     }
 
-    /// A client that has joined has something to say.
+    /// Handles the requests of a client.
     pub(crate) fn asked(&mut self, client: ConnectionId, requests: Vec<Request>) {
         let Some(&number) = self.clients.get(&client) else { return };
         for request in requests {
@@ -185,12 +185,12 @@ impl TaskService {
     }
 
     fn refuse_name(&mut self, client: ConnectionId, object: ObjectId) {
-        let reason = "a client names its objects with its own number".to_owned();
+        let reason = "a client's objects are named with its own number".to_owned();
         let error = TaskError::Refused { task: object, reason };
         self.news(client, News::Failed { object, error }, 128);
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub(crate) fn gone(&mut self, connection: ConnectionId) {
         self.batches.remove(&connection);
         if self.workers.remove(&connection).is_some() {
@@ -294,12 +294,12 @@ impl TaskService {
         }
     }
 
-    /// Whether so much waits to be sent that it should be.
+    /// Whether enough messages wait that they should be sent now.
     pub(crate) fn is_full(&self) -> bool {
         self.frames.len() > FRAMES_BEFORE_FLUSH
     }
 
-    /// The frames that are to be sent now.
+    /// The frames to send now.
     pub(crate) fn flush(&mut self) -> Vec<(ConnectionId, Vec<u8>)> {
         while let Some((&connection, _)) = self.batches.first_key_value() {
             self.seal(connection);

@@ -1,6 +1,6 @@
-//! The functions that the stock program's workers can run: those of the benchmarks.
+//! The functions built into the stock program: those of the benchmarks, and CUDA C++.
 //!
-//! Does not know the graphs that they are used in; `cluster::workloads` builds those.
+//! Does not know the graphs that use them; `cluster::workloads` builds those.
 //!
 //! *Invariant:* the same arguments and inputs give the same bytes on every worker.
 
@@ -9,7 +9,7 @@ use crate::cuda::{Kernel, Parameter, Scalar};
 use crate::ucx::Buffer;
 
 impl Registry {
-    /// What the stock program's workers can run.
+    /// The functions that workers of the stock program can run.
     pub fn built_in() -> Self {
         let mut registry = Registry::new();
         registry
@@ -29,7 +29,7 @@ impl Registry {
     }
 }
 
-/// A well mixed number (SplitMix64's last steps).
+/// A well-mixed number (the last steps of SplitMix64).
 pub(crate) fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -53,7 +53,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
 }
 
-/// A buffer with so many words.
+/// A buffer with this many 64-bit words.
 fn fill(
     context: &Context<'_>,
     count: usize,
@@ -114,7 +114,8 @@ fn table_make(context: &Context<'_>, _: &[Input]) -> Result<Outputs, FunctionErr
     Ok(fill(context, usize::try_from(rows * 2)?, words)?.into())
 }
 
-/// A table's rows by the hash of their keys, one output per part. Arguments: number of parts.
+/// Splits a table's rows by the hash of their keys, one output per part. Arguments: number of
+/// parts.
 fn table_split(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
     let parts: usize = context.arguments()?;
     let [table] = inputs else { return Err("one table is needed".into()) };
@@ -129,8 +130,8 @@ fn table_split(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, Funct
     Ok(placed.collect::<Result<Vec<Buffer>, FunctionError>>()?.into())
 }
 
-/// Joins the left inputs (the first half) with the right ones on their keys; gives the number of
-/// pairs and the sum over their values' products.
+/// Joins the left inputs (the first half) with the right ones on their keys; returns the number of
+/// pairs and the sum of the products of their values.
 fn table_join(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
     let (left, right) = inputs.split_at(inputs.len() / 2);
     let mut rows: std::collections::HashMap<u64, Vec<u64>> = Default::default();
@@ -158,9 +159,9 @@ fn table_join(_: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionErro
 /// A parameter of a CUDA task's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum CudaParameter {
-    /// The task's input of this number, from 0: a pointer to memory that must only be read.
+    /// A pointer to the task's input of this number, counted from 0; the kernel must only read it.
     Input(u32),
-    /// The task's next output, of this many bytes: a pointer to memory of undefined content.
+    /// A pointer to the task's next output, of this many bytes, with undefined content.
     Output(u64),
     Value(Scalar),
 }
@@ -168,23 +169,23 @@ pub enum CudaParameter {
 /// CUDA C++ as a task: the arguments of the built-in function [`CudaTask::FUNCTION`].
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct CudaTask {
-    /// What is run, and how.
+    /// The code to run, and its launch configuration.
     pub kernel: Kernel,
     /// Its parameters, in order.
     pub parameters: Vec<CudaParameter>,
 }
 
 impl CudaTask {
-    /// The name under which workers know it.
+    /// The name of the built-in function.
     pub const FUNCTION: &str = "cuda";
 }
 
-/// Runs a [`CudaTask`]. Inputs that are not in device memory are copied there for it.
+/// Runs a [`CudaTask`]. Inputs outside device memory are copied there first.
 fn cuda(context: &Context<'_>, inputs: &[Input]) -> Result<Outputs, FunctionError> {
     let CudaTask { kernel, parameters } = context.arguments()?;
     let device = context.device().ok_or("this worker has no GPU: it cannot run CUDA C++")?;
     if device.is_simulated() {
-        // Before memory is taken for nothing.
+        // Find errors in the code before taking memory for it.
         device.run(&kernel, &mut [])?;
     }
     let mut copies = Vec::new();

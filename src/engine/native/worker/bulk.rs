@@ -1,8 +1,9 @@
-//! The worker's own socket: clients give and take objects here, peers take what lies in its file.
+//! The worker's own socket: clients store and fetch objects here, and peers fetch spilled ones.
 //!
-//! Does not know who may have what; whoever knows the secret may have all.
+//! Has no access rules: every connection that knows the secret may fetch every object.
 //!
-//! *Invariant:* nothing is answered before the other side has proven that it knows the secret.
+//! *Invariant:* a request is answered only after the other side has proven that it knows the
+//! secret.
 
 use std::io;
 use std::path::Path;
@@ -24,16 +25,16 @@ use crate::wire::greeting::Role;
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, ObjectId, Report};
 
-/// Time to prove knowledge of the secret.
+/// Time that a connection has to authenticate.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
-/// Connections served at one time; others wait.
+/// Connections served at the same time; others wait.
 const CONNECTIONS: usize = 64;
 
 /// Time that the other side may take to read or write [`CHUNK`] bytes.
 const TRANSFER_TIME: Duration = Duration::from_secs(60);
 
-/// Bytes that are copied from a device, or sent, at a time.
+/// Bytes that are copied from a device, or sent, at once.
 const CHUNK: usize = 1 << 20;
 
 /// Serves a store on its socket.
@@ -67,7 +68,7 @@ async fn accept(
             let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
             match greeted.unwrap_or(Err(ConversationError::Slow)) {
                 Ok(()) => {
-                    // A connection that breaks is the other side's end.
+                    // A broken connection concerns only the other side.
                     let _ = converse(stream, store, events).await;
                 }
                 Err(error) => tracing::warn!("a connection is refused: {}", in_full(&error)),
@@ -114,7 +115,7 @@ async fn converse(
     }
 }
 
-/// Takes an object, when there is room for it.
+/// Receives an object once there is room for it.
 async fn take(
     stream: &mut UnixStream,
     store: &Arc<Store>,
@@ -141,7 +142,7 @@ async fn take(
     let (party, mut room) = match given {
         Some(Ok(given)) => given,
         Some(Err(error)) => {
-            // The other side reads the answer when it has sent everything.
+            // The other side reads the answer only after it has sent everything.
             let mut chunk = vec![0; CHUNK.min(length)];
             let mut left = length;
             while left > 0 {
@@ -162,14 +163,14 @@ async fn take(
     Ok(tokio::task::spawn_blocking(keep).await.map_err(|_| lost())?)
 }
 
-/// Reads from somebody who must not make others wait for ever.
+/// Reads from a connection, with a time limit so that it cannot make others wait forever.
 async fn read(stream: &mut UnixStream, bytes: &mut [u8]) -> Result<(), ConversationError> {
     let read = tokio::time::timeout(TRANSFER_TIME, stream.read_exact(bytes)).await;
     read.map_err(|_| ConversationError::Slow)??;
     Ok(())
 }
 
-/// Sends an object, as long as the other side reads: what is lent stays in memory meanwhile.
+/// Sends an object while the other side reads; the lent object stays in memory meanwhile.
 async fn give(stream: &mut UnixStream, lent: Lent) -> Result<(), ConversationError> {
     let length = lent.len();
     connection::send(stream, &BulkReply::Bytes(length as u64)).await?;
@@ -177,7 +178,7 @@ async fn give(stream: &mut UnixStream, lent: Lent) -> Result<(), ConversationErr
     let mut offset = 0;
     while offset < length {
         let bytes = CHUNK.min(length - offset);
-        // The length was promised, so a device or a file that refuses now ends the connection.
+        // The length was already sent, so an error of the device or file must end the connection.
         let copied = lent.read(offset, &mut chunk[..bytes]);
         copied.map_err(|error| io::Error::other(error.to_string()))?;
         let written = tokio::time::timeout(TRANSFER_TIME, stream.write_all(&chunk[..bytes])).await;

@@ -1,4 +1,4 @@
-//! What a worker's tasks and fetches run with.
+//! What tasks and fetches of a worker share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,22 +13,23 @@ use crate::os::run_directory::Paths;
 use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 
-/// What a worker runs with, shared by its event loop and its threads.
+/// State shared by the worker's event loop and its threads.
 pub(super) struct WorkerContext {
     pub(super) me: Member,
     pub(super) registry: Registry,
     pub(super) store: Arc<Store>,
     pub(super) plane: Plane,
-    /// Links that are slowed down, by peer.
+    /// Simulated slow links, by peer.
     pub(super) links: BTreeMap<String, SimulatedLink>,
-    /// Has the sockets of the peers, which give what they have on disk to whoever knows the secret.
+    /// Where the peers' sockets are, over which spilled objects are fetched.
     pub(super) paths: Paths,
     pub(super) secret: Secret,
-    /// As many fetches as run at one time.
+    /// Limits how many fetches run at the same time.
     pub(super) fetches: Semaphore,
 }
 
-/// A link of a simulated machine: as slow as that machine's, one transfer after the other.
+/// A link of a simulated machine: it has that machine's bandwidth, and carries one transfer at a
+/// time.
 pub(super) struct SimulatedLink {
     bytes_per_second: f64,
     busy: Mutex<()>,
@@ -39,7 +40,7 @@ impl SimulatedLink {
         Self { bytes_per_second: bytes_per_second.max(1.0), busy: Mutex::default() }
     }
 
-    /// Lasts as long as the transfer would, less what it took in truth.
+    /// Waits as long as the transfer would take, minus the time that it really took.
     pub(super) async fn carry(&self, bytes: u64, took: Duration) -> Duration {
         let _busy = self.busy.lock().await;
         let whole = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);

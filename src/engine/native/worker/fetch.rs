@@ -1,6 +1,6 @@
 //! Brings one object from a peer into this worker's store.
 //!
-//! Over UCX where the peer has it in memory; over the peer's socket where it lies in the peer's
+//! Over UCX if the peer has it in memory; over the peer's socket if it is in the peer's spill
 //! file. Does not choose the peer.
 
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::wire::greeting::Role;
 use crate::wire::peer::Member;
 use crate::wire::tasks::{Bulk, BulkReply, ObjectId, TaskError};
 
-/// Tries before a peer is taken to be out of reach.
+/// Attempts after which a peer counts as unreachable.
 const TRIES: u32 = 3;
 
 /// A transfer may take this long, and a second more for every [`SLOWEST`] bytes: a peer that hangs
-/// must not hold a task, and the memory for its input, for ever.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// must not occupy a task, and the memory for its input, forever.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Bytes in a second that any link carries.
+/// Bytes per second that any link carries.
 const SLOWEST: u64 = 1 << 20;
 
-/// Bytes that are read from a socket at a time.
+/// Bytes that are read from a socket at once.
 const CHUNK: usize = 1 << 20;
 
-/// Time between two tries.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A fetch that has ended.
@@ -44,7 +44,7 @@ pub(super) struct Fetched {
     pub(super) result: Result<(u64, Duration), FetchError>,
 }
 
-/// Why an object did not come.
+/// Why an object could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FetchError {
     #[error(transparent)]
@@ -62,17 +62,17 @@ pub(super) enum FetchError {
 }
 
 impl FetchError {
-    /// Whether there was no room for it here.
+    /// Whether this worker had no room for it.
     pub(super) fn is_full(&self) -> bool {
         matches!(self, FetchError::Store(StoreError::NoRoom(_)))
     }
 
-    /// Whether the peer said that it does not have it.
+    /// Whether the peer reported that it does not have it.
     pub(super) fn is_missing(&self) -> bool {
         matches!(self, FetchError::Refused { .. })
     }
 
-    /// The task's error, if what failed is this worker's memory and not the way to the peer.
+    /// The task's error, if the cause is this worker's memory and not the connection to the peer.
     pub(super) fn here(&self, task: ObjectId, worker: &str) -> Option<TaskError> {
         let FetchError::Store(error) = self else { return None };
         let (worker, message) = (worker.to_owned(), in_full(error));
@@ -83,8 +83,8 @@ impl FetchError {
     }
 }
 
-/// Fetches, and keeps what came. What has no room beside running tasks and other fetches is
-/// fetched once more when there are none; what has no room then has none at all.
+/// Fetches an object and stores it. If it finds no room beside running tasks and other fetches, it
+/// is tried once more alone; if there is no room even then, there is none at all.
 pub(super) async fn fetch(
     shared: &Arc<WorkerContext>,
     object: ObjectId,
@@ -108,7 +108,7 @@ async fn fetch_beside(
     bytes: u64,
     enter: fn(&Store) -> Party,
 ) -> Result<(u64, Duration), FetchError> {
-    // What waits here waits at its sender, and holds no memory.
+    // While it waits here, the object stays with its sender and takes no memory.
     let place = shared.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
     let party = Arc::new(blocking(&shared.store, enter).await?);
     let (buffer, mut took) = attempts(shared, &party, object, source, bytes).await?;
@@ -120,7 +120,7 @@ async fn fetch_beside(
     Ok((bytes, took))
 }
 
-/// Does what may have to wait for memory, or write files, which the event loop must not.
+/// Runs something on a blocking thread that may wait for memory or write files.
 async fn blocking<T: Send + 'static>(
     store: &Arc<Store>,
     call: impl FnOnce(&Store) -> T + Send + 'static,
@@ -161,7 +161,7 @@ async fn attempt(
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
     let room = room(shared, party, length).await?;
     let start = Instant::now();
-    let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
+    let limit = TIME_LIMIT + Duration::from_secs(bytes / SLOWEST);
     let coming = tokio::time::timeout(limit, bring(shared, party, object, source, room));
     let buffer = coming.await.unwrap_or(Err(FetchError::Slow { limit }))?;
     Ok((buffer, start.elapsed()))
@@ -176,7 +176,7 @@ async fn room(
     Ok(blocking(&shared.store, move |store| store.receive(&party, length)).await??)
 }
 
-/// Over UCX if the peer has it in memory, else over its socket.
+/// Fetches over UCX if the peer has the object in memory, otherwise over its socket.
 async fn bring(
     shared: &WorkerContext,
     party: &Arc<Party>,
@@ -204,8 +204,8 @@ async fn from_socket(
     let connecting = connection::connect(&shared.paths, &source.name, &shared.secret, Role::Bulk);
     let mut stream = connecting.await?;
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
-    // The room that UCX was given is free again, and the peer is asked when there is some: it
-    // does not wait for long for whoever does not read.
+    // The memory that was given to UCX is free again. Ask the peer only once there is room, because
+    // it soon disconnects a reader that does not read.
     let mut buffer = self::room(shared, party, length).await?;
     connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {

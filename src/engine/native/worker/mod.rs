@@ -1,9 +1,9 @@
 //! A worker process: registers with the scheduler, connects to every peer over UCX, runs tasks.
 //!
 //! `service` is its event loop. `runner` runs the functions of [`registry`] (`built_in`: those of
-//! the stock program) on threads, `fetch` brings their inputs from peers, `objects` keeps what they
-//! return, and `bulk` gives objects to clients and to peers over the worker's own socket. `context`
-//! is what all of them share.
+//! the stock program) on threads, `fetch` brings their inputs from peers, `objects` keeps their
+//! outputs, and `bulk` serves objects to clients and peers over the worker's own socket. `context`
+//! is the state that they share.
 //!
 //! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
 //! loop.

@@ -2,7 +2,7 @@
 //!
 //! Does not run them; [`super::runner`] does.
 //!
-//! *Invariant:* a name means one function.
+//! *Invariant:* a name stands for one function.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// No functions.
+    /// A registry without functions.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a function, in place of an earlier one of that name.
+    /// Adds a function; it replaces an earlier one of that name.
     pub fn add<R: Into<Outputs>>(
         &mut self,
         name: impl Into<String>,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Registry {
     }
 }
 
-/// What a running function sees of its worker.
+/// What a running function can access of its worker.
 pub struct Context<'a> {
     pub(super) task: ObjectId,
     pub(super) worker: &'a str,
@@ -78,7 +78,7 @@ impl Context<'_> {
         self.worker
     }
 
-    /// The arguments that the client gave.
+    /// The arguments from the client.
     ///
     /// # Errors
     /// If they are of another type; a number may be read as a wider one.
@@ -91,8 +91,8 @@ impl Context<'_> {
         self.store.device()
     }
 
-    /// Memory of the device, or of the host where there is no device, for this task to write and
-    /// return. Its bytes are undefined. Objects that are not in use make room.
+    /// Memory of the device, or of the host if there is no device, for this task to write and
+    /// return. Its content is undefined. Objects that are not in use make room.
     ///
     /// # Errors
     /// If there is no room.
@@ -100,8 +100,8 @@ impl Context<'_> {
         Ok(self.store.allocate(self.party, bytes)?)
     }
 
-    /// Memory as of [`Self::allocate`] that `write` fills: where it is, if the host can write to
-    /// it, which spares a copy; else in host memory first. `write` gets undefined bytes.
+    /// Memory like that of [`Self::allocate`], filled by `write`: in place if the host can write to
+    /// it, which saves a copy; otherwise in host memory first. `write` gets undefined bytes.
     ///
     /// # Errors
     /// If there is no room, or the device refuses the copy.
@@ -122,7 +122,7 @@ impl Context<'_> {
         Ok(buffer)
     }
 
-    /// A copy of `bytes` in memory as of [`Self::allocate`].
+    /// A copy of `bytes` in memory like that of [`Self::allocate`].
     ///
     /// # Errors
     /// If there is no room, or the device refuses the copy.
@@ -133,7 +133,7 @@ impl Context<'_> {
     }
 }
 
-/// An input of a task. It stays where it is while the task runs.
+/// An input of a task. It stays in place while the task runs.
 pub struct Input(pub(super) InputKind);
 
 pub(super) enum InputKind {
@@ -155,12 +155,12 @@ impl Input {
         self.buffer().len()
     }
 
-    /// Whether there is not a byte.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes for the host: where they are if it can read them, else a copy.
+    /// The bytes, for reading on the host: in place if possible, otherwise a copy.
     ///
     /// # Errors
     /// If the device refuses the copy.
@@ -175,10 +175,10 @@ impl Input {
         }
     }
 
-    /// The value, if that is what it is.
+    /// Decodes the input as a value.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is not a value of this type.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
         Ok(value::decode(&self.bytes()?)?)
     }
@@ -192,7 +192,7 @@ impl Outputs {
     /// One output: a value.
     ///
     /// # Errors
-    /// If the value has no bytes.
+    /// If the value cannot be encoded.
     pub fn value(value: &impl Serialize) -> Result<Self, FunctionError> {
         Ok(value::encode(value)?.into())
     }
@@ -200,7 +200,7 @@ impl Outputs {
 
 impl From<()> for Outputs {
     fn from((): ()) -> Self {
-        // The nothing of `value::encode(&())`.
+        // What `value::encode(&())` returns.
         vec![0xc0].into()
     }
 }

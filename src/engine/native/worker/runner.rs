@@ -1,10 +1,10 @@
-//! Runs what the scheduler orders: fetches inputs, calls functions, keeps outputs.
+//! Carries out the scheduler's orders: fetches inputs, calls functions, stores outputs.
 //!
 //! Does not decide what to run or where.
 //!
 //! A task waits in [`Runner`] until its inputs are here, then in the queue for one of the threads
-//! that call functions. What threads and fetches have to say goes to the event loop, which reports
-//! it to the scheduler in batches.
+//! that call functions. Threads and fetches send their results to the event loop, which reports
+//! them to the scheduler in batches.
 //!
 //! *Invariant:* every order to run a task is answered once: done, failed, returned, or unreachable.
 
@@ -36,7 +36,7 @@ struct Job {
     inputs: Vec<(ObjectId, Option<Vec<u8>>)>,
 }
 
-/// What threads for tasks wait for.
+/// The queue of the threads that run tasks.
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
@@ -55,9 +55,9 @@ struct Queue {
     ended: Condvar,
 }
 
-/// What the event loop hears from threads and fetches.
+/// An event from a thread or a fetch to the event loop.
 pub(super) enum WorkerEvent {
-    /// For the scheduler.
+    /// A report for the scheduler.
     Report(Report),
     /// A fetch has ended.
     Fetched(Fetched),
@@ -68,9 +68,9 @@ pub(super) struct Runner {
     shared: Arc<WorkerContext>,
     queue: Arc<Queue>,
     events: mpsc::UnboundedSender<WorkerEvent>,
-    /// Tasks that wait for this many fetches.
+    /// Tasks, and the number of fetches that each waits for.
     waiting: HashMap<ObjectId, (Job, usize)>,
-    /// Objects on their way, from whom, and who waits for them.
+    /// Objects that are being fetched, their sources, and the tasks that wait for them.
     fetching: HashMap<ObjectId, (Member, Vec<ObjectId>)>,
 }
 
@@ -105,7 +105,7 @@ impl Runner {
         Ok((runner, sender, happened))
     }
 
-    /// Does what the scheduler says.
+    /// Carries out the scheduler's orders.
     pub(super) fn obey(&mut self, orders: Vec<Order>) {
         for order in orders {
             match order {
@@ -167,8 +167,8 @@ impl Runner {
         }
     }
 
-    /// Ends the threads, so that each gives back what it has of the device. Those that run a task
-    /// are waited for no longer than this; they end with the process.
+    /// Ends the threads, so that each frees what it has of the device. Waits for running tasks no
+    /// longer than this; those threads end with the process.
     pub(super) fn stop(&self, within: Duration) {
         let mut jobs = lock(&self.queue.jobs);
         jobs.closed = true;
@@ -190,7 +190,7 @@ impl Runner {
     }
 
     fn report(&self, report: Report) {
-        // The event loop is only gone when the process ends.
+        // The event loop is gone only when the process ends.
         let _ = self.events.send(WorkerEvent::Report(report));
     }
 
@@ -228,7 +228,7 @@ impl Runner {
         });
     }
 
-    /// A fetch has ended: what waited for it goes on. Returns what the scheduler is to know.
+    /// Handles the end of a fetch: continues what waited for it. Returns reports for the scheduler.
     pub(super) fn fetched(&mut self, fetched: Fetched) -> Vec<Report> {
         let Fetched { object, source, result } = fetched;
         let Some((_, waiters)) = self.fetching.remove(&object) else { return Vec::new() };
@@ -246,7 +246,7 @@ impl Runner {
                 vec![Report::Fetched { object, source, bytes, micros: micros(took) }]
             }
             Err(error) => {
-                // It may have been this GPU's fault; then the process ends.
+                // If this GPU's fault was the cause, the process ends.
                 self.shared.store.device().inspect(|device| device.look_for_fault());
                 let failed = waiters.into_iter().filter(|task| self.waiting.contains_key(task));
                 let failed: Vec<ObjectId> = failed.collect();
@@ -283,12 +283,12 @@ thread_local! {
     static RUNNING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The task that the calling thread runs, and its function, if it runs one.
+/// The task that the calling thread runs, with its function, if any.
 pub(super) fn running_here() -> Option<String> {
     RUNNING.with_borrow(Clone::clone)
 }
 
-/// What each thread does.
+/// The main loop of each thread.
 fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<WorkerEvent>) {
     if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
         tracing::error!(%error, "a thread for tasks cannot use the device");
@@ -306,7 +306,7 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
         };
         drop(jobs);
         let report = when_there_is_room(shared, job);
-        // The process ends, and the task with it: that counts as a death that the task has caused.
+        // The process ends, and the task with it: that counts as a death that the task caused.
         while shared.store.device().is_some_and(|device| device.fault().is_some()) {
             std::thread::park();
         }
@@ -316,8 +316,8 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
     }
 }
 
-/// Runs a task. One that finds no room beside other tasks and fetches runs again when there are
-/// none; what has no room then has none at all.
+/// Runs a task. If it finds no room beside other tasks and fetches, it runs again alone; if there
+/// is no room even then, there is none at all.
 fn when_there_is_room(shared: &WorkerContext, job: Job) -> Report {
     let beside = shared.store.enter();
     let report = run(shared, &beside, job.clone());
@@ -342,7 +342,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
             None => match shared.store.open(party, object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
-                    tracing::warn!(%task, %object, %error, "an input is not to be had");
+                    tracing::warn!(%task, %object, %error, "an input is not available");
                     let source = shared.me.clone();
                     return Report::Unreachable { task, object, source, missing: true };
                 }
@@ -385,7 +385,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
     }
 }
 
-/// Small outputs go to the scheduler, others into the store.
+/// Sends small outputs to the scheduler, and puts others into the store.
 fn keep(
     shared: &WorkerContext,
     party: &Party,
@@ -417,9 +417,9 @@ fn task_error(
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn words(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "a panic without words".to_owned())
+    text.unwrap_or_else(|| "a panic without a message".to_owned())
 }

@@ -1,6 +1,6 @@
 //! A worker's connection to the scheduler, and the loop that serves it.
 //!
-//! Does not decide what happens when the scheduler is gone; it ends, and the supervisor decides.
+//! Does not decide what to do when the scheduler is gone; it ends, and the supervisor decides.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,21 +34,21 @@ use crate::wire::native::{FromWorker, Registration, ToWorker};
 use crate::wire::peer::Member;
 use crate::wire::tasks::Report as TaskReport;
 
-/// Longest time between a scheduler's end and the signal to end with it.
+/// Longest time between the scheduler's end and the signal to this process.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 
-/// Of a worker's memory limit, one part of so many may be freed heap, and as much spare memory:
-/// together what counts as bloated (`objects::budget`).
+/// A worker's memory limit divided by this is the freed heap, and likewise the spare memory, that
+/// it may keep: together they count as bloated (`objects::budget`).
 const SPARE_SHARE: u64 = 32;
 
-/// What counts as the limit for spare memory where there is none.
+/// The limit to assume for spare memory if there is none.
 const UNLIMITED: u64 = 8 << 30;
 
-/// A task that runs at the worker's end has this long to return, so that it may give back what it
-/// has of the device; its result counts for nothing.
+/// Time that a running task has to return when the worker ends, so that it can free what it has of
+/// the device; its result is discarded.
 const TASKS_END_WITHIN: Duration = Duration::from_millis(100);
 
-/// Objects that are fetched at one time.
+/// Objects that are fetched at the same time.
 const FETCHES: usize = 8;
 
 /// Most reports in one frame.
@@ -59,7 +59,7 @@ const REPORTS: usize = 1024;
 /// Must be called while the process has one thread.
 ///
 /// # Errors
-/// If it cannot start or go on; the supervisor has been told why.
+/// If it cannot start or continue; the supervisor has been told why.
 pub fn main(registry: Registry) -> Result<(), Error> {
     log_to_standard_error();
     let mut status = StatusPipe::open()?;
@@ -96,16 +96,16 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
-        // The environment has all of them: what the plan leaves out is UCX's choice.
+        // The environment has them all: UCX chooses what the plan leaves out.
         settings: Vec::new(),
         device: device.clone(),
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
     let _joined = Joined(plane.clone());
-    // UCX tries its memory hooks by moving the end of the heap up and back (ucm/mmap/install.c,
-    // `ucm_fire_mmap_events_internal`), which takes away what another thread has just allocated
-    // there. So nobody else works until UCX is open.
+    // UCX tests its memory hooks by moving the end of the heap up and back (ucm/mmap/install.c,
+    // `ucm_fire_mmap_events_internal`), which removes what another thread has just allocated there.
+    // So no other thread works until UCX is open.
     let opened = tokio::select! {
         biased;
         _ = terminate.recv() => return plane.stop(),
@@ -113,11 +113,11 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         report = reports.recv() => report,
     };
     let Some(Report::Open { address, library }) = opened else {
-        // The thread's own reason is the better story.
+        // The thread's own error says more.
         return plane.stop().and(Err(Error::PlaneGone));
     };
     tracing::info!(ucx = library, "UCX is open");
-    // It lasts as long as this function, so the channel stays open.
+    // It lives as long as this function, so the channel stays open.
     let (faulted, mut faults) = mpsc::unbounded_channel();
     if let Some(device) = &device {
         let faulted = faulted.clone();
@@ -139,10 +139,10 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
             Some(error) = faults.recv() => break Err(error),
-            // The UCX thread has its turn, too, before the answer.
+            // Answer only after the UCX thread has had its turn too.
             () = status.asked() => plane.pulse(),
             report = reports.recv() => match report {
-                // It opens once.
+                // It opens only once.
                 Some(Report::Open { .. }) => {}
                 Some(Report::Ready(peers)) => {
                     tracing::info!(peers = peers.len(), "ready");
@@ -173,7 +173,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
             },
         }
     };
-    // When everything is told to end at once, the scheduler's end may be seen before the signal.
+    // When everything is told to end, the scheduler's end may be seen before the signal.
     let told = tokio::time::timeout(SIGNAL_DELAY, terminate.recv());
     let ended = match ended {
         Err(Error::SchedulerGone) if told.await.is_ok() => Ok(()),
@@ -181,7 +181,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
     };
     if ended.is_ok() {
         tracing::info!("worker ends as requested");
-        // A scheduler that is gone already need not be told.
+        // If the scheduler is gone already, it need not be told.
         let _ = scheduler.say(&FromWorker::Leaving).await;
     }
     runner.stop(TASKS_END_WITHIN);
@@ -190,25 +190,25 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         device.shrink();
     }
     match (stopped, ended) {
-        // The thread's own reason is the better story.
+        // The thread's own error says more.
         (Err(error), Err(Error::PlaneGone)) => Err(error),
         (_, Err(error)) | (Err(error), Ok(())) => Err(error),
         (Ok(()), Ok(())) => Ok(()),
     }
 }
 
-/// Waits for the UCX thread on every way out: a process that ends under it takes UCX down while it
-/// is in use, and UCX then aborts (seen in 1.13, `vfs_obj.c`).
+/// Waits for the UCX thread on every return: if the process ends while the thread uses UCX, UCX is
+/// taken down under it and aborts (seen in 1.13, `vfs_obj.c`).
 struct Joined(Plane);
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        // An error that led here is the better story.
+        // The error that led here says more.
         let _ = self.0.stop();
     }
 }
 
-/// What has happened so far, for the scheduler.
+/// Collects the events so far into reports for the scheduler.
 fn gather(
     first: WorkerEvent,
     more: &mut mpsc::UnboundedReceiver<WorkerEvent>,
@@ -257,7 +257,7 @@ impl Bench<'_> {
         let store = Arc::new(Store::new(&settings, self.device, Some(self.plane.clone())));
         if settings.memory_limit.is_some() {
             let watched = Arc::clone(&store);
-            // It ends with the process.
+            // The thread ends with the process.
             std::thread::Builder::new()
                 .name("memory".to_owned())
                 .spawn(move || watched.watch())
@@ -292,7 +292,7 @@ fn simulated_links(told: &NativePlan, me: &str) -> BTreeMap<String, SimulatedLin
     links.map(|(peer, bandwidth)| (peer.clone(), SimulatedLink::new(*bandwidth))).collect()
 }
 
-/// The worker's device memory, where its plan gives it a GPU.
+/// Opens the worker's device memory, if its plan gives it a GPU.
 fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Result<Option<Device>, Error> {
     let Some(gpu) = worker.and_then(|worker| worker.gpu.as_ref()) else { return Ok(None) };
     if simulated {
@@ -333,7 +333,7 @@ impl Scheduler {
     }
 }
 
-/// Passes the scheduler's messages on until it is gone.
+/// Passes on the scheduler's messages until it is gone.
 async fn listen(mut reader: OwnedReadHalf, messages: mpsc::UnboundedSender<ToWorker>) {
     loop {
         match connection::receive(&mut reader, FRAME_LIMIT).await {
@@ -344,7 +344,7 @@ async fn listen(mut reader: OwnedReadHalf, messages: mpsc::UnboundedSender<ToWor
             }
             Err(ConversationError::Broken(_)) => return,
             Err(error) => {
-                tracing::error!("the scheduler sends what is no message: {}", in_full(&error));
+                tracing::error!("the scheduler sent an invalid message: {}", in_full(&error));
                 return;
             }
         }

@@ -421,7 +421,7 @@ impl Owner {
         self.strangers += 1;
         // Logged at each power of two, so that a flood does not fill the log.
         if self.strangers.is_power_of_two() {
-        tracing::warn!(messages = self.strangers, "messages from strangers are discarded");
+            tracing::warn!(messages = self.strangers, "messages from strangers are discarded");
         }
     }
 

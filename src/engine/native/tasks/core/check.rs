@@ -12,7 +12,8 @@ impl Core {
         self.check_workers();
     }
 
-    /// Whether a copy of an object may be forgotten: nobody needs it, or there is another.
+    /// Whether a copy of an object may be dropped: the object is not needed, or there is another
+    /// copy.
     pub(crate) fn may_spare(&self, id: ObjectId) -> bool {
         let object = self.names.get(&id).map(|key| &self.objects[*key]);
         object.is_none_or(|object| {
@@ -58,7 +59,7 @@ impl Core {
         }
     }
 
-    /// What a task waits for is on its way.
+    /// Every input that a task waits for is being computed or moved.
     fn check_comes(&self, key: TaskKey, input: usize) {
         let object = &self.objects[input];
         if object.is_available() {

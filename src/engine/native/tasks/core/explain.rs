@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Because, Core, ObjectId, State, Task, WorkerId};
 
 impl Core {
-    /// A sentence or two on a task.
+    /// One or two sentences on the state of a task.
     pub(crate) fn explain(&self, id: ObjectId) -> String {
         let key = self.names.get(&id).and_then(|object| self.objects.get(*object));
         let Some(object) = key else {
@@ -83,12 +83,12 @@ impl Core {
         };
         let _ = write!(text, "{} was chosen ", name(placed.worker));
         let reason = match placed.because {
-            Because::Nothing => "for nothing is known",
+            Because::Nothing => "without an estimate",
             Because::Estimate => "as the first to finish",
             Because::Turn => "as the next in turn",
-            Because::Pinned => "as it was asked for",
-            Because::Probe => "to measure a way that was idle",
-            Because::Stolen => "as it was idle",
+            Because::Pinned => "as requested",
+            Because::Probe => "to measure a link that was idle",
+            Because::Stolen => "because it was idle",
         };
         let _ = write!(
             text,

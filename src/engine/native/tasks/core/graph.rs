@@ -2,10 +2,10 @@
 //!
 //! Does not choose workers.
 //!
-//! A task is *active* (waiting, ready, queued or sent) while someone needs its outputs and they are
-//! not there; an active task *uses* its inputs. An object is needed while a client holds it or an
-//! active task uses it, and its bytes are freed when it is not. The record of a task outlives its
-//! run for as long as one of its outputs is needed or is an input of another record: that is the
+//! A task is *active* (waiting, ready, queued or sent) while its outputs are needed and not yet
+//! available; an active task *uses* its inputs. An object is needed while a client holds it or an
+//! active task uses it, and its bytes are freed when neither does. The record of a task outlives its
+//! run for as long as one of its outputs is needed or is an input of another record: this is the
 //! lineage from which lost objects are computed again.
 
 use std::collections::BTreeSet;
@@ -15,11 +15,11 @@ use super::{
     Product, Special, State, Task, TaskError, TaskKey, TaskSpec, WorkerId,
 };
 
-/// A task whose inputs could not be fetched this often is failed, so that a worker that reaches
-/// nobody does not keep the others computing for ever.
+/// A task fails when its inputs could not be fetched this often, so that a worker that reaches no
+/// peer does not keep the others computing forever.
 const MISSES_ALLOWED: u16 = 100;
 
-/// After this often, a copy that could not be reached is taken to be lost.
+/// A copy that could not be fetched this often is considered lost.
 const MISSES_BORNE: u16 = 2;
 
 impl Core {
@@ -40,7 +40,7 @@ impl Core {
         key
     }
 
-    /// Takes a task whose specification has been looked at.
+    /// Adds a task whose specification has been checked.
     pub(super) fn add_task(&mut self, client: ClientId, spec: TaskSpec) {
         let inputs: Box<[ObjectKey]> = spec.inputs.iter().map(|input| self.names[input]).collect();
         let special = Special { on: spec.wishes.on, resources: spec.wishes.resources };
@@ -79,7 +79,7 @@ impl Core {
         self.activate(key);
     }
 
-    /// Lets an idle task run, and the idle tasks that it needs for that.
+    /// Activates an idle task, and the idle tasks that it depends on.
     pub(super) fn activate(&mut self, first: TaskKey) {
         let mut todo = vec![first];
         while let Some(key) = todo.pop() {
@@ -110,7 +110,7 @@ impl Core {
         }
     }
 
-    /// Looks which inputs of an active task are there, and lets it wait, be ready, or fail.
+    /// Checks which inputs of an active task are available, and makes it waiting, ready or failed.
     fn settle(&mut self, key: TaskKey) {
         self.next_stamp = self.next_stamp.wrapping_add(1);
         let stamp = self.next_stamp;
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// Whether someone still needs what a task computes.
+    /// Whether the outputs of a task are still needed.
     pub(super) fn is_wanted(&self, key: TaskKey) -> bool {
         self.tasks[key].products.iter().any(|output| {
             let object = &self.objects[*output];
@@ -144,12 +144,12 @@ impl Core {
         })
     }
 
-    /// What becomes of an active task that no worker has any more.
+    /// Settles an active task that its worker no longer has.
     pub(super) fn run_again(&mut self, key: TaskKey) {
         if self.is_wanted(key) { self.settle(key) } else { self.retire(key) }
     }
 
-    /// Lets an active task, which no worker has, be idle.
+    /// Makes an active task idle, if no worker has it.
     fn retire(&mut self, key: TaskKey) {
         self.unqueue(key);
         self.tasks[key].state = State::Idle;
@@ -167,7 +167,7 @@ impl Core {
         }
     }
 
-    /// Frees and forgets whatever nobody needs.
+    /// Frees and forgets whatever is no longer needed.
     pub(super) fn sweep(&mut self) {
         while let Some(key) = self.garbage.pop() {
             let Some(object) = self.objects.get(key) else { continue };
@@ -231,8 +231,8 @@ impl Core {
         }
     }
 
-    /// Frees what workers have of an object. What the scheduler has itself is small, and stays for
-    /// the lineage.
+    /// Frees the workers' copies of an object. A copy in the scheduler itself is small, and stays
+    /// for the lineage.
     fn free_replicas(&mut self, key: ObjectKey) {
         let object = &mut self.objects[key];
         for id in std::mem::take(&mut object.replicas) {
@@ -243,7 +243,7 @@ impl Core {
         }
     }
 
-    /// An active task that no worker has will never run.
+    /// Fails an active task that no worker has.
     pub(super) fn fail(&mut self, first: TaskKey, error: &TaskError) {
         let mut todo = vec![first];
         while let Some(key) = todo.pop() {
@@ -266,7 +266,7 @@ impl Core {
         }
     }
 
-    /// An object will never be there; nor will what waits for it.
+    /// Fails an object, and everything that waits for it.
     pub(super) fn fail_object(&mut self, key: ObjectKey, error: &TaskError) {
         for task in self.mark_failed(key, error) {
             self.fail(task, error);
@@ -274,8 +274,8 @@ impl Core {
         self.garbage.push(key);
     }
 
-    /// Gives an object its error, and returns the tasks that wait for it. One that is there (its
-    /// task is run again for the sake of another output) stays.
+    /// Sets an object's error, and returns the tasks that wait for it. An object that is available
+    /// (its task runs again for the sake of another output) stays so.
     fn mark_failed(&mut self, key: ObjectKey, error: &TaskError) -> Vec<TaskKey> {
         let object = &mut self.objects[key];
         if object.error.is_some() || object.is_available() {
@@ -298,7 +298,7 @@ impl Core {
         self.tasks.get(task).is_some_and(|task| task.state == State::Waiting && task.stamp == stamp)
     }
 
-    /// An object is there: tasks and clients that wait for it go on.
+    /// Continues the tasks and clients that wait for an object, which is now available.
     pub(super) fn became_available(&mut self, key: ObjectKey) {
         for (task, stamp) in std::mem::take(&mut self.objects[key].waiters) {
             if self.waits(task, stamp) {
@@ -319,7 +319,7 @@ impl Core {
         }
     }
 
-    /// An object is there, and so small that it lives here.
+    /// Stores an object that is small enough to live here.
     pub(super) fn take_inline(&mut self, key: ObjectKey, bytes: Vec<u8>) {
         self.held_bytes += bytes.len() as u64;
         self.objects[key].bytes = bytes.len() as u64;
@@ -327,7 +327,7 @@ impl Core {
         self.became_available(key);
     }
 
-    /// A worker has an object.
+    /// Records that a worker has a copy of an object.
     pub(super) fn gained(&mut self, worker: WorkerId, id: ObjectId, bytes: u64) {
         let useful = self.names.get(&id).copied().filter(|key| {
             let object = &self.objects[*key];
@@ -401,7 +401,7 @@ impl Core {
         }
     }
 
-    /// A worker could not get an input. If the copy should be there, it is not.
+    /// Handles a worker's report that it could not get an input: an expected copy may be missing.
     pub(super) fn unreachable(
         &mut self,
         worker: WorkerId,
@@ -419,7 +419,7 @@ impl Core {
         self.tasks[key].misses = misses;
         if let Some(input) = input {
             let object = &self.objects[input];
-            // A copy out of reach is given up only if it can be computed again.
+            // An unreachable copy is given up only if the object can be computed again.
             let given_up = missing || (misses > MISSES_BORNE && object.producer.is_some());
             let had = source.filter(|source| given_up && object.replicas.contains(source));
             if let Some(source) = had {
@@ -461,7 +461,7 @@ impl Core {
         self.gained(worker, object, bytes);
     }
 
-    /// The last copies of these objects are gone. The tasks in `apart` are being dealt with.
+    /// Handles the loss of the last copies of objects. The tasks in `apart` are handled elsewhere.
     pub(super) fn objects_lost(
         &mut self,
         gone: &[ObjectKey],

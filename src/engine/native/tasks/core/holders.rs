@@ -1,6 +1,6 @@
-//! What clients ask for besides computing: to hold, to find, to give up.
+//! Requests of clients other than tasks: to hold, locate, replicate, cancel and release.
 //!
-//! Does not decide what becomes of what nobody holds; [`super::graph`] does.
+//! Does not free objects that are no longer held; [`super::graph`] does.
 
 use super::{Action, ClientId, Core, ObjectId, ObjectKey, Product, State, TaskError};
 
@@ -48,7 +48,7 @@ impl Core {
         } else if let Some(product) = object.product() {
             self.actions.push(Action::Available { client, object: id, product });
         } else if let Some(task) = object.producer {
-            // It may have been needed by nobody so far.
+            // So far it may not have been needed.
             self.activate(task);
         }
     }
@@ -85,7 +85,7 @@ impl Core {
         let (Some(key), true) = (object.producer, object.holders.contains(&client)) else { return };
         let task = &self.tasks[key];
         if task.products.iter().any(|output| self.objects[*output].is_available()) {
-            // It has run; it is being run again because something was lost.
+            // It has run before, and runs again because an output was lost.
             return;
         }
         let error = TaskError::Cancelled { task: task.id };

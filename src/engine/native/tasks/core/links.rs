@@ -1,30 +1,30 @@
-//! What the ways between workers can do: a prior, and what has been measured since.
+//! The bandwidth of links between workers: an estimate from the topology, then measurements.
 //!
-//! Does not choose anything; `placement` does.
+//! Does not choose a link; `placement` does.
 //!
 //! Small transfers are dominated by latency and large ones by bandwidth, so each pair has an
-//! average per size class. Processes come and go, links stay: they are kept by worker name.
+//! average per size class. Processes come and go but links stay, so they are kept by worker name.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::wire::tasks::LinkOverview;
 
-/// Without a prior: a PCIe link that is neither good nor bad, in bytes per second.
+/// Default without an estimate: an average PCIe link, in bytes per second.
 const DEFAULT_BANDWIDTH: f64 = 10e9;
 
-/// Seconds that any transfer takes.
+/// Time that any transfer takes at least, in seconds.
 const LATENCY: f64 = 50e-6;
 
 /// Weight of the newest measurement.
 const WEIGHT: f64 = 0.3;
 
-/// Latest measurements kept for the quartiles.
+/// Number of recent measurements kept for the quartiles.
 const KEPT: usize = 256;
 
-/// One placement in this many looks at a way that has not been used for long.
+/// One placement in this many tries a link that has not been used for long.
 const PROBE_EVERY: u64 = 100;
 
-/// Sizes that are measured together: below 64 KiB, 1 MiB, 16 MiB, and above.
+/// Sizes that are averaged together: below 64 KiB, 1 MiB, 16 MiB, and above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum SizeClass {
     Small,
@@ -56,7 +56,7 @@ impl SizeClass {
 
 #[derive(Default)]
 struct Link {
-    /// Bytes per second.
+    /// Bytes per second, by size.
     averages: BTreeMap<SizeClass, f64>,
     latest: VecDeque<f64>,
     transfers: u64,
@@ -65,7 +65,7 @@ struct Link {
     measured: u64,
 }
 
-/// All ways.
+/// All links.
 pub(super) struct Links {
     names: BTreeMap<String, usize>,
     priors: BTreeMap<(usize, usize), f64>,
@@ -106,7 +106,8 @@ impl Links {
         LATENCY + bytes as f64 / self.bandwidth(from, to, bytes)
     }
 
-    /// Bytes per second: measured for this size, or for the nearest measured one, or the prior.
+    /// Bytes per second: as measured for this size, else for the nearest measured size, else
+    /// estimated.
     pub(super) fn bandwidth(&self, from: &str, to: &str, bytes: u64) -> f64 {
         let Some(pair) = self.pair(from, to) else { return DEFAULT_BANDWIDTH };
         let class = SizeClass::of(bytes);
@@ -118,7 +119,7 @@ impl Links {
         known.copied().unwrap_or(DEFAULT_BANDWIDTH)
     }
 
-    /// When the way was last measured, in microseconds; 0 for never.
+    /// When the link was last measured, in microseconds; 0 for never.
     pub(super) fn measured(&self, from: &str, to: &str) -> u64 {
         let link = self.pair(from, to).and_then(|pair| self.links.get(&pair));
         link.map_or(0, |link| link.measured)
@@ -142,7 +143,7 @@ impl Links {
             .or_insert(rate);
     }
 
-    /// Begins the count anew. What has been learned stays.
+    /// Resets the counters. Learned bandwidths stay.
     pub(super) fn count_anew(&mut self) {
         for link in self.links.values_mut() {
             link.latest.clear();
@@ -150,7 +151,7 @@ impl Links {
         }
     }
 
-    /// Whether the placement at hand should look at an idle way instead of the best.
+    /// Whether the current placement should try an idle link instead of the best one.
     pub(super) fn wants_probe(&mut self) -> bool {
         // Marsaglia's xorshift64.
         self.state ^= self.state << 13;

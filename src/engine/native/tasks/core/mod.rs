@@ -1,9 +1,9 @@
 //! The task scheduler's decisions: events in, actions out.
 //!
-//! Pure: time comes with each event, and the little randomness that probing needs is counted from a
-//! seed. The parts: [`graph`] (what depends on what, what is still needed, what must be computed
-//! again), [`placement`] (who runs what), [`links`] (what the ways between workers can do),
-//! [`check`] (the invariants, as code), [`explain`].
+//! Pure: time comes with each event, and the little randomness that probing needs comes from a
+//! seed. The parts: [`graph`] (dependencies, what is still needed, what must be computed again),
+//! [`placement`] (which worker runs a task), [`links`] (the bandwidth between workers), [`check`]
+//! (the invariants, as code), [`explain`].
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
@@ -34,7 +34,7 @@ use record::{
     Task, TaskKey, Worker, WorkerId,
 };
 
-/// A task whose workers have died this often is failed.
+/// A task fails after this many of its workers have died.
 const DEATHS_ALLOWED: u32 = 3;
 
 /// What happened.
@@ -42,33 +42,33 @@ const DEATHS_ALLOWED: u32 = 3;
 pub(crate) enum Event {
     /// A worker can run tasks.
     WorkerJoined { worker: WorkerId, name: String, threads: u32, resources: BTreeMap<String, u64> },
-    /// A worker is gone, with all that it held.
+    /// A worker is gone, with all objects that it held.
     WorkerLost { worker: WorkerId },
-    /// A client is gone, and holds nothing any more.
+    /// A client is gone, and no longer holds anything.
     ClientGone { client: ClientId },
-    /// A client wants something computed.
+    /// A client submits a task.
     Submit { client: ClientId, task: TaskSpec },
-    /// A client gives an object, or will give it to a worker.
+    /// A client provides an object, or will send it to a worker.
     Put { client: ClientId, object: ObjectId, product: Product, on: Option<String> },
-    /// A worker has got an object from a client.
+    /// A worker has received an object from a client.
     Stored { worker: WorkerId, object: ObjectId, bytes: u64 },
-    /// A client needs an object no more.
+    /// A client no longer needs an object.
     Release { client: ClientId, object: ObjectId },
-    /// A client needs another's object.
+    /// A client needs another client's object.
     Hold { client: ClientId, object: ObjectId },
-    /// A client does not want a task to run.
+    /// A client cancels a task.
     Cancel { client: ClientId, task: ObjectId },
     /// A client asks where an object is.
     Locate { client: ClientId, object: ObjectId },
-    /// A client wants an object at several workers.
+    /// A client wants copies of an object on several workers.
     Replicate { client: ClientId, object: ObjectId, copies: u32 },
     /// A task has run.
     Done { worker: WorkerId, task: ObjectId, products: Vec<Product>, micros: u64 },
     /// A task has failed.
     Failed { worker: WorkerId, task: ObjectId, error: TaskError },
-    /// A worker gives a task back that it had not begun.
+    /// A worker returns a task that it had not begun.
     Returned { worker: WorkerId, task: ObjectId },
-    /// A worker gives a task back since it could not get an input.
+    /// A worker returns a task because it could not get an input.
     Unreachable {
         worker: WorkerId,
         task: ObjectId,
@@ -76,27 +76,27 @@ pub(crate) enum Event {
         source: Option<WorkerId>,
         missing: bool,
     },
-    /// A client wants the transfers counted from here.
+    /// A client resets the transfer counters.
     CountAnew,
-    /// A worker has got a copy of an object from the worker of this name.
+    /// A worker has fetched a copy of an object from the worker of this name.
     Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: u64 },
 }
 
 /// Where a worker finds an input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) enum Input {
-    /// Its bytes.
+    /// In the message itself.
     Inline(Vec<u8>),
-    /// It has it, or has been told to fetch it.
+    /// On this worker, or being fetched by it.
     Here,
-    /// At another worker.
+    /// On another worker.
     At { worker: WorkerId, bytes: u64 },
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) enum Action {
-    /// A worker runs a task.
+    /// Have a worker run a task.
     Run {
         worker: WorkerId,
         task: ObjectId,
@@ -105,19 +105,19 @@ pub(crate) enum Action {
         arguments: Vec<u8>,
         inputs: Vec<(ObjectId, Input)>,
     },
-    /// A worker gives a task back, unless it has begun.
+    /// Have a worker return a task, unless it has begun.
     Retract { worker: WorkerId, task: ObjectId },
-    /// A worker gets a copy.
+    /// Have a worker fetch a copy.
     Fetch { worker: WorkerId, object: ObjectId, source: WorkerId, bytes: u64 },
-    /// A worker forgets an object.
+    /// Have a worker drop an object.
     Free { worker: WorkerId, object: ObjectId },
-    /// A client is told that an object is there.
+    /// Tell a client that an object is available.
     Available { client: ClientId, object: ObjectId, product: Product },
-    /// A client is told that an object will never be there.
+    /// Tell a client that an object will never be available.
     Unavailable { client: ClientId, object: ObjectId, error: TaskError },
-    /// A client is told where an object is.
+    /// Tell a client where an object is.
     At { client: ClientId, object: ObjectId, workers: Vec<WorkerId> },
-    /// A client is told where to put an object.
+    /// Tell a client where to put an object.
     PutAt { client: ClientId, object: ObjectId, worker: WorkerId },
 }
 
@@ -128,15 +128,15 @@ pub(crate) struct Settings {
     pub(crate) placement: Placement,
     /// Bytes per second between two workers, by name, before anything is measured.
     pub(crate) priors: BTreeMap<(String, String), f64>,
-    /// The workers that the cluster has when all are well, and their resources. A task that none
-    /// of them may run is refused; empty if that is not known.
+    /// The workers of the complete cluster, and their resources. A task that none of them may run
+    /// is refused; empty if not known.
     pub(crate) planned: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Most task records.
+    /// Limit on task records.
     pub(crate) task_limit: usize,
-    /// Most bytes of arguments and of objects that live in the scheduler, before nothing more is
-    /// taken from clients. What tasks return is always taken.
+    /// Limit on the bytes of arguments and of objects that live in the scheduler. Above it,
+    /// requests of clients are refused; outputs of tasks are always accepted.
     pub(crate) bytes_limit: u64,
-    /// For probing.
+    /// Seed for probing.
     pub(crate) seed: u64,
 }
 
@@ -156,7 +156,7 @@ impl Default for Settings {
 /// The scheduler of tasks.
 pub(crate) struct Core {
     settings: Settings,
-    /// The time of the event at hand, in microseconds.
+    /// The time of the current event, in microseconds.
     now: u64,
     tasks: Slab<Task>,
     objects: Slab<Object>,
@@ -165,17 +165,17 @@ pub(crate) struct Core {
     functions: Vec<Function>,
     function_names: HashMap<String, u32>,
     links: Links,
-    /// Tasks that could run anywhere.
+    /// Tasks that any worker may take.
     ready: Queue,
-    /// Tasks that no present worker may run.
+    /// Tasks that none of the present workers may run.
     parked: BTreeSet<TaskKey>,
-    /// Clients that wait to be told where an object is.
+    /// Clients that have asked where an object is.
     askers: BTreeMap<ObjectKey, Vec<ClientId>>,
-    /// Objects that clients are about to give to workers.
+    /// Objects that clients are about to send to workers.
     coming: BTreeMap<ObjectKey, WorkerId>,
-    /// Objects that may be needed no more, to be looked at before the event is done with.
+    /// Objects that may no longer be needed; checked at the end of each event.
     garbage: Vec<ObjectKey>,
-    /// Bytes of arguments and of objects that live here.
+    /// Bytes of arguments and of objects that live in the scheduler.
     held_bytes: u64,
     next_sequence: u64,
     next_stamp: u32,
@@ -215,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Decides what follows from an event that happened at `now`, in microseconds of any clock that
+    /// Decides what to do about an event that happened at `now`, in microseconds of any clock that
     /// does not run backwards.
     pub(crate) fn handle(&mut self, event: Event, now: u64) -> Vec<Action> {
         self.now = now;
@@ -305,7 +305,7 @@ impl Core {
         }
         let suspects: BTreeSet<TaskKey> = lost.sent.values().copied().collect();
         for key in &suspects {
-            // Out of the dead worker's hands before anything else is decided.
+            // Take it from the dead worker before deciding anything else.
             let task = &mut self.tasks[*key];
             task.state = State::Waiting;
             task.retracting = false;
@@ -365,7 +365,7 @@ impl Core {
         self.add_task(client, spec);
     }
 
-    /// Why nothing more is taken from clients.
+    /// Why requests of clients are refused now.
     fn full(&self) -> Option<String> {
         if self.tasks.len() >= self.settings.task_limit {
             Some(format!("the scheduler holds {} tasks, its limit", self.tasks.len()))
@@ -423,7 +423,7 @@ impl Core {
                     Some(name) => self.workers[worker].name == *name,
                     None => true,
                 };
-                // The emptiest, so that what clients give is spread.
+                // The one with the fewest objects, to spread what clients put.
                 let fill = |worker: &&WorkerId| self.workers[worker].objects.len();
                 match self.workers.keys().filter(place).min_by_key(fill) {
                     Some(&worker) => {
@@ -449,7 +449,7 @@ impl Core {
         }
     }
 
-    /// The numbers of everything.
+    /// Counts of everything.
     pub(crate) fn overview(&self) -> Overview {
         Overview {
             workers: self.workers.values().map(|worker| self.overview_of(worker)).collect(),

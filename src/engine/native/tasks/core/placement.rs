@@ -1,11 +1,11 @@
-//! Who runs what: the worker that is estimated to finish first.
+//! Chooses the worker for each task: the one that is estimated to finish first.
 //!
 //! Does not know why a task is needed.
 //!
-//! A ready task is placed only when some worker has room, so that the choice is made with the
-//! latest knowledge. The chosen worker may be a busy one that has the data; then the task waits in
-//! that worker's queue here, where an idle worker may still take it. A worker is sent a little more
-//! than it can run at once, so that messages and transfers are hidden behind computation.
+//! A ready task is placed only when some worker has room, so that the choice uses the latest
+//! information. The chosen worker may be a busy one that has the data; then the task waits in that
+//! worker's queue here, where an idle worker may still take it. A worker is sent a little more than
+//! it can run at once, so that computation hides messages and transfers.
 
 use std::cmp::Reverse;
 
@@ -16,22 +16,22 @@ use super::{
     TaskKey, Worker, WorkerId,
 };
 
-/// Seconds that a function is taken to run before it has.
+/// Assumed run time of a function that has not run yet, in seconds.
 const UNKNOWN_SECONDS: f64 = 0.02;
 
-/// Seconds of computation that a worker is sent per thread, beyond one task that waits.
+/// Seconds of computation sent to a worker per thread, in addition to one waiting task.
 const SECONDS_AHEAD: f64 = 0.05;
 
-/// Most tasks that a worker is sent.
+/// Most tasks that are sent to a worker.
 const TASKS_AHEAD: usize = 2048;
 
-/// Seconds of waiting that make it worth asking a worker for a task back.
+/// Seconds of waiting above which it pays to ask a worker to return a task.
 const WORTH_STEALING: f64 = 0.005;
 
 /// Weight of the newest run of a function.
 const WEIGHT: f64 = 0.2;
 
-/// No estimate is below what a message costs, in seconds.
+/// The lowest estimate, in seconds: the cost of a message.
 const LEAST_SECONDS: f64 = 5e-6;
 
 impl Worker {
@@ -85,19 +85,19 @@ impl Core {
         Entry { priority: Reverse(task.priority), sequence: task.sequence, task: key }
     }
 
-    /// Whether a task has to share its worker with care.
+    /// Whether a task needs resources or must run alone.
     fn is_needy(&self, key: TaskKey) -> bool {
         let task = &self.tasks[key];
         task.deaths > 0 || task.special.as_ref().is_some_and(|s| !s.resources.is_empty())
     }
 
-    /// All inputs of a task are there.
+    /// Queues a task whose inputs are all available.
     pub(super) fn make_ready(&mut self, key: TaskKey) {
         self.tasks[key].state = State::Ready;
         self.ready.insert(self.entry(key));
     }
 
-    /// Takes a task out of whatever queue it is in.
+    /// Removes a task from the queue that it is in.
     pub(super) fn unqueue(&mut self, key: TaskKey) {
         let entry = self.entry(key);
         match self.tasks[key].state {
@@ -117,7 +117,7 @@ impl Core {
                     let incoming = worker.queued_incoming_seconds - transfer;
                     worker.queued_incoming_seconds = incoming.max(0.0);
                     if worker.queue.is_empty() && worker.needy.is_empty() {
-                        // So that rounding does not add up.
+                        // Discard rounding errors.
                         (worker.queued_seconds, worker.queued_incoming_seconds) = (0.0, 0.0);
                     }
                 }
@@ -127,7 +127,7 @@ impl Core {
         self.tasks[key].state = State::Waiting;
     }
 
-    /// Gives every worker that has room something to do.
+    /// Gives work to every worker that has room.
     pub(super) fn dispatch(&mut self) {
         self.drain_all();
         while !self.ready.is_empty() && self.workers.values().any(Worker::has_room) {
@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    /// Sends a worker what waits for it, as far as it has room.
+    /// Sends a worker the tasks that wait for it, as far as it has room.
     fn drain(&mut self, id: WorkerId) {
         while let Some(worker) = self.workers.get(&id) {
             if !worker.has_room() {
@@ -160,7 +160,7 @@ impl Core {
             let plain = worker.queue.first().copied();
             let first = match (needy, plain) {
                 (Some(needy), _) if self.tasks[needy.task].deaths > 0 => {
-                    // It must be alone, so the worker runs dry first.
+                    // It must be alone, so let the worker become empty first.
                     worker.sent.is_empty().then_some(needy)
                 }
                 (Some(needy), plain) if self.fits(worker, needy.task) => {
@@ -192,7 +192,7 @@ impl Core {
         })
     }
 
-    /// Chooses a worker for a task that has just left the queue of ready ones.
+    /// Chooses a worker for a task that was just taken from the ready queue.
     fn place(&mut self, entry: Entry) {
         let key = entry.task;
         let Some(placed) = self.choose(key) else {
@@ -261,7 +261,7 @@ impl Core {
         self.tasks[key].inputs.iter().any(|input| self.objects[*input].inline.is_none())
     }
 
-    /// The worker whose way from the task's data has gone unmeasured for longest.
+    /// The worker whose link from the task's data has not been measured for the longest time.
     fn stalest(&self, key: TaskKey) -> Option<Placed> {
         let input = self.tasks[key].inputs.iter().find(|i| !self.objects[**i].replicas.is_empty());
         let object = &self.objects[*input?];
@@ -296,8 +296,8 @@ impl Core {
         }
     }
 
-    /// From whom a worker gets an object soonest, and in how many seconds. `None` if it has it, or
-    /// will have it.
+    /// The source from which a worker gets an object soonest, and the seconds that takes. `None` if
+    /// the worker has the object, or will have it.
     fn best_source(
         &self,
         key: ObjectKey,
@@ -336,7 +336,7 @@ impl Core {
         }
     }
 
-    /// Hands a task to a worker.
+    /// Sends a task to a worker.
     fn send(&mut self, id: WorkerId, key: TaskKey) {
         let mut inputs = Vec::with_capacity(self.tasks[key].inputs.len());
         for at in 0..self.tasks[key].inputs.len() {
@@ -369,7 +369,7 @@ impl Core {
         });
     }
 
-    /// Takes a task out of a worker's hands. `None` if the worker does not have it.
+    /// Removes a task from a worker. `None` if the worker does not have it.
     pub(super) fn take_back(&mut self, id: WorkerId, task: ObjectId) -> Option<TaskKey> {
         let key = self.objects[*self.names.get(&task)?].producer?;
         let record = &mut self.tasks[key];
@@ -385,7 +385,7 @@ impl Core {
         let incoming = worker.incoming_seconds - f64::from(record.placed.transfer);
         worker.incoming_seconds = incoming.max(0.0);
         if worker.sent.is_empty() {
-            // So that rounding does not add up.
+            // Discard rounding errors.
             (worker.sent_seconds, worker.incoming_seconds) = (0.0, 0.0);
         }
         for (name, amount) in record.special.iter().flat_map(|special| &special.resources) {
@@ -396,7 +396,7 @@ impl Core {
         Some(key)
     }
 
-    /// Asks a worker for a task back.
+    /// Asks a worker to return a task.
     pub(super) fn retract(&mut self, id: WorkerId, key: TaskKey) {
         let task = &mut self.tasks[key];
         if std::mem::replace(&mut task.retracting, true) {
@@ -408,7 +408,7 @@ impl Core {
         self.actions.push(Action::Retract { worker: id, task: task.id });
     }
 
-    /// Lets idle workers take over what waits for busy ones, where they would finish it sooner.
+    /// Lets idle workers take tasks from busy ones if they would finish them sooner.
     fn steal(&mut self) {
         let is_idle = |w: &Worker| w.sent.is_empty() && w.queue.is_empty() && w.needy.is_empty();
         let idle: Vec<WorkerId> =
@@ -444,7 +444,7 @@ impl Core {
         self.send(thief, entry.task);
     }
 
-    /// The youngest task that the victim cannot have begun, if it is alone in being asked for.
+    /// Asks for the youngest task that the victim cannot have begun, unless another was asked for.
     fn ask_back(&mut self, thief: WorkerId, victim: WorkerId) {
         let worker = &self.workers[&victim];
         if worker.retracting > 0 || worker.sent.len() <= worker.threads as usize {
@@ -456,7 +456,7 @@ impl Core {
         }
     }
 
-    /// Lets more workers have a copy.
+    /// Has more workers fetch a copy.
     pub(super) fn replicate(&mut self, id: ObjectId, copies: u32) {
         let Some(&key) = self.names.get(&id) else { return };
         let object = &self.objects[key];

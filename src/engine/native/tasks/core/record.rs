@@ -1,4 +1,4 @@
-//! What the scheduler remembers of tasks, objects, workers and functions.
+//! The scheduler's records of tasks, objects, workers and functions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,25 +7,25 @@ use smallvec::SmallVec;
 
 use crate::wire::tasks::{ObjectId, Product, TaskError};
 
-/// A worker process; never used twice.
+/// A worker process; never reused.
 pub(crate) type WorkerId = u64;
 
-/// A client's connection; never used twice.
+/// A client's connection; never reused.
 pub(crate) type ClientId = u64;
 
 pub(super) type TaskKey = usize;
 pub(super) type ObjectKey = usize;
 
-/// Where a task is in its life.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// It waits for inputs.
     Waiting,
-    /// It could run; nobody has been chosen.
+    /// It could run; no worker has been chosen.
     Ready,
-    /// It waits in the scheduler for the worker that has been chosen.
+    /// It waits in the scheduler for the chosen worker.
     Queued(WorkerId),
-    /// The worker has been told to run it.
+    /// It was sent to the worker.
     Sent(WorkerId),
     /// It has run, or need not run.
     Idle,
@@ -36,20 +36,20 @@ pub(super) enum State {
 /// A task's record.
 pub(super) struct Task {
     pub(super) id: ObjectId,
-    /// Place in the order of submission.
+    /// Position in the order of submission.
     pub(super) sequence: u64,
-    /// Changes whenever the task is settled anew, so that older [`Object::waiters`] are stale.
+    /// Changes whenever the task is settled again, which makes older [`Object::waiters`] stale.
     pub(super) stamp: u32,
     pub(super) state: State,
     pub(super) function: u32,
-    /// Inputs that are not there yet.
+    /// Inputs that are not available yet.
     pub(super) missing: u32,
     pub(super) priority: i32,
     pub(super) retries: u16,
     pub(super) deaths: u16,
-    /// How often an input of it could not be fetched since it last ran.
+    /// How often one of its inputs could not be fetched since it last ran.
     pub(super) misses: u16,
-    /// It was sent on the understanding that it comes back if it has not begun.
+    /// Whether the worker was asked to return it.
     pub(super) retracting: bool,
     pub(super) inputs: Box<[ObjectKey]>,
     pub(super) arguments: Box<[u8]>,
@@ -61,18 +61,18 @@ pub(super) struct Task {
 /// The keys of a task's outputs.
 pub(super) type Outputs = SmallVec<[ObjectKey; 1]>;
 
-/// What most tasks do not ask for.
+/// Options that most tasks don't use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Special {
     pub(super) on: Option<String>,
     pub(super) resources: BTreeMap<String, u64>,
 }
 
-/// How a task came to its worker, and what was expected.
+/// Why a task was given to its worker, and the estimate for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Placed {
     pub(super) worker: WorkerId,
-    /// Seconds until its end, and what of it is transfer and what computation.
+    /// Seconds until its end, split into transfer and computation.
     pub(super) finish: f32,
     pub(super) transfer: f32,
     pub(super) compute: f32,
@@ -107,7 +107,7 @@ pub(super) struct Object {
     pub(super) uses: u32,
     /// Task records that have it as an input.
     pub(super) lineage: u32,
-    /// Tasks in [`State::Waiting`] that miss it, with their stamps.
+    /// Tasks in [`State::Waiting`] that wait for it, with their stamps.
     pub(super) waiters: Vec<(TaskKey, u32)>,
     pub(super) error: Option<Box<TaskError>>,
 }
@@ -129,7 +129,7 @@ impl Object {
     }
 }
 
-/// An entry of a queue: higher priority first, then the older task.
+/// An entry of a queue, ordered by priority, then by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Entry {
     pub(super) priority: Reverse<i32>,
@@ -144,25 +144,25 @@ pub(super) struct Worker {
     pub(super) name: String,
     pub(super) threads: u32,
     pub(super) resources: BTreeMap<String, u64>,
-    /// Tasks that it has been told to run, in that order.
+    /// Tasks that were sent to it, in that order.
     pub(super) sent: BTreeMap<u64, TaskKey>,
-    /// Where each of them stands in that order.
+    /// The position of each of them in that order.
     pub(super) order_of: HashMap<TaskKey, u64>,
     /// Tasks that were placed here and wait for room.
     pub(super) queue: Queue,
-    /// The same for tasks that need resources, or must run alone.
+    /// Likewise, for tasks that need resources or must run alone.
     pub(super) needy: Queue,
-    /// What of its resources is not taken.
+    /// Resources that are not in use.
     pub(super) free: BTreeMap<String, u64>,
-    /// Tasks that were asked back.
+    /// Number of tasks that it was asked to return.
     pub(super) retracting: u32,
-    /// Estimated seconds of computation of everything sent, and of everything that waits here.
+    /// Estimated seconds of computation of the tasks sent, and of those that wait here.
     pub(super) sent_seconds: f64,
     pub(super) queued_seconds: f64,
-    /// Estimated seconds of transfers for what has been sent, and for what waits here.
+    /// Estimated seconds of transfers for the tasks sent, and for those that wait here.
     pub(super) incoming_seconds: f64,
     pub(super) queued_incoming_seconds: f64,
-    /// A task that must be alone runs.
+    /// Whether it runs a task that must be alone.
     pub(super) alone: bool,
     /// Objects that it has.
     pub(super) objects: BTreeSet<ObjectKey>,
@@ -171,10 +171,10 @@ pub(super) struct Worker {
     pub(super) finished: u64,
 }
 
-/// What is known of a function.
+/// What is known about a function.
 pub(super) struct Function {
     pub(super) name: String,
-    /// Seconds that it takes.
+    /// Seconds that a call takes, on average.
     pub(super) seconds: Option<f64>,
     pub(super) runs: u64,
 }

@@ -1,11 +1,11 @@
 //! How much of a process's memory limit its data may fill.
 //!
 //! The supervisor ends a process for its resident memory as a whole: code, heap, UCX's queues, what
-//! functions allocate, simulated device memory. What of that is not data is measured, as resident
-//! memory less what is charged, and data get the rest of a share of the limit. Peaks are remembered
-//! for a while, because the next task will need as much again.
+//! functions allocate, simulated device memory. Everything except data is measured, as resident
+//! memory minus the reserved bytes, and data gets the rest of a share of the limit. Peaks are
+//! remembered for a while, because the next task will need as much again.
 //!
-//! Pure: whoever calls looks at the process, and tells the time.
+//! Pure: the caller measures the process, and passes the time.
 //!
 //! *Invariant:* data, everything else, and the reserve never add up to more than the limit.
 
@@ -14,14 +14,14 @@ use std::time::Duration;
 use super::core::Whole;
 use crate::plan::HOST_FILL_PERCENT;
 
-/// A peak counts for half after this long.
+/// After this long, a peak counts half.
 const HALF_LIFE: Duration = Duration::from_secs(2);
 
-/// What a process may use.
+/// The memory that a process may use.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     memory_limit: u64,
-    /// What the process took before it had data.
+    /// What the process used before it had data.
     base: u64,
     other: u64,
     at: Duration,
@@ -32,12 +32,12 @@ impl Budget {
         Self { memory_limit, base: resident, other: resident, at: Duration::ZERO }
     }
 
-    /// The most that the process should have resident.
+    /// Most memory that the process should have resident.
     pub(super) fn ceiling(&self) -> u64 {
         self.memory_limit / 100 * HOST_FILL_PERCENT
     }
 
-    /// Takes a look at the process, of which `charged` bytes are data.
+    /// Records a measurement of the process, of which `charged` bytes are data.
     pub(super) fn observe(&mut self, resident: u64, charged: u64, now: Duration) {
         let raw = self.raw(resident, charged);
         let halves = now.saturating_sub(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64();
@@ -46,24 +46,24 @@ impl Budget {
         self.at = now;
     }
 
-    /// Forgets peaks: what is so now decides.
+    /// Forgets peaks, so that only the present counts.
     pub(super) fn settle(&mut self, resident: u64, charged: u64, now: Duration) {
         self.other = self.raw(resident, charged);
         self.at = now;
     }
 
-    /// Memory that was asked for and not touched yet is not resident, so this can be too little,
-    /// but what the process took from the start.
+    /// Memory that is not data. Reserved memory that was not touched yet is not resident, so the
+    /// difference can be too small, but never below what the process took from the start.
     fn raw(&self, resident: u64, charged: u64) -> u64 {
         resident.saturating_sub(charged).max(self.base)
     }
 
-    /// Whether much of what is not data may be freed heap.
+    /// Whether much of the memory that is not data may be freed heap.
     pub(super) fn is_bloated(&self) -> bool {
         self.other > self.base + self.memory_limit / 16
     }
 
-    /// What is for data.
+    /// The share of the limit that is for data.
     pub(super) fn whole(&self) -> Whole {
         Whole {
             limit: self.ceiling().saturating_sub(self.other),

@@ -1,11 +1,11 @@
-//! Which objects go down a level when there is no room: the least recently used that nobody pins.
+//! Which objects move down a tier to make room: the least recently used that are not pinned.
 //!
 //! Pure: it counts bytes and names moves; the store makes them.
 //!
-//! What is charged but not an object (memory of tasks, transfers that are on their way) is told to
-//! it as [`Outside`]. Memory of a simulated device is host memory, and counts there, too.
+//! Bytes that are reserved but not an object's (memory of tasks, transfers in flight) are passed in
+//! as [`Outside`]. Memory of a simulated device is host memory, so it counts there too.
 //!
-//! *Invariant:* the bytes of a level are the sum of its objects' bytes, and after the moves that
+//! *Invariant:* the bytes of a tier are the sum of its objects' bytes, and after the moves that
 //! [`Tiers::room`] names, there is the room that was asked for.
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use std::fmt;
 
 use crate::wire::tasks::{Counters, Level, ObjectId};
 
-/// A level of memory, the fastest first.
+/// A tier of memory, fastest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Device memory.
@@ -34,20 +34,20 @@ impl fmt::Display for Place {
     }
 }
 
-/// There is no room at a level, and nothing there may go.
+/// A tier has no room, and nothing there may move.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct NoRoom {
-    /// The level.
+    /// The tier.
     pub place: Place,
-    /// What was asked for.
+    /// The bytes asked for.
     pub asked_bytes: u64,
-    /// The level's limit.
+    /// The tier's limit.
     pub limit_bytes: u64,
-    /// What is used of it.
+    /// How much of it is in use.
     pub used_bytes: u64,
-    /// What of that cannot go.
+    /// How much of that may not move.
     pub pinned_bytes: u64,
-    /// The share that is full, where it is the whole process's memory and not the level.
+    /// The process's share, if the process's memory as a whole is full rather than the tier.
     pub process: Option<ProcessShare>,
 }
 
@@ -56,9 +56,9 @@ pub struct NoRoom {
 pub struct ProcessShare {
     /// The limit at which the process is ended, in bytes.
     pub memory_limit_bytes: u64,
-    /// What everything but objects, tasks' buffers and transfers takes.
+    /// Used by everything except objects, tasks' buffers and transfers.
     pub other_bytes: u64,
-    /// What of the used bytes is memory of a simulated device.
+    /// The part of the used bytes that is memory of a simulated device.
     pub simulated_device_bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for NoRoom {
     }
 }
 
-/// An object goes from one level to another.
+/// The move of an object from one tier to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Move {
     pub(super) object: ObjectId,
@@ -87,28 +87,28 @@ pub(super) struct Move {
     pub(super) to: Place,
 }
 
-/// What is used beside the objects: bytes of the device and of the host.
+/// Bytes in use by anything but objects, of the device and of the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outside {
     pub(super) device: u64,
     pub(super) host: u64,
 }
 
-/// What the process may use as a whole.
+/// The memory of the process as a whole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whole {
-    /// For data, in bytes.
+    /// The share for data, in bytes.
     pub(super) limit: u64,
-    /// The limit that ends the process.
+    /// The limit at which the process is ended.
     pub(super) memory_limit: u64,
-    /// What everything else takes.
+    /// Used by everything except data.
     pub(super) other: u64,
 }
 
 struct Entry {
     bytes: u64,
     place: Place,
-    /// Where it was made, and where it comes back to.
+    /// The tier where it was made, and to which it returns.
     home: Place,
     pins: u32,
     /// Larger is later.
@@ -121,7 +121,7 @@ struct Shelf {
     /// Objects that may go, the least recently used first.
     movable: BTreeMap<u64, ObjectId>,
     movable_bytes: u64,
-    /// Used by what is no object.
+    /// Bytes in use by anything but objects.
     outside: u64,
     counters: Level,
 }
@@ -132,7 +132,7 @@ impl Shelf {
     }
 }
 
-/// The levels and what lies on them.
+/// The tiers and the objects in them.
 pub(super) struct Tiers {
     entries: HashMap<ObjectId, Entry>,
     shelves: [Shelf; 3],
@@ -155,13 +155,13 @@ impl Tiers {
         }
     }
 
-    /// Counts device memory as host memory, too.
+    /// Whether device memory also counts as host memory.
     pub(super) fn simulated(mut self, simulated: bool) -> Self {
         self.simulated = simulated;
         self
     }
 
-    /// Takes what is used beside the objects, and what the process may use as a whole.
+    /// Sets what is used beside the objects, and what the process may use as a whole.
     pub(super) fn surround(&mut self, outside: Outside, whole: Option<Whole>) {
         self.shelf(Place::Device).outside = outside.device;
         self.shelf(Place::Host).outside = outside.host;
@@ -177,7 +177,7 @@ impl Tiers {
         Counters { device, host, disk }
     }
 
-    /// Where an object is, and where it belongs.
+    /// The tier that an object is in, and its home.
     pub(super) fn place(&self, object: ObjectId) -> Option<(Place, Place)> {
         self.entries.get(&object).map(|entry| (entry.place, entry.home))
     }
@@ -186,7 +186,7 @@ impl Tiers {
         self.entries.get(&object).map_or(0, |entry| entry.bytes)
     }
 
-    /// Whether a level could hold so much if nothing else were there.
+    /// Whether a tier could hold this many bytes if it were empty.
     pub(super) fn may_fit(&self, place: Place, bytes: u64) -> Result<(), NoRoom> {
         match self.shelves[place as usize].limit {
             Some(limit) if bytes > limit => Err(Draft::new(self).full(place, bytes)),
@@ -194,7 +194,7 @@ impl Tiers {
         }
     }
 
-    /// Whether a level has room for so much now.
+    /// Whether a tier has room for this many bytes now.
     pub(super) fn fits(&self, place: Place, bytes: u64) -> Result<(), NoRoom> {
         let draft = Draft::new(self);
         let limit = draft.limit(place);
@@ -208,16 +208,16 @@ impl Tiers {
         }
     }
 
-    /// What stands in the way of `bytes` more at a level.
+    /// Why a tier has no room for `bytes` more.
     pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
         let full = self.fits(place, bytes);
         full.err().unwrap_or_else(|| Draft::new(self).full(place, bytes))
     }
 
-    /// The moves that make room for `bytes` at a level, in an order in which each has room itself.
+    /// The moves that make room for `bytes` in a tier, ordered so that each finds room itself.
     ///
     /// # Errors
-    /// If all that may go is not enough.
+    /// If moving everything that may move is not enough.
     pub(super) fn room(&self, place: Place, bytes: u64) -> Result<Vec<Move>, NoRoom> {
         let mut draft = Draft::new(self);
         match place {
@@ -231,7 +231,7 @@ impl Tiers {
         Ok(draft.moves)
     }
 
-    /// The moves that take at least `bytes` off the device, as far as objects may go.
+    /// The moves that free at least `bytes` of the device, as far as objects may move.
     pub(super) fn shed_device(&self, bytes: u64) -> Result<Vec<Move>, NoRoom> {
         let shelf = &self.shelves[Place::Device as usize];
         let limit = shelf.used().saturating_sub(bytes.min(shelf.movable_bytes));
@@ -240,15 +240,15 @@ impl Tiers {
         Ok(draft.moves)
     }
 
-    /// The moves that bring the host back within its limits, as far as objects may go, and what
-    /// stands in the way of the rest.
+    /// The moves that bring the host back within its limits, as far as objects may move, and why
+    /// the rest cannot be freed.
     pub(super) fn balance(&self) -> (Vec<Move>, Option<NoRoom>) {
         let mut draft = Draft::new(self);
         let freed = draft.free_host(0).and_then(|()| draft.free_whole(Place::Host, 0));
         (draft.moves, freed.err())
     }
 
-    /// An object has come; room was made before.
+    /// Adds an object, for which room was made before.
     pub(super) fn insert(&mut self, object: ObjectId, bytes: u64, place: Place) {
         self.remove(object);
         self.clock += 1;
@@ -282,7 +282,7 @@ impl Tiers {
         }
     }
 
-    /// Makes an object stay.
+    /// Makes an object immovable.
     fn keep(&mut self, bytes: u64, place: Place, used: u64) {
         let shelf = self.shelf(place);
         if shelf.movable.remove(&used).is_some() {
@@ -290,7 +290,7 @@ impl Tiers {
         }
     }
 
-    /// A move has been made.
+    /// Records that a move was made.
     pub(super) fn moved(&mut self, object: ObjectId, to: Place) {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         let (bytes, from, used, pins) = (entry.bytes, entry.place, entry.used, entry.pins);
@@ -304,7 +304,7 @@ impl Tiers {
         }
     }
 
-    /// An object is used and stays where it is.
+    /// Pins an object in its tier while it is used.
     pub(super) fn pin(&mut self, object: ObjectId) {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         self.clock += 1;
@@ -314,7 +314,7 @@ impl Tiers {
         self.keep(bytes, place, before);
     }
 
-    /// An object stays where it is without being used: it is being copied.
+    /// Keeps an object in its tier without counting as a use: it is being copied.
     pub(super) fn hold(&mut self, object: ObjectId) {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         entry.pins += 1;
@@ -322,8 +322,8 @@ impl Tiers {
         self.keep(bytes, place, used);
     }
 
-    /// Whether nobody pins an object that is to go down a level, and the disk still has room if it
-    /// goes there.
+    /// Whether a move may be completed: the object is not pinned, and if it goes to the disk, there
+    /// is still room.
     pub(super) fn may_go(&self, object: ObjectId, to: Place) -> bool {
         let shelf = &self.shelves[to as usize];
         let limit = shelf.limit.filter(|_| to == Place::Disk);
@@ -333,7 +333,7 @@ impl Tiers {
         })
     }
 
-    /// One use of an object is over.
+    /// Ends one use of an object.
     pub(super) fn unpin(&mut self, object: ObjectId) {
         let Some(entry) = self.entries.get_mut(&object) else { return };
         entry.pins = entry.pins.saturating_sub(1);
@@ -350,13 +350,13 @@ impl Tiers {
     }
 }
 
-/// The levels as they will be after some moves.
+/// The tiers as they will be after some moves.
 struct Draft<'a> {
     tiers: &'a Tiers,
     used: [u64; 3],
-    /// Bytes that may still go.
+    /// Bytes that may still move.
     movable: [u64; 3],
-    /// The last object of each level that goes already.
+    /// The last object of each tier that already moves.
     last: [u64; 3],
     moves: Vec<Move>,
 }
@@ -411,7 +411,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The next object that may go from a level.
+    /// The next object of a tier that may move.
     fn next(&self, place: Place) -> Option<(u64, ObjectId, u64)> {
         let at = place as usize;
         let mut movable = self.tiers.shelves[at].movable.range(self.last[at] + 1..);
@@ -454,7 +454,7 @@ impl<'a> Draft<'a> {
         let stays = self.used[1] - self.movable[1];
         let whole_stays = self.whole_used() - self.movable[1];
         let level = self.limit(Place::Host).is_none_or(|limit| stays + bytes <= limit / 2);
-        // The copy is there before the memory of the device is free.
+        // The copy exists before the device's memory is free.
         let whole = self.tiers.whole.is_none_or(|whole| whole_stays + bytes <= whole.limit);
         if !(level && whole) {
             return Ok(false);
@@ -475,8 +475,8 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Sends objects to the disk until the process has room for `bytes` more: those of the host
-    /// first, then those of a simulated device.
+    /// Moves objects to the disk until the process has room for `bytes` more: first those of the
+    /// host, then those of a simulated device.
     fn free_whole(&mut self, place: Place, bytes: u64) -> Result<(), NoRoom> {
         let Some(whole) = self.tiers.whole else { return Ok(()) };
         while self.whole_used() + bytes > whole.limit {

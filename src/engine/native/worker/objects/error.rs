@@ -1,4 +1,4 @@
-//! Why an object cannot be kept or had.
+//! Why an object cannot be stored or read.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use super::core::NoRoom;
 use crate::cuda;
 use crate::wire::tasks::ObjectId;
 
-/// Why an object cannot be kept or had.
+/// Why an object cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no room, and nothing that could make room.
+    /// There is no room, and nothing can make room.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    /// The system gives no memory, whatever the limit says.
+    /// The system has no memory, although the limit permits it.
     #[error("the host has no memory for {bytes} bytes")]
     Memory {
-        /// What was asked for.
+        /// The bytes asked for.
         bytes: usize,
     },
     /// The object is not here.
@@ -25,20 +25,20 @@ pub enum StoreError {
     #[error("cannot {action} the file for objects in {}", directory.display())]
     File {
         action: &'static str,
-        /// Where it lies.
+        /// The file's directory.
         directory: PathBuf,
         source: std::io::Error,
     },
-    /// The file gave back other bytes than it got.
+    /// The file returned other bytes than were written to it.
     #[error("object {object} came back from its file with a wrong checksum")]
     Checksum { object: ObjectId },
-    /// The device refused.
+    /// The device reported an error.
     #[error(transparent)]
     Device(#[from] cuda::Error),
 }
 
 impl StoreError {
-    /// Whether the object's bytes are not to be had here any more, whatever is tried.
+    /// Whether this worker has lost the object's bytes for good.
     pub(crate) fn is_lost(&self) -> bool {
         match self {
             StoreError::Unknown { .. } | StoreError::Checksum { .. } => true,

@@ -1,13 +1,13 @@
 //! A worker's objects: in device memory, in host memory, and in a file.
 //!
-//! [`core::Tiers`] decides who goes down a level when there is no room; [`Store`] moves the bytes.
-//! Memory is spoken for before it is used ([`ledger`]), and what the process takes beside its data
-//! is measured and left free ([`budget`]).
+//! [`core::Tiers`] decides which objects move down a tier when there is no room; [`Store`] moves
+//! the bytes. Memory is reserved before it is used ([`ledger`]), and what the process uses besides
+//! data is measured and left free ([`budget`]).
 //!
 //! Does not know tasks.
 //!
-//! *Invariant:* an object that is pinned stays in memory, and the bytes that come back from the
-//! file are the bytes that went there.
+//! *Invariant:* a pinned object stays in memory, and the bytes read from the file are the bytes
+//! that were written.
 
 mod budget;
 mod core;

@@ -1,8 +1,8 @@
-//! The file that takes the objects for which memory has no room.
+//! The file for objects that have no room in memory.
 //!
-//! It has no name, so that whatever ends the process frees it. Each object's part carries its
-//! CRC-32C in memory. Several threads may read and write at a time, each a chunk after the other:
-//! where memory is short, none is taken for this.
+//! It has no name, so it is freed however the process ends. The CRC-32C of each object's part is
+//! kept in memory. Several threads may read and write at the same time, one chunk after the other:
+//! when memory is short, spilling must not need any.
 //!
 //! *Invariant:* no name is left in the directory.
 
@@ -17,10 +17,10 @@ use super::error::StoreError;
 use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
 
-/// Bytes that are read, or copied from a device, at a time.
+/// Bytes that are read, or copied from a device, at once.
 const CHUNK: usize = 1 << 20;
 
-/// Where an object lies in the file. Dropping it gives the room back.
+/// An object's part of the file. Dropping it frees the space.
 pub(super) struct Extent {
     file: Arc<File>,
     directory: PathBuf,
@@ -34,7 +34,7 @@ impl Extent {
         self.length
     }
 
-    /// Reads the object's bytes a chunk at a time; `take` gets where each chunk begins.
+    /// Reads the object's bytes in chunks; `take` gets the offset of each chunk.
     pub(super) fn read<E: From<StoreError>>(
         &self,
         object: ObjectId,
@@ -53,12 +53,12 @@ impl Extent {
         if checksum == self.checksum { Ok(()) } else { Err(StoreError::Checksum { object }.into()) }
     }
 
-    /// Makes sure that the bytes are those that were written.
+    /// Checks that the bytes are those that were written.
     pub(super) fn verify(&self, object: ObjectId) -> Result<(), StoreError> {
         self.read(object, |_, _| Ok(()))
     }
 
-    /// Reads some of the object's bytes without comparing them.
+    /// Reads some of the object's bytes without checking them.
     pub(super) fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
         let read = self.file.read_exact_at(bytes, self.offset + at as u64);
         read.map_err(|source| {
@@ -76,16 +76,16 @@ impl Drop for Extent {
             return;
         };
         if length > 0 {
-            // A file system without holes keeps the room until the process ends.
+            // A file system without holes keeps the space until the process ends.
             let _ = fallocate(&*self.file, flags, offset, length);
         }
     }
 }
 
-/// The file, made when it is first needed.
+/// The file, created when it is first needed.
 pub(super) struct Spill {
     directory: PathBuf,
-    /// The file, and where its next part begins. It is sparse: what is freed is given back to the
+    /// The file, and the offset of its next part. It is sparse: freed parts are returned to the
     /// system, and the end only grows.
     file: Mutex<(Option<Arc<File>>, u64)>,
 }
@@ -100,7 +100,7 @@ impl Spill {
         move |source| StoreError::File { action, directory, source }
     }
 
-    /// The file, and room in it.
+    /// The file, and space in it.
     fn reserve(&self, bytes: usize) -> Result<(Arc<File>, u64), StoreError> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let made = match &file.0 {
@@ -112,7 +112,7 @@ impl Spill {
         Ok((made, offset))
     }
 
-    /// A file without a name, in a directory that is made if it is not there.
+    /// A file without a name, in a directory that is created if it does not exist.
     fn make(&self) -> Result<File, StoreError> {
         fs::create_dir_all(&self.directory).map_err(self.error("create"))?;
         let unnamed = OpenOptions::new()
@@ -127,7 +127,7 @@ impl Spill {
         }
     }
 
-    /// The same on file systems that know only files with names.
+    /// The same for file systems that only support files with names.
     fn make_named(&self) -> Result<File, StoreError> {
         let name = format!("cuda-cluster-objects-{}", std::process::id());
         let path = self.directory.join(name);
@@ -138,11 +138,11 @@ impl Spill {
         Ok(file)
     }
 
-    /// Writes a buffer's bytes, a chunk at a time where they must be copied from a device first.
+    /// Writes a buffer's bytes, in chunks if they must first be copied from a device.
     pub(super) fn write(&self, buffer: &Buffer) -> Result<Extent, StoreError> {
         let length = buffer.len();
         let (file, offset) = self.reserve(length)?;
-        // Made before the bytes, so that what a full disk took of them is given back.
+        // Created before writing, so that space is freed if the disk fills up midway.
         let directory = self.directory.clone();
         let mut extent = Extent { file, directory, offset, length, checksum: 0 };
         let mut chunk = vec![0; if buffer.host().is_some() { 0 } else { CHUNK.min(length) }];

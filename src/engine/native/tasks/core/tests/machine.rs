@@ -1,6 +1,6 @@
 //! A machine in virtual time: links of given bandwidth, functions of given duration.
 //!
-//! What takes how long is exact, so that ways of placing tasks can be compared without a clock.
+//! All durations are exact, so that placement policies can be compared without a clock.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -39,7 +39,7 @@ enum Told {
 struct Worker {
     has: BTreeSet<ObjectId>,
     fetching: BTreeSet<ObjectId>,
-    /// In the order in which they came.
+    /// In order of arrival.
     waiting: VecDeque<(ObjectId, Vec<ObjectId>)>,
     busy: bool,
 }
@@ -54,11 +54,11 @@ pub(super) struct Machine {
     /// Bytes per microsecond.
     links: BTreeMap<(WorkerId, WorkerId), f64>,
     free_at: BTreeMap<(WorkerId, WorkerId), u64>,
-    /// Of each task: microseconds that it takes, and bytes of each of its outputs.
+    /// For each task: the microseconds that it takes, and the bytes of each output.
     tasks: BTreeMap<ObjectId, (u64, Vec<u64>)>,
     available: BTreeSet<ObjectId>,
     next: u64,
-    /// Bytes that went over links.
+    /// Bytes that were sent over links.
     pub(super) moved: u64,
 }
 
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    /// Runs until these are there; the virtual time, in microseconds.
+    /// Runs until these are available; returns the virtual time, in microseconds.
     pub(super) fn wait(&mut self, objects: &[ObjectId]) -> u64 {
         while !objects.iter().all(|object| self.available.contains(object)) {
             let Reverse((at, _, what)) = self.heap.pop().expect("something happens");
@@ -219,7 +219,7 @@ impl Machine {
         self.workers.get_mut(&worker).expect("workers do not die here")
     }
 
-    /// One transfer after the other goes over a link.
+    /// Adds a transfer to a link, which carries one at a time.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "microseconds")]
     fn fetch(&mut self, worker: WorkerId, object: ObjectId, source: WorkerId, bytes: u64) {
         let there = self.at(worker);
@@ -235,7 +235,7 @@ impl Machine {
         self.later(after, What::Fetched { worker, object, source, bytes, micros });
     }
 
-    /// Lets an idle worker begin the first task whose inputs are there.
+    /// Lets an idle worker begin the first task whose inputs are available.
     fn start(&mut self, worker: WorkerId) {
         let there = self.at(worker);
         let ready = |(_, inputs): &(ObjectId, Vec<ObjectId>)| {
@@ -250,8 +250,8 @@ impl Machine {
     }
 }
 
-/// How long a merge takes once its tables are made, and how many bytes it moves. Twice, since the
-/// first time teaches what the links can do.
+/// How long a merge takes once its tables are made, and how many bytes it moves. It runs twice,
+/// because the first run teaches the scheduler the bandwidths.
 pub(super) fn merge(
     settings: &Settings,
     workers: usize,

@@ -1,4 +1,4 @@
-//! The core against a world of workers, and small stories.
+//! The core against a simulated world of workers, and small scenarios.
 //!
 //! *Invariant:* after each event of the world, the core passes [`Core::sanity_check`].
 
@@ -111,7 +111,7 @@ fn a_task_that_kills_three_workers_is_failed_and_its_neighbours_are_not() {
         world.tell(Event::Submit { client: 1, task: task(number, &[]) });
     }
     for _ in 0..3 {
-        // Whoever has the killer dies; then the others do their work.
+        // Every worker that gets the killer dies; then the others do their work.
         let worker = world.out[&id(0)];
         world.workers.remove(&worker);
         world.tell(Event::WorkerLost { worker });
@@ -168,10 +168,10 @@ fn explain_says_what_a_task_waits_for() {
     assert!(why.contains("has run; gpu1 was chosen as the first to finish"), "{why}");
 }
 
-/// Four or eight workers in two halves: between the halves a link is a tenth as fast. What can be
-/// won is the way of the tables to their splits (what a join needs comes from everywhere, wherever
-/// it is), unless their number is a multiple of the workers': then taking turns meets by accident
-/// the worker that made them.
+/// Four or eight workers in two halves: between the halves a link is a tenth as fast. Placement
+/// can save the transfer of the tables to their splits (the inputs of a join come from everywhere,
+/// wherever it runs), unless their number is a multiple of the workers': then taking turns chooses
+/// by accident the worker that made them.
 #[test]
 fn placement_by_learned_bandwidth_beats_taking_turns_on_merge() {
     for (workers, parts) in [(4, 5), (4, 11), (4, 17), (4, 31), (8, 13), (8, 30), (8, 61)] {
@@ -224,7 +224,7 @@ fn what_is_urgent_goes_first() {
         let next = id(0).distance(begun[at]);
         begun.extend(runs(&core.handle(done(worker, next), 0)));
     }
-    // A second one waits at the worker behind the first; both were sent before the urgent came.
+    // A second one waits at the worker behind the first; both were sent before the urgent one came.
     assert_eq!(begun, [1, 2, 6, 3, 4, 5].map(id));
 }
 

@@ -1,4 +1,4 @@
-//! Workers that take their time, lose messages with their lives, and answer in any order.
+//! Workers that are slow, lose messages when they die, and answer in any order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,13 +12,13 @@ pub(super) struct FakeWorker {
     pub(super) orders: VecDeque<Action>,
     pub(super) reports: VecDeque<Event>,
     pub(super) has: BTreeSet<ObjectId>,
-    /// What it fetches, and from whom.
+    /// Objects that it fetches, by source.
     pub(super) fetches: BTreeMap<ObjectId, WorkerId>,
-    /// What it runs: number of outputs and inputs.
+    /// Tasks that it runs: number of outputs, and inputs.
     pub(super) runs: BTreeMap<ObjectId, (u32, Vec<ObjectId>)>,
 }
 
-/// What a client believes.
+/// What a client has been told.
 #[derive(Default)]
 pub(super) struct FakeClient {
     pub(super) holds: BTreeSet<ObjectId>,
@@ -34,7 +34,7 @@ pub(super) struct World {
     pub(super) now: u64,
     pub(super) workers: BTreeMap<WorkerId, FakeWorker>,
     pub(super) clients: BTreeMap<ClientId, FakeClient>,
-    /// Tasks that a worker has, in the core's eyes.
+    /// Tasks that a worker has, according to the core.
     pub(super) out: BTreeMap<ObjectId, WorkerId>,
     pub(super) next_worker: WorkerId,
     pub(super) next_object: u64,
@@ -85,7 +85,7 @@ impl World {
         self.core.sanity_check();
         for action in &actions {
             if let Action::Free { object, .. } = action {
-                // A worker that said it has no copy is told to forget it.
+                // A worker that reported a missing copy is told to drop it.
                 assert!(missed || self.core.may_spare(*object), "{object} is freed while needed");
             }
         }
@@ -111,7 +111,7 @@ impl World {
                 self.worker(*worker).orders.push_back(action);
             }
             Action::Retract { worker, .. } | Action::Free { worker, .. } => {
-                // A worker may have died in the very event that makes this needless.
+                // The same event may report the death of a worker, which makes this needless.
                 if let Some(worker) = self.workers.get_mut(worker) {
                     worker.orders.push_back(action);
                 }
@@ -213,7 +213,7 @@ impl World {
         self.tell(event);
     }
 
-    /// A worker takes its next order.
+    /// A worker carries out its next order.
     pub(super) fn obey(&mut self, choice: u32) -> bool {
         let Some(id) = Self::nth(&self.workers, choice) else { return false };
         let worker = self.worker(id);
@@ -283,12 +283,12 @@ impl World {
         }
     }
 
-    /// Whether a living worker does not have an object.
+    /// Whether a living worker lacks an object.
     fn is_without(&self, worker: WorkerId, object: ObjectId) -> bool {
         self.workers.get(&worker).is_some_and(|worker| !worker.has.contains(&object))
     }
 
-    /// A worker ends a task, well or badly.
+    /// A worker ends a task, successfully or not.
     pub(super) fn end(&mut self, choice: u32, may_fail: bool) -> bool {
         let Some(id) = Self::nth(&self.workers, choice) else { return false };
         let Some(task) = Self::nth(&self.workers[&id].runs, choice / 3) else { return false };
@@ -362,7 +362,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to its end.
+    /// Runs until nothing more happens.
     pub(super) fn settle(&mut self) {
         for name in 0..4 {
             if !self.workers.values().any(|worker| worker.name == format!("gpu{name}")) {
@@ -387,7 +387,7 @@ impl World {
         }
     }
 
-    /// Every object that a client holds is there, really, or has failed.
+    /// Every object that a client holds really exists, or has failed.
     pub(super) fn check_promises(&mut self) {
         let held: Vec<(ClientId, ObjectId)> = self
             .clients

@@ -1,38 +1,37 @@
-//! Who holds how much memory, and who waits for it: decides whether somebody who found no room may
-//! wait.
+//! Counts the memory of each owner, and decides whether one that found no room may wait.
 //!
 //! A *party* is a task or a fetch while it may hold memory. It asks for more while it holds some,
-//! so parties can wait for each other in a circle. When all of them wait, and no memory is about
-//! to be free, the youngest is refused: it gives everything back and tries again, alone.
+//! so parties can deadlock. When all of them wait, and no memory is about to be free, the youngest
+//! is refused: it gives everything back and tries again, alone.
 //!
-//! Pure: it keeps count; [`super`] blocks threads and wakes them.
+//! Pure: it counts; [`super`] blocks threads and wakes them.
 //!
-//! *Invariant:* what is charged is the sum of what parties hold, what is kept in objects, what is
-//! being moved, and what is about to be free; and when every party waits, one is refused or memory
-//! is about to be free.
+//! *Invariant:* the bytes charged are the sum of what parties and objects hold, what is being
+//! moved, and what is about to be free; and when every party waits, one is refused or memory is
+//! about to be free.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Two amounts of bytes: of the device, and of the host.
+/// Two amounts of bytes: of the device and of the host.
 pub(super) type Pair = [u64; 2];
 
-/// Whose a piece of memory is.
+/// The owner of a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// A task's or a fetch's.
+    /// A task or a fetch.
     Party(u64),
-    /// An object's.
+    /// An object.
     Kept,
-    /// A copy's that is being made.
+    /// A copy of an object that is being made.
     Moving,
-    /// Nobody's any more; it is about to be free.
+    /// No owner: it is about to be free.
     Nobody,
 }
 
-/// What becomes of somebody who has found no room.
+/// What a party does that has found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Something has changed: look again.
+    /// Something has changed: try again.
     Again,
     /// Wait until something changes.
     Wait,
@@ -43,7 +42,7 @@ pub(super) enum Outcome {
 #[derive(Default)]
 struct Party {
     held: Pair,
-    /// The version at which it found no room.
+    /// The version of the counts at which it found no room.
     waits_since: Option<u64>,
     refused: bool,
 }
@@ -55,12 +54,12 @@ pub(super) struct Books {
     kept: Pair,
     moving: Pair,
     parties: BTreeMap<u64, Party>,
-    /// Those that are to run alone, the first first. It stays in here until it ends.
+    /// The queue of those that are to run alone. The first stays in it until it ends.
     alone: VecDeque<u64>,
     next: u64,
-    /// Threads that are making room, and readers that will end whatever happens.
+    /// Threads that are making room, and readers that end without waiting for memory.
     busy: u32,
-    /// Grows with whatever may make room.
+    /// Increases whenever there may be more room.
     version: u64,
 }
 
@@ -69,7 +68,7 @@ impl Books {
         self.version
     }
 
-    /// Room may have been made.
+    /// Records that there may be more room.
     pub(super) fn changed(&mut self) {
         self.version += 1;
     }
@@ -78,12 +77,12 @@ impl Books {
         self.charged
     }
 
-    /// Whether a task or a fetch is at work.
+    /// Whether any party exists.
     pub(super) fn is_working(&self) -> bool {
         !self.parties.is_empty()
     }
 
-    /// Bytes that nobody holds any more and that are not free yet.
+    /// Bytes without an owner that are not free yet.
     pub(super) fn pending(&self) -> Pair {
         [0, 1].map(|at: usize| {
             let held: u64 = self.parties.values().map(|party| party.held[at]).sum();
@@ -91,13 +90,13 @@ impl Books {
         })
     }
 
-    /// Bytes that are charged for what is neither an object nor about to be free.
+    /// Bytes that belong to neither an object nor memory about to be free.
     pub(super) fn outside(&self) -> Pair {
         let pending = self.pending();
         [0, 1].map(|at: usize| self.charged[at] - self.kept[at] - pending[at])
     }
 
-    /// Lets a party in, unless somebody is, or is to be, alone.
+    /// Admits a party, unless another runs alone or waits to.
     pub(super) fn enter(&mut self) -> Option<u64> {
         self.alone.is_empty().then(|| self.admit())
     }
@@ -108,14 +107,14 @@ impl Books {
         self.next
     }
 
-    /// A place in the queue of those that are to be alone.
+    /// Adds a place to the queue of those that are to run alone.
     pub(super) fn queue(&mut self) -> u64 {
         self.next += 1;
         self.alone.push_back(self.next);
         self.next
     }
 
-    /// Whether the one of this place is alone now.
+    /// Whether the one in this place is alone now.
     pub(super) fn enter_alone(&mut self, place: u64) -> bool {
         let first = self.alone.front() == Some(&place) && self.parties.is_empty();
         if first {
@@ -124,7 +123,7 @@ impl Books {
         first
     }
 
-    /// A party has ended. What it still holds is about to be free.
+    /// Ends a party. What it still holds is about to be free.
     pub(super) fn leave(&mut self, party: u64) {
         self.parties.remove(&party);
         self.alone.retain(|place| *place != party);
@@ -140,7 +139,7 @@ impl Books {
         self.changed();
     }
 
-    /// The amounts of a holder that are counted one by one.
+    /// The count of an owner, for owners that are counted individually.
     fn share(&mut self, holder: Holder) -> Option<&mut Pair> {
         match holder {
             Holder::Party(party) => self.parties.get_mut(&party).map(|party| &mut party.held),
@@ -175,7 +174,7 @@ impl Books {
         self.changed();
     }
 
-    /// A party has found no room when the counts were of a version.
+    /// Decides what a party does that found no room when the counts had version `seen`.
     pub(super) fn stuck(&mut self, party: u64, seen: u64) -> Outcome {
         let version = self.version;
         let Some(this) = self.parties.get_mut(&party) else { return Outcome::Refused };
@@ -199,7 +198,7 @@ impl Books {
         }
     }
 
-    /// Whether a party that waits is to look again, or is refused.
+    /// Whether a waiting party must try again, or is refused.
     pub(super) fn is_called(&self, party: u64, seen: u64) -> bool {
         self.version != seen || self.parties.get(&party).is_none_or(|party| party.refused)
     }
@@ -241,7 +240,7 @@ mod tests {
         assert!(books.enter().is_some());
     }
 
-    /// A task that takes pieces one after the other and then ends, in a host of limited size.
+    /// A task that takes several pieces of memory and then ends, in a host of limited size.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Stage {
         Outside,
@@ -259,7 +258,7 @@ mod tests {
         alone: bool,
     }
 
-    /// Tasks, and memory of ended ones that transfers still read.
+    /// Tasks, and memory of ended tasks that transfers still read.
     struct World {
         books: Books,
         capacity: u64,
@@ -324,7 +323,7 @@ mod tests {
             true
         }
 
-        /// A party ends; its memory is free a little later.
+        /// Ends a party; its memory is free a little later.
         fn leave(&mut self, at: usize, party: u64) {
             self.late.append(&mut self.tasks[at].held);
             self.books.leave(party);
@@ -360,7 +359,7 @@ mod tests {
                     world.step(at)
                 };
                 world.check()?;
-                // All in turn, so that nothing is idle only because nobody chose it.
+                // All in turn, so that no task is idle only because it was not chosen.
                 idle = if went { 0 } else { idle + 1 };
                 if idle > 50 {
                     let mut any = world.late.pop().map(|bytes| {

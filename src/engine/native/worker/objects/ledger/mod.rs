@@ -1,13 +1,13 @@
-//! Memory that is spoken for: a [`Reserved`] for each piece, given back when it is dropped.
+//! Reservations of memory: a [`Reserved`] for each piece, given back when it is dropped.
 //!
-//! [`core::Books`] decides who may wait; this blocks threads and wakes them. A piece's reservation
-//! travels with its buffer, so memory counts as used until the last reader has let go of it, be
-//! that a task, a peer, or UCX.
+//! [`core::Books`] decides which party may wait; this module blocks threads and wakes them. A
+//! piece's reservation travels with its buffer, so memory counts as used until its last reader
+//! drops it, whether that is a task, a peer, or UCX.
 //!
 //! Does not know limits; the store compares with those.
 //!
-//! *Invariant:* nothing is waited for with the store's lock held, and no other lock is taken with
-//! the ledger's.
+//! *Invariant:* no thread waits here while it holds the store's lock, and no other lock is taken
+//! while the ledger's is held.
 
 mod core;
 
@@ -19,14 +19,14 @@ use self::core::{Books, Holder, Outcome};
 use super::core::{Outside, Place};
 use crate::ucx::Buffer;
 
-/// A wait that is longer than this is told in the log.
+/// A wait that takes longer than this is logged.
 const LONG: Duration = Duration::from_secs(10);
 
-/// A peer that hangs can hold memory for ever. Whoever waits for nothing else gives up after this
+/// A peer that hangs can hold memory forever. A party that waits only for that gives up after this
 /// long, as a fetch does.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// The counts, and who waits for them to change.
+/// The counts, and the threads that wait for them to change.
 #[derive(Default)]
 pub(super) struct Ledger {
     books: Mutex<Books>,
@@ -39,7 +39,7 @@ pub(crate) struct Party {
     number: u64,
 }
 
-/// A piece of memory that is spoken for.
+/// A reserved piece of memory.
 pub(super) struct Reserved {
     ledger: Arc<Ledger>,
     holder: Mutex<Holder>,
@@ -47,14 +47,14 @@ pub(super) struct Reserved {
     bytes: u64,
 }
 
-/// Somebody who will give memory back, or make room, without waiting for memory.
+/// Marks a thread that will free memory, or make room, without waiting for memory itself.
 pub(super) struct Busy(Arc<Ledger>);
 
-/// Whoever is to hold what is reserved.
+/// The owner of a new reservation.
 #[derive(Clone, Copy)]
 pub(super) enum For<'a> {
     Party(&'a Party),
-    /// An object's copy on another level.
+    /// An object's copy in another tier.
     Copy,
 }
 
@@ -64,7 +64,7 @@ fn index(place: Place) -> usize {
 
 impl Ledger {
     fn books(&self) -> MutexGuard<'_, Books> {
-        // Whoever panicked with it left each count whole.
+        // A thread that panicked with it left each count consistent.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -73,12 +73,12 @@ impl Ledger {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Grows with whatever may make room.
+    /// Increases whenever there may be more room.
     pub(super) fn version(&self) -> u64 {
         self.books().version()
     }
 
-    /// Something that is not charged here may have made room.
+    /// Records that something outside the ledger may have made room.
     pub(super) fn touch(&self) {
         self.books().changed();
         self.changed.notify_all();
@@ -90,7 +90,7 @@ impl Ledger {
         (device, host)
     }
 
-    /// Bytes that are in use by what is no object, but for what is about to be free.
+    /// Bytes in use by anything but objects, without those that are about to be free.
     pub(super) fn outside(&self) -> Outside {
         let [device, host] = self.books().outside();
         Outside { device, host }
@@ -102,7 +102,7 @@ impl Ledger {
         (device, host)
     }
 
-    /// Waits until no party is, or is to be, alone.
+    /// Waits until no party runs alone or waits to.
     pub(super) fn enter(self: &Arc<Self>) -> Party {
         let mut books = self.books();
         let number = loop {
@@ -112,7 +112,7 @@ impl Ledger {
             }
         };
         drop(books);
-        // The watcher may be waiting for work to watch.
+        // The thread that watches memory may be waiting for work.
         self.changed.notify_all();
         Party { ledger: Arc::clone(self), number }
     }
@@ -128,7 +128,7 @@ impl Ledger {
         Party { ledger: Arc::clone(self), number }
     }
 
-    /// Waits until a party is at work.
+    /// Waits until there is a party.
     pub(super) fn until_work(&self) {
         let mut books = self.books();
         while !books.is_working() {
@@ -141,7 +141,7 @@ impl Ledger {
         Busy(Arc::clone(self))
     }
 
-    /// Speaks for memory; whether there is room was asked before.
+    /// Reserves memory; the caller has checked that there is room.
     pub(super) fn reserve(self: &Arc<Self>, who: For<'_>, place: Place, bytes: u64) -> Reserved {
         let holder = match who {
             For::Party(party) => Holder::Party(party.number),
@@ -152,8 +152,8 @@ impl Ledger {
         Reserved { ledger: Arc::clone(self), holder: Mutex::new(holder), at, bytes }
     }
 
-    /// Waits until there may be room that was not there at version `seen`. False if there will be
-    /// none unless this party gives back what it holds.
+    /// Waits until there may be room that there was not at version `seen`. Returns false if there
+    /// will be none unless this party gives back what it holds.
     pub(super) fn wait_for_room(&self, party: &Party, seen: u64) -> bool {
         let start = Instant::now();
         let mut books = self.books();
@@ -162,7 +162,7 @@ impl Ledger {
             Outcome::Refused => return false,
             Outcome::Wait => {}
         }
-        // Another may have been refused.
+        // Another party may have been refused.
         self.changed.notify_all();
         let mut told = false;
         while !books.is_called(party.number, seen) {
@@ -202,12 +202,12 @@ impl Reserved {
         self.ledger.changed.notify_all();
     }
 
-    /// An object holds it from now on.
+    /// Makes an object the owner.
     pub(super) fn keep(&self) {
         self.pass(Holder::Kept);
     }
 
-    /// The object has gone; it is free when the last reader lets go of it.
+    /// Ends the object's ownership; the memory is free once its last reader drops it.
     pub(super) fn release(&self) {
         self.pass(Holder::Nobody);
     }

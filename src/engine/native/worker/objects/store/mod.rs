@@ -1,8 +1,8 @@
-//! Holds a worker's objects, and moves them between the levels as [`Tiers`] decides.
+//! Holds a worker's objects, and moves them between the tiers as [`Tiers`] decides.
 //!
-//! *Invariant:* nothing is read, written, copied or waited for while the lock is held: what moves
-//! is held in its place meanwhile, and the move is given up if the object was used or removed
-//! before it ended. All memory of objects, tasks and transfers carries a reservation.
+//! *Invariant:* nothing is read, written, copied or waited for while the lock is held: an object
+//! that moves stays in its place meanwhile, and the move is abandoned if the object was used or
+//! removed before it ended. All memory of objects, tasks and transfers carries a reservation.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::os::process;
 use crate::ucx::Buffer;
 use crate::wire::tasks::{Counters, ObjectId};
 
-/// What a store is made of.
+/// The settings of a store.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Device memory for objects, in bytes; `None` for all that the device has.
@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) memory_limit: Option<u64>,
     /// Bytes of the file; `None` for no limit.
     pub(crate) disk_limit: Option<u64>,
-    /// Where the file lies.
+    /// The directory of the spill file.
     pub(crate) directory: PathBuf,
 }
 
@@ -48,7 +48,7 @@ struct Inner {
     budget: Option<Watched>,
 }
 
-/// The budget, and when the process was looked at.
+/// The budget, and when the process was last measured.
 struct Watched {
     budget: Budget,
     start: Instant,
@@ -62,11 +62,11 @@ pub(crate) struct Store {
     spill: Spill,
     device: Option<Device>,
     device_limit: Option<u64>,
-    /// Through which peers fetch what is in memory.
+    /// Offers the objects that are in memory to peers.
     plane: Option<Plane>,
 }
 
-/// An object in use, which stays in memory until this is dropped.
+/// An object in use; it stays in memory until this is dropped.
 pub(crate) struct Pinned {
     store: Arc<Store>,
     object: ObjectId,
@@ -86,10 +86,10 @@ impl Drop for Pinned {
     }
 }
 
-/// An object to be sent, where it lies: in memory, or in the file.
+/// An object to be sent from where it is, in memory or in the file.
 pub(crate) struct Lent {
     place: LentPlace,
-    /// Whoever waits for memory knows that this ends.
+    /// Tells parties that wait for memory that this will end.
     _busy: Busy,
 }
 
@@ -106,7 +106,7 @@ impl Lent {
         }
     }
 
-    /// Copies from `at` on until `bytes` is full.
+    /// Copies from offset `at` until `bytes` is full.
     pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
         match &self.place {
             LentPlace::Memory(pinned) => Ok(pinned.buffer().read(at, bytes)?),
@@ -142,7 +142,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Whoever panicked with it left the counts as they were before or after a whole step.
+        // A thread that panicked with it left the counts as they were before or after a whole step.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -158,20 +158,20 @@ impl Store {
         self.lock().contents.contains_key(&object)
     }
 
-    /// For a task or a fetch that may hold memory beside others. Waits while one is alone.
+    /// Admits a task or a fetch that may hold memory beside others. Waits while one runs alone.
     pub(crate) fn enter(&self) -> Party {
         self.ledger.enter()
     }
 
-    /// For one that found no room beside others, which it must have left: waits until it is alone.
+    /// Admits one that found no room beside others, after it left: waits until it is alone.
     pub(crate) fn enter_alone(&self) -> Party {
         self.ledger.enter_alone()
     }
 
-    /// Keeps an object. One of that name that is in memory already stays instead.
+    /// Stores an object. If one of that name is in memory already, that one stays.
     ///
-    /// What came without a reservation, because a function made it, pushes others out, or goes to
-    /// the file itself.
+    /// A buffer without a reservation, made by a function, displaces other objects or goes to the
+    /// file itself.
     pub(crate) fn insert(
         &self,
         party: &Party,
@@ -216,7 +216,7 @@ impl Store {
         self.ledger.touch();
     }
 
-    /// Brings an object into memory and keeps it there.
+    /// Brings an object into memory and pins it.
     pub(crate) fn open(
         self: &Arc<Self>,
         party: &Party,
@@ -260,7 +260,7 @@ impl Store {
         Some(Pinned { store: Arc::clone(self), object, buffer })
     }
 
-    /// Reads an object from the file into memory: of its home level, or of the host.
+    /// Reads an object from the file into memory: into its home tier, or the host.
     fn rise(&self, party: &Party, object: ObjectId, extent: &Extent) -> Result<(), StoreError> {
         let home = self.lock().tiers.place(object).map(|(_, home)| home);
         let device = self.device.as_ref().filter(|_| home == Some(Place::Device));
@@ -284,7 +284,7 @@ impl Store {
         Ok(())
     }
 
-    /// An object for somebody else. What lies in the file is not brought into memory for that.
+    /// An object for another process. If it is in the file, it is not brought into memory for that.
     pub(crate) fn lend(self: &Arc<Self>, object: ObjectId) -> Result<Lent, StoreError> {
         let busy = self.ledger.busy();
         loop {
@@ -296,13 +296,13 @@ impl Store {
                 Some(Content::Memory(_)) => continue,
                 Some(Content::Disk(extent)) => Arc::clone(extent),
             };
-            // Before the length is promised.
+            // Check it before its length is sent.
             extent.verify(object)?;
             return Ok(Lent { place: LentPlace::File(extent), _busy: busy });
         }
     }
 
-    /// Makes moves, one after the other, as far as they are still possible then.
+    /// Makes moves, one after the other, as far as they are still possible.
     fn make(&self, mut inner: MutexGuard<'_, Inner>, moves: Vec<Move>) -> Result<(), StoreError> {
         let mut sources = Vec::with_capacity(moves.len());
         for step in moves {
@@ -339,7 +339,8 @@ impl Store {
         Ok(Content::Memory(Arc::new(copy)))
     }
 
-    /// Lets the copy take the object's place, unless it is used, or there is no room any more.
+    /// Replaces the object's content with the copy, unless it is in use, or there is no room any
+    /// more.
     fn land(&self, step: Move, buffer: Arc<Buffer>, copy: Option<Content>) {
         let mut inner = self.lock();
         inner.tiers.unpin(step.object);
@@ -378,14 +379,14 @@ impl Store {
     }
 }
 
-/// The buffer is an object's from now on.
+/// Makes an object the owner of the buffer's reservation.
 fn keep(buffer: &Buffer) {
     if let Some(reserved) = reserved(buffer) {
         reserved.keep();
     }
 }
 
-/// The object has left the buffer.
+/// Ends the object's ownership of the buffer's reservation.
 fn release(buffer: &Buffer) {
     if let Some(reserved) = reserved(buffer) {
         reserved.release();

@@ -1,9 +1,9 @@
-//! Finding room: for tasks, for what is on its way here, and for the rest of the process.
+//! Finding room: for tasks, for incoming objects, and for the rest of the process.
 //!
 //! Does not hold objects.
 //!
-//! *Invariant:* memory is given out only with a reservation, and only where it is within every
-//! limit at that moment.
+//! *Invariant:* memory is given out only with a reservation, and only if it is within every limit
+//! at that moment.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,18 @@ use crate::engine::native::worker::objects::ledger::{For, Party, Reserved};
 use crate::os::{memory, process};
 use crate::ucx::Buffer;
 
-/// Time between two looks at the process's memory, while it works.
+/// Time between two measurements of the process's memory while it works.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Looks that come sooner than this after another are left out.
+/// A measurement is skipped if the last one is younger than this.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Shortest time between two times that freed heap is given back.
+/// Shortest time between two returns of freed heap to the system.
 const TRIM_AGAIN: Duration = Duration::from_millis(200);
 
 impl Store {
-    /// Device memory for a task, or host memory where there is no device. Objects that are not in
-    /// use make room.
+    /// Device memory for a task, or host memory if there is no device. Objects that are not in use
+    /// make room.
     pub(crate) fn allocate(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
         match &self.device {
             Some(device) => self.device_memory(party, device, bytes, true),
@@ -34,13 +34,13 @@ impl Store {
         }
     }
 
-    /// Memory for an object on its way here: of the device, or of the host where nothing on the
-    /// device can make room for it now.
+    /// Memory for an incoming object: of the device, or of the host if the device has no room that
+    /// can be made now.
     pub(crate) fn receive(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
         self.somewhere(party, self.device.as_ref(), bytes)
     }
 
-    /// Host memory for an object that a client brings.
+    /// Host memory for an object from a client.
     pub(crate) fn receive_on_host(
         &self,
         party: &Party,
@@ -49,7 +49,7 @@ impl Store {
         self.host_memory(party, bytes)
     }
 
-    /// Memory of a device, unless that would have to be waited for, or of the host.
+    /// Device memory if there is some without waiting, otherwise host memory.
     pub(super) fn somewhere(
         &self,
         party: &Party,
@@ -70,7 +70,7 @@ impl Store {
         Ok(buffer)
     }
 
-    /// Memory of the device; it is waited for only if that is asked for.
+    /// Device memory; waits for it only if asked to.
     fn device_memory(
         &self,
         party: &Party,
@@ -90,7 +90,7 @@ impl Store {
                 Err(refusal) => refusal,
             };
             drop(reserved);
-            // Others use the device, too, or its memory is in pieces.
+            // Other programs use the device too, or its memory is fragmented.
             let cuda::Error::OutOfMemory { asked_bytes, free_bytes, .. } = &refusal else {
                 return Err(refusal.into());
             };
@@ -105,7 +105,7 @@ impl Store {
             }
             drop(inner);
             let again = waits && self.ledger.wait_for_room(party, seen);
-            // What was given back after the attempt, and before the look at the counts, is there.
+            // Memory that was freed between the attempt and the check is available now.
             if !again && is_sure {
                 let full = no_room(&refusal, device, self.device_limit);
                 return Err(full.map_or_else(|| refusal.into(), Into::into));
@@ -114,8 +114,8 @@ impl Store {
         }
     }
 
-    /// Speaks for memory as soon as a level has room, to which objects move that are not in use;
-    /// what else would make room is waited for only if that is asked for.
+    /// Reserves memory once a tier has room. Objects that are not in use move away for it; waits
+    /// for other room only if asked to.
     fn reserve(
         &self,
         party: &Party,
@@ -131,7 +131,7 @@ impl Store {
             inner.tiers.may_fit(place, bytes)?;
             let full = match inner.tiers.room(place, bytes) {
                 Ok(moves) if moves.is_empty() => {
-                    // What is about to be free need not be moved away, but is not free yet.
+                    // Memory that is about to be free need not be moved away, but is not free yet.
                     self.surround(&mut inner, true);
                     match inner.tiers.fits(place, bytes) {
                         Ok(()) => return Ok(self.ledger.reserve(For::Party(party), place, bytes)),
@@ -148,7 +148,7 @@ impl Store {
             if waits && self.ledger.wait_for_room(party, seen) {
                 continue;
             }
-            // Before that is the answer, freed heap is given back, and old peaks are forgotten.
+            // Before refusing, return freed heap to the system and forget old peaks.
             if waits && !is_sure && full.process.is_some() {
                 is_sure = true;
                 self.look_closely();
@@ -158,14 +158,15 @@ impl Store {
         }
     }
 
-    /// What stands in the way of `bytes` more at a level.
+    /// Why a tier has no room for `bytes` more.
     pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
         let mut inner = self.lock();
         self.surround(&mut inner, true);
         inner.tiers.lack(place, bytes)
     }
 
-    /// Tells [`Tiers`] what is used beside its objects, with what is about to be free or without.
+    /// Passes to [`Tiers`] what is used beside its objects, with or without memory about to be
+    /// free.
     fn surround(&self, inner: &mut Inner, with_pending: bool) {
         self.look(inner);
         let mut outside = self.ledger.outside();
@@ -177,7 +178,7 @@ impl Store {
         inner.tiers.surround(outside, whole);
     }
 
-    /// Bytes of this process's memory that are charged.
+    /// Reserved bytes that are memory of this process.
     fn charged(&self) -> u64 {
         let (device, host) = self.ledger.charged();
         let simulated = self.device.as_ref().is_some_and(Device::is_simulated);
@@ -194,7 +195,7 @@ impl Store {
         watched.budget.observe(resident, self.charged(), watched.start.elapsed());
     }
 
-    /// Gives freed heap back, and takes the process as it is now.
+    /// Returns freed heap to the system, and measures the process again without old peaks.
     pub(super) fn look_closely(&self) {
         spare::give_back();
         memory::give_back_freed_heap();
@@ -206,8 +207,8 @@ impl Store {
         }
     }
 
-    /// Looks at the process while it works, and sends objects to the disk when what it uses
-    /// otherwise grows. Never returns.
+    /// Measures the process while it works, and moves objects to the disk when its other memory
+    /// grows. Never returns.
     pub(crate) fn watch(&self) {
         let (mut told, mut room, mut trimmed) = (false, 0, Instant::now());
         loop {
@@ -224,7 +225,7 @@ impl Store {
                 memory::give_back_freed_heap();
                 trimmed = Instant::now();
             }
-            // Whoever waits may find that the process uses less.
+            // Waiting parties may now find that the process uses less.
             if now > room {
                 self.ledger.touch();
             }
@@ -232,14 +233,14 @@ impl Store {
         }
     }
 
-    /// What is for data, and whether much of the rest may be freed heap.
+    /// The memory for data, and whether much of the rest may be freed heap.
     fn room_for_data(&self) -> Option<(u64, bool)> {
         let inner = self.lock();
         let budget = &inner.budget.as_ref()?.budget;
         Some((budget.whole().limit, budget.is_bloated()))
     }
 
-    /// Brings the host back within its limits, as far as objects may go.
+    /// Brings the host back within its limits, as far as objects may move.
     pub(super) fn balance(&self) -> Result<(), StoreError> {
         loop {
             let mut inner = self.lock();

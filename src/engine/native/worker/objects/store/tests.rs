@@ -106,7 +106,7 @@ fn a_disk_that_refuses_is_an_error_and_nothing_is_lost() {
     assert!(store.open(&store.enter(), id(0)).is_ok());
 }
 
-/// A task that needs what another one holds waits for it, and finds room as soon as that has ended.
+/// A task that needs what another one holds waits, and finds room once the other has ended.
 #[test]
 fn whoever_finds_no_room_waits_for_those_who_will_give_some_back() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -123,14 +123,14 @@ fn whoever_finds_no_room_waits_for_those_who_will_give_some_back() {
     assert!(second.join().expect("no panic"));
 }
 
-/// Memory that a reader still has counts as used until it lets go of it, and no longer.
+/// Memory with a reader counts as used until the reader drops it, and no longer.
 #[test]
 fn what_is_still_read_is_waited_for_and_not_taken() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(1000, 10_000, &directory);
     let party = store.enter();
     let buffer = store.allocate(&party, 900).expect("room");
-    // As a transfer that nobody waits for any more.
+    // Like a transfer whose caller has gone.
     drop(party);
     let waits = std::thread::spawn({
         let store = Arc::clone(&store);
@@ -140,7 +140,7 @@ fn what_is_still_read_is_waited_for_and_not_taken() {
     assert!(waits.join().expect("no panic"));
 }
 
-/// What the process has resident beside its data leaves less for those, and the disk takes them.
+/// What the process has resident besides data leaves less room for it, and the disk takes the rest.
 #[test]
 fn when_the_rest_of_the_process_grows_data_go_to_the_disk() {
     let directory = tempfile::tempdir().expect("a directory");
