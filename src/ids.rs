@@ -61,7 +61,7 @@ impl fmt::Display for NumaId {
     }
 }
 
-/// What a text is not, when it is not an identifier of the asked-for kind.
+/// The error for a text that is not an identifier of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct IdError {
@@ -116,12 +116,12 @@ impl GpuUuid {
         &self.0
     }
 
-    /// Whether every digit is zero, as some anonymisers leave it: then several GPUs may have it.
+    /// Whether every digit is zero, as some anonymisers leave it: then several GPUs may share it.
     pub(crate) fn is_zeroed(&self) -> bool {
         self.0.chars().skip("GPU-".len()).all(|c| matches!(c, '0' | '-'))
     }
 
-    /// A made-up identity that tells nothing but a number.
+    /// A made-up identity that contains only a number.
     pub(crate) fn numbered(mig: bool, number: usize) -> Self {
         let kind = if mig { "MIG" } else { "GPU" };
         Self(format!("{kind}-00000000-0000-0000-0000-{number:012}"))
@@ -163,7 +163,8 @@ text_form!(GpuUuid);
 pub struct PciAddress {
     /// PCI segment group; wider than 16 bits on some virtual machines.
     pub domain: u32,
-    /// Bus number; it depends on what else is plugged in, so it tells no distance.
+    /// Bus number; it depends on the other devices in the machine, so it says nothing about
+    /// distance.
     pub bus: u8,
     /// Device number, below 32.
     pub device: u8,
@@ -214,11 +215,11 @@ text_form!(PciAddress);
 pub struct NicPort {
     /// RDMA device name, as in `/sys/class/infiniband`, or the column's of `nvidia-smi topo -m`.
     pub nic: String,
-    /// Port number, from 1; `None` for a column, which UCX cannot open.
+    /// Port number, from 1; `None` for a column's name, which UCX cannot open.
     pub port: Option<u32>,
 }
 
-/// Whether a NIC is named as a column of `nvidia-smi topo -m` (`NIC3`) and not by its device.
+/// Whether a NIC is named like a column of `nvidia-smi topo -m` (`NIC3`) rather than by its device.
 pub(crate) fn is_nic_column(name: &str) -> bool {
     let digits = name.strip_prefix("NIC");
     digits.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
@@ -259,7 +260,7 @@ text_form!(NicPort);
 pub struct ClusterName(String);
 
 impl ClusterName {
-    /// The name as directories and commands have it.
+    /// The name, as used for directories and in commands.
     pub fn as_str(&self) -> &str {
         &self.0
     }

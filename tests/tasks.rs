@@ -119,7 +119,7 @@ fn a_value_of_another_type_is_an_error_and_no_other_value() {
     // `sleep` takes a number; four characters are no four microseconds.
     let text = client.submit("sleep", &"text", &[]).expect("submitted");
     let why = text.wait().expect_err("a text is no number").to_string();
-    assert!(why.contains("the value is no u64"), "{why}");
+    assert!(why.contains("the value is not a u64"), "{why}");
     let one = client.put(&[1]).expect("put");
     let two = client.submit("sum", &(), &[&one, &one]).expect("submitted");
     let why = two.value::<String>().expect_err("a number is no text").to_string();

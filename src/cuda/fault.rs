@@ -1,23 +1,23 @@
-//! Errors after which a process can use its GPU no more.
+//! Errors after which a process can no longer use its GPU.
 //!
-//! *Invariant:* the first such error of a device is the one that is remembered and told.
+//! *Invariant:* the first such error of a device is the one that is kept and reported.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// What the driver answers once a context is broken, to every call (`CUresult`, cuda.h): an ECC
+/// What the driver answers to every call once a context is broken (`CUresult`, cuda.h): an ECC
 /// error that was not corrected, an illegal address, a destroyed context, a failed assertion, and
-/// what kernels die of (launch timeout to launch failure).
+/// errors that end kernels (launch timeout to launch failure).
 const FATAL: [i32; 11] = [214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
 
 /// An error that only the end of the process clears.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The call that found it; what caused it may have been an earlier one.
+    /// The call that found it; an earlier one may have caused it.
     pub call: &'static str,
     /// `CUresult`.
     pub code: i32,
-    /// The driver's words.
+    /// The driver's text for the code.
     pub reason: String,
 }
 
@@ -27,10 +27,10 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Who is told of a fault. Runs on the thread that found it.
+/// The callback for a fault. Runs on the thread that found it.
 pub(super) type Listener = Box<dyn Fn(&Fault) + Send + Sync>;
 
-/// What is remembered of a device's faults.
+/// The first fault of a device, and its listener.
 #[derive(Default)]
 pub(super) struct Faults {
     first: OnceLock<Fault>,
@@ -42,7 +42,7 @@ impl Faults {
         self.first.get()
     }
 
-    /// Tells `listener` of the first fault, if none has told already who else is told.
+    /// Calls `listener` on the first fault. If there is a listener already, it stays instead.
     pub(super) fn tell(&self, listener: Listener) {
         if self.listener.set(listener).is_ok()
             && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
@@ -51,7 +51,7 @@ impl Faults {
         }
     }
 
-    /// Takes the result of a call.
+    /// Records the result of a call, if it is a fault.
     pub(super) fn note(&self, call: &'static str, code: i32, words: impl FnOnce() -> String) {
         if !FATAL.contains(&code) || self.first.get().is_some() {
             return;

@@ -1,12 +1,12 @@
-//! Host memory, where it is long that begins at a page.
+//! Host memory, page-aligned if it is at least a page long.
 //!
 //! Does not lock or register it.
 //!
-//! One process copies from another's memory page by page. Where both sides begin at a page the
-//! kernel copies whole pages, otherwise two pieces for each: 64 KiB take a twentieth longer then
-//! (`scripts/bench-links.sh`).
+//! One process copies from another's memory page by page. If both sides are page-aligned, the
+//! kernel copies whole pages, otherwise two pieces for each page: then 64 KiB take a twentieth
+//! longer (`scripts/bench-links.sh`).
 //!
-//! *Invariant:* the bytes stay where they are while the memory is moved about.
+//! *Invariant:* the bytes stay at their address while the value is moved.
 
 use std::alloc::Layout;
 use std::any::Any;
@@ -18,28 +18,28 @@ use super::spare;
 /// The smallest page of any machine that CUDA and UCX run on, in bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// Memory of this size or more is worth huge pages: a fault each 2 MiB instead of each 4 KiB, for
+/// Memory of this size or more uses huge pages: a fault for each 2 MiB instead of each 4 KiB, for
 /// the owner and for every process that copies from it.
 const HUGE: usize = 4 << 20;
 
-/// Something of the caller's that is dropped as soon as a piece of memory is free.
+/// A value of the caller's that is dropped when a piece of memory is freed.
 pub type Lease = Box<dyn Any + Send + Sync>;
 
 /// Bytes in host memory.
 pub struct HostMemory {
-    /// The bytes, behind `start` others that bring them to a page.
+    /// The bytes, with `start` bytes of padding before them for the alignment.
     bytes: Vec<u8>,
     start: usize,
-    /// Whether every byte of the capacity has been written, so that another may have it next.
+    /// Whether every byte of the capacity has been written, so that the memory may be reused.
     is_whole: bool,
-    /// Last, so that it is dropped when the bytes are free.
+    /// The last field, so that it is dropped after the bytes are freed.
     lease: Option<Lease>,
 }
 
 impl HostMemory {
-    /// Memory that begins at a page from a page's length on. Its bytes are undefined: zero, in
-    /// pages that the kernel gives as they are touched, or those of an earlier piece of this
-    /// process. `None` if there is none.
+    /// Memory that is page-aligned if it is at least a page long. Its bytes are undefined: zero in
+    /// pages that come from the kernel, or those of an earlier piece of this process. `None` if
+    /// there is no memory.
     pub fn undefined(bytes: usize) -> Option<Self> {
         if bytes == 0 {
             return Some(Self::from(Vec::new()));
@@ -66,7 +66,7 @@ impl HostMemory {
         Some(memory)
     }
 
-    /// The first `bytes` of a vector from the first page on, or from its start if they are fewer.
+    /// The first `bytes` of a vector from a page boundary on, or from its start if they are few.
     fn from_page(mut memory: Vec<u8>, bytes: usize) -> Option<Self> {
         let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
         memory.truncate(start.checked_add(bytes)?);
@@ -81,17 +81,17 @@ impl HostMemory {
         }
     }
 
-    /// Keeps something until the memory is free.
+    /// Keeps a value until the memory is freed.
     pub fn hold(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
 
-    /// What is kept until the memory is free.
+    /// The value that is kept until the memory is freed.
     pub fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
-    /// Asks for huge pages; without them everything works, only slower.
+    /// Asks for huge pages. If they are refused, everything still works, only slower.
     fn advise_huge_pages(&mut self) {
         let bytes = &mut self[..];
         // SAFETY: the range lies within one allocation and begins at a page; advice on huge pages

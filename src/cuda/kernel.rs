@@ -1,4 +1,4 @@
-//! CUDA C++ as a value: what is launched, with which parameters. Marshals; the driver runs it.
+//! CUDA C++ as a value: a kernel and its parameters. Prepares the launch; the driver runs it.
 
 use std::sync::Arc;
 
@@ -80,11 +80,11 @@ fn slots(parameters: &mut [Parameter<'_>]) -> Vec<[u8; 8]> {
 impl Device {
     /// Runs a kernel on this thread's stream, and waits for its end.
     ///
-    /// The source is trusted: it can write wherever the process's GPU memory is.
+    /// The source is trusted: it can write to any GPU memory of the process.
     ///
     /// # Errors
-    /// If the device is simulated, memory is another's, there is no libnvrtc, the source does not
-    /// compile, or the driver refuses.
+    /// If the device is simulated, a parameter's memory is on another device, there is no libnvrtc,
+    /// the source does not compile, or the driver refuses.
     pub fn run(&self, kernel: &Kernel, parameters: &mut [Parameter<'_>]) -> Result<(), Error> {
         let Device::Driver(device) = self else {
             return Err(Error::Simulated { device: self.name().to_owned() });
@@ -143,6 +143,6 @@ mod tests {
         };
         let error = Device::simulated("simulated GPU 0", 100).run(&kernel, &mut []);
         let error = error.expect_err("there is no GPU").to_string();
-        assert_eq!(error, "simulated GPU 0 is no GPU: it cannot run CUDA C++");
+        assert_eq!(error, "simulated GPU 0 is not a GPU: it cannot run CUDA C++");
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of devices, by the CUDA driver, which is opened at run time, or of simulated ones in host
+//! Device memory, through the CUDA driver, which is opened at run time, or simulated in host
 //! memory.
 //!
 //! Kernels are CUDA C++ source, compiled at run time ([`Kernel`]).
@@ -29,7 +29,7 @@ pub use simulated::SimulatedDevice;
 
 use crate::ids::PciAddress;
 
-/// Why a device did not do something.
+/// Why a device operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The device's memory is used up.
@@ -42,12 +42,12 @@ pub enum Error {
         /// Bytes free.
         free_bytes: u64,
     },
-    /// The driver's library, or a function of it, is not there.
+    /// The driver's library, or one of its functions, cannot be found.
     #[error("cannot find {name}")]
     Driver {
         /// The file or the function.
         name: &'static str,
-        /// The loader's words.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The driver refused a call.
@@ -55,45 +55,45 @@ pub enum Error {
     Call {
         /// The function.
         call: &'static str,
-        /// The driver's words.
+        /// The driver's text for the error.
         reason: String,
     },
-    /// What only a GPU can do was asked of a simulated device.
-    #[error("{device} is no GPU: it cannot run CUDA C++")]
+    /// A simulated device was asked for something that only a GPU can do.
+    #[error("{device} is not a GPU: it cannot run CUDA C++")]
     Simulated {
         /// The device's name.
         device: String,
     },
-    /// A copy beyond a buffer's end.
-    #[error("{bytes} bytes at {offset} do not lie in a buffer of {length} bytes")]
+    /// A copy reaches beyond the end of a buffer.
+    #[error("{bytes} bytes at {offset} are not within a buffer of {length} bytes")]
     Range {
-        /// Where the copy begins.
+        /// The offset of the copy.
         offset: usize,
-        /// How much is copied.
+        /// The length of the copy.
         bytes: usize,
         /// The buffer's length.
         length: usize,
     },
 }
 
-/// Length of the handle by which processes share device memory (`CU_IPC_HANDLE_SIZE`).
+/// Length of the handle that shares device memory between processes (`CU_IPC_HANDLE_SIZE`).
 const IPC_HANDLE_BYTES: usize = 64;
 
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// All of it.
+    /// Total memory.
     pub total_bytes: u64,
-    /// What can be allocated.
+    /// Memory that can be allocated.
     pub free_bytes: u64,
 }
 
-/// A device that gives memory.
+/// A device that provides memory.
 #[derive(Clone, Debug)]
 pub enum Device {
     /// Host memory with a GPU's capacity.
     Simulated(Arc<SimulatedDevice>),
-    /// A GPU, by the CUDA driver.
+    /// A GPU, through the CUDA driver.
     Driver(Arc<DriverDevice>),
 }
 
@@ -103,7 +103,7 @@ impl Device {
         Device::Simulated(Arc::new(SimulatedDevice::new(name.into(), capacity_bytes)))
     }
 
-    /// The GPU at a place, by the CUDA driver.
+    /// The GPU at a PCI address, through the CUDA driver.
     ///
     /// # Errors
     /// If there is no driver or no such GPU.
@@ -122,16 +122,16 @@ impl Device {
         }
     }
 
-    /// Whether it is host memory in truth.
+    /// Whether it is really host memory.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Device::Simulated(_))
     }
 
     /// Maps another process's memory by its [handle](DeviceBuffer::ipc_handle), reads a byte, and
-    /// gives it back. A simulated device has nothing to map.
+    /// unmaps it. A simulated device has nothing to map.
     ///
     /// # Errors
-    /// The driver's code, where it refuses.
+    /// The driver's code, if it refuses.
     pub fn try_foreign(&self, handle: &[u8]) -> Result<(), i32> {
         match self {
             Device::Simulated(_) => Ok(()),
@@ -139,8 +139,8 @@ impl Device {
         }
     }
 
-    /// What this process has of the device's memory, and how much of that is in use; a simulated
-    /// device has no pool.
+    /// How much of the device's memory this process's pool has, and how much of that is in use; a
+    /// simulated device has no pool.
     pub fn pool(&self) -> Option<PoolUse> {
         match self {
             Device::Simulated(_) => None,
@@ -148,7 +148,7 @@ impl Device {
         }
     }
 
-    /// Gives back all memory of the device that is not in use.
+    /// Frees all memory of the pool that is not in use.
     pub fn shrink(&self) {
         if let Device::Driver(device) = self {
             device.shrink();
@@ -163,24 +163,24 @@ impl Device {
         }
     }
 
-    /// Calls `listener` on the first such error, on the thread that finds it, and at once if there
-    /// was one. The first listener stays.
+    /// Calls `listener` on the first such error, on the thread that finds it; at once if there was
+    /// one already. Only the first listener is kept.
     pub fn on_fault(&self, listener: impl Fn(&Fault) + Send + Sync + 'static) {
         if let Device::Driver(device) = self {
             device.faults().tell(Box::new(listener));
         }
     }
 
-    /// Finds a fault that other calls than ours have met: those of UCX, of a task's own library, of
-    /// a kernel that is running. Whether there was one, [`Self::fault`] says.
+    /// Looks for a fault that was met outside our own calls: in UCX, in a library that a task uses,
+    /// or in a running kernel. [`Self::fault`] returns it.
     pub fn look_for_fault(&self) {
         if let Device::Driver(device) = self {
-            // Any other error is no matter of this question.
+            // Other errors don't matter here.
             let _ = device.memory();
         }
     }
 
-    /// The driver's words for one of its codes.
+    /// The driver's text for one of its codes.
     pub fn error_text(&self, code: i32) -> String {
         match self {
             Device::Simulated(_) => format!("CUDA error {code}"),
@@ -230,17 +230,17 @@ enum Memory {
 /// Memory of a device.
 pub struct DeviceBuffer {
     memory: Memory,
-    /// Last, so that it is dropped when the memory is free.
+    /// The last field, so that it is dropped after the memory is freed.
     lease: Option<Lease>,
 }
 
 impl DeviceBuffer {
-    /// Keeps something until the memory is free.
+    /// Keeps a value until the memory is freed.
     pub fn hold(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
 
-    /// What is kept until the memory is free.
+    /// The value that is kept until the memory is freed.
     pub fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
@@ -253,17 +253,17 @@ impl DeviceBuffer {
         }
     }
 
-    /// Whether there is not a byte.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is host memory in truth.
+    /// Whether it is really host memory.
     pub fn is_simulated(&self) -> bool {
         matches!(self.memory, Memory::Simulated(_))
     }
 
-    /// The bytes, where the host can read them.
+    /// The bytes, if the host can read them.
     pub fn host(&self) -> Option<&[u8]> {
         match &self.memory {
             Memory::Simulated(memory) => Some(memory.bytes()),
@@ -271,7 +271,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The bytes, where the host can write them.
+    /// The bytes, if the host can write them.
     pub fn host_mut(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Simulated(memory) => Some(memory.bytes_mut()),
@@ -279,7 +279,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// What another process maps it by; `None` for simulated memory, and for none at all.
+    /// The handle by which another process maps it; `None` for simulated memory, and for length 0.
     ///
     /// # Errors
     /// If the driver refuses: the memory cannot be shared.
@@ -310,7 +310,7 @@ impl DeviceBuffer {
     /// Copies `bytes` from the host to `offset`.
     ///
     /// # Errors
-    /// If they do not lie within the buffer, or the driver refuses.
+    /// If they are not within the buffer, or the driver refuses.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         let end = self.end(offset, bytes.len())?;
         match &mut self.memory {
@@ -333,7 +333,7 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Where a copy ends, if it lies within the buffer.
+    /// The end of a copy, if it is within the buffer.
     fn end(&self, offset: usize, bytes: usize) -> Result<usize, Error> {
         let length = self.len();
         let end = offset.checked_add(bytes).filter(|end| *end <= length);

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use super::Error;
 
-/// The names under which CUDA 13, 12 and 11 install it, and that of development packages.
+/// The names of the library in CUDA 13, 12 and 11, and that of development packages.
 const SONAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
 
 /// `NVRTC_SUCCESS`.
@@ -36,7 +36,7 @@ struct Nvrtc {
     words: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// The library, once for the process; it is never closed.
+/// The library, opened once for the process and never closed.
 fn nvrtc() -> Result<&'static Nvrtc, Error> {
     static NVRTC: OnceLock<Nvrtc> = OnceLock::new();
     if let Some(nvrtc) = NVRTC.get() {
@@ -122,7 +122,7 @@ impl Drop for Living<'_> {
 /// Machine code for GPUs of this compute capability.
 ///
 /// # Errors
-/// If there is no libnvrtc, or the source does not compile; then with the compiler's words.
+/// If there is no libnvrtc, or the source does not compile; then with the compiler's messages.
 pub(super) fn compile(source: &str, major: u32, minor: u32) -> Result<Vec<u8>, Error> {
     let nvrtc = nvrtc()?;
     let text = |text: &str| {

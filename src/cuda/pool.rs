@@ -1,33 +1,32 @@
-//! Device memory in few large pieces of the driver's, shared out in small ones.
+//! A pool of device memory: large slabs from the driver, handed out in small pieces.
 //!
-//! Every allocation of the driver's is a handle that each peer must open and map, and UCX keeps
-//! what it has mapped. So objects are cut from slabs. Pure: whoever calls allocates slabs and frees
-//! them.
+//! Each allocation of the driver has a handle that every peer must open and map, and UCX keeps what
+//! it has mapped. So objects are cut from slabs. Pure: the caller allocates and frees the slabs.
 //!
-//! *Invariant:* pieces that are out do not overlap and lie within their slab; holes of a slab never
-//! touch each other.
+//! *Invariant:* pieces in use do not overlap and lie within their slab; no two holes of a slab are
+//! adjacent.
 
 use std::collections::BTreeMap;
 
-/// What the driver aligns its allocations to, in bytes.
+/// The driver's alignment of allocations, in bytes.
 const ALIGNMENT: u64 = 512;
 
-/// The driver maps memory in units of this size.
+/// The unit in which the driver maps memory, in bytes.
 const UNIT: u64 = 2 << 20;
 
 /// The usual length of a slab, in bytes.
 const SLAB: u64 = 64 << 20;
 
-/// A slab is at most this part of the device's memory.
+/// A slab is at most this fraction of the device's memory.
 const SHARE: u64 = 64;
 
-/// An allocation of the driver's.
+/// One allocation of the driver.
 #[derive(Debug)]
 struct Slab {
     bytes: u64,
-    /// Bytes that are out.
+    /// Bytes in use.
     used: u64,
-    /// Lengths of what is free, by offset.
+    /// Lengths of the free ranges, by offset.
     holes: BTreeMap<u64, u64>,
 }
 
@@ -36,14 +35,14 @@ struct Slab {
 pub(super) struct Pool {
     slab: u64,
     slabs: BTreeMap<u64, Slab>,
-    /// Slabs that are wholly free, in bytes.
+    /// Bytes of slabs that are completely free.
     idle: u64,
 }
 
 /// How much of a device's memory a pool has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUse {
-    /// Allocations of the driver's.
+    /// Allocations of the driver.
     pub slabs: usize,
     /// Their bytes.
     pub held_bytes: u64,
@@ -51,20 +50,20 @@ pub struct PoolUse {
     pub used_bytes: u64,
 }
 
-/// A length that keeps every piece aligned; `None` beyond the address space.
+/// A length rounded up so that every piece stays aligned; `None` beyond the address space.
 pub(super) fn rounded(bytes: usize) -> Option<u64> {
     u64::try_from(bytes).ok()?.checked_next_multiple_of(ALIGNMENT)
 }
 
 impl Pool {
-    /// For a device with so much memory.
+    /// A pool for a device with this much memory.
     pub(super) fn new(device_bytes: u64) -> Self {
         let slab = (device_bytes / SHARE).clamp(UNIT, SLAB) / UNIT * UNIT;
         Self { slab, slabs: BTreeMap::new(), idle: 0 }
     }
 
-    /// Cuts a piece of a [rounded] length from a slab: from the smallest hole that has room, so
-    /// that large holes stay large.
+    /// Takes a piece of a [rounded] length from the smallest hole that has room, so that large
+    /// holes stay large.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let holes = self.slabs.iter().flat_map(|(base, slab)| {
             slab.holes.iter().map(move |(offset, length)| (*length, *base, *offset))
@@ -82,7 +81,7 @@ impl Pool {
         Some(base + offset)
     }
 
-    /// How long the next slab should be, for a piece of this length.
+    /// The length of the next slab, if it must hold a piece of this length.
     pub(super) fn next_slab(&self, bytes: u64) -> u64 {
         if bytes > self.slab / 4 { bytes.next_multiple_of(UNIT) } else { self.slab }
     }
@@ -93,7 +92,7 @@ impl Pool {
         self.slabs.insert(base, Slab { bytes, used: 0, holes: BTreeMap::from([(0, bytes)]) });
     }
 
-    /// Takes a piece back. Returns a slab that is to be freed: the one that has become idle, if
+    /// Returns a piece to the pool. Returns a slab to be freed: the one that has become idle, if
     /// others are idle already.
     pub(super) fn give(&mut self, address: u64, bytes: u64) -> Option<u64> {
         let (base, slab) = self.slabs.range_mut(..=address).next_back()?;
@@ -116,7 +115,7 @@ impl Pool {
         (kept > 0).then(|| self.drop_slab(base)).flatten()
     }
 
-    /// Gives up every slab that is wholly free.
+    /// Removes every slab that is completely free, for the caller to free.
     pub(super) fn shrink(&mut self) -> Vec<u64> {
         let idle = self.slabs.iter().filter(|(_, slab)| slab.used == 0).map(|(base, _)| *base);
         let idle: Vec<u64> = idle.collect();

@@ -1,6 +1,6 @@
 //! A simulated device: host memory with a GPU's capacity, so that everything above runs anywhere.
 //!
-//! Does not pretend to be fast or slow, and does not hide what it is.
+//! Does not simulate speed, and does not hide that it is simulated.
 //!
 //! *Invariant:* the bytes of its live buffers never add up to more than its capacity.
 

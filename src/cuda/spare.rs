@@ -1,30 +1,29 @@
-//! Freed host memory, kept for a moment for whoever allocates next.
+//! Freed host memory, kept for a moment for the next allocation.
 //!
-//! The kernel clears each page that it gives, and a new page costs a fault for everybody who
-//! touches it first. A worker that frees and allocates pieces of one size, as most do, spends a
-//! third of its time on that (`cuda-cluster bench transpose`).
+//! The kernel clears each page that it hands out, and the first access to a new page costs every
+//! process a fault. A worker that keeps freeing and allocating pieces of one size, as most do,
+//! spends a third of its time on that (`cuda-cluster bench transpose`).
 //!
-//! Does not clear what it gives out.
+//! Does not clear what it hands out.
 //!
-//! *Invariant:* what is kept never adds up to more than the bound, which is nothing until
-//! [`keep_up_to`] is told otherwise.
+//! *Invariant:* the memory kept never exceeds the limit, which is 0 until [`keep_up_to`] sets it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Smaller pieces come from the heap's free lists, which are as quick.
+/// Smaller pieces come from the heap's free lists, which are just as fast.
 const SMALLEST: usize = 128 << 10;
 
-/// What nobody has asked for within this time goes back to the kernel.
+/// Memory that has not been reused within this time is returned to the kernel.
 const IDLE: Duration = Duration::from_secs(1);
 
 static SPARES: Mutex<Spares> = Mutex::new(Spares::new());
 static KEPT: Condvar = Condvar::new();
 
-/// Sets how much this process keeps, in bytes, and gives the rest back.
+/// Sets how much this process keeps, in bytes, and frees the rest.
 ///
 /// # Errors
-/// If there is no thread to give back what is idle; then nothing is kept.
+/// If no thread can be started to free idle memory; then nothing is kept.
 pub(crate) fn keep_up_to(bytes: usize) -> std::io::Result<()> {
     std::thread::Builder::new().name("spare memory".to_owned()).spawn(give_back_idle)?;
     let mut spares = spares();
@@ -35,13 +34,13 @@ pub(crate) fn keep_up_to(bytes: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Gives everything that is kept back to the kernel.
+/// Returns all memory that is kept to the kernel.
 pub(crate) fn give_back() {
     let all = spares().shrink(0);
     drop(all);
 }
 
-/// A piece of at least `bytes`, and not much more. Its bytes are somebody's old ones.
+/// A piece of at least `bytes`, and not much more. It contains old data.
 pub(super) fn take(bytes: usize) -> Option<Vec<u8>> {
     if bytes < SMALLEST { None } else { spares().take(bytes) }
 }
@@ -63,7 +62,7 @@ fn spares() -> MutexGuard<'static, Spares> {
     SPARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sleeps without end while nothing is kept. Never returns.
+/// Frees idle memory. Sleeps without a time limit while nothing is kept. Never returns.
 fn give_back_idle() {
     loop {
         let mut kept = spares();
@@ -80,7 +79,7 @@ fn give_back_idle() {
 struct Spares {
     bound: usize,
     bytes: usize,
-    /// In the order in which they came.
+    /// In the order of arrival.
     pieces: Vec<(Instant, Vec<u8>)>,
 }
 
@@ -100,7 +99,7 @@ impl Spares {
         Some(self.pieces.remove(at).1)
     }
 
-    /// Keeps a piece in place of the oldest ones. Gives back what there is no room for.
+    /// Keeps a piece, if necessary instead of the oldest ones. Returns what there is no room for.
     fn keep(&mut self, memory: Vec<u8>, now: Instant) -> Vec<Vec<u8>> {
         let capacity = memory.capacity();
         if capacity > self.bound {

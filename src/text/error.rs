@@ -1,21 +1,21 @@
-//! What can be wrong with a text, in words for the person who wrote it.
+//! Errors in a text, described for the person who wrote it.
 //!
-//! Does not find mistakes; `read` does.
+//! Does not find errors; `read` does.
 //!
-//! *Invariant:* an error about a name lists the names that could stand there.
+//! *Invariant:* an error about a name lists the names that would be valid.
 
 use std::fmt;
 
 use super::{Form, Place, Position};
 
-/// A mistake in a text that somebody wrote.
+/// An error in a text that a person wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadError {
-    /// Where; `None` if it is the text as a whole.
+    /// Where it is; `None` if it concerns the whole text.
     pub place: Option<Place>,
     /// Key path, like `gpus[3].pci`; empty for the whole text.
     pub key: String,
-    /// What is wrong; it prints as a sentence, and has the hint.
+    /// What is wrong, as a sentence; it may have a hint.
     pub problem: Problem,
 }
 
@@ -45,18 +45,18 @@ impl std::error::Error for ReadError {}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Problem {
-    /// Longer than any text of its kind.
+    /// The text is too long.
     #[error("{bytes} bytes are too many; the most is {limit}")]
     TooLong {
         /// The text's length.
         bytes: usize,
-        /// The most that is read.
+        /// The most that may be read.
         limit: usize,
     },
-    /// Not well-formed, so that nothing can be said of keys and values.
+    /// Not well-formed, so keys and values are unknown.
     #[error("not well-formed {form}: {message}")]
     Syntax {
-        /// What it was read as.
+        /// The form that it was read as.
         form: Form,
         message: String,
     },
@@ -66,16 +66,16 @@ pub enum Problem {
     /// A key that does not exist.
     #[error("unknown key; expected one of {}", .expected.join(", "))]
     UnknownKey {
-        /// The keys that could stand there.
+        /// The keys that would be valid.
         expected: Vec<String>,
         /// The most similar of them.
         nearest: Option<String>,
     },
-    /// A word that is none of the choices.
+    /// A word that is not one of the choices.
     #[error("unknown word {word:?}; expected one of {}", .expected.join(", "))]
     UnknownWord {
         word: String,
-        /// The words that could stand there.
+        /// The words that would be valid.
         expected: Vec<String>,
         /// The most similar of them.
         nearest: Option<String>,
@@ -86,7 +86,7 @@ pub enum Problem {
         /// What was found and what was expected.
         message: String,
     },
-    /// A key that comes twice.
+    /// A key that occurs twice.
     #[error("given twice")]
     Twice,
 }

@@ -1,4 +1,4 @@
-//! Texts that people write: read within limits, with the place of whatever is wrong.
+//! Texts that people write: read within limits, with the position of every error.
 //!
 //! Knows no spec and no topology, opens no files. Values are read by `serde_yaml` and `serde_json`.
 //! `serde_yaml` keeps no places and reads the whole text before it limits the nesting, so the
@@ -6,7 +6,7 @@
 //! `saphyr-parser`. `serde-saphyr` would do both at once, but its errors name the type that was
 //! expected and not the value that was found.
 //!
-//! *Invariant:* no text makes reading it cost more than a small multiple of its length.
+//! *Invariant:* reading a text costs at most a small multiple of its length.
 
 mod error;
 mod outline;
@@ -19,7 +19,7 @@ pub(crate) use error::{did_you_mean, in_full, nearest};
 pub(crate) use outline::find;
 pub(crate) use read::{given_twice, read, without_mark};
 
-/// Line and column of a text, as editors count them.
+/// Line and column in a text, as editors count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Line, from 1.
@@ -29,10 +29,10 @@ pub struct Position {
 }
 
 impl Position {
-    /// Where a text begins.
+    /// The beginning of a text.
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 
-    /// The place of the byte at `offset`.
+    /// The position of the byte at `offset`.
     pub(crate) fn of_byte(text: &str, offset: usize) -> Self {
         let before = &text[..offset];
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
@@ -46,7 +46,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// Where a value and its key stand. In a list both are the item's place.
+/// Where a value and its key are. In a list, both are the item's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Where the key begins.
@@ -66,7 +66,7 @@ impl Place {
 pub enum Form {
     /// YAML 1.2 as `serde_yaml` reads it; JSON is a part of it.
     Yaml,
-    /// JSON, and nothing else of YAML.
+    /// JSON, and no other YAML.
     Json,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for Form {
     }
 }
 
-/// Text as it stands in XML, in quotes or between tags; what XML cannot hold is left out.
+/// Text escaped for XML, in quotes or between tags; characters that XML cannot hold are dropped.
 pub(crate) fn xml_escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

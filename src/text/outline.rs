@@ -1,9 +1,9 @@
-//! The outline of a YAML or JSON text: how deep it is nested, and where each key path stands.
+//! The outline of a YAML or JSON text: how deeply it is nested, and where each key path is.
 //!
 //! Does not interpret scalars.
 //!
-//! *Invariant:* `serde_yaml` takes time in proportion to the length of a text that passes
-//! [`check`].
+//! *Invariant:* for a text that passes [`check`], `serde_yaml` takes time proportional to its
+//! length.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use saphyr_parser::{Event, Marker, Parser};
 use super::{Place, Position};
 
 /// Deepest nesting of lists and mappings; ours have less than ten levels. The time of libyaml,
-/// which `serde_yaml` is made of, grows with the length of a text times the depth of its brackets.
+/// on which `serde_yaml` is based, grows with the length of a text times the depth of its brackets.
 const DEPTH_LIMIT: usize = 64;
 
 /// Why a text has no outline.
@@ -20,12 +20,12 @@ const DEPTH_LIMIT: usize = 64;
 pub(super) struct Fault {
     pub(super) at: Position,
     pub(super) message: String,
-    /// Characters before it, or before whatever may be nested too deeply.
+    /// Characters before the fault, or before whatever may be nested too deeply.
     offset: usize,
 }
 
-/// Refuses a text that is nested too deeply. One that is not well-formed passes if what follows
-/// the fault cannot be nested deeply: then `serde_yaml` has the better words for it.
+/// Refuses a text that is nested too deeply. A text that is not well-formed passes if what follows
+/// the fault cannot be nested deeply: `serde_yaml` then gives the better error.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
     walk(text, |_, _| ()).or_else(|fault| {
         let brackets = text.chars().skip(fault.offset).filter(|c| matches!(c, '[' | '{'));
@@ -33,8 +33,8 @@ pub(super) fn check(text: &str) -> Result<(), Fault> {
     })
 }
 
-/// Where a key path (`gpus[3].pci`) stands, or the longest leading part of it that the text has.
-/// Of a key that comes several times, the `nth`.
+/// Where a key path (`gpus[3].pci`) is, or the longest leading part of it that the text has. If a
+/// key occurs several times, the `nth`.
 pub(crate) fn find(text: &str, path: &str, nth: usize) -> Option<Place> {
     let (mut best, mut seen) = (None, 0);
     let visit = |here: &str, place: Place| {
@@ -50,12 +50,12 @@ pub(crate) fn find(text: &str, path: &str, nth: usize) -> Option<Place> {
             best = Some((here.len(), place));
         }
     };
-    // Of a text that ends in a fault, what stands before it has been visited.
+    // If the text has a fault, everything before it has been visited.
     let _ = walk(text, visit);
     best.map(|(_, place)| place)
 }
 
-/// A list or mapping whose end is still to come.
+/// A list or mapping whose end has not come yet.
 struct Open {
     /// Length of its own path.
     path: usize,
@@ -75,7 +75,7 @@ fn walk(text: &str, mut visit: impl FnMut(&str, Place)) -> Result<(), Fault> {
     let mut path = String::new();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| match error.info() {
-            // The parser has a limit of its own, and looks ahead.
+            // The parser has its own limit, and looks ahead.
             "recursion limit exceeded" => too_deep(error.marker()),
             message => Fault {
                 at: position(error.marker()),

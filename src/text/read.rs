@@ -1,8 +1,8 @@
 //! Reads a value from YAML or JSON, and says precisely what is wrong with it.
 //!
-//! Does not know the values; serde's sentences about them are turned into words for people.
+//! Does not know the values; serde's messages about them are turned into plain words.
 //!
-//! *Invariant:* an error that can be attributed to a key names it, and tells its place.
+//! *Invariant:* an error that can be attributed to a key names the key and its position.
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -27,17 +27,17 @@ pub(crate) fn read<T: DeserializeOwned>(
     }
 }
 
-/// A text without the byte order mark that editors on Windows put first and do not show.
+/// A text without the byte order mark that editors on Windows put first and hide.
 pub(crate) fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
-/// What a reader says about a value that must not come twice; [`classify`] knows the words.
+/// The error for a value that must not occur twice; [`classify`] recognises it.
 pub(crate) fn given_twice(name: &str) -> String {
     format!("{TWICE} `{name}`")
 }
 
-/// How serde, and we after it, begin the message about a name that comes twice.
+/// The beginning of serde's message, and ours, about a name that occurs twice.
 const TWICE: &str = "duplicate field";
 
 fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
@@ -65,13 +65,13 @@ fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     outline::check(text).map_err(|fault| no_yaml(text, fault.at, fault.message))?;
     let reader = || serde_yaml::Deserializer::from_str(text);
     serde_path_to_error::deserialize(reader()).map_err(|error| {
-        // What cannot be read even as "anything" is damaged; other errors are a value's.
+        // A text that cannot even be read as "anything" is damaged; other errors concern a value.
         if let Err(error) = IgnoredAny::deserialize(reader()) {
             let (message, place) = in_parts(&error);
             return no_yaml(text, place.unwrap_or(Position::START), message);
         }
         let (message, place) = in_parts(error.inner());
-        // The reader puts a key path of its own, less precise, before some messages.
+        // The reader puts a less precise key path before some messages.
         let message = match message.split_once(": ") {
             Some((before, rest)) if is_path(before) => rest,
             _ => &message,
@@ -80,7 +80,7 @@ fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     })
 }
 
-/// What an error says, and where.
+/// An error's message and position.
 fn in_parts(error: &serde_yaml::Error) -> (String, Option<Position>) {
     let Some(at) = error.location() else { return (error.to_string(), None) };
     let message = without_place(&error.to_string(), at.line(), at.column());
@@ -92,7 +92,7 @@ fn syntax(form: Form, at: Position, message: String) -> ReadError {
     ReadError { place: Some(Place::both(at)), key: String::new(), problem }
 }
 
-/// The error of a text that is no YAML at all.
+/// The error for a text that is not YAML at all.
 fn no_yaml(text: &str, at: Position, message: String) -> ReadError {
     let Some(column) = column_of_tab(text, at.line) else {
         return syntax(Form::Yaml, at, message);
@@ -108,20 +108,20 @@ fn column_of_tab(text: &str, line: usize) -> Option<usize> {
     line[..indentation].find('\t').map(|at| at + 1)
 }
 
-/// A parser's message without the place that it has for itself.
+/// A parser's message without the position that it contains.
 fn without_place(message: &str, line: usize, column: usize) -> String {
     message.replace(&format!(" at line {line} column {column}"), "").trim().to_owned()
 }
 
-/// Whether the beginning of a message is a key path rather than words.
+/// Whether the beginning of a message is a key path rather than text.
 fn is_path(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '[' | ']' | '?');
     !text.is_empty() && text.chars().all(plain)
 }
 
-/// The error of a value at a key path; the parser stood at `parser_at`.
+/// The error for a value at a key path; the parser was at `parser_at`.
 fn wrong(text: &str, path: &str, message: &str, parser_at: Option<Position>) -> ReadError {
-    // `?` stands for a place inside of a text that is no YAML.
+    // `?` stands for a position inside a text that is not YAML.
     let path = if path == "." || path.contains('?') { "" } else { path };
     let (key, problem) = classify(path, message);
     let nth = if matches!(problem, Problem::Twice) { 2 } else { 1 };
@@ -129,11 +129,11 @@ fn wrong(text: &str, path: &str, message: &str, parser_at: Option<Position>) -> 
     ReadError { place: place.or(parser_at.map(Place::both)), key, problem }
 }
 
-/// Recognises serde's sentences about names.
+/// Recognises serde's messages about names.
 fn classify(path: &str, message: &str) -> (String, Problem) {
     let quoted: Vec<String> = message.split('`').skip(1).step_by(2).map(str::to_owned).collect();
     let names = quoted.split_first();
-    // The path ends in the key itself where the reader had gone down to it.
+    // The path ends in the key itself if the reader had descended to it.
     let key_of = |name: &str| match path {
         "" => name.to_owned(),
         path if path == name || path.ends_with(&format!(".{name}")) => path.to_owned(),
@@ -156,7 +156,7 @@ fn classify(path: &str, message: &str) -> (String, Problem) {
         _ => (path.to_owned(), Problem::Value { message: in_words(message) }),
     }
 }
-/// serde's sentence about a wrong type, as people would say it.
+/// serde's message about a wrong type, in plain words.
 fn in_words(message: &str) -> String {
     let parts = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "));
     let Some((found, expected)) = parts.and_then(|rest| rest.split_once(", expected ")) else {
@@ -169,7 +169,8 @@ fn in_words(message: &str) -> String {
         other => {
             let bare = ["string ", "integer ", "boolean ", "floating point "];
             let bare = bare.iter().find_map(|kind| other.strip_prefix(kind)).unwrap_or(other);
-            // serde quotes digits that fit into no usual integer, and names the type that has them.
+            // serde quotes digits that fit no usual integer, and names the type that does hold
+            // them.
             let bare =
                 bare.strip_suffix(" as u128").or(bare.strip_suffix(" as i128")).unwrap_or(bare);
             bare.trim_matches('`').to_owned()
@@ -178,7 +179,7 @@ fn in_words(message: &str) -> String {
     format!("{found} is not {}", people_say(expected))
 }
 
-/// Rust's names of types in words.
+/// Names of Rust's types in plain words.
 fn people_say(expected: &str) -> String {
     match expected {
         "u8" => format!("a whole number from 0 to {}", u8::MAX),

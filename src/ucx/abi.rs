@@ -1,8 +1,8 @@
-//! The border to C: UCX's functions as a table of pointers, enums as integers.
+//! The boundary to C: UCX's functions as a table of pointers, enums as integers.
 //!
 //! Does not open the library and calls nothing.
 //!
-//! *Invariant:* no Rust enum crosses the border inwards. `ucx1-sys` maps C enums to Rust enums, for
+//! *Invariant:* no Rust enum comes in from C. `ucx1-sys` maps C enums to Rust enums, for
 //! which a code from a newer UCX would be undefined behaviour; every function and callback that
 //! returns or takes a status is therefore declared here with [`RawStatus`].
 
@@ -17,15 +17,15 @@ pub(super) use ucx1_sys::{
 
 use super::status::{RawStatus, Status};
 
-/// `ucs_status_ptr_t`: null (done), a request, or a status in disguise.
+/// `ucs_status_ptr_t`: null (done), a pointer to a request, or an encoded status.
 pub(super) type StatusPointer = *mut c_void;
 
 /// `UCS_ERR_LAST`: pointers at or above it, as unsigned numbers, are statuses.
 const LAST_ERROR: isize = -100;
 
-/// What a `ucs_status_ptr_t` says.
+/// The meaning of a `ucs_status_ptr_t`.
 pub(super) enum Submitted {
-    /// Done on the spot; no callback follows.
+    /// Completed immediately; no callback follows.
     Done,
     /// The callback follows.
     Pending,

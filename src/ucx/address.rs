@@ -1,6 +1,6 @@
-//! The address of a worker, on its way to another process, and how often one was connected to.
+//! Worker addresses that go to other processes, and a count of the connections to each.
 //!
-//! Does not reach anybody.
+//! Does not connect.
 //!
 //! *Invariant:* the bytes were packed by a UCX worker, here or in a process that knows the key.
 
@@ -13,12 +13,12 @@ const SEAL: usize = 32;
 
 /// The address of a worker, as UCX packs it.
 ///
-/// UCX trusts these bytes, so they are only ever made by a worker, or read back under a seal.
+/// UCX trusts these bytes, so they only come from a worker, or from a sealed text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress(Vec<u8>);
 
 impl WorkerAddress {
-    /// Of bytes that `ucp_worker_get_address` gave.
+    /// Wraps bytes from `ucp_worker_get_address`.
     pub(super) fn packed(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
@@ -50,29 +50,28 @@ impl WorkerAddress {
     }
 }
 
-/// Counts how often this worker has connected to each address. Like UCX, it forgets none.
+/// Counts how often this worker has connected to each address. Like UCX, it never forgets one.
 ///
-/// UCX numbers the connections between the same two workers, so that the endpoints which both
-/// sides open for each other become one connection. The number has 16 bits
-/// (`ucp_ep_match_conn_sn_t`) and stays at its last value, which means "not to be matched"
-/// (`ucs_conn_match_get_next_sn`, openucx/ucx#7161; seen in 1.13 and 1.21). From then on every
-/// request of the other side makes one more endpoint here ("remote-request" in UCX's log), for
-/// which there is no handle: it cannot be closed, and holds two mappings of the other side's
-/// shared memory. UCX's keep-alive finds out that nobody is at its other end, but looks at 128
-/// endpoints in 20 s, and with 1.13 a connection made while it takes such endpoints away may never
-/// come to be (seen with an interval of 100 ms). Faster reconnecting fills the process with
-/// mappings, until `shmat` fails with "Cannot allocate memory" at `vm.max_map_count`, 65530. (UCX
-/// gives the endpoint's handle with a message, on demand, but may free it any time:
-/// openucx/ucx#6722.) So a worker ends before, and another takes its place: at two attempts a
-/// second, after nine hours of nothing but broken connections.
+/// UCX numbers the connections between the same two workers, so that the endpoints which both sides
+/// open for each other become one connection. The number has 16 bits (`ucp_ep_match_conn_sn_t`) and
+/// stays at its last value, which means "not to be matched" (`ucs_conn_match_get_next_sn`,
+/// openucx/ucx#7161; seen in 1.13 and 1.21). From then on every request of the other side creates
+/// another endpoint here ("remote-request" in UCX's log) without a handle: it cannot be closed, and
+/// holds two mappings of the other side's shared memory. UCX's keep-alive detects that its peer is
+/// gone, but checks only 128 endpoints in 20 s, and with 1.13 a connection made while it removes
+/// such endpoints may never be established (seen with an interval of 100 ms). Faster reconnecting
+/// fills the process with mappings, until `shmat` fails with "Cannot allocate memory" at
+/// `vm.max_map_count`, 65530. (UCX provides the endpoint's handle with a message on request, but
+/// may free it any time: openucx/ucx#6722.) So a worker ends before that, and another takes its
+/// place: at two attempts a second, after nine hours of nothing but broken connections.
 ///
-/// *Invariant:* a connection that UCX would not match is never begun.
+/// *Invariant:* no connection is begun that UCX would not match.
 #[derive(Default)]
 pub(super) struct Connections(HashMap<Vec<u8>, u16>);
 
 impl Connections {
-    /// Counts one more. UCX's numbers begin at 0, and the last is not one, so there are as many
-    /// connections as the last number says.
+    /// Counts one more. UCX's numbers begin at 0 and its last number is reserved, so the last
+    /// number is also the number of possible connections.
     pub(super) fn count(&mut self, to: &[u8]) -> Result<(), Error> {
         let count = self.0.entry(to.to_owned()).or_default();
         *count = count.checked_add(1).ok_or(Error::Exhausted { connections: u16::MAX })?;

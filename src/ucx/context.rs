@@ -1,9 +1,9 @@
 //! UCX's context: the library's settings and transports in this process.
 //!
 //! Does not read the environment itself; UCX reads its `UCX_*` variables, and the caller's settings
-//! come on top.
+//! override them.
 //!
-//! *Invariant:* a context outlives its workers, because they hold it.
+//! *Invariant:* a context outlives its workers, because they hold a reference to it.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -34,7 +34,7 @@ impl Setting {
 
 /// A UCX context with active messages and wake-up.
 ///
-/// A CUDA context that UCX shall know must be current on the calling thread before.
+/// A CUDA context that UCX is to use must be current on the calling thread beforehand.
 #[derive(Clone)]
 pub struct UcpContext {
     pub(super) inner: Rc<ContextInner>,
@@ -46,7 +46,7 @@ pub(super) struct ContextInner {
 }
 
 impl UcpContext {
-    /// Initialises UCX with the `UCX_*` variables of the environment and `settings` on top.
+    /// Initialises UCX with the `UCX_*` variables of the environment, overridden by `settings`.
     ///
     /// # Errors
     /// If UCX refuses a setting, or finds no usable transport.
@@ -78,7 +78,7 @@ impl UcpContext {
         Ok(Self { inner: Rc::new(ContextInner { library: Arc::clone(library), raw }) })
     }
 
-    /// The transports that UCX found here and may use, without repetition, in its order.
+    /// The transports that UCX found here and may use, without duplicates, in its order.
     ///
     /// # Errors
     /// If the system has no memory for the text.
@@ -130,7 +130,7 @@ impl<'a> Configuration<'a> {
             value: setting.value.clone(),
             status,
         };
-        // A NUL byte in a text is an invalid parameter in UCX's words.
+        // UCX's code for an invalid parameter; a NUL byte in a text is one.
         let text = |text: &str| CString::new(text).map_err(|_| refused(Status(-5)));
         let (name, value) = (text(&setting.name)?, text(&setting.value)?);
         // SAFETY: a configuration from `ucp_config_read` and two C strings, which UCX copies.
@@ -148,7 +148,7 @@ impl Drop for Configuration<'_> {
     }
 }
 
-/// What `print` writes to the stream that it gets: UCX describes itself to streams only.
+/// What `print` writes to the stream it gets, because UCX describes itself only to streams.
 ///
 /// # Errors
 /// If the system has no memory for the text.

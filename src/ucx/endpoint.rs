@@ -1,9 +1,9 @@
-//! UCX's endpoint: the way to one peer.
+//! UCX's endpoint: the connection to one peer.
 //!
 //! Does not reconnect, and does not know what it sends.
 //!
-//! *Invariant:* an endpoint handles its peer's failure, since only such endpoints may be closed by
-//! force; every handle's endpoint is closed once.
+//! *Invariant:* an endpoint handles its peer's failure, because only such endpoints may be closed
+//! forcibly; every handle's endpoint is closed once.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,23 +24,23 @@ use super::operation::{
 use super::status::{RawStatus, Status};
 use super::worker::{MESSAGE_ID, UcpWorker, WorkerInner};
 
-/// The way to a peer's worker. Dropping it cancels what is in flight and closes it at once.
+/// The connection to a peer's worker. Dropping it cancels what is in flight and closes it at once.
 pub struct UcpEndpoint<P: 'static> {
     worker: Rc<WorkerInner<P>>,
     raw: ucp_ep_h,
     id: EndpointId,
-    /// What UCX's callbacks get; freed when UCX has closed the endpoint.
+    /// The argument of UCX's callbacks; freed when UCX has closed the endpoint.
     link: *mut Link<P>,
 }
 
-/// What the callbacks of an endpoint know.
+/// The state that the callbacks of an endpoint use.
 struct Link<P> {
     records: Rc<Records<P>>,
     id: EndpointId,
 }
 
 impl<P> UcpWorker<P> {
-    /// Begins to connect to another worker; messages may be sent at once.
+    /// Begins to connect to another worker; messages may be sent immediately.
     ///
     /// # Errors
     /// If no transport reaches the address, or this worker has connected to it as often as UCX can
@@ -82,7 +82,7 @@ impl<P> UcpWorker<P> {
 }
 
 impl<P> UcpEndpoint<P> {
-    /// The endpoint's name in [`EndpointFailure`].
+    /// The endpoint's identifier in [`EndpointFailure`].
     pub fn id(&self) -> EndpointId {
         self.id
     }
@@ -90,7 +90,7 @@ impl<P> UcpEndpoint<P> {
     /// Sends a message. Its payload comes back with the completion.
     ///
     /// # Errors
-    /// If the header is too long; what UCX refuses is told by the completion.
+    /// If the header is too long; other errors are reported by the completion.
     #[doc(alias = "ucp_am_send_nbx")]
     pub fn send(
         &self,
@@ -220,7 +220,7 @@ fn request<P>(operation: *mut Operation<P>) -> ucp_request_param_t {
     param
 }
 
-/// UCX's callback when it gives an endpoint up.
+/// UCX's callback for an endpoint that it has given up.
 ///
 /// # Safety
 /// `arg` must point to the endpoint's [`Link`].

@@ -1,6 +1,6 @@
-//! Default values of UCX's variables, for what UCX takes from its environment only.
+//! Defaults for UCX's variables, for settings that UCX takes only from its environment.
 //!
-//! Does not override what the caller's environment says.
+//! Does not override the caller's environment.
 //!
 //! *Invariant:* the environment is changed only while this process has one thread.
 
@@ -9,35 +9,35 @@ use std::path::Path;
 use super::Error;
 use super::context::Setting;
 
-/// What every process of ours wants of UCX, unless its environment says otherwise.
+/// Settings of every process of ours, unless its environment has others.
 ///
 /// Endpoints with error handling lose shared memory unless the transports are told to handle
-/// errors. What `CMA_MEMORY_INVALIDATE` waives, revoking a peer's access to a buffer after an
-/// error, is about reading here: receivers read from senders, and a sender's buffer is parked until
-/// the end.
+/// errors. `CMA_MEMORY_INVALIDATE` gives up revoking a peer's access to a buffer after an error;
+/// here this concerns reading only: receivers read from senders, and a sender's buffer is kept
+/// until the end.
 ///
-/// UCX copies one piece of at most 512 KiB between two looks for messages. With four, what a
-/// message costs besides its copy is paid for several at once, before the next copy empties the
-/// caches; with more, other peers' messages would wait for longer than a fifth of a millisecond.
+/// UCX copies one piece of at most 512 KiB between two polls for messages. With four, the cost of a
+/// message besides its copy is paid for several at once, before the next copy empties the caches;
+/// with more, other peers' messages would wait for longer than a fifth of a millisecond.
 ///
-/// UCX stages what it cannot read directly. For device memory it takes 128 pieces of 4 MiB of the
-/// device itself as it needs them, which is no part of any plan, and on a full GPU never comes; so
-/// it stages in host memory alone (ucp_context.c, `RNDV_FRAG_MEM_TYPES`; until 1.16 the name was
-/// singular, and only the host was meant).
+/// UCX stages what it cannot read directly. For device memory it allocates 128 pieces of 4 MiB on
+/// the device as it needs them, which no plan accounts for, and on a full GPU staging never
+/// succeeds; so it stages in host memory only (ucp_context.c, `RNDV_FRAG_MEM_TYPES`; until 1.16 the
+/// name was singular, and only the host was meant).
 pub fn defaults() -> Vec<Setting> {
     [
         ("RNDV_FRAG_MEM_TYPES", "host"),
         ("POSIX_ERROR_HANDLING", "y"),
         ("CMA_MEMORY_INVALIDATE", "y"),
         ("CMA_TX_QUOTA", "4"),
-        // Variables of transports that are not here are no mistake.
+        // Don't warn about variables of transports that are not present.
         ("WARN_UNUSED_ENV_VARS", "n"),
     ]
     .map(|(name, value)| Setting::new(name, value))
     .into()
 }
 
-/// Puts settings into the environment of this process where it has no value for them yet.
+/// Sets variables in this process's environment that have no value yet.
 ///
 /// Must run before the first thread starts.
 ///

@@ -1,11 +1,11 @@
 //! The lanes of an endpoint, read from UCX's own description of it.
 //!
-//! Pure. Newer libraries can be asked for lanes through a structure, but the headers of 1.12 do not
-//! know it, and all versions print them.
+//! Pure. Newer libraries report lanes in a structure, but the headers of 1.12 do not have it, and
+//! all versions can print them.
 //!
-//! *Invariant:* a lane is `transport/device`, UCX's words without its resource numbers.
+//! *Invariant:* a lane is `transport/device`, UCX's names without its resource numbers.
 
-/// The lanes in a description that `ucp_ep_print_info` wrote, without repetition, in its order.
+/// The lanes in the output of `ucp_ep_print_info`, without duplicates, in its order.
 ///
 /// A lane reads `lane[0]:  2:posix/memory.0 md[1]  -> md[1]/posix/sysdev[255] am am_bw#0`.
 pub fn parse(description: &str) -> Vec<String> {
@@ -19,7 +19,7 @@ pub fn parse(description: &str) -> Vec<String> {
     lanes
 }
 
-/// The transports in a description that `ucp_context_print_info` wrote, likewise.
+/// The transports in the output of `ucp_context_print_info`, likewise.
 ///
 /// A resource reads `resource 1  :  md 1  dev 1  flags -- tcp/lo`.
 pub(super) fn parse_transports(description: &str) -> Vec<String> {
@@ -34,13 +34,12 @@ pub(super) fn parse_transports(description: &str) -> Vec<String> {
     transports
 }
 
-/// The protocol for sending active messages of this size from device memory, and its lanes, in a
-/// description that `ucp_ep_print_info` wrote. UCX writes tables from 1.16 on, for what it has
-/// sent.
+/// The protocol for sending active messages of this size from device memory, and its lanes, from
+/// the output of `ucp_ep_print_info`. UCX prints tables from 1.16 on, for protocols it has used.
 ///
 /// A table begins `| … | active message by ucp_am_send* from cuda/GPU0 |`; its rows read
-/// `| 5029..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda |`. `(?)` is what the
-/// receiver may still change.
+/// `| 5029..inf | (?) rendezvous zero-copy read from remote | cuda_ipc/cuda |`. `(?)` means that
+/// the receiver may still choose otherwise.
 pub fn parse_device_protocol(description: &str, bytes: u64) -> Option<(String, String)> {
     let mut of_device = false;
     let mut found = None;
@@ -48,7 +47,7 @@ pub fn parse_device_protocol(description: &str, bytes: u64) -> Option<(String, S
         let mut cells = line.split('|').skip(1).map(str::trim);
         let (Some(first), Some(second)) = (cells.next(), cells.next()) else { continue };
         let Some((low, high)) = parse_sizes(first) else {
-            // Messages that are short enough to be sent at once never need a mapping.
+            // Messages that are short enough for an eager send never need a mapping.
             of_device = second.contains("active message") && !second.contains("(egr)");
             of_device &= second.contains("from cuda");
             continue;
@@ -57,7 +56,7 @@ pub fn parse_device_protocol(description: &str, bytes: u64) -> Option<(String, S
             let name = second.trim_start_matches("(?)").trim().to_owned();
             let lanes = cells.next().unwrap_or_default().to_owned();
             let over_ipc = lanes.contains("cuda_ipc");
-            // Of several kinds of sends the one that maps memory is for large messages.
+            // If there are several kinds of sends, the one that maps memory is for large messages.
             if over_ipc || found.is_none() {
                 found = Some((name, lanes));
             }

@@ -1,9 +1,9 @@
 //! libucp, opened at run time.
 //!
-//! Does not choose among several installed libraries; it opens the one it is told.
+//! Does not choose among several installed libraries; it opens the one it is given.
 //!
-//! *Invariant:* an opened library stays open until the process ends, for UCX leaves threads and
-//! exit handlers behind.
+//! *Invariant:* an opened library stays open until the process ends, because UCX leaves threads
+//! and exit handlers behind.
 
 use std::ffi::c_uint;
 use std::fmt;
@@ -17,10 +17,10 @@ use super::abi::Functions;
 /// Names the environment variable with the path of the libucp to use.
 pub const LIBRARY_VARIABLE: &str = "CUDA_CLUSTER_UCX";
 
-/// The name that every libucp since 1.0 has; the loader looks in `LD_LIBRARY_PATH` and the system.
+/// The name of every libucp since 1.0; the loader looks in `LD_LIBRARY_PATH` and the system.
 const SONAME: &str = "libucp.so.0";
 
-/// The oldest UCX with all that is used here; also the version of the headers.
+/// The oldest UCX that has everything used here; also the version of the headers.
 pub(super) const OLDEST: Version = Version { major: 1, minor: 12, patch: 0 };
 
 /// A UCX version.
@@ -50,8 +50,8 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the libucp at `path`, which may be its directory or its installation's, or the one
-    /// that the dynamic loader finds.
+    /// Opens the libucp at `path`, which may also be its directory or the installation's; without a
+    /// path, the one that the dynamic loader finds.
     ///
     /// # Errors
     /// If there is none, or it is too old.

@@ -1,8 +1,8 @@
-//! Memory that operations own while UCX may touch it.
+//! Memory that operations own while UCX may access it.
 //!
 //! Does not allocate device memory; `cuda` does.
 //!
-//! *Invariant:* a buffer's address and length stay the same while it is moved about.
+//! *Invariant:* a buffer's address and length stay the same while the value is moved.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// Host memory, of which the bytes are undefined, as in [`HostMemory::undefined`]. `None` if
-    /// there is none.
+    /// Host memory with undefined content, as in [`HostMemory::undefined`]. `None` if there is no
+    /// memory.
     pub fn undefined(bytes: usize) -> Option<Self> {
         HostMemory::undefined(bytes).map(Buffer::Host)
     }
 
-    /// Keeps something until the memory is free, wherever the buffer goes.
+    /// Keeps a value until the memory is freed, wherever the buffer goes.
     pub fn hold(&mut self, lease: Lease) {
         match self {
             Buffer::Host(bytes) => bytes.hold(lease),
@@ -34,7 +34,7 @@ impl Buffer {
         }
     }
 
-    /// What is kept until the memory is free.
+    /// The value that is kept until the memory is freed.
     pub fn lease(&self) -> Option<&Lease> {
         match self {
             Buffer::Host(bytes) => bytes.lease(),
@@ -66,12 +66,12 @@ impl Buffer {
         }
     }
 
-    /// Whether there is not a byte.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes, where the host can read them; `None` for a real GPU's memory.
+    /// The bytes, if the host can read them; `None` for a real GPU's memory.
     pub fn host(&self) -> Option<&[u8]> {
         match self {
             Buffer::Host(bytes) => Some(bytes),
@@ -79,7 +79,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, where the host can write them; `None` for a real GPU's memory.
+    /// The bytes, if the host can write them; `None` for a real GPU's memory.
     pub fn host_mut(&mut self) -> Option<&mut [u8]> {
         match self {
             Buffer::Host(bytes) => Some(bytes),
@@ -87,8 +87,8 @@ impl Buffer {
         }
     }
 
-    /// Writes to every page of memory that the host can reach, so that all of it is there before
-    /// something is timed.
+    /// Writes to every page of memory that the host can access, so that all of it is resident
+    /// before something is timed.
     pub fn touch(&mut self) {
         for byte in self.host_mut().into_iter().flat_map(|bytes| bytes.iter_mut().step_by(PAGE)) {
             *byte = 1;
@@ -132,14 +132,14 @@ impl Buffer {
         match self {
             Buffer::Host(target) => target[..bytes.len()].copy_from_slice(bytes),
             Buffer::Device(target) => {
-                // UCX's word for a copy that a device refuses.
+                // UCX's code for a copy that a device refuses.
                 target.write(0, bytes).map_err(|_| Status(-3))?;
             }
         }
         Ok(())
     }
 
-    /// What UCX is told about the memory, so that it need not find out.
+    /// The memory type, given to UCX so that it need not detect it.
     pub(super) fn memory_type(&self) -> ucx1_sys::ucs_memory_type_t {
         match self {
             Buffer::Device(buffer) if !buffer.is_simulated() => {
@@ -166,12 +166,12 @@ pub enum Payload {
     Empty,
     /// A buffer of its own.
     Owned(Box<Buffer>),
-    /// A buffer that others read at the same time.
+    /// A buffer with other readers.
     Shared(Arc<Buffer>),
 }
 
 impl Payload {
-    /// The buffer, where there is one.
+    /// The buffer, if there is one.
     pub fn buffer(&self) -> Option<&Buffer> {
         match self {
             Payload::Empty => None,
@@ -180,7 +180,7 @@ impl Payload {
         }
     }
 
-    /// The buffer, where it is owned.
+    /// The buffer, if it is owned.
     pub fn into_owned(self) -> Option<Box<Buffer>> {
         match self {
             Payload::Owned(buffer) => Some(buffer),

@@ -1,13 +1,13 @@
 //! A safe, small layer over UCX (libucp), which is opened at run time.
 //!
-//! Does not know clusters or names; it moves bytes between worker addresses. `ucx1-sys` gives it
-//! UCX's types and constants only: the functions are looked up in the library when it is opened, so
-//! that programs which never use UCX run without it, and any libucp from 1.12 on serves.
+//! Does not know clusters or names; it moves bytes between worker addresses. `ucx1-sys` provides
+//! only UCX's types and constants: the functions are looked up in the library when it is opened, so
+//! that programs which never use UCX run without it, and any libucp from 1.12 on will do.
 //!
 //! The objects are UCX's own ([`UcpContext`], [`UcpWorker`], [`UcpEndpoint`]) and stay on one
-//! thread. An operation owns its memory from the call until its [`Completion`]: nothing that a
-//! caller drops or forgets can leave UCX with a dangling pointer. UCX's callbacks only record;
-//! the owner of the worker reads what they recorded between two calls of
+//! thread. An operation owns its memory from the call until its [`Completion`], so no drop by the
+//! caller can leave UCX with a dangling pointer. UCX's callbacks only record; the owner of the
+//! worker reads the records between two calls of
 //! [`UcpWorker::progress`].
 //!
 //! *Invariant:* memory that UCX may touch is owned by its operation until UCX's completion
@@ -40,7 +40,7 @@ pub use sleep::{Sleeper, Waker};
 pub use status::Status;
 pub use worker::{Arrival, UcpWorker};
 
-/// Why something could not be done with UCX.
+/// Why an operation of UCX failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No libucp could be opened.
@@ -48,7 +48,7 @@ pub enum Error {
     Open {
         /// The file name or path that was tried.
         name: PathBuf,
-        /// The loader's words.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The library lacks a function.
@@ -57,7 +57,7 @@ pub enum Error {
         /// The file name or path of the library.
         name: PathBuf,
         function: &'static str,
-        /// The loader's words.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The library is older than this program needs.
@@ -67,15 +67,15 @@ pub enum Error {
         name: PathBuf,
         found: Version,
     },
-    /// A call of UCX was refused.
+    /// A call of UCX failed.
     #[error("UCX's {call} failed: {status}")]
     Call {
         /// The C function.
         call: &'static str,
-        /// What it returned.
+        /// The status it returned.
         status: Status,
     },
-    /// A setting that UCX does not take.
+    /// UCX does not accept a setting.
     #[error("UCX refuses UCX_{name}={value}: {status}")]
     Setting {
         /// The name without `UCX_`.
@@ -84,13 +84,16 @@ pub enum Error {
         /// What UCX returned.
         status: Status,
     },
-    /// A worker address that was not written by this program, or with another key.
+    /// A worker address that was not sealed by this program with this key.
     #[error("a worker address of {bytes} bytes does not carry the expected seal")]
     Address { bytes: usize },
-    /// The queue for messages in shared memory is blocked by a peer that was killed while it wrote.
-    #[error("a peer was killed while it wrote into this process's queue, and blocks it for good")]
+    /// A peer was killed while it wrote to the queue for messages in shared memory, which blocks
+    /// it.
+    #[error(
+        "a peer was killed while it wrote into this process's queue, which blocks the queue for good"
+    )]
     Stuck,
-    /// UCX tells no more connections to one peer apart.
+    /// UCX cannot distinguish any more connections to one peer.
     #[error(
         "this process has connected to one and the same peer {connections} times, the most that \
          UCX tells apart"
@@ -99,10 +102,10 @@ pub enum Error {
         /// How often.
         connections: u16,
     },
-    /// A header that is longer than messages may have.
+    /// A header is longer than messages may have.
     #[error("a message header of {bytes} bytes is longer than {HEADER_LIMIT}")]
     Header { bytes: usize },
-    /// A message that does not fit the buffer that should receive it.
+    /// A message does not fit into the buffer for it.
     #[error("a message of {message} bytes does not fit a buffer of {buffer} bytes")]
     Size {
         /// Bytes sent.
@@ -113,7 +116,7 @@ pub enum Error {
     /// The environment was to be changed too late.
     #[error("this process has {threads} threads, too many to change its environment")]
     Threads { threads: usize },
-    /// The operating system refused what the event loop needs.
+    /// The operating system refused something that the event loop needs.
     #[error("cannot {action}")]
     System { action: &'static str, source: std::io::Error },
 }

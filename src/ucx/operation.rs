@@ -1,13 +1,14 @@
-//! Operations in flight: what UCX holds, and what comes back.
+//! Operations in flight: what UCX holds, and what it returns.
 //!
 //! Does not start operations; endpoints and arrivals do.
 //!
-//! An operation is written where it stays until its completion is dealt with. Moving it costs more
-//! than all else that is done with it: a wide read of what was just written in pieces waits until
-//! the pieces are in the cache, and they wait for earlier writes to memory that the peer reads.
+//! An operation is written in place and stays there until its completion is handled. Moving it
+//! costs more than everything else that is done with it: a wide read of something just written in
+//! pieces stalls until the pieces are in the cache, and they wait for earlier writes to memory that
+//! the peer reads.
 //!
-//! *Invariant:* an [`Operation`] is owned by UCX (as a raw pointer in the request's user data) from
-//! its submission until its callback runs, and by nobody else.
+//! *Invariant:* from its submission until its callback runs, only UCX owns an [`Operation`] (as a
+//! raw pointer in the request's user data).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,18 +24,18 @@ use super::context::ContextInner;
 use super::memory::Payload;
 use super::status::{RawStatus, Status};
 
-/// Longest message header. Headers are kept inside the operation, for UCX reads them until the
+/// Longest message header. Headers are kept inside the operation, because UCX reads them until the
 /// message is sent.
 pub const HEADER_LIMIT: usize = 24;
 
 /// How the bytes of a message travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// As UCX sees fit.
+    /// UCX decides.
     Auto,
-    /// At once, through the receiver's own memory.
+    /// Immediately, through UCX's memory at the receiver.
     Eager,
-    /// When the receiver has named a buffer, straight into it.
+    /// After the receiver has provided a buffer, directly into it.
     Rendezvous,
 }
 
@@ -48,22 +49,22 @@ impl Protocol {
     }
 }
 
-/// Data up to this length are kept without an allocation.
+/// Data up to this length is kept without an allocation.
 pub(super) const SMALL: usize = 16;
 
-/// Names an endpoint of a worker; never used twice.
+/// Identifies an endpoint of a worker; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId(pub(super) u64);
 
-/// An endpoint that UCX has given up.
+/// The failure of an endpoint, which UCX has given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointFailure {
-    /// Which one.
+    /// The endpoint.
     pub endpoint: EndpointId,
     pub status: Status,
 }
 
-/// What UCX's callbacks recorded, waiting for the worker's owner.
+/// What UCX's callbacks recorded, for the worker's owner to read.
 pub(super) struct Records<P> {
     pub(super) context: Rc<ContextInner>,
     /// Operations that UCX holds.
@@ -71,13 +72,13 @@ pub(super) struct Records<P> {
     pub(super) completions: RefCell<VecDeque<Completion<P>>>,
     pub(super) failures: RefCell<VecDeque<EndpointFailure>>,
     pub(super) arrivals: RefCell<VecDeque<Box<RawArrival>>>,
-    /// What the owner wants received.
+    /// Receives that the owner has started.
     pub(super) receives: RefCell<VecDeque<Box<Operation<P>>>>,
     pub(super) endpoints: Cell<u64>,
     pub(super) connections: RefCell<Connections>,
     /// Endpoints that UCX still holds.
     pub(super) open_endpoints: Cell<usize>,
-    /// Whether it ever had a peer.
+    /// Whether it was ever connected to a peer.
     pub(super) had_peers: Cell<bool>,
 }
 
@@ -86,7 +87,7 @@ impl<P> Records<P> {
         &self.context.library.functions
     }
 
-    /// Records a message, piece by piece where it stays, as [`Operation`]s are.
+    /// Records a message in place, field by field, as for [`Operation`]s.
     #[inline]
     pub(super) fn arrived(&self, header: &[u8], data: Data) {
         let mut arrival = Box::write(Box::new_uninit(), RawArrival::EMPTY);
@@ -109,26 +110,26 @@ impl RawArrival {
 }
 
 pub(super) enum Data {
-    /// The bytes, copied, for UCX needs its memory back.
+    /// The bytes, copied because UCX needs its memory back.
     Copied(SmallVec<[u8; SMALL]>),
     /// UCX's descriptor with the bytes in it.
     Held { descriptor: *mut c_void, length: usize },
-    /// UCX's descriptor of bytes that are still at the sender.
+    /// UCX's descriptor for bytes that are still at the sender.
     Remote { descriptor: *mut c_void, length: usize },
-    /// Nothing, or nothing any more, for a receive has it.
+    /// No data, or a receive has taken it.
     Nothing,
 }
 
-/// An operation that has come to its end, and the memory that it owned.
+/// An operation that has ended, and the memory that it owned.
 pub struct Completion<P>(Box<Operation<P>>);
 
 impl<P> Completion<P> {
-    /// What its starter said that it is for.
+    /// The purpose that it was started with.
     pub fn purpose(&self) -> &P {
         &self.0.purpose
     }
 
-    /// How it ended.
+    /// The operation's result.
     ///
     /// # Errors
     /// If it failed.
@@ -136,7 +137,7 @@ impl<P> Completion<P> {
         if self.0.status.is_error() { Err(self.0.status) } else { Ok(()) }
     }
 
-    /// The memory, whatever the result; nothing, the second time.
+    /// The memory, whatever the result; empty when called again.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.0.payload)
     }
@@ -151,7 +152,7 @@ impl<P: fmt::Debug> fmt::Debug for Completion<P> {
     }
 }
 
-/// What UCX holds for one operation.
+/// The state of one operation that UCX holds.
 pub(super) struct Operation<P> {
     /// Where its end is recorded.
     records: Rc<Records<P>>,
@@ -165,7 +166,7 @@ pub(super) struct Operation<P> {
 pub(super) enum Kept {
     /// The message's header, which UCX reads until it is sent.
     Header([u8; HEADER_LIMIT]),
-    /// The descriptor of data that are to be fetched, and their length.
+    /// The descriptor of data to be fetched, and its length.
     Descriptor(*mut c_void, usize),
     /// Nothing.
     Nothing,
@@ -209,7 +210,7 @@ impl<P> Operation<P> {
         }
     }
 
-    /// Ends a receive whose bytes are at hand already.
+    /// Completes a receive whose bytes are already here.
     pub(super) fn fill(mut self: Box<Self>, bytes: &[u8]) {
         let status = match &mut self.payload {
             Payload::Owned(buffer) => match buffer.write(bytes) {
@@ -221,14 +222,14 @@ impl<P> Operation<P> {
         self.end(status);
     }
 
-    /// Ends what UCX held.
+    /// Completes an operation that UCX held.
     fn finish(self: Box<Self>, status: Status) {
         let in_flight = &self.records.in_flight;
         in_flight.set(in_flight.get() - 1);
         self.end(status);
     }
 
-    /// Records the end of what UCX does not hold.
+    /// Records the end of an operation that UCX does not hold.
     pub(super) fn end(mut self: Box<Self>, status: Status) {
         self.status = status;
         let records = Rc::clone(&self.records);

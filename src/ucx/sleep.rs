@@ -1,6 +1,6 @@
-//! Sleep until UCX or another thread has something to do.
+//! Sleeps until UCX or another thread has work.
 //!
-//! Does not know what there is to do, nor for how long to poll before.
+//! Does not know what the work is, nor how long to poll before.
 //!
 //! *Invariant:* a [`Waker::wake`] that happens after the owner looked for work and before it sleeps
 //! is not lost.
@@ -22,21 +22,21 @@ use super::{Error, UcpWorker};
 struct Shared {
     event: EventFd,
     asleep: AtomicBool,
-    /// Whether somebody has called since the owner last asked.
+    /// Whether a waker has called since the owner last checked.
     called: AtomicBool,
 }
 
-/// Refusals to sleep in a row, and the time that they last, after which UCX is taken to be stuck.
+/// Refusals to sleep in a row, and the time that they last, after which UCX counts as stuck.
 ///
-/// A process that is killed between reserving and filling its place in the queue of a peer's shared
-/// memory leaves a place that nobody will ever fill. The peer receives nothing behind it, from
-/// anybody, and is told whenever it wants to sleep that there is something to receive.
+/// A process that is killed between reserving and filling a slot in the queue of a peer's shared
+/// memory leaves a slot that will never be filled. The peer receives nothing behind it, from any
+/// sender, and whenever it wants to sleep, it is told that there is something to receive.
 ///
-/// A thread that is refused looks for a while before it asks again, so that it asks some thousand
+/// A thread that is refused polls for a while before it asks again, so it asks some thousand
 /// times a second.
 const STUCK_AFTER: (u32, Duration) = (10_000, Duration::from_secs(10));
 
-/// Refusals to sleep without one that was granted between them.
+/// Consecutive refusals to sleep.
 #[derive(Default)]
 struct Refusals {
     count: u32,
@@ -44,7 +44,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Counts one; whether it is one too many.
+    /// Counts one; returns whether UCX is stuck.
     fn is_stuck(&mut self, now: Instant) -> bool {
         self.count = self.count.saturating_add(1);
         let since = *self.since.get_or_insert(now);
@@ -69,7 +69,7 @@ impl Sleeper {
     /// A sleeper that is awake.
     ///
     /// # Errors
-    /// If the system gives no event file descriptor.
+    /// If the system has no event file descriptor.
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| system("open an event file descriptor", errno))?;
@@ -83,15 +83,15 @@ impl Sleeper {
         Waker { shared: Arc::clone(&self.shared) }
     }
 
-    /// Whether a waker has called since this was last asked; costs next to nothing when none has.
-    /// What was made ready before the call is seen after it.
+    /// Whether a waker has called since the last check; costs next to nothing if none has. What was
+    /// made ready before the call is visible after this.
     pub fn called(&self) -> bool {
         let called = &self.shared.called;
         called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel)
     }
 
-    /// Sleeps until `worker` or a waker has something, at most for `limit`. Returns at once when
-    /// `has_work` says so after the waker has been told that sleep begins.
+    /// Sleeps until `worker` or a waker has work, at most for `limit`. Returns at once if
+    /// `has_work` returns true after wakers have been told that the sleep begins.
     ///
     /// # Errors
     /// If UCX cannot be armed or is stuck, or the system refuses to wait.
@@ -115,7 +115,7 @@ impl Sleeper {
         }
         self.refusals.take();
         let timeout = limit.map_or(PollTimeout::NONE, |limit| {
-            // Rounded up, so that a wait for less than a millisecond does not become a busy loop.
+            // Rounded up, so that a wait of less than a millisecond does not become a busy loop.
             PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
         });
         let wakes = self.shared.event.as_fd();
@@ -138,7 +138,7 @@ impl Waker {
         self.shared.called.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) {
-            // A full counter already wakes; nothing else can go wrong with an open descriptor.
+            // A full counter also wakes; nothing else can fail on an open descriptor.
             let _ = self.shared.event.write(1);
         }
     }

@@ -1,8 +1,8 @@
 //! UCX's status codes as integers with names.
 //!
-//! Does not decide which status is an error for whom.
+//! Does not decide which status is an error.
 //!
-//! *Invariant:* every integer is a valid [`Status`], also one that a newer UCX invents.
+//! *Invariant:* every integer is a valid [`Status`], including codes of newer UCX versions.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl From<RawStatus> for Status {
     }
 }
 
-/// The codes of `ucs/type/status.h`, as UCX's own `ucs_status_string` words them.
+/// The codes of `ucs/type/status.h`, with the texts of UCX's own `ucs_status_string`.
 const NAMES: [(i8, &str); 32] = [
     (0, "success"),
     (1, "operation in progress"),

@@ -3,7 +3,7 @@
 //! Does not decide what a message means or when to sleep.
 //!
 //! *Invariant:* a worker is used by one thread (it is not `Send`), and no record is borrowed while
-//! a function of UCX runs, since UCX may call back from any of them.
+//! a function of UCX runs, because any of them may call back.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint, c_void};
@@ -27,7 +27,7 @@ use super::operation::{
 };
 use super::status::{RawStatus, Status};
 
-/// The one active message id in use; kinds of messages are told apart by their headers.
+/// The only active message id in use; headers distinguish the kinds of messages.
 pub(super) const MESSAGE_ID: c_uint = 0;
 
 /// Longest time that a dropped worker waits for its endpoints to close.
@@ -74,7 +74,7 @@ impl<P> UcpWorker<P> {
             open_endpoints: Cell::new(0),
             had_peers: Cell::new(false),
         });
-        // From here on the worker is destroyed on every path out.
+        // From here on, the worker is destroyed on every return.
         let mut inner = WorkerInner { raw, records, event: -1 };
         // SAFETY: a live worker and a place for the result.
         let status = unsafe { (functions.ucp_worker_get_efd)(raw, &raw mut inner.event) };
@@ -105,7 +105,7 @@ impl<P> UcpWorker<P> {
         Ok(WorkerAddress::packed(bytes))
     }
 
-    /// Lets UCX work once. Says whether there was anything to do.
+    /// Lets UCX make progress once. Returns whether there was anything to do.
     #[doc(alias = "ucp_worker_progress")]
     pub fn progress(&self) -> bool {
         self.inner.progress()
@@ -118,8 +118,8 @@ impl<P> UcpWorker<P> {
         unsafe { BorrowedFd::borrow_raw(self.inner.event) }
     }
 
-    /// Prepares the event file descriptor for sleep. `false`: something has happened, so progress
-    /// first.
+    /// Prepares the event file descriptor for sleep. `false` means that something has happened, and
+    /// progress is needed first.
     ///
     /// # Errors
     /// If UCX cannot arm one of its transports.
@@ -174,8 +174,9 @@ impl<P> WorkerInner<P> {
         began || worked
     }
 
-    /// Has UCX fetch what is to be received. A copy takes all that the caches hold, so what can be
-    /// done for several messages together is done before the first copy and after the last.
+    /// Has UCX fetch the data of started receives. A copy displaces everything in the caches, so
+    /// work that can be done for several messages together is done before the first copy and after
+    /// the last.
     fn begin_receives(&self) -> bool {
         let mut any = false;
         loop {
@@ -186,7 +187,7 @@ impl<P> WorkerInner<P> {
         }
     }
 
-    /// Has UCX fetch data that are still at the sender, and give their descriptor back.
+    /// Has UCX fetch data that is still at the sender, and return its descriptor.
     fn fetch(&self, operation: Box<Operation<P>>) {
         let Kept::Descriptor(descriptor, length) = operation.kept else {
             // There is nothing to fetch.
@@ -274,18 +275,18 @@ impl<P> Drop for WorkerInner<P> {
         {
             self.progress();
         }
-        // Each holds the records that it lies in.
+        // Each holds a reference to the records that contain it.
         drop(self.records.completions.take());
         for raw in self.records.arrivals.take() {
             self.release(&raw.data);
         }
         if self.records.had_peers.get() {
-            // A copy between processes may still be queued below an endpoint that was closed by
-            // force, and UCX 1.12 and 1.13 end the whole process when they find that in
-            // `ucp_worker_destroy` (`uct_cma_ep`, `ucs_arbiter_group_is_empty`). No call tells
-            // whether one is, so the worker is left to the end of the process, as every process of
-            // ours has one for its whole life. The kernel frees its shared memory then: the
-            // segments are marked for that when they are made.
+            // A copy between processes may still be queued below an endpoint that was closed
+            // forcibly, and UCX 1.12 and 1.13 abort the process when they find that in
+            // `ucp_worker_destroy` (`uct_cma_ep`, `ucs_arbiter_group_is_empty`). No call reports
+            // whether there is one, so the worker is kept until the process ends, which is as long
+            // as our processes need theirs anyway. The kernel then frees its shared memory: the
+            // segments are marked for that when they are created.
             std::mem::forget(Rc::clone(&self.records));
             return;
         }
@@ -313,7 +314,7 @@ unsafe extern "C" fn arrived<P>(
     records.had_peers.set(true);
     let header = match header_length {
         0 => &[],
-        // Nobody of ours sent it. The owner hears of it: an empty header tells that as well.
+        // None of our processes sent it. The owner learns that too, from an empty header.
         _ if header_length > HEADER_LIMIT => {
             records.arrived(&[], Data::Nothing);
             return Status::OK.0;
@@ -341,7 +342,7 @@ unsafe extern "C" fn arrived<P>(
     Status::OK.0
 }
 
-/// A message that has arrived. Dropping it refuses what is still at the sender.
+/// A message that has arrived. Dropping it discards data that is still at the sender.
 pub struct Arrival<P: 'static> {
     worker: Rc<WorkerInner<P>>,
     raw: Box<RawArrival>,
@@ -380,11 +381,11 @@ impl<P> Arrival<P> {
         }
     }
 
-    /// Receives the data into the beginning of `buffer`, which comes back with the completion. What
-    /// is still at the sender is fetched by the next [`UcpWorker::progress`].
+    /// Receives the data into the beginning of `buffer`, which the completion returns. Data that is
+    /// still at the sender is fetched by the next [`UcpWorker::progress`].
     ///
     /// # Errors
-    /// If the buffer is too small; it is lost then, and so is the message.
+    /// If the buffer is too small; then both the buffer and the message are lost.
     #[doc(alias = "ucp_am_recv_data_nbx")]
     pub fn receive(mut self, buffer: impl Into<Box<Buffer>>, purpose: P) -> Result<(), Error> {
         let buffer = buffer.into();
@@ -401,9 +402,9 @@ impl<P> Arrival<P> {
                 let operation = Operation::new(records, purpose, payload, kept);
                 records.receives.borrow_mut().push_back(operation);
             }
-            // Not by UCX's own call: that of 1.21 gives the descriptor back itself, that of a
-            // message in several fragments to the wrong place (openucx/ucx#11468), and that of an
-            // empty rendezvous message not at all.
+            // UCX's own call is not used: that of 1.21 also frees the descriptor, that of a message
+            // in several fragments in the wrong place (openucx/ucx#11468), and that of an empty
+            // rendezvous message not at all.
             _ => {
                 let operation = Operation::new(records, purpose, payload, Kept::Nothing);
                 operation.fill(self.bytes().unwrap_or_default());

@@ -23,7 +23,7 @@ pub enum FrameError {
     /// It is not the expected message.
     #[error("a frame is not the expected message")]
     Malformed {
-        /// postcard's words.
+        /// postcard's error.
         #[source]
         source: postcard::Error,
     },
@@ -50,7 +50,7 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
 /// Reads a frame's length.
 ///
 /// # Errors
-/// If it is beyond `limit`.
+/// If it exceeds `limit`.
 pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
     let bytes = usize::try_from(u32::from_le_bytes(prefix)).unwrap_or(usize::MAX);
     if bytes > limit { Err(FrameError::TooLong { bytes, limit }) } else { Ok(bytes) }
@@ -59,7 +59,7 @@ pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
 /// Reads a frame's message.
 ///
 /// # Errors
-/// If it is another message, or has bytes left over.
+/// If it is another message, or has trailing bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FrameError> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

@@ -1,21 +1,21 @@
-//! How both ends of a socket of the native engine prove that they belong to one cluster, and what
-//! the connecting side says that it is.
+//! How both ends of a socket of the native engine prove that they belong to the same cluster, and
+//! how the connecting side states its role.
 //!
 //! Pure: sends nothing, and random numbers are arguments.
 //!
-//! *Invariant:* a proof holds for one direction, one [`Role`] and two nonces, and for nothing else.
+//! *Invariant:* a proof is valid for one direction, one [`Role`] and two nonces only.
 
 use serde::{Deserialize, Serialize};
 
 use super::secret::{LENGTH, Proof, Secret};
 
-/// The version of everything that is said over these sockets.
+/// The version of all messages on these sockets.
 pub const VERSION: u32 = 4;
 
-/// Longest frame before both sides have proven themselves, in bytes.
+/// Longest frame before both sides have authenticated, in bytes.
 pub const GREETING_LIMIT: usize = 256;
 
-/// What the connecting side is, which decides what may be said after the greeting.
+/// The role of the connecting side, which determines the messages after the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// A worker at the scheduler. It sends one [`Registration`](super::native::Registration), then
@@ -25,7 +25,7 @@ pub enum Role {
     /// A client at the scheduler. It sends [`FromClient`](super::native::FromClient) and receives
     /// [`ToClient`](super::native::ToClient).
     Client,
-    /// A client or a worker that gives objects to a worker or takes them from it. It sends
+    /// A client or a worker that stores objects on a worker or fetches them from it. It sends
     /// [`Bulk`](super::tasks::Bulk) and receives [`BulkReply`](super::tasks::BulkReply).
     Bulk,
 }
@@ -41,7 +41,7 @@ impl std::fmt::Display for Role {
 }
 
 /// The listener's first message. Its form never changes, so that every version can read the
-/// version.
+/// version number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Challenge {
     /// [`VERSION`].
@@ -53,7 +53,7 @@ pub struct Challenge {
 /// The connecting side's reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Random.
     pub nonce: [u8; LENGTH],
@@ -61,7 +61,7 @@ pub struct Answer {
     pub proof: Proof,
 }
 
-/// The listener's reply to a good answer.
+/// The listener's reply to a valid answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// Over the role and both nonces, for another purpose.

@@ -1,6 +1,6 @@
 //! Messages between processes, as values with an encoding.
 //!
-//! Sends nothing; the engines and the supervisor do.
+//! Does not send them; the engines and the supervisor do.
 //!
 //! # The native engine's sockets
 //!
@@ -20,15 +20,16 @@
 //! | | client, worker ↔ worker | [`tasks::Bulk`], [`tasks::BulkReply`], bare bytes | 8 MiB |
 //!
 //! A proof is a keyed hash over the role and both nonces under the cluster's secret. The scheduler
-//! takes workers and clients, a worker's socket takes bulk connections; another [`greeting::Role`]
-//! is refused. Postcard writes an enum's variant by its position, so a variant or a field that is
-//! added, removed or moved makes another [`greeting::VERSION`]; a side of another version is
-//! refused, and named. A frame that is too long, malformed, or not a message of the connection's
-//! role ends its connection, with the reason in the log. The scheduler stops reading from a
-//! connection that does not read its answers, and drops it in the end.
+//! accepts workers and clients, a worker's socket accepts bulk connections; any other
+//! [`greeting::Role`] is refused. Postcard encodes an enum's variant by its position, so adding,
+//! removing or moving a variant or a field requires a new [`greeting::VERSION`]; a side with
+//! another version is refused, and the error names it. A frame that is too long, malformed, or not
+//! a message of the connection's role ends its connection, and the log has the reason. The
+//! scheduler stops reading from a connection that does not read its answers, and eventually drops
+//! it.
 //!
-//! Between workers, [`peer`] says what travels over UCX; [`output`] carries what the ranks of a run
-//! write. `scripts/fuzz.sh` feeds all decoders.
+//! [`peer`] defines the messages between workers over UCX; [`output`] carries what the ranks of a
+//! run write. `scripts/fuzz.sh` fuzzes all decoders.
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 

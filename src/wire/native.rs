@@ -1,8 +1,8 @@
-//! What the native engine's scheduler, workers and clients tell each other over the scheduler's
-//! socket, once they are greeted.
+//! The messages between the native engine's scheduler, workers and clients over the scheduler's
+//! socket, after the greeting.
 //!
-//! *Invariant:* a worker and a client have a message type each, so that neither can send what only
-//! the other may.
+//! *Invariant:* workers and clients have different message types, so neither can send a message
+//! that only the other may.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,48 +16,48 @@ pub const REQUESTS_LIMIT: usize = 1 << 16;
 /// A worker's first message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registration {
-    /// Who joins the cluster.
+    /// The process that joins the cluster.
     pub member: Member,
     /// Its UCX worker address, sealed.
     pub address: Vec<u8>,
 }
 
-/// From a worker that has registered to the scheduler.
+/// From a registered worker to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromWorker {
     /// Every expected peer is connected and has passed its messages.
     Connected {
-        /// The lanes to each.
+        /// The lanes of the connection to each.
         peers: Vec<PeerLanes>,
     },
-    /// A connection broke although the peer was not said to be lost.
+    /// A connection broke although the peer was not reported lost.
     PeerFailed {
         /// The peer.
         member: Member,
-        /// UCX's words.
+        /// UCX's error.
         cause: String,
     },
-    /// The worker ends in good order.
+    /// The worker ends as requested.
     Leaving,
     /// A measurement has ended.
     Measured {
-        /// Which one.
+        /// Its number.
         id: u64,
-        /// What was measured, or why nothing was.
+        /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,
     },
-    /// What the worker has to say about its tasks.
+    /// Reports on the worker's tasks.
     Work(Vec<Report>),
 }
 
 /// From a client to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromClient {
-    /// What it wants of the task scheduler; at most [`REQUESTS_LIMIT`].
+    /// Requests to the task scheduler; at most [`REQUESTS_LIMIT`].
     Ask(Vec<Request>),
     /// Measure; the answers come as [`ToClient::Measured`].
     Measure(Measurement),
-    /// Which workers are there, and over which lanes? Answered with [`ToClient::Workers`].
+    /// Asks for the workers and their lanes; answered with [`ToClient::Workers`].
     List,
 }
 
@@ -70,7 +70,7 @@ pub enum ToClient {
         from: String,
         /// The receiver.
         to: String,
-        /// What was measured, or why nothing was.
+        /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,
     },
     /// The registered workers.
@@ -78,7 +78,7 @@ pub enum ToClient {
         /// Each with its lanes to the others.
         workers: Vec<WorkerLanes>,
     },
-    /// What became of tasks and objects.
+    /// Results of tasks and objects.
     News(Vec<News>),
 }
 
@@ -87,18 +87,18 @@ pub enum ToClient {
 pub struct WorkerLanes {
     /// Its name.
     pub name: String,
-    /// The lanes to each peer, in UCX's words; empty until it is connected.
+    /// The lanes of the connection to each peer, by UCX's names; empty until it is connected.
     pub peers: Vec<PeerLanes>,
 }
 
-/// What shall be measured between two workers.
+/// A measurement between two workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measurement {
     /// The sender's name.
     pub from: String,
     /// The receiver's name.
     pub to: String,
-    /// Where the bytes lie on both sides.
+    /// The memory to use on both sides.
     pub memory: MemoryKind,
     /// What is measured.
     pub what: Quantity,
@@ -106,11 +106,11 @@ pub struct Measurement {
     pub size: u64,
     /// Messages of a round.
     pub messages: u32,
-    /// Rounds that count.
+    /// Measured rounds.
     pub rounds: u32,
-    /// Rounds before them that do not.
+    /// Rounds before them that are not measured.
     pub warmup: u32,
-    /// CPUs for the sending and the receiving thread while the measurement lasts.
+    /// CPUs for the sending and the receiving thread during the measurement.
     pub cpus: Option<(u32, u32)>,
 }
 
@@ -123,15 +123,15 @@ pub enum Quantity {
     Latency,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Samples {
     /// Time of each round, in nanoseconds.
     pub rounds_ns: Vec<u64>,
-    /// Lanes of the sender's connection, in UCX's words.
+    /// Lanes of the sender's connection, by UCX's names.
     pub lanes: Vec<String>,
-    /// The protocol that UCX chose for device memory and this size; `None` where UCX is too old to
-    /// tell, and for host memory.
+    /// The protocol that UCX chose for device memory and this size; `None` if UCX is too old to
+    /// report it, and for host memory.
     pub protocol: Option<Protocol>,
     /// Whether the receiver's process could map the sender's device memory.
     pub mapped: Mapped,
@@ -140,13 +140,13 @@ pub struct Samples {
 /// How UCX carries messages of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Protocol {
-    /// Like `rendezvous zero-copy read from remote`.
+    /// A name like `rendezvous zero-copy read from remote`.
     pub name: String,
     /// The lanes that it uses, like `cuda_ipc/cuda`.
     pub lanes: String,
 }
 
-/// What came of mapping the sender's device memory in the receiver's process.
+/// The result of mapping the sender's device memory in the receiver's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapped {
     /// There was nothing to map.
@@ -154,19 +154,19 @@ pub enum Mapped {
     NotTried,
     /// It can be read.
     Readable,
-    /// The driver refused, in its words.
+    /// The driver refused, with this text.
     Refused(String),
 }
 
 /// To a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// The worker must be connected with these before it is ready. Replaces earlier ones.
+    /// The worker must connect to these before it is ready. Replaces an earlier list.
     Expect {
         /// The peers' names.
         names: Vec<String>,
     },
-    /// A peer is there; connect to it.
+    /// A peer is present; connect to it.
     Peer {
         /// The peer.
         member: Member,
@@ -177,17 +177,17 @@ pub enum ToWorker {
     Lost {
         /// The peer.
         member: Member,
-        /// Whether it left in good order.
+        /// Whether it left as requested.
         left: bool,
     },
-    /// Measure the way to a peer.
+    /// Measure the link to a peer.
     Measure {
-        /// For the answer.
+        /// The number for the answer.
         id: u64,
-        /// What.
+        /// The measurement.
         measurement: Measurement,
     },
-    /// What the worker is to do.
+    /// Orders for the worker's tasks and objects.
     Work(Vec<Order>),
 }
 

@@ -1,4 +1,4 @@
-//! What the ranks of a run write, on its way to whoever started the run.
+//! The output of a run's ranks, on its way to the process that started the run.
 //!
 //! One pipe carries the output of every rank in *frames*: which rank, which of its streams, and
 //! bytes as the rank wrote them. A frame without bytes is the end of its stream.
@@ -9,15 +9,15 @@
 //! | 4 | 1 for standard output, 2 for standard error |
 //! | 4 | number of bytes that follow, at most [`LIMIT`] |
 //!
-//! *Invariant:* the bytes of a stream come out as they went in, in order; no input makes a decoder
-//! panic or hold more than one frame.
+//! *Invariant:* the bytes of a stream are decoded as they were encoded, in order; no input makes a
+//! decoder panic or hold more than one frame.
 
 use std::io::{self, Read};
 
 /// Most bytes of one frame.
 pub const LIMIT: usize = 64 << 10;
 
-/// Bytes before the frame's own.
+/// Length of a frame's header, in bytes.
 const HEADER: usize = 12;
 
 /// One of a rank's streams.
@@ -32,7 +32,7 @@ pub struct Source {
 /// Which stream of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
-    /// Standard output; of a rank whose streams are one, both.
+    /// Standard output; both, if a rank's streams are combined.
     Output,
     /// Standard error.
     Error,
@@ -41,7 +41,7 @@ pub enum Stream {
 /// Writes a frame.
 ///
 /// # Panics
-/// If there are more than [`LIMIT`] bytes: the caller cuts.
+/// If there are more than [`LIMIT`] bytes: the caller splits them.
 pub fn encode(source: Source, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= LIMIT);
     let length = length.expect("a frame of at most LIMIT bytes");
@@ -57,11 +57,11 @@ pub fn encode(source: Source, bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Reads the next frame; `None` at the end of the pipe. `bytes` holds what the rank wrote,
-/// nothing at the end of its stream.
+/// Reads the next frame; `None` at the end of the pipe. Afterwards `bytes` holds what the rank
+/// wrote; it is empty at the end of the rank's stream.
 ///
 /// # Errors
-/// If the pipe breaks within a frame, or what comes is no frame.
+/// If the pipe breaks within a frame, or the input is not a frame.
 pub fn read(pipe: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<Option<Source>> {
     bytes.clear();
     let mut header = [0u8; HEADER];
@@ -89,18 +89,18 @@ pub fn read(pipe: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<Option<Sour
 pub struct LineBuffer {
     /// The bytes that end a line.
     ends: &'static [u8],
-    /// Most bytes that it holds back.
+    /// Most bytes to buffer.
     limit: usize,
     unfinished: Vec<u8>,
 }
 
 impl LineBuffer {
-    /// Lines end with one of `ends`. One that grows beyond `limit` bytes comes in pieces.
+    /// Lines end with one of `ends`. A line longer than `limit` bytes is split.
     pub fn new(ends: &'static [u8], limit: usize) -> Self {
         Self { ends, limit, unfinished: Vec::new() }
     }
 
-    /// Takes what came, and returns the lines that are whole now, one after the other.
+    /// Adds bytes, and returns all lines that are complete now, concatenated.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<u8> {
         let end = bytes.iter().rposition(|byte| self.ends.contains(byte)).map_or(0, |at| at + 1);
         let (whole, begun) = bytes.split_at(end);
@@ -116,7 +116,7 @@ impl LineBuffer {
         lines
     }
 
-    /// What came after the last whole line.
+    /// The bytes after the last complete line.
     pub fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.unfinished)
     }

@@ -1,12 +1,12 @@
-//! What workers tell each other over UCX: the header of every message.
+//! The messages between workers over UCX: the header of each.
 //!
 //! A header is two or three words of 64 bits, little-endian: the connection's token; the kind in
 //! the highest byte and an identifier in the others; an argument, unless it is zero. The token
 //! proves knowledge of the cluster's secret and of this version of the messages for one ordered
-//! pair of processes, so that a message from anywhere else is recognised by its header alone.
+//! pair of processes, so that a message of any other origin is recognised by its header alone.
 //!
-//! Headers are as short as that because UCX's queue in shared memory moves by cache lines: a small
-//! message under a header of 16 bytes lies in one, and takes a fifth less time than in two.
+//! Headers are this short because UCX's queue in shared memory moves by cache lines: a small
+//! message with a header of 16 bytes fits into one, and takes a fifth less time than in two.
 //!
 //! *Invariant:* a header that decodes encodes to the same bytes.
 
@@ -14,23 +14,23 @@ use serde::{Deserialize, Serialize};
 
 use super::secret::{Secret, Token};
 
-/// A worker process: a name may be used again by its successor, an incarnation may not.
+/// A worker process. A successor may reuse the name, but never the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Member {
-    /// `gpu3`.
+    /// The name, like `gpu3`.
     pub name: String,
     /// Random, drawn when the process starts.
     pub incarnation: u64,
 }
 
 impl Member {
-    /// The process, whatever its name: incarnations are random, so no two are the same.
+    /// Identifies the process without its name: incarnations are random, so no two are the same.
     pub fn key(&self) -> PeerKey {
         PeerKey(self.incarnation)
     }
 }
 
-/// Names a worker process in tables that are looked at for every message.
+/// Identifies a worker process in tables that are used for every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerKey(pub u64);
 
@@ -40,17 +40,17 @@ pub const HEADER_LENGTHS: (usize, usize) = (16, 24);
 /// The largest identifier.
 pub const LARGEST_ID: u64 = (1 << 56) - 1;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// Opens a connection; the data is a [`Hello`].
     Hello = 1,
-    /// The other side's [`Kind::Hello`] was good.
+    /// The other side's [`Kind::Hello`] was valid.
     Welcome = 2,
-    /// Bytes to check the way with; the argument is their CRC-32C.
+    /// Bytes to check the connection with; the argument is their CRC-32C.
     Probe = 3,
-    /// The probe arrived whole.
+    /// The probe arrived completely.
     Met = 4,
     /// Asks for an object; the data is its name, the argument 1 if a checksum is wanted.
     Get = 5,
@@ -60,7 +60,7 @@ pub enum Kind {
     Missing = 7,
     /// Begins a measurement; the data is a [`Measure`].
     Measure = 8,
-    /// The other side is prepared; the argument is 1, or 0 if it cannot be.
+    /// The other side is prepared; the argument is 1, or 0 if it cannot measure.
     Prepared = 9,
     /// One message of a measured stream.
     Stream = 10,
@@ -100,7 +100,7 @@ pub struct Header {
     pub kind: Kind,
     /// Proves that the sender belongs to the cluster, and says which worker it is.
     pub token: Token,
-    /// Which conversation it belongs to; at most [`LARGEST_ID`].
+    /// The identifier of the exchange it belongs to; at most [`LARGEST_ID`].
     pub id: u64,
     /// Depends on the kind.
     pub argument: u64,
@@ -131,7 +131,7 @@ impl Header {
         Encoded { words, length: if self.argument == 0 { short } else { long } }
     }
 
-    /// Reads the bytes; `None` if they are no header.
+    /// Decodes the bytes; `None` if they are not a header.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, []) = bytes.as_chunks::<8>() else { return None };
         let (token, named, argument) = match *words {
@@ -152,7 +152,7 @@ impl Header {
 /// Longest name of an object, in bytes.
 pub const NAME_LIMIT: usize = 4096;
 
-/// The argument of a [`Kind::Object`] for a checksum that was or was not asked for.
+/// The argument of a [`Kind::Object`], with or without a checksum.
 pub fn checksum_argument(checksum: Option<u32>) -> u64 {
     checksum.map_or(0, |checksum| 1 << 32 | u64::from(checksum))
 }
@@ -170,9 +170,9 @@ pub struct Measure {
     pub size: u64,
     /// Messages of a round.
     pub messages: u32,
-    /// Where the messages are received.
+    /// The memory that the messages are received in.
     pub memory: MemoryKind,
-    /// The CPU for the receiving thread while the measurement lasts.
+    /// The CPU for the receiving thread during the measurement.
     pub cpu: Option<u32>,
     /// The handle of the sender's device memory, to be mapped.
     pub handle: Option<Vec<u8>>,
@@ -181,7 +181,7 @@ pub struct Measure {
 impl Measure {
     /// The data of the message.
     pub fn encode(&self) -> Vec<u8> {
-        // Numbers and bytes: postcard cannot refuse them.
+        // Postcard cannot fail on numbers and bytes.
         postcard::to_stdvec(self).unwrap_or_default()
     }
 
@@ -191,7 +191,7 @@ impl Measure {
     }
 }
 
-/// Which memory bytes lie in.
+/// The kind of memory that bytes are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
@@ -210,20 +210,20 @@ impl std::fmt::Display for MemoryKind {
     }
 }
 
-/// Who opens a connection. Believed only when the header's token is that of [`token`].
+/// The sender of a [`Kind::Hello`]. Valid only if the header's token is that of [`token`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The sender.
     pub from: Member,
 }
 
-/// Longest data of a [`Kind::Hello`] that is looked at.
+/// Longest data of a [`Kind::Hello`] that is read.
 pub const HELLO_LIMIT: usize = 512;
 
 impl Hello {
     /// The data of the message.
     pub fn encode(&self) -> Vec<u8> {
-        // A string and a number: postcard cannot refuse them.
+        // Postcard cannot fail on a string and a number.
         postcard::to_stdvec(self).unwrap_or_default()
     }
 

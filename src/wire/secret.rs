@@ -1,6 +1,6 @@
 //! The cluster's secret, and proofs that a process knows it.
 //!
-//! Does not read or write the secret's file, and makes no random numbers.
+//! Does not read or write the secret's file, and generates no random numbers.
 //!
 //! *Invariant:* a secret is never printed, and a proof is compared in constant time.
 
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 /// Length of secrets, nonces and proofs, in bytes.
 pub const LENGTH: usize = 32;
 
-/// What all processes of one cluster know, and nobody else: 32 bytes, as text 64 hexadecimal
+/// The secret that only the processes of one cluster know: 32 bytes, as text 64 hexadecimal
 /// digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; LENGTH]);
 
-/// Why a text is no secret. It does not repeat the text.
+/// The text is not a secret. The error does not repeat the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the secret is not {} hexadecimal digits", 2 * LENGTH)]
 pub struct SecretError;
 
-/// A keyed hash over what is being proven. Equality takes the same time wherever they differ.
+/// A keyed hash over what is being proven. Comparison takes the same time wherever they differ.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Proof([u8; LENGTH]);
 
@@ -41,8 +41,8 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Proves knowledge of the secret for one `purpose` over `parts`, which cannot be mistaken for
-    /// other parts with the same concatenation.
+    /// Proves knowledge of the secret for one `purpose` over `parts`. Parts with the same
+    /// concatenation but other boundaries have another proof.
     pub fn prove(&self, purpose: &str, parts: &[&[u8]]) -> Proof {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         for part in std::iter::once(purpose.as_bytes()).chain(parts.iter().copied()) {
@@ -52,22 +52,22 @@ impl Secret {
         Proof(*hasher.finalize().as_bytes())
     }
 
-    /// A key for one `purpose`, from which the secret cannot be found.
+    /// A key for one `purpose`, which does not reveal the secret.
     pub fn key(&self, purpose: &str) -> [u8; LENGTH] {
         self.prove(purpose, &[]).0
     }
 }
 
 impl Proof {
-    /// Its beginning, where a shorter one has to do.
+    /// The beginning of the proof, for uses where it must be short.
     pub fn token(&self) -> Token {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         Token(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 }
 
-/// A short proof, which every message of a connection carries: at ten million guesses a second,
-/// which is all that shared memory carries, one of 2⁶⁴ takes tens of thousands of years to find.
+/// A short proof, which every message of a connection carries. At ten million guesses a second,
+/// the most that shared memory can carry, guessing one of 2⁶⁴ takes tens of thousands of years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 

@@ -1,11 +1,11 @@
-//! What a process tells its supervisor: JSON lines on the status pipe.
+//! What a process reports to its supervisor: JSON lines on the status pipe.
 //!
 //! The file descriptor's number is in [`FD_VARIABLE`]. It is a stream socket: the shim writes
-//! [`Status::Bound`] before it executes the program; the program then writes steps, and `ready`
-//! once. From then on the supervisor writes [`QUESTION`] now and then, and the process answers
-//! [`Status::Alive`] once everything in it that works has had its turn; a process that has closed
-//! its end is not asked. Programs that know nothing of the pipe (the command engine's) are ready
-//! when the shim has executed them.
+//! [`Status::Bound`] before it executes the program; the program then writes its steps, and
+//! `ready` once. After that the supervisor writes [`QUESTION`] from time to time, and the process
+//! answers [`Status::Alive`] once each of its event loops has run; a process that has closed its
+//! end is not asked. Programs that do not know the pipe (the command engine's) are ready once the
+//! shim has executed them.
 //!
 //! *Invariant:* one line is one message, at most [`LINE_LIMIT`] bytes.
 
@@ -22,8 +22,8 @@ pub const RUN_DIRECTORY_VARIABLE: &str = "CUDA_CLUSTER_RUN_DIR";
 /// Names the environment variable with the process's own name (`scheduler`, `gpu3`).
 pub const PROCESS_VARIABLE: &str = "CUDA_CLUSTER_PROCESS";
 
-/// What a supervisor writes to ask whether a process answers. There is never more than one of these
-/// without an answer.
+/// What a supervisor writes to ask whether a process answers. At most one of these is unanswered
+/// at any time.
 pub const QUESTION: &[u8] = b"?\n";
 
 /// Longest line that a supervisor reads.
@@ -39,54 +39,54 @@ pub enum Status {
         cpus: CpuSet,
         /// NUMA nodes of the memory policy in force; empty for the default policy.
         mems: NodeSet,
-        /// What could not be applied, a sentence each.
+        /// What could not be applied, one sentence each.
         notes: Vec<String>,
     },
-    /// The process begins a step of its start; a time-out names the last one.
+    /// The process begins a step of its start; a time-out error names the last one.
     Step {
-        /// Like `connecting to gpu5`.
+        /// For example `connecting to gpu5`.
         step: String,
     },
-    /// The process does its work.
+    /// The process is ready.
     Ready {
-        /// Where it can be reached, for a scheduler.
+        /// The address of a scheduler.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<String>,
-        /// Lanes of the connections to its peers, where it has any.
+        /// Lanes of the connections to its peers, if it has any.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         peers: Vec<PeerLanes>,
-        /// The UCX that it uses, for people: version, library, transports.
+        /// The UCX that it uses, for display: version, library, transports.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ucx: Option<String>,
     },
     /// The answer to a [`QUESTION`].
     Alive,
-    /// There is a page that shows the process's work.
+    /// There is a web page that shows the process's work.
     Dashboard { link: String },
-    /// Something that the user should know; the process goes on.
+    /// A note for the user; the process continues.
     Note { text: String },
-    /// The process ends after this with status 0, because somebody other than its supervisor
-    /// wished it: a client of the scheduler's, or the scheduler.
+    /// The process will end with status 0 because of a request that did not come from its
+    /// supervisor but from a client of the scheduler, or the scheduler.
     Leaving {
-        /// What is to follow.
+        /// What is to happen afterwards.
         then: AfterLeaving,
-        /// Who wished it, or why.
+        /// Who requested it, or why.
         reason: String,
     },
-    /// The process cannot start, or cannot go on; it ends after this.
+    /// The process cannot start, or cannot continue; it ends after this.
     Failed {
-        /// Why, with what to do when something can be done.
+        /// Why, with a hint if there is one.
         reason: String,
     },
 }
 
-/// What follows a process's end that was wished.
+/// What happens after a process's requested end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterLeaving {
-    /// It is not wanted any more.
+    /// It is no longer needed.
     Rest,
-    /// It is started again at once, which counts as no failure.
+    /// It is restarted at once; this does not count as a failure.
     Return,
     /// The whole cluster ends.
     EndCluster,
@@ -97,7 +97,7 @@ pub enum AfterLeaving {
 pub struct PeerLanes {
     /// The peer worker's name.
     pub peer: String,
-    /// Lanes in UCX's words, `transport/device`: `posix/memory`, `cma/memory`, `tcp/lo`.
+    /// Lanes by UCX's names, `transport/device`: `posix/memory`, `cma/memory`, `tcp/lo`.
     pub lanes: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ pub fn decode(line: &str) -> Result<Status, serde_json::Error> {
 
 /// Writes one line, with its line feed.
 pub fn encode(status: &Status) -> String {
-    // A `Status` holds only strings, lists and sets, so serde_json cannot refuse it.
+    // A `Status` holds only strings, lists and sets, on which serde_json cannot fail.
     let mut line = serde_json::to_string(status).unwrap_or_default();
     line.push('\n');
     line

@@ -1,10 +1,10 @@
-//! Values that clients and functions give each other: arguments and results.
+//! Values that clients and functions exchange: arguments and results.
 //!
-//! They are MessagePack, in which every value says what it is and every struct names its fields. In
-//! postcard, which the messages themselves are written in, a text can be read as a number.
+//! They are MessagePack, in which every value states its type and every struct names its fields. In
+//! postcard, which encodes the messages themselves, a text could be read as a number.
 //!
-//! *Invariant:* bytes are read as a value of the type that was written, or not at all; but a number
-//! may become a wider one, and a tuple a struct with as many fields.
+//! *Invariant:* bytes can only be read as a value of the type that was written, except that a
+//! number may become a wider one, and a tuple a struct with as many fields.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,21 +12,21 @@ use serde::de::DeserializeOwned;
 /// Why a value cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// It has no bytes.
+    /// The value cannot be encoded.
     #[error("a value cannot be written: {reason}")]
     Unwritable {
-        /// What its type says.
+        /// The type's error.
         reason: String,
     },
-    /// The bytes are a value of another type, or none.
-    #[error("the value is no {expected}: {reason}")]
+    /// The bytes are not a value of this type.
+    #[error("the value is not a {expected}: {reason}")]
     Type {
         /// The type that was asked for.
         expected: &'static str,
-        /// What there is instead.
+        /// What was found instead.
         reason: String,
     },
-    /// The bytes begin with such a value, and go on.
+    /// There are further bytes after such a value.
     #[error("after a {expected} there {} left over", bytes_are(*bytes))]
     LeftOver {
         /// The type that was asked for.
@@ -43,7 +43,7 @@ fn bytes_are(count: usize) -> String {
 /// The bytes of a value.
 ///
 /// # Errors
-/// If its type refuses to be written.
+/// If its type cannot be encoded.
 pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> {
     rmp_serde::to_vec_named(value)
         .map_err(|error| ValueError::Unwritable { reason: error.to_string() })
@@ -52,7 +52,7 @@ pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> 
 /// Reads a value.
 ///
 /// # Errors
-/// If the bytes are something else, or more.
+/// If the bytes are another value, or have trailing bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let expected = std::any::type_name::<T>();
     let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! Kernels on a GPU: machine code is loaded once per source, each thread has a stream of its own.
+//! Kernels on a GPU: machine code is loaded once per source, and each thread has its own stream.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ impl DriverDevice {
         device.check("cuStreamSynchronize", ended)
     }
 
-    /// This thread's stream. It orders itself behind the default stream, on which copies run.
+    /// This thread's stream. It waits for the default stream, on which copies run.
     fn stream(device: &Arc<Self>) -> Result<*mut c_void, Error> {
         STREAM.with_borrow_mut(|known| {
             if let Some(Stream { device: of, stream }) = known
@@ -103,7 +103,7 @@ impl DriverDevice {
         Ok(function)
     }
 
-    /// The source's machine code, loaded; compiled if it has not been yet.
+    /// The loaded machine code of a source, compiled if necessary.
     fn module(&self, source: &str) -> Result<*mut c_void, Error> {
         let hash = *blake3::hash(source.as_bytes()).as_bytes();
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);

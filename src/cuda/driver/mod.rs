@@ -2,8 +2,8 @@
 //!
 //! Does not know NVML's numbers; a device is found by its PCI address.
 //!
-//! *Invariant:* the device's primary context is current on the thread for each call, and is held as
-//! long as any of its buffers.
+//! *Invariant:* the device's primary context is current on the thread for each call, and is held
+//! as long as any of the device's buffers.
 
 mod kernel;
 
@@ -38,7 +38,7 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 #[derive(Clone, Copy)]
 struct IpcHandle([u8; super::IPC_HANDLE_BYTES]);
 
-/// `CUdeviceptr`: an address on the device.
+/// `CUdeviceptr`: a device address.
 type Address = u64;
 
 /// Declares the table of functions and how each is looked up.
@@ -93,7 +93,7 @@ functions! {
     );
 }
 
-/// A GPU, by the driver.
+/// A GPU, accessed through the driver.
 pub struct DriverDevice {
     functions: Functions,
     /// Never closed: the driver leaves threads behind.
@@ -167,7 +167,7 @@ impl DriverDevice {
         &self.name
     }
 
-    /// Makes the context current on this thread, as UCX wants it before it is initialised.
+    /// Makes the context current on this thread, as UCX requires before it is initialised.
     pub(super) fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained as long as `self`.
         let result = unsafe { (self.functions.cuCtxSetCurrent)(self.context) };
@@ -193,12 +193,12 @@ impl DriverDevice {
     }
 
     fn locked(&self) -> MutexGuard<'_, Pool> {
-        // Nothing between two changes of it can panic.
+        // No step between two changes of it can panic.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a piece from the pool, which grows if it must: by a slab, or where there is no memory
-    /// for one, by just what is asked for.
+    /// Takes a piece from the pool. If the pool must grow, it does so by a slab, or if there is no
+    /// memory for one, by just the bytes asked for.
     fn piece(&self, bytes: usize) -> Result<Address, Error> {
         let full = |free_bytes| Error::OutOfMemory {
             device: self.name.clone(),
@@ -246,7 +246,7 @@ impl DriverDevice {
         }
     }
 
-    /// Maps another process's memory, reads its first bytes, and gives it back.
+    /// Maps another process's memory, reads its first byte, and unmaps it.
     pub(super) fn try_foreign(&self, handle: &[u8]) -> Result<(), i32> {
         let code = |result: c_int| if result == SUCCESS { Ok(()) } else { Err(result) };
         let handle = IpcHandle(handle.try_into().map_err(|_| INVALID_VALUE)?);
@@ -276,7 +276,7 @@ impl DriverDevice {
         Err(Error::Call { call, reason: self.text(result) })
     }
 
-    /// The driver's words for a result.
+    /// The driver's text for a result.
     pub(super) fn text(&self, result: c_int) -> String {
         let mut text = std::ptr::null();
         // SAFETY: a place for a pointer to the driver's own constant text.
@@ -323,13 +323,13 @@ impl DriverMemory {
         &self.device
     }
 
-    /// The address on the device, in the form in which UCX takes it.
+    /// The device address, in the form that UCX takes.
     pub(super) fn pointer(&self) -> *mut c_void {
         // Addresses of the device and of the host share one space of 64 bits.
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
     }
 
-    /// What another process maps this memory by.
+    /// The handle by which another process maps this memory.
     pub(super) fn ipc_handle(&self) -> Result<Vec<u8>, Error> {
         self.device.make_current()?;
         let mut handle = IpcHandle([0; super::IPC_HANDLE_BYTES]);

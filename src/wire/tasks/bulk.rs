@@ -9,9 +9,9 @@ use super::ObjectId;
 pub enum Bulk {
     /// Send an object's bytes.
     Get { object: ObjectId },
-    /// Take an object; this many bytes follow the frame.
+    /// Store an object; this many bytes follow the frame.
     Put { object: ObjectId, bytes: u64 },
-    /// How full are you?
+    /// Report the memory counters.
     Counters,
 }
 
@@ -22,13 +22,13 @@ pub enum BulkReply {
     Bytes(u64),
     /// The object is stored.
     Stored,
-    /// It cannot be done.
+    /// The request cannot be carried out.
     Refused { reason: String },
     /// The answer to [`Bulk::Counters`].
     Counters(Counters),
 }
 
-/// What a worker's memory has done.
+/// Counters of a worker's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Device memory.
@@ -39,17 +39,17 @@ pub struct Counters {
     pub disk: Level,
 }
 
-/// What one level of a worker's memory has done.
+/// Counters of one tier of a worker's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
     /// Objects there now.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The most that there were.
+    /// The most bytes that it has held.
     pub peak_bytes: u64,
-    /// Bytes that came from the level above.
+    /// Bytes that came from the tier above.
     pub demoted_bytes: u64,
-    /// Bytes that went to a level above.
+    /// Bytes that went to a tier above.
     pub promoted_bytes: u64,
 }

@@ -1,36 +1,36 @@
-//! Why a task or an object is not to be had.
+//! Why a task failed or an object is not available.
 
 use serde::{Deserialize, Serialize};
 
 use super::ObjectId;
 
-/// Why there is no result. What depends on a failed task fails with the same error, which names the
-/// task that failed first.
+/// Why there is no result. Everything that depends on a failed task fails with the same error,
+/// which names the task that failed first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum TaskError {
     /// The function returned an error.
     #[error("task {task} failed on {worker}: {message}")]
     Failed {
         task: ObjectId,
-        /// Where it ran.
+        /// The worker that ran it.
         worker: String,
-        /// The function's words.
+        /// The function's error.
         message: String,
     },
     /// The function panicked.
     #[error("task {task} panicked on {worker}: {message}")]
     Panicked {
         task: ObjectId,
-        /// Where it ran.
+        /// The worker that ran it.
         worker: String,
-        /// The panic's words.
+        /// The panic's message.
         message: String,
     },
-    /// The workers' program has no such function.
+    /// The program that the workers run has no such function.
     #[error("task {task}: {worker} has no function {function:?}")]
     UnknownFunction {
         task: ObjectId,
-        /// Who was asked.
+        /// The worker that was to run it.
         worker: String,
         /// The function's name.
         function: String,
@@ -43,24 +43,24 @@ pub enum TaskError {
         /// The last of them.
         worker: String,
     },
-    /// The only copy of an object was at a worker that died, and no task can compute it again.
+    /// The only copy of an object was on a worker that died, and no task can compute it again.
     #[error("object {object} was lost with {worker}, and no task can compute it again")]
     Lost { object: ObjectId, worker: String },
-    /// Everybody had released an object, and no task can compute it again.
-    #[error("object {object} was released, and is needed again since a worker died")]
+    /// All clients had released an object, and no task can compute it again.
+    #[error("object {object} was released, and is needed again because a worker died")]
     Forgotten { object: ObjectId },
-    /// A worker had no room for an object at any level.
+    /// A worker had no room for an object in any tier.
     #[error("task {task}: {worker} has no room: {message}")]
     NoRoom {
         task: ObjectId,
         worker: String,
-        /// What was full.
+        /// The tier that was full.
         message: String,
     },
     /// It was cancelled.
     #[error("task {task} was cancelled")]
     Cancelled { task: ObjectId },
-    /// The scheduler does not take it.
+    /// The scheduler does not accept it.
     #[error("task {task} is refused: {reason}")]
     Refused { task: ObjectId, reason: String },
 }

@@ -1,11 +1,11 @@
-//! Objects and tasks, as clients, the scheduler and workers speak of them.
+//! Objects and tasks, in the messages between clients, the scheduler and workers.
 //!
-//! The messages ride in those of [`super::native`], many to a frame. Bytes of large objects do
-//! not: they go from worker to worker over UCX, and between clients and workers over the worker's
+//! The messages travel inside those of [`super::native`], many to a frame. Bytes of large objects
+//! don't: they go from worker to worker over UCX, and between clients and workers over the worker's
 //! own socket ([`Bulk`]).
 //!
-//! *Invariant:* an object's bytes never change; whoever computes an object again gets the same
-//! identifier for it.
+//! *Invariant:* an object's bytes never change; an object that is computed again keeps its
+//! identifier.
 
 mod bulk;
 mod error;
@@ -19,10 +19,10 @@ use super::peer::Member;
 pub use bulk::{Bulk, BulkReply, Counters, Level};
 pub use error::TaskError;
 
-/// Largest object that travels inside messages and lives in the scheduler, in bytes.
+/// Largest object that is sent inside messages and lives in the scheduler, in bytes.
 pub const INLINE_LIMIT: usize = 1 << 10;
 
-/// Largest arguments of one task, in bytes. What is larger is an object.
+/// Largest arguments of one task, in bytes. Anything larger must be an object.
 pub const ARGUMENTS_LIMIT: usize = 64 << 10;
 
 /// Most inputs, and most outputs, of one task.
@@ -31,16 +31,16 @@ pub const ARITY_LIMIT: usize = 4096;
 /// Largest object, in bytes.
 pub const OBJECT_LIMIT: u64 = 1 << 40;
 
-/// Messages of about this many bytes are put into one frame.
+/// Approximate bytes of messages that are put into one frame.
 pub const BATCH_BYTES: usize = 256 << 10;
 
-/// Names an object for ever. A task is named by its first output.
+/// Identifies an object; never reused. A task is identified by its first output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ObjectId(u64);
 
 impl ObjectId {
-    /// Objects that one client may name.
+    /// Number of objects that one client may name.
     pub const PER_CLIENT: u64 = 1 << 40;
 
     /// The `number`-th object of a client, who must not name more than [`Self::PER_CLIENT`].
@@ -48,12 +48,12 @@ impl ObjectId {
         ObjectId(((u64::from(client) & 0xff_ffff) << 40) | (number % Self::PER_CLIENT))
     }
 
-    /// The object `further` places behind this one.
+    /// The object `further` numbers after this one.
     pub fn plus(self, further: u32) -> Self {
         ObjectId(self.0.wrapping_add(u64::from(further)))
     }
 
-    /// How far an object is behind this one.
+    /// How many numbers an object is after this one.
     pub fn distance(self, later: ObjectId) -> u64 {
         later.0.wrapping_sub(self.0)
     }
@@ -87,29 +87,29 @@ impl std::str::FromStr for ObjectId {
     }
 }
 
-/// What is to be computed.
+/// A task to compute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpec {
-    /// Its name and its first output's; the others follow it.
+    /// The identifier of the task and its first output; the other outputs have the next ones.
     pub id: ObjectId,
-    /// How many outputs it has, at least one.
+    /// Number of outputs, at least one.
     pub outputs: u32,
     /// The function's registered name.
     pub function: String,
-    /// A value ([`super::value`]) that the function knows how to read.
+    /// A value ([`super::value`]) that the function can decode.
     pub arguments: Vec<u8>,
     /// The objects that it needs.
     pub inputs: Vec<ObjectId>,
-    /// What is asked beyond that.
+    /// Further requirements.
     pub wishes: Wishes,
 }
 
-/// How a task shall be run.
+/// Requirements on how a task is run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wishes {
-    /// Higher goes first; equal ones in the order of their submission.
+    /// Higher goes first; tasks of equal priority run in the order of their submission.
     pub priority: i32,
-    /// How often it is tried again after an error of its own.
+    /// How often it is tried again after its function fails.
     pub retries: u16,
     /// The one worker that may run it.
     pub on: Option<String>,
@@ -117,7 +117,7 @@ pub struct Wishes {
     pub resources: BTreeMap<String, u64>,
 }
 
-/// An object as it is spoken of: its bytes, or how many they are.
+/// An object in a message: its bytes, or their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Product {
     /// At most [`INLINE_LIMIT`] bytes.
@@ -127,7 +127,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// How many bytes.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         match self {
             Product::Inline(bytes) => bytes.len() as u64,
@@ -139,15 +139,15 @@ impl Product {
 /// Where a worker finds an input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// Here are its bytes.
+    /// In this message.
     Inline(Vec<u8>),
-    /// It has it, or has asked for it.
+    /// The worker has the object, or is fetching it.
     Here,
     /// At a peer.
     Peer {
         /// The peer.
         member: Member,
-        /// How many bytes.
+        /// Its size.
         bytes: u64,
     },
 }
@@ -159,7 +159,7 @@ pub enum Order {
     Run {
         /// Its name.
         task: ObjectId,
-        /// How many outputs it must give.
+        /// The number of outputs that it must return.
         outputs: u32,
         /// The function.
         function: String,
@@ -168,19 +168,19 @@ pub enum Order {
         /// Its inputs, in order.
         inputs: Vec<(ObjectId, Source)>,
     },
-    /// Do not run a task after all, if it has not begun.
+    /// Return a task, if it has not begun.
     Retract {
         /// The task.
         task: ObjectId,
     },
-    /// Hold a copy of an object.
+    /// Fetch and keep a copy of an object.
     Fetch {
         /// The object.
         object: ObjectId,
         /// Where it is.
         source: Source,
     },
-    /// Forget an object.
+    /// Drop an object.
     Free {
         /// The object.
         object: ObjectId,
@@ -190,11 +190,11 @@ pub enum Order {
 /// From a worker to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// What the worker has to offer; sent once, before anything else.
+    /// The worker's threads and resources; sent once, before anything else.
     Offer {
-        /// Tasks that it runs at one time.
+        /// Number of tasks that it runs at the same time.
         threads: u32,
-        /// What tasks can be promised.
+        /// The resources that tasks can reserve.
         resources: BTreeMap<String, u64>,
     },
     /// A task has run.
@@ -206,7 +206,7 @@ pub enum Report {
         /// How long it ran.
         micros: u64,
     },
-    /// A task has not succeeded.
+    /// A task has failed.
     Failed {
         /// The task.
         task: ObjectId,
@@ -218,22 +218,23 @@ pub enum Report {
         /// The task.
         task: ObjectId,
     },
-    /// A task cannot run here, since an input could not be fetched.
+    /// A task cannot run here, because an input could not be fetched.
     Unreachable {
         /// The task.
         task: ObjectId,
         /// The input.
         object: ObjectId,
-        /// Who should have had it.
+        /// The worker that was expected to have it.
         source: Member,
-        /// Whether it said that it does not have it; else it could not be reached.
+        /// Whether that worker reported that it does not have the input; otherwise it was
+        /// unreachable.
         missing: bool,
     },
     /// A copy of an object has arrived.
     Fetched {
         /// The object.
         object: ObjectId,
-        /// From whom.
+        /// The worker it came from.
         source: Member,
         /// Its size.
         bytes: u64,
@@ -252,28 +253,28 @@ pub enum Report {
 /// From a client to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Compute something. The client holds the outputs.
+    /// Compute a task. The client holds the outputs.
     Submit(TaskSpec),
-    /// An object whose bytes the client gives: now, or to the worker that it is told.
+    /// Add an object of the client's: the bytes are here, or go to the worker that the reply names.
     Put {
         /// Its name.
         object: ObjectId,
-        /// Its bytes, or how many will come.
+        /// Its bytes, or their number.
         product: Product,
-        /// The worker that shall have it.
+        /// The worker that is to have it.
         on: Option<String>,
     },
-    /// The client needs these no more.
+    /// The client no longer needs these.
     Release {
         /// The objects.
         objects: Vec<ObjectId>,
     },
-    /// Do not compute these after all, nor what depends on them.
+    /// Cancel these, and everything that depends on them.
     Cancel {
         /// The tasks.
         tasks: Vec<ObjectId>,
     },
-    /// Where is an object? Answered with [`News::At`] when it is somewhere.
+    /// Asks where an object is. Answered with [`News::At`] once it is available.
     Locate {
         /// The object.
         object: ObjectId,
@@ -287,36 +288,36 @@ pub enum Request {
     Replicate {
         /// The object.
         object: ObjectId,
-        /// How many workers shall have it.
+        /// The number of workers that are to have it.
         copies: u32,
     },
-    /// Why does a task not run, or why did it run there?
+    /// Asks why a task does not run, or why it ran where it did.
     Explain {
         /// The task.
         task: ObjectId,
     },
-    /// What is there?
+    /// Asks for the scheduler's counters.
     Overview,
-    /// Begin the count of transfers ([`Overview::links`]) anew.
+    /// Reset the counters of transfers ([`Overview::links`]).
     CountAnew,
 }
 
 /// From the scheduler to a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum News {
-    /// The first message: the number that the client names its objects with.
+    /// The first message: the number in the identifiers of the client's objects.
     Hello {
         /// The number.
         client: u32,
     },
-    /// An object is there.
+    /// An object is available.
     Available {
         /// The object.
         object: ObjectId,
-        /// Its bytes, or how many they are.
+        /// Its bytes, or their number.
         product: Product,
     },
-    /// An object will never be there.
+    /// An object will never be available.
     Failed {
         /// The object.
         object: ObjectId,
@@ -330,7 +331,7 @@ pub enum News {
         /// The workers.
         workers: Vec<String>,
     },
-    /// The worker to which a client should give an object's bytes.
+    /// The worker to which the client is to send an object's bytes.
     PutAt {
         /// The object.
         object: ObjectId,
@@ -341,14 +342,14 @@ pub enum News {
     Because {
         /// The task.
         task: ObjectId,
-        /// A sentence or two.
+        /// One or two sentences.
         why: String,
     },
     /// The answer to [`Request::Overview`].
     Overview(Overview),
 }
 
-/// The scheduler's numbers.
+/// The scheduler's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// The workers that run tasks.
@@ -359,7 +360,7 @@ pub struct Overview {
     pub objects: u64,
     /// Tasks that were computed again because their worker died.
     pub recomputed: u64,
-    /// Tasks that an idle worker took over from a busy one.
+    /// Tasks that an idle worker took from a busy one.
     pub stolen: u64,
     /// Measured transfers, per pair of workers.
     pub links: Vec<LinkOverview>,
@@ -367,12 +368,12 @@ pub struct Overview {
     pub resident_bytes: u64,
 }
 
-/// One worker's numbers.
+/// One worker's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerOverview {
     /// Its name.
     pub name: String,
-    /// Tasks it has, running or about to.
+    /// Tasks sent to it, running or waiting.
     pub in_flight: u64,
     /// Tasks that wait for it in the scheduler.
     pub queued: u64,
@@ -382,7 +383,7 @@ pub struct WorkerOverview {
     pub finished: u64,
 }
 
-/// What was measured on the way from one worker to another.
+/// What was measured between two workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkOverview {
     /// The sender.
