@@ -18,7 +18,7 @@ mod handle;
 mod inbox;
 mod measure;
 mod owner;
-mod patience;
+mod polling;
 mod transfer;
 
 pub use handle::{Plane, Transfer};

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 use super::core::{Action, Core, Event};
 use super::inbox::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
 use super::measure::{self, Measurements, Out};
-use super::patience::Patience;
+use super::polling::Polling;
 use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
 use crate::cuda::Device;
 use crate::engine::native::error::Error;
@@ -152,7 +152,7 @@ impl Owner {
         sleeper: &Sleeper,
         inbox: &mpsc::Receiver<Command>,
     ) -> Result<(), Error> {
-        let mut patience = Patience::new();
+        let mut polling = Polling::new();
         let (mut looks, mut idle_since) = (0u32, Instant::now());
         let mut next = None;
         loop {
@@ -193,7 +193,7 @@ impl Owner {
                 idle_since = Instant::now();
             }
             let expecting = !self.echoes.is_empty() || self.transfers.expecting();
-            if measuring || patience.lasts(idle_since.elapsed(), expecting) {
+            if measuring || polling.continues(idle_since.elapsed(), expecting) {
                 std::thread::yield_now();
             } else {
                 let began = Instant::now();
@@ -201,7 +201,7 @@ impl Owner {
                     next = inbox.try_recv().ok();
                     next.is_some()
                 })?;
-                patience.slept(began.elapsed());
+                polling.slept(began.elapsed());
                 looks = 0;
                 self.retry();
             }

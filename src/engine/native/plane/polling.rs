@@ -22,18 +22,18 @@ const SHORT_SLEEP: Duration = Duration::from_micros(500);
 
 /// The adaptive limit on polling.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Polling {
     limit: Duration,
 }
 
-impl Patience {
+impl Polling {
     pub(super) fn new() -> Self {
         Self { limit: SHORTEST }
     }
 
     /// Whether a thread that has polled this long without finding work continues to poll.
     /// `expecting`: a peer owes it an answer.
-    pub(super) fn lasts(self, looked: Duration, expecting: bool) -> bool {
+    pub(super) fn continues(self, looked: Duration, expecting: bool) -> bool {
         looked < if expecting { LONGEST } else { self.limit }
     }
 
@@ -55,27 +55,27 @@ mod tests {
 
     #[test]
     fn an_answer_that_came_soon_is_waited_for_the_next_time() {
-        let mut patience = Patience::new();
-        assert!(!patience.lasts(Duration::from_micros(5), false));
-        patience.slept(Duration::from_micros(120));
-        assert!(patience.lasts(Duration::from_micros(120), false));
-        assert!(!patience.lasts(LONGEST, false));
+        let mut polling = Polling::new();
+        assert!(!polling.continues(Duration::from_micros(5), false));
+        polling.slept(Duration::from_micros(120));
+        assert!(polling.continues(Duration::from_micros(120), false));
+        assert!(!polling.continues(LONGEST, false));
     }
 
     #[test]
     fn an_answer_that_is_owed_is_waited_for_but_not_for_ever() {
-        let patience = Patience::new();
-        assert!(patience.lasts(LONGEST / 2, true));
-        assert!(!patience.lasts(LONGEST, true));
+        let polling = Polling::new();
+        assert!(polling.continues(LONGEST / 2, true));
+        assert!(!polling.continues(LONGEST, true));
     }
 
     #[test]
     fn a_thread_with_nothing_to_do_stops_looking() {
-        let mut patience = Patience::new();
-        patience.slept(Duration::from_micros(1));
+        let mut polling = Polling::new();
+        polling.slept(Duration::from_micros(1));
         for _ in 0..2 {
-            patience.slept(Duration::from_secs(1));
+            polling.slept(Duration::from_secs(1));
         }
-        assert!(!patience.lasts(SHORTEST, false));
+        assert!(!polling.continues(SHORTEST, false));
     }
 }
