@@ -23,7 +23,7 @@ use crate::wire::status::{
 };
 
 /// What this process was given at its start.
-pub(super) struct Contract {
+pub(super) struct LaunchEnvironment {
     /// This process's name.
     pub(super) name: String,
     /// The plan that it belongs to.
@@ -36,7 +36,7 @@ pub(super) struct Contract {
     pub(super) paths: Paths,
 }
 
-impl Contract {
+impl LaunchEnvironment {
     /// Reads the environment and the run directory.
     pub(super) fn read() -> Result<Self, Error> {
         let directory = PathBuf::from(

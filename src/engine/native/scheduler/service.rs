@@ -19,7 +19,7 @@ use super::outbox::{Frames, Gauge, Outbox, outbox};
 use super::relay::Relay;
 use crate::engine::native::connection::{self, ConnectionId};
 use crate::engine::native::error::{ConversationError, Error};
-use crate::engine::native::process::{Contract, StatusPipe, log_to_standard_error};
+use crate::engine::native::process::{LaunchEnvironment, StatusPipe, log_to_standard_error};
 use crate::engine::native::tasks::service::TaskService;
 use crate::ids::SCHEDULER;
 use crate::text::in_full;
@@ -62,24 +62,24 @@ pub fn main() -> Result<(), Error> {
 }
 
 fn start(status: &mut StatusPipe) -> Result<(), Error> {
-    let contract = Contract::read()?;
+    let launch = LaunchEnvironment::read()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the event loop", source })?;
-    runtime.block_on(run(contract, status))
+    runtime.block_on(run(launch, status))
 }
 
-async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
+async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
-    let socket = contract.paths.socket(SCHEDULER);
+    let socket = launch.paths.socket(SCHEDULER);
     let listener = connection::listen(&socket)?;
     status.ready(Some(format!("unix://{}", socket.display())), Vec::new(), None);
     tracing::info!(socket = %socket.display(), "scheduler listens");
 
-    let names = contract.plan.workers.iter().map(|worker| worker.name.clone());
+    let names = launch.plan.workers.iter().map(|worker| worker.name.clone());
     let (events, mut incoming) = mpsc::channel(EVENTS);
     let mut service = Service {
         core: Core::new(names),
@@ -87,7 +87,7 @@ async fn run(contract: Contract, status: &mut StatusPipe) -> Result<(), Error> {
         tasks: TaskService::new(&contract.plan, &contract.told, contract.paths.root()),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
-        secret: Arc::new(contract.secret),
+        secret: Arc::new(launch.secret),
         greetings: Arc::new(Semaphore::new(GREETINGS)),
         events,
         next: 0,

@@ -21,7 +21,7 @@ use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{self, Opening, Plane, Report};
 use crate::engine::native::process::{
-    Contract, StatusPipe, log_to_standard_error, random, resources,
+    LaunchEnvironment, StatusPipe, log_to_standard_error, random, resources,
 };
 use crate::ids::SCHEDULER;
 use crate::os::memory;
@@ -74,25 +74,29 @@ pub fn main(registry: Registry) -> Result<(), Error> {
 
 fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     environment::set_defaults(&environment::defaults())?;
-    let contract = Contract::read()?;
-    let worker = contract.plan.workers.iter().find(|worker| worker.name == contract.name);
+    let launch = LaunchEnvironment::read()?;
+    let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
     memory::keep_freed_up_to(limit / SPARE_SHARE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the event loop", source })?;
-    runtime.block_on(run(contract, registry, status))
+    runtime.block_on(run(launch, registry, status))
 }
 
-async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
+async fn run(
+    launch: LaunchEnvironment,
+    registry: Registry,
+    status: &mut StatusPipe,
+) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
 
-    let me = Member { name: contract.name.clone(), incarnation: u64::from_le_bytes(random()?) };
-    let worker = contract.plan.workers.iter().find(|worker| worker.name == me.name);
-    let device = open_device(worker, contract.plan.machine.simulated)?;
+    let me = Member { name: launch.name.clone(), incarnation: u64::from_le_bytes(random()?) };
+    let worker = launch.plan.workers.iter().find(|worker| worker.name == me.name);
+    let device = open_device(worker, launch.plan.machine.simulated)?;
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
@@ -101,7 +105,7 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         device: device.clone(),
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
-    let (plane, mut reports) = Plane::spawn(me.clone(), contract.secret.clone(), opening)?;
+    let (plane, mut reports) = Plane::spawn(me.clone(), launch.secret.clone(), opening)?;
     let _joined = Joined(plane.clone());
     // UCX tests its memory hooks by moving the end of the heap up and back (ucm/mmap/install.c,
     // `ucm_fire_mmap_events_internal`), which removes what another thread has just allocated there.
@@ -126,12 +130,12 @@ async fn run(contract: Contract, registry: Registry, status: &mut StatusPipe) ->
         });
     }
     let opened_device = device.clone();
-    let bench = Bench { contract: &contract, planned: worker, device, plane: plane.clone() };
+    let bench = Bench { launch: &launch, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
 
     status.step("connecting to the other workers");
     let registration = Registration { member: me, address };
-    let mut scheduler = Scheduler::connect(&contract, &registration).await?;
+    let mut scheduler = Scheduler::connect(&launch, &registration).await?;
     let mut ucx = Some(library);
     let ended = loop {
         tokio::select! {
@@ -231,7 +235,7 @@ fn gather(
 
 /// What a worker's tasks run with.
 struct Bench<'a> {
-    contract: &'a Contract,
+    launch: &'a LaunchEnvironment,
     planned: Option<&'a WorkerPlan>,
     device: Option<Device>,
     plane: Plane,
@@ -264,8 +268,8 @@ impl Bench<'_> {
                 .map_err(|source| Error::System { action: "start a thread", source })?;
         }
         let threads = self.planned.map_or(1, |planned| planned.threads);
-        let paths = self.contract.paths.clone();
-        let secret = self.contract.secret.clone();
+        let paths = self.launch.paths.clone();
+        let secret = self.launch.secret.clone();
         let socket = paths.socket(&me.name);
         let links = simulated_links(told, &me.name);
         let shared = WorkerContext {
@@ -315,8 +319,11 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    async fn connect(contract: &Contract, registration: &Registration) -> Result<Self, Error> {
-        let Contract { paths, secret, .. } = contract;
+    async fn connect(
+        launch: &LaunchEnvironment,
+        registration: &Registration,
+    ) -> Result<Self, Error> {
+        let LaunchEnvironment { paths, secret, .. } = launch;
         let mut stream = connection::connect(paths, SCHEDULER, secret, Role::Worker).await?;
         connection::send(&mut stream, registration).await?;
         let (reader, writer) = stream.into_split();
