@@ -106,7 +106,7 @@ async fn run(
         bytes_in_flight: plane::BYTES_IN_FLIGHT,
     };
     let (plane, mut reports) = Plane::spawn(me.clone(), launch.secret.clone(), opening)?;
-    let _joined = Joined(plane.clone());
+    let _join = JoinOnDrop(plane.clone());
     // UCX tests its memory hooks by moving the end of the heap up and back (ucm/mmap/install.c,
     // `ucm_fire_mmap_events_internal`), which removes what another thread has just allocated there.
     // So no other thread works until UCX is open.
@@ -130,8 +130,9 @@ async fn run(
         });
     }
     let opened_device = device.clone();
-    let bench = Bench { launch: &launch, planned: worker, device, plane: plane.clone() };
-    let (mut runner, mut happened, offer) = bench.open(registry, me.clone())?;
+    let resources =
+        WorkerResources { launch: &launch, planned: worker, device, plane: plane.clone() };
+    let (mut runner, mut events, offer) = resources.open(registry, me.clone())?;
 
     status.step("connecting to the other workers");
     let registration = Registration { member: me, address };
@@ -164,8 +165,8 @@ async fn run(
                 }
                 None => break Err(Error::PlaneGone),
             },
-            Some(first) = happened.recv() => {
-                let reports = gather(first, &mut happened, &mut runner);
+            Some(first) = events.recv() => {
+                let reports = gather(first, &mut events, &mut runner);
                 if !reports.is_empty() {
                     scheduler.say(&FromWorker::Work(reports)).await?;
                 }
@@ -178,9 +179,9 @@ async fn run(
         }
     };
     // When everything is told to end, the scheduler's end may be seen before the signal.
-    let told = tokio::time::timeout(SIGNAL_DELAY, terminate.recv());
+    let terminated = tokio::time::timeout(SIGNAL_DELAY, terminate.recv());
     let ended = match ended {
-        Err(Error::SchedulerGone) if told.await.is_ok() => Ok(()),
+        Err(Error::SchedulerGone) if terminated.await.is_ok() => Ok(()),
         ended => ended,
     };
     if ended.is_ok() {
@@ -203,9 +204,9 @@ async fn run(
 
 /// Waits for the UCX thread on every return: if the process ends while the thread uses UCX, UCX is
 /// taken down under it and aborts (seen in 1.13, `vfs_obj.c`).
-struct Joined(Plane);
+struct JoinOnDrop(Plane);
 
-impl Drop for Joined {
+impl Drop for JoinOnDrop {
     fn drop(&mut self) {
         // The error that led here says more.
         let _ = self.0.stop();
@@ -220,8 +221,8 @@ fn gather(
 ) -> Vec<TaskReport> {
     let mut reports = Vec::new();
     let mut next = Some(first);
-    while let Some(happened) = next {
-        match happened {
+    while let Some(event) = next {
+        match event {
             WorkerEvent::Report(report) => reports.push(report),
             WorkerEvent::Fetched(fetched) => reports.extend(runner.fetched(fetched)),
         }
@@ -233,15 +234,15 @@ fn gather(
     reports
 }
 
-/// What a worker's tasks run with.
-struct Bench<'a> {
+/// The resources of a worker, from which its tasks get their context.
+struct WorkerResources<'a> {
     launch: &'a LaunchEnvironment,
     planned: Option<&'a WorkerPlan>,
     device: Option<Device>,
     plane: Plane,
 }
 
-impl Bench<'_> {
+impl WorkerResources<'_> {
     fn open(
         self,
         registry: Registry,
