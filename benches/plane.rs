@@ -54,11 +54,11 @@ impl Side {
 
     fn meets(&self, other: &Side) {
         let (member, address) = (other.member.clone(), other.address.clone());
-        self.plane.heard(ToWorker::Peer { member, address });
+        self.plane.notify(ToWorker::Peer { member, address });
     }
 
     fn loses(&self, other: &Side) {
-        self.plane.heard(ToWorker::Lost { member: other.member.clone(), left: true });
+        self.plane.notify(ToWorker::Lost { member: other.member.clone(), left: true });
     }
 
     async fn ready(&mut self) {
@@ -103,9 +103,9 @@ async fn star(others: u64) -> (Side, Vec<Side>) {
         around.push(Side::open(number).await);
     }
     let names = around.iter().map(|other| other.member.name.clone()).collect();
-    middle.plane.heard(ToWorker::Expect { names });
+    middle.plane.notify(ToWorker::Expect { names });
     for other in &mut around {
-        other.plane.heard(ToWorker::Expect { names: vec![middle.member.name.clone()] });
+        other.plane.notify(ToWorker::Expect { names: vec![middle.member.name.clone()] });
         middle.meets(other);
         other.meets(&middle);
         other.ready().await;

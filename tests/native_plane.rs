@@ -70,9 +70,9 @@ impl Mesh {
         for (me, plane) in mesh.members.iter().zip(&mesh.planes) {
             let others = addresses.iter().filter(|(member, _)| member != me);
             let names = others.clone().map(|(member, _)| member.name.clone()).collect();
-            plane.heard(ToWorker::Expect { names });
+            plane.notify(ToWorker::Expect { names });
             for (member, address) in others.cloned() {
-                plane.heard(ToWorker::Peer { member, address });
+                plane.notify(ToWorker::Peer { member, address });
             }
         }
         for reports in &mut mesh.reports {
@@ -198,7 +198,7 @@ fn a_lost_peer_fails_its_transfers_and_no_others() {
         let lost: Vec<_> =
             (0..8).map(|_| mesh.planes[0].get("gpu1", "object", Target::Host, false)).collect();
         let kept = mesh.planes[0].get("gpu2", "object", Target::Host, true);
-        mesh.planes[0].heard(ToWorker::Lost { member: mesh.members[1].clone(), left: false });
+        mesh.planes[0].notify(ToWorker::Lost { member: mesh.members[1].clone(), left: false });
         let mut failed = 0;
         for transfer in lost {
             match transfer.await {

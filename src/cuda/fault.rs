@@ -43,7 +43,7 @@ impl Faults {
     }
 
     /// Calls `listener` on the first fault. If there is a listener already, it stays instead.
-    pub(super) fn tell(&self, listener: Listener) {
+    pub(super) fn on_fault(&self, listener: Listener) {
         if self.listener.set(listener).is_ok()
             && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
         {
@@ -80,14 +80,14 @@ mod tests {
                 Box::new(move |fault| listener.lock().expect("whole").push(fault.to_string()))
             };
             if early {
-                faults.tell(listen.clone()());
+                faults.on_fault(listen.clone()());
             }
             faults.note("cuMemAlloc", 2, || "out of memory".to_owned());
             assert!(faults.first().is_none(), "it may have memory again");
             faults.note("cuMemcpyDtoH", 700, || "illegal address".to_owned());
             faults.note("cuMemFree", 719, || "launch failure".to_owned());
             if !early {
-                faults.tell(listen());
+                faults.on_fault(listen());
             }
             let told = told.lock().expect("whole");
             assert_eq!(*told, ["cuMemcpyDtoH failed: illegal address (CUDA error 700)"]);

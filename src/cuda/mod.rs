@@ -167,7 +167,7 @@ impl Device {
     /// one already. Only the first listener is kept.
     pub fn on_fault(&self, listener: impl Fn(&Fault) + Send + Sync + 'static) {
         if let Device::Driver(device) = self {
-            device.faults().tell(Box::new(listener));
+            device.faults().on_fault(Box::new(listener));
         }
     }
 

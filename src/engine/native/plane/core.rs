@@ -45,7 +45,7 @@ pub(super) enum Action {
     /// Drop the endpoint, if there is one.
     Disconnect(Member),
     /// Send a message.
-    Say { to: Member, kind: Kind },
+    Send { to: Member, kind: Kind },
     /// Deliver [`Event::Retry`] after a while.
     RetryLater(Member),
     /// The connection to a peer is verified: the peer will answer requests.
@@ -132,7 +132,7 @@ impl Core {
                     return actions;
                 }
                 if self.reachable(&from) {
-                    actions.push(Action::Say { to: from.clone(), kind: Kind::Welcome });
+                    actions.push(Action::Send { to: from.clone(), kind: Kind::Welcome });
                 }
                 if let Some(before) = self.sessions.insert(shown, from) {
                     actions.push(Action::Reopened(before));
@@ -141,7 +141,7 @@ impl Core {
             Event::Answered { by, kind } => self.answered(by, kind, &mut actions),
             Event::Probed { by } => {
                 if self.reachable(&by) {
-                    actions.push(Action::Say { to: by, kind: Kind::Met });
+                    actions.push(Action::Send { to: by, kind: Kind::Met });
                 }
             }
             Event::Broken(member) => {
@@ -168,9 +168,9 @@ impl Core {
         let peer = Peer { incarnation: member.incarnation, way: Way::Greeting };
         self.peers.insert(member.name.clone(), peer);
         actions.push(Action::Connect(member.clone()));
-        actions.push(Action::Say { to: member.clone(), kind: Kind::Hello });
+        actions.push(Action::Send { to: member.clone(), kind: Kind::Hello });
         if self.sessions.contains_key(&token(&self.secret, &member, &self.me)) {
-            actions.push(Action::Say { to: member, kind: Kind::Welcome });
+            actions.push(Action::Send { to: member, kind: Kind::Welcome });
         }
     }
 
@@ -181,7 +181,7 @@ impl Core {
             // to the probe may be lost.
             (Way::Greeting | Way::Probing, Kind::Welcome) => {
                 peer.way = Way::Probing;
-                actions.push(Action::Say { to: by, kind: Kind::Probe });
+                actions.push(Action::Send { to: by, kind: Kind::Probe });
             }
             (Way::Probing, Kind::Met) => {
                 peer.way = Way::Proven;
@@ -260,8 +260,8 @@ mod tests {
             actions,
             [
                 Action::Connect(peer.clone()),
-                Action::Say { to: peer.clone(), kind: Kind::Hello },
-                Action::Say { to: peer, kind: Kind::Welcome },
+                Action::Send { to: peer.clone(), kind: Kind::Hello },
+                Action::Send { to: peer, kind: Kind::Welcome },
             ]
         );
     }
@@ -286,13 +286,13 @@ mod tests {
         let (me, peer) = (core.me().clone(), member("gpu1", 5));
         core.handle(Event::Appeared(peer.clone()));
         core.handle(hello(&peer, &me));
-        let say = |kind| Action::Say { to: peer.clone(), kind };
+        let send = |kind| Action::Send { to: peer.clone(), kind };
         let welcome = || Event::Answered { by: peer.clone(), kind: Kind::Welcome };
-        assert_eq!(core.handle(welcome()), [say(Kind::Probe)]);
+        assert_eq!(core.handle(welcome()), [send(Kind::Probe)]);
         assert!(!core.is_proven(&peer));
         let again = core.handle(hello(&peer, &me));
-        assert_eq!(again, [say(Kind::Welcome), Action::Reopened(peer.clone())]);
-        assert_eq!(core.handle(welcome()), [say(Kind::Probe)]);
+        assert_eq!(again, [send(Kind::Welcome), Action::Reopened(peer.clone())]);
+        assert_eq!(core.handle(welcome()), [send(Kind::Probe)]);
         let met = Event::Answered { by: peer.clone(), kind: Kind::Met };
         assert_eq!(core.handle(met), [Action::Proven(peer.clone())]);
         assert!(core.is_proven(&peer));
@@ -321,7 +321,7 @@ mod tests {
         fn handle(&mut self, at: usize, event: Event) {
             for action in self.cores[at].handle(event) {
                 match action {
-                    Action::Say { to, kind } => {
+                    Action::Send { to, kind } => {
                         let to = to.name[3..].parse().expect("a number");
                         self.wires.entry((at, to)).or_default().push(kind);
                     }

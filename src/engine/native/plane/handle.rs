@@ -61,24 +61,24 @@ impl Plane {
     }
 
     /// Passes on a message from the scheduler.
-    pub fn heard(&self, message: ToWorker) {
-        self.inbox.tell(Command::Heard(message));
+    pub fn notify(&self, message: ToWorker) {
+        self.inbox.send(Command::FromScheduler(message));
     }
 
     /// Offers an object to the peers; it replaces an earlier one of that name.
     pub fn put(&self, name: impl Into<String>, buffer: impl Into<Buffer>) {
         let buffer = Arc::new(buffer.into());
-        self.inbox.tell(Command::Put { name: name.into(), buffer });
+        self.inbox.send(Command::Put { name: name.into(), buffer });
     }
 
     /// Offers an object that other owners keep too.
     pub fn put_shared(&self, name: impl Into<String>, buffer: Arc<Buffer>) {
-        self.inbox.tell(Command::Put { name: name.into(), buffer });
+        self.inbox.send(Command::Put { name: name.into(), buffer });
     }
 
     /// Stops offering an object. Transfers that have begun continue.
     pub fn remove(&self, name: impl Into<String>) {
-        self.inbox.tell(Command::Remove { name: name.into() });
+        self.inbox.send(Command::Remove { name: name.into() });
     }
 
     /// Fetches an object from a peer; with `checked`, verifies its CRC-32C.
@@ -102,7 +102,7 @@ impl Plane {
             checked,
             reply,
         };
-        self.inbox.tell(Command::Get(request));
+        self.inbox.send(Command::Get(request));
         Transfer { answer, inbox: Arc::clone(&self.inbox), id, peer, name, done: false }
     }
 
@@ -112,18 +112,18 @@ impl Plane {
     /// If there is no such peer, or it is lost before the reply.
     pub async fn echo(&self, peer: impl Into<String>) -> Result<(), TransferError> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.tell(Command::Echo { peer: peer.into(), reply });
+        self.inbox.send(Command::Echo { peer: peer.into(), reply });
         answer.await.unwrap_or(Err(TransferError::Ended))
     }
 
     /// Measures the link to a peer; the result comes as [`Report::Measured`].
     pub fn measure(&self, id: u64, measurement: Measurement) {
-        self.inbox.tell(Command::Measure { id, measurement });
+        self.inbox.send(Command::Measure { id, measurement });
     }
 
     /// Asks whether the thread still works; it answers with [`Report::Pulse`].
     pub fn pulse(&self) {
-        self.inbox.tell(Command::Pulse);
+        self.inbox.send(Command::Pulse);
     }
 
     /// Closes every connection and waits for the thread to end.
@@ -131,7 +131,7 @@ impl Plane {
     /// # Errors
     /// Why the thread ended, if it ended before this.
     pub fn stop(&self) -> Result<(), Error> {
-        self.inbox.tell(Command::Stop);
+        self.inbox.send(Command::Stop);
         let thread = self.thread.lock().map_err(|_| Error::PlaneGone)?.take();
         match thread.map(JoinHandle::join) {
             None => Ok(()),
@@ -175,7 +175,7 @@ impl Future for Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         if !self.done {
-            self.inbox.tell(Command::Cancel { id: self.id });
+            self.inbox.send(Command::Cancel { id: self.id });
         }
     }
 }

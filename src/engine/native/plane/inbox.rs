@@ -62,7 +62,7 @@ pub enum Report {
 
 /// A command to the thread.
 pub(super) enum Command {
-    Heard(ToWorker),
+    FromScheduler(ToWorker),
     Put {
         name: String,
         buffer: Arc<Buffer>,
@@ -116,7 +116,7 @@ impl Inbox {
         Self { commands, waker }
     }
 
-    pub(super) fn tell(&self, command: Command) {
+    pub(super) fn send(&self, command: Command) {
         // If the thread has ended, the command is dropped, and with it the sender of any reply.
         let _ = self.commands.send(command);
         self.waker.wake();

@@ -154,7 +154,7 @@ enum Incoming {
 }
 
 /// The messages of one kind of peer.
-trait Said: DeserializeOwned {
+trait PeerMessage: DeserializeOwned {
     /// Whether it asks for no more than it may.
     fn check(&self) -> Result<(), ConversationError> {
         Ok(())
@@ -163,13 +163,13 @@ trait Said: DeserializeOwned {
     fn incoming(self, from: ConnectionId, turn: OwnedSemaphorePermit) -> Incoming;
 }
 
-impl Said for FromWorker {
+impl PeerMessage for FromWorker {
     fn incoming(self, from: ConnectionId, turn: OwnedSemaphorePermit) -> Incoming {
         Incoming::FromWorker(from, self, turn)
     }
 }
 
-impl Said for FromClient {
+impl PeerMessage for FromClient {
     fn check(&self) -> Result<(), ConversationError> {
         match self {
             FromClient::Ask(requests) if requests.len() > REQUESTS_LIMIT => {
@@ -233,12 +233,14 @@ impl Service {
                 self.tasks.joined(connection);
                 return;
             }
-            Incoming::FromWorker(connection, said, _turn) => match self.told(connection, said) {
-                Some(event) => event,
-                None => return,
-            },
-            Incoming::FromClient(connection, said, _turn) => {
-                self.asked(connection, said);
+            Incoming::FromWorker(connection, message, _turn) => {
+                match self.worker_sent(connection, message) {
+                    Some(event) => event,
+                    None => return,
+                }
+            }
+            Incoming::FromClient(connection, message, _turn) => {
+                self.client_sent(connection, message);
                 return;
             }
             Incoming::Ended(connection) => {
@@ -258,10 +260,10 @@ impl Service {
         }
     }
 
-    fn told(&mut self, connection: ConnectionId, said: FromWorker) -> Option<Event> {
+    fn worker_sent(&mut self, connection: ConnectionId, message: FromWorker) -> Option<Event> {
         // A worker whose successor has registered is ignored.
         let worker = self.workers.get_mut(&connection)?;
-        match said {
+        match message {
             FromWorker::Connected { peers } => {
                 worker.peers = peers;
                 Some(Event::Connected { connection })
@@ -285,8 +287,8 @@ impl Service {
         }
     }
 
-    fn asked(&mut self, client: ConnectionId, said: FromClient) {
-        match said {
+    fn client_sent(&mut self, client: ConnectionId, message: FromClient) {
+        match message {
             FromClient::Ask(requests) => self.tasks.asked(client, requests),
             FromClient::Measure(measurement) => self.measure(client, measurement),
             FromClient::List => {
@@ -376,7 +378,7 @@ async fn converse(
     let _ = events.send(Incoming::Ended(id)).await;
 }
 
-async fn carry<T: Said>(
+async fn carry<T: PeerMessage>(
     id: ConnectionId,
     joins: Incoming,
     (reader, gauge): (OwnedReadHalf, &Gauge),
@@ -391,7 +393,7 @@ async fn carry<T: Said>(
     }
 }
 
-async fn listen_to<T: Said>(
+async fn listen_to<T: PeerMessage>(
     id: ConnectionId,
     mut reader: OwnedReadHalf,
     events: &mpsc::Sender<Incoming>,
@@ -401,11 +403,11 @@ async fn listen_to<T: Said>(
     loop {
         // Stop reading from a peer that does not read, or the answers would pile up here.
         gauge.drained().await;
-        let said: T = connection::receive(&mut reader, FRAME_LIMIT).await?;
-        said.check()?;
+        let message: T = connection::receive(&mut reader, FRAME_LIMIT).await?;
+        message.check()?;
         // A few frames at a time, so that a connection with long frames does not starve the others.
         let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return Ok(()) };
-        if events.send(said.incoming(id, turn)).await.is_err() {
+        if events.send(message.incoming(id, turn)).await.is_err() {
             return Ok(());
         }
     }

@@ -86,7 +86,7 @@ impl TaskService {
         }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let now = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let noted = self.recorder.is_some().then(|| event.clone());
         let actions = self.core.handle(event, now);
@@ -125,7 +125,7 @@ impl TaskService {
                 }
                 Report::Stored { object, bytes } => Event::Stored { worker, object, bytes },
             };
-            self.tell(event);
+            self.handle(event);
         }
     }
 
@@ -142,34 +142,34 @@ impl TaskService {
         for request in requests {
             match request {
                 Request::Submit(task) if self.is_own(number, task.id) => {
-                    self.tell(Event::Submit { client, task });
+                    self.handle(Event::Submit { client, task });
                 }
                 Request::Put { object, product, on } if self.is_own(number, object) => {
-                    self.tell(Event::Put { client, object, product, on });
+                    self.handle(Event::Put { client, object, product, on });
                 }
                 Request::Submit(task) => self.refuse_name(client, task.id),
                 Request::Put { object, .. } => self.refuse_name(client, object),
                 Request::Release { objects } => {
                     for object in objects {
-                        self.tell(Event::Release { client, object });
+                        self.handle(Event::Release { client, object });
                     }
                 }
                 Request::Cancel { tasks } => {
                     for task in tasks {
-                        self.tell(Event::Cancel { client, task });
+                        self.handle(Event::Cancel { client, task });
                     }
                 }
-                Request::Locate { object } => self.tell(Event::Locate { client, object }),
-                Request::Hold { object } => self.tell(Event::Hold { client, object }),
+                Request::Locate { object } => self.handle(Event::Locate { client, object }),
+                Request::Hold { object } => self.handle(Event::Hold { client, object }),
                 Request::Replicate { object, copies } => {
-                    self.tell(Event::Replicate { client, object, copies });
+                    self.handle(Event::Replicate { client, object, copies });
                 }
                 Request::Explain { task } => {
                     let why = self.core.explain(task);
                     let bytes = why.len();
                     self.news(client, News::Because { task, why }, bytes);
                 }
-                Request::CountAnew => self.tell(Event::CountAnew),
+                Request::CountAnew => self.handle(Event::CountAnew),
                 Request::Overview => {
                     let resident_bytes = resident_bytes();
                     let overview = Overview { resident_bytes, ..self.core.overview() };
@@ -194,10 +194,10 @@ impl TaskService {
     pub(crate) fn gone(&mut self, connection: ConnectionId) {
         self.batches.remove(&connection);
         if self.workers.remove(&connection).is_some() {
-            self.tell(Event::WorkerLost { worker: connection });
+            self.handle(Event::WorkerLost { worker: connection });
         }
         if self.clients.remove(&connection).is_some() {
-            self.tell(Event::ClientGone { client: connection });
+            self.handle(Event::ClientGone { client: connection });
         }
     }
 

@@ -106,7 +106,7 @@ impl Runner {
     }
 
     /// Carries out the scheduler's orders.
-    pub(super) fn obey(&mut self, orders: Vec<Order>) {
+    pub(super) fn execute(&mut self, orders: Vec<Order>) {
         for order in orders {
             match order {
                 Order::Run { task, outputs, function, arguments, inputs } => {

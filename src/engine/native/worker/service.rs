@@ -151,29 +151,29 @@ async fn run(
                 Some(Report::Open { .. }) => {}
                 Some(Report::Ready(peers)) => {
                     tracing::info!(peers = peers.len(), "ready");
-                    scheduler.say(&FromWorker::Connected { peers: peers.clone() }).await?;
-                    scheduler.say(&FromWorker::Work(vec![offer.clone()])).await?;
+                    scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
+                    scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
                     status.ready(None, peers, ucx.take());
                 }
                 Some(Report::Pulse) => status.answer(),
                 Some(Report::PeerFailed { member, cause }) => {
                     tracing::warn!(peer = member.name, cause, "a connection broke");
-                    scheduler.say(&FromWorker::PeerFailed { member, cause }).await?;
+                    scheduler.send(&FromWorker::PeerFailed { member, cause }).await?;
                 }
                 Some(Report::Measured { id, result }) => {
-                    scheduler.say(&FromWorker::Measured { id, result }).await?;
+                    scheduler.send(&FromWorker::Measured { id, result }).await?;
                 }
                 None => break Err(Error::PlaneGone),
             },
             Some(first) = events.recv() => {
                 let reports = gather(first, &mut events, &mut runner);
                 if !reports.is_empty() {
-                    scheduler.say(&FromWorker::Work(reports)).await?;
+                    scheduler.send(&FromWorker::Work(reports)).await?;
                 }
             }
-            heard = scheduler.incoming.recv() => match heard {
-                Some(ToWorker::Work(orders)) => runner.obey(orders),
-                Some(message) => plane.heard(message),
+            message = scheduler.incoming.recv() => match message {
+                Some(ToWorker::Work(orders)) => runner.execute(orders),
+                Some(message) => plane.notify(message),
                 None => break Err(Error::SchedulerGone),
             },
         }
@@ -187,7 +187,7 @@ async fn run(
     if ended.is_ok() {
         tracing::info!("worker ends as requested");
         // If the scheduler is gone already, it need not be told.
-        let _ = scheduler.say(&FromWorker::Leaving).await;
+        let _ = scheduler.send(&FromWorker::Leaving).await;
     }
     runner.stop(TASKS_END_WITHIN);
     let stopped = plane.stop();
@@ -333,7 +333,7 @@ impl Scheduler {
         Ok(Self { writer, incoming })
     }
 
-    async fn say(&mut self, message: &FromWorker) -> Result<(), Error> {
+    async fn send(&mut self, message: &FromWorker) -> Result<(), Error> {
         match connection::send(&mut self.writer, message).await {
             Err(ConversationError::Broken(_)) => Err(Error::SchedulerGone),
             result => Ok(result?),

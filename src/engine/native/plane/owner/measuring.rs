@@ -66,7 +66,7 @@ impl Owner {
         std::thread::spawn(move || {
             let command = work();
             if let Some(inbox) = inbox.upgrade() {
-                inbox.tell(command);
+                inbox.send(command);
             }
         });
     }
@@ -102,7 +102,7 @@ impl Owner {
     }
 
     pub(super) fn send_one(&self, Out { to, kind, id, argument, payload }: Out) {
-        self.say(to, kind, id, argument, payload);
+        self.send(to, kind, id, argument, payload);
     }
 
     /// Keeps this thread on one CPU until the last measurement ends.

@@ -220,7 +220,7 @@ impl Owner {
     #[inline(never)]
     fn command(&mut self, command: Command) {
         match command {
-            Command::Heard(message) => self.heard(message),
+            Command::FromScheduler(message) => self.handle_scheduler(message),
             Command::Put { name, buffer } => {
                 let offered = Offered { buffer, checksum: None, waiting: Vec::new() };
                 self.transfers.offered.insert(name, offered);
@@ -270,7 +270,7 @@ impl Owner {
         any
     }
 
-    fn heard(&mut self, message: ToWorker) {
+    fn handle_scheduler(&mut self, message: ToWorker) {
         match message {
             // For the worker's runner.
             ToWorker::Work(_) => {}
@@ -346,7 +346,7 @@ impl Owner {
             },
             Kind::Stream => self.measurements.stream(sender, id, arrival),
             Kind::Ping if id & ECHO != 0 => {
-                self.say(sender, Kind::Pong, id, 0, Payload::Empty);
+                self.send(sender, Kind::Pong, id, 0, Payload::Empty);
             }
             Kind::Ping => {
                 if let Some(out) = self.measurements.ping(sender, id, arrival) {
@@ -452,7 +452,7 @@ impl Owner {
                     self.peers_of_endpoints.remove(&link.endpoint.id());
                 }
             }
-            Action::Say { to, kind } => self.greet(&to, kind),
+            Action::Send { to, kind } => self.greet(&to, kind),
             Action::Proven(member) => self.ask_early(&member),
             Action::Reopened(member) => {
                 self.transfers.lost(&member, "it opened its connection anew");
@@ -484,7 +484,7 @@ impl Owner {
         }
     }
 
-    fn say(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
+    fn send(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
         let Some(Link { member, endpoint, token }) = self.links.get(&to) else { return };
         let header = Header { kind, token: *token, id, argument }.encode();
         let protocol = match kind {

@@ -32,7 +32,7 @@ impl Owner {
             return self.early.push(request);
         }
         let name = Payload::from(request.name.clone().into_bytes());
-        self.say(peer, Kind::Get, request.id, u64::from(request.checked), name);
+        self.send(peer, Kind::Get, request.id, u64::from(request.checked), name);
         self.transfers.requested(request, peer);
     }
 
@@ -58,7 +58,7 @@ impl Owner {
         let Some((name, offered)) =
             name.and_then(|name| Some((name, self.transfers.offered.get_mut(name)?)))
         else {
-            self.say(to, Kind::Missing, id, 0, Payload::Empty);
+            self.send(to, Kind::Missing, id, 0, Payload::Empty);
             return;
         };
         let (buffer, checksum) = (Arc::clone(&offered.buffer), offered.checksum);
@@ -99,7 +99,7 @@ impl Owner {
         checksum: Option<u32>,
     ) {
         let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
-        self.say(to, Kind::Object, id, checksum_argument(checksum), payload);
+        self.send(to, Kind::Object, id, checksum_argument(checksum), payload);
     }
 
     pub(super) fn echo(&mut self, peer: String, reply: oneshot::Sender<Result<(), TransferError>>) {
@@ -108,7 +108,7 @@ impl Owner {
             return;
         };
         self.next_echo += 1;
-        self.say(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
+        self.send(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
         self.echoes.insert(self.next_echo, (member, reply));
     }
 

@@ -58,7 +58,7 @@ impl Owner {
             }
             _ => (0, Payload::Empty),
         };
-        self.say(to.key(), kind, 0, argument, payload);
+        self.send(to.key(), kind, 0, argument, payload);
     }
 }
 

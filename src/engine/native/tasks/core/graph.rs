@@ -315,7 +315,7 @@ impl Core {
             self.actions.push(Action::Available { client, object, product });
         }
         for client in self.askers.remove(&key).unwrap_or_default() {
-            self.tell_place(client, key);
+            self.send_location(client, key);
         }
     }
 

@@ -5,7 +5,7 @@
 use super::{Action, ClientId, Core, ObjectId, ObjectKey, Product, State, TaskError};
 
 impl Core {
-    pub(super) fn tell_place(&mut self, client: ClientId, key: ObjectKey) {
+    pub(super) fn send_location(&mut self, client: ClientId, key: ObjectKey) {
         let object = &self.objects[key];
         let id = object.id;
         self.actions.push(match &object.inline {
@@ -60,7 +60,7 @@ impl Core {
             let error = (**error).clone();
             self.actions.push(Action::Unavailable { client, object: id, error });
         } else if object.is_available() {
-            self.tell_place(client, key);
+            self.send_location(client, key);
         } else {
             let askers = self.askers.entry(key).or_default();
             if !askers.contains(&client) {

@@ -88,7 +88,7 @@ impl Machine {
                 machine.links.insert((worker, to as WorkerId), rate(at, to) * 1e-6);
             }
             let (name, resources) = (format!("gpu{at}"), BTreeMap::new());
-            machine.tell(Event::WorkerJoined { worker, name, threads: 1, resources });
+            machine.handle(Event::WorkerJoined { worker, name, threads: 1, resources });
         }
         machine
     }
@@ -112,13 +112,13 @@ impl Machine {
             inputs: inputs.to_vec(),
             wishes: Wishes::default(),
         };
-        self.tell(Event::Submit { client: 1, task });
+        self.handle(Event::Submit { client: 1, task });
         (0..count).map(|at| id.plus(at)).collect()
     }
 
     pub(super) fn release(&mut self, objects: &[ObjectId]) {
         for &object in objects {
-            self.tell(Event::Release { client: 1, object });
+            self.handle(Event::Release { client: 1, object });
         }
     }
 
@@ -137,7 +137,7 @@ impl Machine {
         self.heap.push(Reverse((self.now + micros, self.sequence, what)));
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         for action in self.core.handle(event, self.now) {
             let order = match action {
                 Action::Run { worker, task, inputs, .. } => {
@@ -210,7 +210,7 @@ impl Machine {
                     }
                     Told::Returned { worker, task } => Event::Returned { worker, task },
                 };
-                self.tell(event);
+                self.handle(event);
             }
         }
     }

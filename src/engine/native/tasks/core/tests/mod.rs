@@ -81,26 +81,26 @@ fn ran_on(world: &World, task: ObjectId) -> Vec<WorkerId> {
 fn a_lost_result_is_computed_again_and_nothing_else_is() {
     let mut world = two_workers();
     for (number, inputs) in [(0, vec![]), (1, vec![id(0)]), (2, vec![id(1)])] {
-        world.tell(Event::Submit { client: 1, task: task(number, &inputs) });
+        world.handle(Event::Submit { client: 1, task: task(number, &inputs) });
     }
     world.settle();
     // Only the last result is needed; the first one's bytes are freed, its record stays.
     for number in [0, 1] {
-        world.tell(Event::Release { client: 1, object: id(number) });
+        world.handle(Event::Release { client: 1, object: id(number) });
     }
     world.settle();
     let worker = *ran_on(&world, id(2)).last().expect("it ran");
     world.workers.remove(&worker);
-    world.tell(Event::WorkerLost { worker });
+    world.handle(Event::WorkerLost { worker });
     world.settle();
     let runs = [0, 1, 2].map(|number| ran_on(&world, id(number)).len());
     assert_eq!(runs, [2, 2, 2]);
-    world.tell(Event::Submit { client: 1, task: task(3, &[]) });
+    world.handle(Event::Submit { client: 1, task: task(3, &[]) });
     world.settle();
     let worker = *ran_on(&world, id(3)).last().expect("it ran");
     let other = *world.workers.keys().find(|id| **id != worker).expect("another");
     world.workers.remove(&other);
-    world.tell(Event::WorkerLost { worker: other });
+    world.handle(Event::WorkerLost { worker: other });
     assert_eq!(ran_on(&world, id(3)).len(), 1, "its worker lives");
 }
 
@@ -108,13 +108,13 @@ fn a_lost_result_is_computed_again_and_nothing_else_is() {
 fn a_task_that_kills_three_workers_is_failed_and_its_neighbours_are_not() {
     let mut world = two_workers();
     for number in 0..6 {
-        world.tell(Event::Submit { client: 1, task: task(number, &[]) });
+        world.handle(Event::Submit { client: 1, task: task(number, &[]) });
     }
     for _ in 0..3 {
         // Every worker that gets the killer dies; then the others do their work.
         let worker = world.out[&id(0)];
         world.workers.remove(&worker);
-        world.tell(Event::WorkerLost { worker });
+        world.handle(Event::WorkerLost { worker });
         world.join();
         for _ in 0..50 {
             let at = |world: &World| world.out.get(&id(0)).copied();
@@ -139,11 +139,11 @@ fn a_task_that_kills_three_workers_is_failed_and_its_neighbours_are_not() {
 #[test]
 fn data_is_not_moved_when_moving_it_takes_longer_than_waiting() {
     let mut world = two_workers();
-    world.tell(Event::Submit { client: 1, task: task(0, &[]) });
+    world.handle(Event::Submit { client: 1, task: task(0, &[]) });
     world.settle();
     let home = ran_on(&world, id(0))[0];
     for number in 1..4 {
-        world.tell(Event::Submit { client: 1, task: task(number, &[id(0)]) });
+        world.handle(Event::Submit { client: 1, task: task(number, &[id(0)]) });
         world.settle();
     }
     let homes: BTreeSet<WorkerId> = (1..4).flat_map(|number| ran_on(&world, id(number))).collect();
@@ -153,14 +153,14 @@ fn data_is_not_moved_when_moving_it_takes_longer_than_waiting() {
 #[test]
 fn explain_says_what_a_task_waits_for() {
     let mut world = World::new(0, false);
-    world.tell(Event::Submit { client: 1, task: task(0, &[]) });
-    world.tell(Event::Submit { client: 1, task: task(1, &[id(0)]) });
+    world.handle(Event::Submit { client: 1, task: task(0, &[]) });
+    world.handle(Event::Submit { client: 1, task: task(1, &[id(0)]) });
     let why = world.core.explain(id(1));
     assert!(why.contains("waits for 1 inputs: 1:0"), "{why}");
     let mut pinned = task(2, &[]);
     pinned.wishes.on = Some("gpu9".to_owned());
     world.join();
-    world.tell(Event::Submit { client: 1, task: pinned });
+    world.handle(Event::Submit { client: 1, task: pinned });
     let why = world.core.explain(id(2));
     assert!(why.contains("no present worker may run it: it must run on gpu9"), "{why}");
     world.settle();
@@ -296,16 +296,16 @@ fn what_no_planned_worker_can_run_is_refused_and_what_an_absent_one_can_waits() 
 #[test]
 fn an_input_that_can_never_be_fetched_fails_its_task_in_the_end() {
     let mut world = two_workers();
-    world.tell(Event::Submit { client: 1, task: task(0, &[]) });
+    world.handle(Event::Submit { client: 1, task: task(0, &[]) });
     world.settle();
-    world.tell(Event::Submit { client: 1, task: task(1, &[id(0)]) });
+    world.handle(Event::Submit { client: 1, task: task(1, &[id(0)]) });
     for _ in 0..1000 {
         if let Some(&worker) = world.out.get(&id(1)) {
             world.worker(worker).runs.remove(&id(1));
             world.worker(worker).orders.clear();
             let (task, object) = (id(1), id(0));
             let (source, missing) = (None, false);
-            world.tell(Event::Unreachable { worker, task, object, source, missing });
+            world.handle(Event::Unreachable { worker, task, object, source, missing });
         }
     }
     let error = &world.clients[&1].failed[&id(1)];
@@ -315,18 +315,18 @@ fn an_input_that_can_never_be_fetched_fails_its_task_in_the_end() {
 #[test]
 fn a_given_object_outlives_a_way_that_is_broken_for_a_while() {
     let mut world = two_workers();
-    world.tell(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
     world.settle();
     let home = *world.workers.iter().find(|(_, w)| w.has.contains(&id(0))).expect("it is there").0;
     let mut elsewhere = task(1, &[id(0)]);
     let other = world.workers.iter().find(|(id, _)| **id != home).expect("another");
     let (worker, name) = (*other.0, other.1.name.clone());
     elsewhere.wishes.on = Some(name);
-    world.tell(Event::Submit { client: 1, task: elsewhere });
+    world.handle(Event::Submit { client: 1, task: elsewhere });
     for _ in 0..20 {
         world.worker(worker).orders.clear();
         let (task, object, source) = (id(1), id(0), Some(home));
-        world.tell(Event::Unreachable { worker, task, object, source, missing: false });
+        world.handle(Event::Unreachable { worker, task, object, source, missing: false });
     }
     world.settle();
     let client = &world.clients[&1];
@@ -336,13 +336,13 @@ fn a_given_object_outlives_a_way_that_is_broken_for_a_while() {
 #[test]
 fn a_given_object_that_its_only_holder_does_not_have_is_lost() {
     let mut world = two_workers();
-    world.tell(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
     world.settle();
     let home = *world.workers.iter().find(|(_, w)| w.has.contains(&id(0))).expect("it is there").0;
-    world.tell(Event::Submit { client: 1, task: task(1, &[id(0)]) });
+    world.handle(Event::Submit { client: 1, task: task(1, &[id(0)]) });
     let (worker, object, source) = (world.out[&id(1)], id(0), Some(home));
     world.worker(worker).orders.clear();
-    world.tell(Event::Unreachable { worker, task: id(1), object, source, missing: true });
+    world.handle(Event::Unreachable { worker, task: id(1), object, source, missing: true });
     let failed = &world.clients[&1].failed;
     assert!(matches!(failed.get(&id(1)), Some(TaskError::Lost { .. })), "{failed:?}");
 }

@@ -67,7 +67,7 @@ impl World {
         world
     }
 
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         self.now += 10;
         self.log.push((event.clone(), self.now));
         match &event {
@@ -149,7 +149,7 @@ impl World {
         let name = format!("gpu{}", worker % 4);
         self.workers.insert(worker, FakeWorker { name: name.clone(), ..FakeWorker::default() });
         let resources = [("GPU".to_owned(), 1)].into();
-        self.tell(Event::WorkerJoined { worker, name, threads: 1, resources });
+        self.handle(Event::WorkerJoined { worker, name, threads: 1, resources });
     }
 
     pub(super) fn nth<K: Copy, V>(map: &BTreeMap<K, V>, choice: u32) -> Option<K> {
@@ -160,7 +160,7 @@ impl World {
     pub(super) fn lose(&mut self, choice: u32) {
         if let Some(worker) = Self::nth(&self.workers, choice) {
             self.workers.remove(&worker);
-            self.tell(Event::WorkerLost { worker });
+            self.handle(Event::WorkerLost { worker });
         }
     }
 
@@ -188,7 +188,7 @@ impl World {
         fake.tasks.push(id);
         let task =
             TaskSpec { id, outputs, function: "f".into(), arguments: vec![], inputs, wishes };
-        self.tell(Event::Submit { client, task });
+        self.handle(Event::Submit { client, task });
     }
 
     pub(super) fn put(&mut self, choice: u32) {
@@ -198,7 +198,7 @@ impl World {
         self.client(client).holds.insert(object);
         let product =
             if choice.is_multiple_of(2) { Product::Inline(vec![1]) } else { Product::Stored(5000) };
-        self.tell(Event::Put { client, object, product, on: None });
+        self.handle(Event::Put { client, object, product, on: None });
     }
 
     pub(super) fn of_client(&mut self, choice: u32, what: impl Fn(ClientId, ObjectId) -> Event) {
@@ -210,7 +210,7 @@ impl World {
         if matches!(event, Event::Release { .. }) {
             self.client(client).holds.remove(&object);
         }
-        self.tell(event);
+        self.handle(event);
     }
 
     /// A worker carries out its next order.
@@ -329,7 +329,7 @@ impl World {
     pub(super) fn report(&mut self, choice: u32) -> bool {
         let Some(id) = Self::nth(&self.workers, choice) else { return false };
         let Some(report) = self.worker(id).reports.pop_front() else { return false };
-        self.tell(report);
+        self.handle(report);
         true
     }
 
@@ -351,7 +351,7 @@ impl World {
             13 if rest.is_multiple_of(16) => {
                 if let Some(client) = Self::nth(&self.clients, rest) {
                     self.clients.remove(&client);
-                    self.tell(Event::ClientGone { client });
+                    self.handle(Event::ClientGone { client });
                     self.clients.insert(client + 2, FakeClient::default());
                 }
             }
@@ -402,7 +402,7 @@ impl World {
             }
             assert!(fake.available.contains(&object), "{object} never came: {why}");
             fake.places.clear();
-            self.tell(Event::Locate { client, object });
+            self.handle(Event::Locate { client, object });
             if let Some(workers) = self.clients[&client].places.get(&object) {
                 assert!(!workers.is_empty());
                 for worker in workers {
@@ -416,7 +416,7 @@ impl World {
         let clients: Vec<ClientId> = self.clients.keys().copied().collect();
         for client in clients {
             for object in std::mem::take(&mut self.client(client).holds) {
-                self.tell(Event::Release { client, object });
+                self.handle(Event::Release { client, object });
             }
         }
         self.settle();
