@@ -114,13 +114,13 @@ impl Error {
     }
 
     /// The error, its causes and its hint, on one line.
-    pub(super) fn story(&self) -> String {
-        let mut story = in_full(self);
+    pub(super) fn in_full(&self) -> String {
+        let mut text = in_full(self);
         if let Some(hint) = self.hint() {
-            story.push_str("; hint: ");
-            story.push_str(&hint);
+            text.push_str("; hint: ");
+            text.push_str(&hint);
         }
-        story
+        text
     }
 }
 

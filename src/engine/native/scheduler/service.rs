@@ -55,8 +55,8 @@ pub fn main() -> Result<(), Error> {
     let result = start(&mut status);
     if let Err(error) = &result {
         // Standard error is the process's log.
-        tracing::error!("{}", error.story());
-        status.failed(error.story());
+        tracing::error!("{}", error.in_full());
+        status.failed(error.in_full());
     }
     result
 }
