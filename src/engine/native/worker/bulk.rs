@@ -128,8 +128,8 @@ async fn take(
     for enter in [Store::enter, Store::enter_alone] {
         let store = Arc::clone(store);
         let room = move || {
-            let party = enter(&store);
-            store.receive_on_host(&party, length).map(|room| (party, room))
+            let consumer = enter(&store);
+            store.receive_on_host(&consumer, length).map(|room| (consumer, room))
         };
         match tokio::task::spawn_blocking(room).await.map_err(|_| lost())? {
             Err(StoreError::NoRoom(full)) => given = Some(Err(StoreError::NoRoom(full))),
@@ -139,7 +139,7 @@ async fn take(
             }
         }
     }
-    let (party, mut room) = match given {
+    let (consumer, mut room) = match given {
         Some(Ok(given)) => given,
         Some(Err(error)) => {
             // The other side reads the answer only after it has sent everything.
@@ -159,7 +159,7 @@ async fn take(
         read(stream, chunk).await?;
     }
     let store = Arc::clone(store);
-    let keep = move || store.insert(&party, object, room);
+    let keep = move || store.insert(&consumer, object, room);
     Ok(tokio::task::spawn_blocking(keep).await.map_err(|_| lost())?)
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 use super::context::WorkerContext;
-use super::objects::{Party, Store, StoreError};
+use super::objects::{Consumer, Store, StoreError};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{Target, TransferError};
@@ -106,17 +106,17 @@ async fn fetch_beside(
     object: ObjectId,
     source: &Member,
     bytes: u64,
-    enter: fn(&Store) -> Party,
+    enter: fn(&Store) -> Consumer,
 ) -> Result<(u64, Duration), FetchError> {
     // While it waits here, the object stays with its sender and takes no memory.
     let place = shared.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
-    let party = Arc::new(blocking(&shared.store, enter).await?);
-    let (buffer, mut took) = attempts(shared, &party, object, source, bytes).await?;
+    let consumer = Arc::new(blocking(&shared.store, enter).await?);
+    let (buffer, mut took) = attempts(shared, &consumer, object, source, bytes).await?;
     drop(place);
     if let Some(link) = shared.links.get(&source.name) {
         took = link.carry(bytes, took).await;
     }
-    blocking(&shared.store, move |store| store.insert(&party, object, buffer)).await??;
+    blocking(&shared.store, move |store| store.insert(&consumer, object, buffer)).await??;
     Ok((bytes, took))
 }
 
@@ -131,14 +131,14 @@ async fn blocking<T: Send + 'static>(
 
 async fn attempts(
     shared: &Arc<WorkerContext>,
-    party: &Arc<Party>,
+    consumer: &Arc<Consumer>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
 ) -> Result<(Buffer, Duration), FetchError> {
     let mut tries = 0;
     loop {
-        let error = match attempt(shared, party, object, source, bytes).await {
+        let error = match attempt(shared, consumer, object, source, bytes).await {
             Ok(came) => return Ok(came),
             Err(error) => error,
         };
@@ -153,33 +153,33 @@ async fn attempts(
 
 async fn attempt(
     shared: &Arc<WorkerContext>,
-    party: &Arc<Party>,
+    consumer: &Arc<Consumer>,
     object: ObjectId,
     source: &Member,
     bytes: u64,
 ) -> Result<(Buffer, Duration), FetchError> {
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let room = room(shared, party, length).await?;
+    let room = room(shared, consumer, length).await?;
     let start = Instant::now();
     let limit = TIME_LIMIT + Duration::from_secs(bytes / SLOWEST);
-    let coming = tokio::time::timeout(limit, bring(shared, party, object, source, room));
+    let coming = tokio::time::timeout(limit, bring(shared, consumer, object, source, room));
     let buffer = coming.await.unwrap_or(Err(FetchError::Slow { limit }))?;
     Ok((buffer, start.elapsed()))
 }
 
 async fn room(
     shared: &WorkerContext,
-    party: &Arc<Party>,
+    consumer: &Arc<Consumer>,
     length: usize,
 ) -> Result<Buffer, FetchError> {
-    let party = Arc::clone(party);
-    Ok(blocking(&shared.store, move |store| store.receive(&party, length)).await??)
+    let consumer = Arc::clone(consumer);
+    Ok(blocking(&shared.store, move |store| store.receive(&consumer, length)).await??)
 }
 
 /// Fetches over UCX if the peer has the object in memory, otherwise over its socket.
 async fn bring(
     shared: &WorkerContext,
-    party: &Arc<Party>,
+    consumer: &Arc<Consumer>,
     object: ObjectId,
     source: &Member,
     room: Buffer,
@@ -188,7 +188,7 @@ async fn bring(
     match shared.plane.get(&source.name, name, Target::Into(room), false).await {
         Ok(fetched) => Ok(fetched.buffer),
         Err(TransferError::Missing { .. }) => {
-            from_socket(shared, party, object, source, length).await
+            from_socket(shared, consumer, object, source, length).await
         }
         Err(error) => Err(error.into()),
     }
@@ -196,7 +196,7 @@ async fn bring(
 
 async fn from_socket(
     shared: &WorkerContext,
-    party: &Arc<Party>,
+    consumer: &Arc<Consumer>,
     object: ObjectId,
     source: &Member,
     length: usize,
@@ -206,7 +206,7 @@ async fn from_socket(
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
     // The memory that was given to UCX is free again. Ask the peer only once there is room, because
     // it soon disconnects a reader that does not read.
-    let mut buffer = self::room(shared, party, length).await?;
+    let mut buffer = self::room(shared, consumer, length).await?;
     connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {
         BulkReply::Bytes(bytes) if bytes == length as u64 => {

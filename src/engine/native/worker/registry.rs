@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::objects::{Party, Pinned, Store};
+use super::objects::{Consumer, Pinned, Store};
 use crate::cuda::Device;
 use crate::ucx::Buffer;
 use crate::wire::tasks::ObjectId;
@@ -64,7 +64,7 @@ pub struct Context<'a> {
     pub(super) worker: &'a str,
     pub(super) arguments: &'a [u8],
     pub(super) store: &'a Store,
-    pub(super) party: &'a Party,
+    pub(super) consumer: &'a Consumer,
 }
 
 impl Context<'_> {
@@ -97,7 +97,7 @@ impl Context<'_> {
     /// # Errors
     /// If there is no room.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, FunctionError> {
-        Ok(self.store.allocate(self.party, bytes)?)
+        Ok(self.store.allocate(self.consumer, bytes)?)
     }
 
     /// Memory like that of [`Self::allocate`], filled by `write`: in place if the host can write to

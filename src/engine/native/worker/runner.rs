@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::context::WorkerContext;
 use super::fetch::{self, Fetched};
-use super::objects::{Party, StoreError};
+use super::objects::{Consumer, StoreError};
 use super::registry::{Context, FunctionError, Input, InputKind};
 use crate::engine::native::error::Error;
 use crate::text::in_full;
@@ -328,7 +328,7 @@ fn when_there_is_room(shared: &WorkerContext, job: Job) -> Report {
     run(shared, &shared.store.enter_alone(), job)
 }
 
-fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
+fn run(shared: &WorkerContext, consumer: &Consumer, job: Job) -> Report {
     let task = job.task;
     let worker = || shared.me.name.clone();
     let Some(function) = shared.registry.find(&job.function) else {
@@ -339,7 +339,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
     for (object, inline) in job.inputs {
         inputs.push(Input(match inline {
             Some(bytes) => InputKind::Inline(bytes.into()),
-            None => match shared.store.open(party, object) {
+            None => match shared.store.open(consumer, object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
                     tracing::warn!(%task, %object, %error, "an input is not available");
@@ -353,7 +353,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
         }));
     }
     let (store, arguments) = (&*shared.store, &*job.arguments);
-    let context = Context { task, worker: &shared.me.name, arguments, store, party };
+    let context = Context { task, worker: &shared.me.name, arguments, store, consumer };
     let start = Instant::now();
     RUNNING.set(Some(format!("task {task} ({})", job.function)));
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
@@ -372,7 +372,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
             return Err(format!("it returned {got} outputs instead of {promised}").into());
         }
         let named =
-            (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, party, task.plus(at), buffer));
+            (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, consumer, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
     if products.is_err() {
@@ -388,7 +388,7 @@ fn run(shared: &WorkerContext, party: &Party, job: Job) -> Report {
 /// Sends small outputs to the scheduler, and puts others into the store.
 fn keep(
     shared: &WorkerContext,
-    party: &Party,
+    consumer: &Consumer,
     object: ObjectId,
     buffer: Buffer,
 ) -> Result<Product, FunctionError> {
@@ -402,7 +402,7 @@ fn keep(
             }
         }));
     }
-    Ok(Product::Stored(shared.store.insert(party, object, buffer)?))
+    Ok(Product::Stored(shared.store.insert(consumer, object, buffer)?))
 }
 
 fn task_error(

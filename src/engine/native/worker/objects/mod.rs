@@ -18,5 +18,5 @@ mod store;
 
 pub use self::core::{NoRoom, Place, ProcessShare};
 pub use error::StoreError;
-pub(crate) use ledger::Party;
+pub(crate) use ledger::Consumer;
 pub(crate) use store::{Lent, Pinned, Settings, Store};

@@ -1,6 +1,6 @@
 //! Reservations of memory: a [`Reserved`] for each piece, given back when it is dropped.
 //!
-//! [`core::Books`] decides which party may wait; this module blocks threads and wakes them. A
+//! [`core::Accounts`] decides which consumer may wait; this module blocks threads and wakes them. A
 //! piece's reservation travels with its buffer, so memory counts as used until its last reader
 //! drops it, whether that is a task, a peer, or UCX.
 //!
@@ -15,26 +15,26 @@ use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::core::{Books, Holder, Outcome};
+use self::core::{Accounts, Outcome, Owner};
 use super::core::{Outside, Place};
 use crate::ucx::Buffer;
 
 /// A wait that takes longer than this is logged.
 const LONG: Duration = Duration::from_secs(10);
 
-/// A peer that hangs can hold memory forever. A party that waits only for that gives up after this
+/// A peer that hangs can hold memory forever. A consumer that waits only for that gives up after this
 /// long, as a fetch does.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// The counts, and the threads that wait for them to change.
 #[derive(Default)]
 pub(super) struct Ledger {
-    books: Mutex<Books>,
+    accounts: Mutex<Accounts>,
     changed: Condvar,
 }
 
 /// A task or a fetch, while it may hold memory.
-pub(crate) struct Party {
+pub(crate) struct Consumer {
     ledger: Arc<Ledger>,
     number: u64,
 }
@@ -42,18 +42,18 @@ pub(crate) struct Party {
 /// A reserved piece of memory.
 pub(super) struct Reserved {
     ledger: Arc<Ledger>,
-    holder: Mutex<Holder>,
+    owner: Mutex<Owner>,
     at: usize,
     bytes: u64,
 }
 
 /// Marks a thread that will free memory, or make room, without waiting for memory itself.
-pub(super) struct Busy(Arc<Ledger>);
+pub(super) struct Reclaimer(Arc<Ledger>);
 
 /// The owner of a new reservation.
 #[derive(Clone, Copy)]
 pub(super) enum For<'a> {
-    Party(&'a Party),
+    Consumer(&'a Consumer),
     /// An object's copy in another tier.
     Copy,
 }
@@ -63,113 +63,117 @@ fn index(place: Place) -> usize {
 }
 
 impl Ledger {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
         // A thread that panicked with it left each count consistent.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, books: MutexGuard<'a, Books>, limit: Duration) -> MutexGuard<'a, Books> {
-        let waited = self.changed.wait_timeout(books, limit);
+    fn wait<'a>(
+        &self,
+        accounts: MutexGuard<'a, Accounts>,
+        limit: Duration,
+    ) -> MutexGuard<'a, Accounts> {
+        let waited = self.changed.wait_timeout(accounts, limit);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Increases whenever there may be more room.
     pub(super) fn version(&self) -> u64 {
-        self.books().version()
+        self.accounts().version()
     }
 
     /// Records that something outside the ledger may have made room.
     pub(super) fn touch(&self) {
-        self.books().changed();
+        self.accounts().changed();
         self.changed.notify_all();
     }
 
     /// Bytes of the device and of the host that are in use.
     pub(super) fn charged(&self) -> (u64, u64) {
-        let [device, host] = self.books().charged();
+        let [device, host] = self.accounts().charged();
         (device, host)
     }
 
     /// Bytes in use by anything but objects, without those that are about to be free.
     pub(super) fn outside(&self) -> Outside {
-        let [device, host] = self.books().outside();
+        let [device, host] = self.accounts().outside();
         Outside { device, host }
     }
 
     /// Bytes of the device and of the host that are about to be free.
     pub(super) fn pending(&self) -> (u64, u64) {
-        let [device, host] = self.books().pending();
+        let [device, host] = self.accounts().pending();
         (device, host)
     }
 
-    /// Waits until no party runs alone or waits to.
-    pub(super) fn enter(self: &Arc<Self>) -> Party {
-        let mut books = self.books();
+    /// Waits until no consumer runs alone or waits to.
+    pub(super) fn enter(self: &Arc<Self>) -> Consumer {
+        let mut accounts = self.accounts();
         let number = loop {
-            match books.enter() {
+            match accounts.enter() {
                 Some(number) => break number,
-                None => books = self.wait(books, LONG),
+                None => accounts = self.wait(accounts, LONG),
             }
         };
-        drop(books);
+        drop(accounts);
         // The thread that watches memory may be waiting for work.
         self.changed.notify_all();
-        Party { ledger: Arc::clone(self), number }
+        Consumer { ledger: Arc::clone(self), number }
     }
 
-    /// Waits until every other party has ended, while no new one enters.
-    pub(super) fn enter_alone(self: &Arc<Self>) -> Party {
-        let mut books = self.books();
-        let number = books.queue();
-        while !books.enter_alone(number) {
-            books = self.wait(books, LONG);
+    /// Waits until every other consumer has ended, while no new one enters.
+    pub(super) fn enter_alone(self: &Arc<Self>) -> Consumer {
+        let mut accounts = self.accounts();
+        let number = accounts.queue();
+        while !accounts.enter_alone(number) {
+            accounts = self.wait(accounts, LONG);
         }
-        drop(books);
-        Party { ledger: Arc::clone(self), number }
+        drop(accounts);
+        Consumer { ledger: Arc::clone(self), number }
     }
 
-    /// Waits until there is a party.
+    /// Waits until there is a consumer.
     pub(super) fn until_work(&self) {
-        let mut books = self.books();
-        while !books.is_working() {
-            books = self.changed.wait(books).unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.accounts();
+        while !accounts.is_working() {
+            accounts = self.changed.wait(accounts).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    pub(super) fn busy(self: &Arc<Self>) -> Busy {
-        self.books().begin_work();
-        Busy(Arc::clone(self))
+    pub(super) fn reclaimer(self: &Arc<Self>) -> Reclaimer {
+        self.accounts().begin_reclaim();
+        Reclaimer(Arc::clone(self))
     }
 
     /// Reserves memory; the caller has checked that there is room.
     pub(super) fn reserve(self: &Arc<Self>, who: For<'_>, place: Place, bytes: u64) -> Reserved {
-        let holder = match who {
-            For::Party(party) => Holder::Party(party.number),
-            For::Copy => Holder::Moving,
+        let owner = match who {
+            For::Consumer(consumer) => Owner::Consumer(consumer.number),
+            For::Copy => Owner::Copy,
         };
         let at = index(place);
-        self.books().charge(holder, at, bytes);
-        Reserved { ledger: Arc::clone(self), holder: Mutex::new(holder), at, bytes }
+        self.accounts().charge(owner, at, bytes);
+        Reserved { ledger: Arc::clone(self), owner: Mutex::new(owner), at, bytes }
     }
 
     /// Waits until there may be room that there was not at version `seen`. Returns false if there
-    /// will be none unless this party gives back what it holds.
-    pub(super) fn wait_for_room(&self, party: &Party, seen: u64) -> bool {
+    /// will be none unless this consumer gives back what it holds.
+    pub(super) fn wait_for_room(&self, consumer: &Consumer, seen: u64) -> bool {
         let start = Instant::now();
-        let mut books = self.books();
-        match books.stuck(party.number, seen) {
+        let mut accounts = self.accounts();
+        match accounts.stuck(consumer.number, seen) {
             Outcome::Again => return true,
             Outcome::Refused => return false,
             Outcome::Wait => {}
         }
-        // Another party may have been refused.
+        // Another consumer may have been refused.
         self.changed.notify_all();
         let mut told = false;
-        while !books.is_called(party.number, seen) {
-            books = self.wait(books, LONG);
+        while !accounts.is_called(consumer.number, seen) {
+            accounts = self.wait(accounts, LONG);
             if start.elapsed() >= LONG && !told {
                 told = true;
-                let pending = books.pending();
+                let pending = accounts.pending();
                 tracing::warn!(?pending, "has waited for memory for {} s", LONG.as_secs());
             }
             if start.elapsed() >= LONGEST {
@@ -180,43 +184,43 @@ impl Ledger {
     }
 }
 
-impl Drop for Party {
+impl Drop for Consumer {
     fn drop(&mut self) {
-        self.ledger.books().leave(self.number);
+        self.ledger.accounts().leave(self.number);
         self.ledger.changed.notify_all();
     }
 }
 
-impl Drop for Busy {
+impl Drop for Reclaimer {
     fn drop(&mut self) {
-        self.0.books().end_work();
+        self.0.accounts().end_reclaim();
         self.0.changed.notify_all();
     }
 }
 
 impl Reserved {
-    fn pass(&self, to: Holder) {
-        let mut holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ledger.books().pass(*holder, to, self.at, self.bytes);
-        *holder = to;
+    fn pass(&self, to: Owner) {
+        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ledger.accounts().pass(*owner, to, self.at, self.bytes);
+        *owner = to;
         self.ledger.changed.notify_all();
     }
 
     /// Makes an object the owner.
     pub(super) fn keep(&self) {
-        self.pass(Holder::Kept);
+        self.pass(Owner::Object);
     }
 
     /// Ends the object's ownership; the memory is free once its last reader drops it.
     pub(super) fn release(&self) {
-        self.pass(Holder::Nobody);
+        self.pass(Owner::Released);
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let holder = *self.holder.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ledger.books().free(holder, self.at, self.bytes);
+        let owner = *self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ledger.accounts().free(owner, self.at, self.bytes);
         self.ledger.changed.notify_all();
     }
 }

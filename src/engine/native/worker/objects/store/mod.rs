@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::budget::Budget;
 use super::core::{Move, Place, Tiers};
 use super::error::StoreError;
-use super::ledger::{Busy, For, Ledger, Party, reserved};
+use super::ledger::{Consumer, For, Ledger, Reclaimer, reserved};
 use super::spill::{Extent, Spill};
 use crate::cuda::Device;
 use crate::engine::native::plane::Plane;
@@ -89,8 +89,8 @@ impl Drop for Pinned {
 /// An object to be sent from where it is, in memory or in the file.
 pub(crate) struct Lent {
     place: LentPlace,
-    /// Tells parties that wait for memory that this will end.
-    _busy: Busy,
+    /// Tells consumers that wait for memory that this will end.
+    _reclaimer: Reclaimer,
 }
 
 enum LentPlace {
@@ -159,12 +159,12 @@ impl Store {
     }
 
     /// Admits a task or a fetch that may hold memory beside others. Waits while one runs alone.
-    pub(crate) fn enter(&self) -> Party {
+    pub(crate) fn enter(&self) -> Consumer {
         self.ledger.enter()
     }
 
     /// Admits one that found no room beside others, after it left: waits until it is alone.
-    pub(crate) fn enter_alone(&self) -> Party {
+    pub(crate) fn enter_alone(&self) -> Consumer {
         self.ledger.enter_alone()
     }
 
@@ -174,7 +174,7 @@ impl Store {
     /// file itself.
     pub(crate) fn insert(
         &self,
-        party: &Party,
+        consumer: &Consumer,
         object: ObjectId,
         mut buffer: Buffer,
     ) -> Result<u64, StoreError> {
@@ -182,7 +182,7 @@ impl Store {
         let place = place_of(&buffer);
         let brought = reserved(&buffer).is_none();
         if brought {
-            let reserved = self.ledger.reserve(For::Party(party), place, bytes);
+            let reserved = self.ledger.reserve(For::Consumer(consumer), place, bytes);
             buffer.hold(Box::new(reserved));
         }
         let mut inner = self.lock();
@@ -219,7 +219,7 @@ impl Store {
     /// Brings an object into memory and pins it.
     pub(crate) fn open(
         self: &Arc<Self>,
-        party: &Party,
+        consumer: &Consumer,
         object: ObjectId,
     ) -> Result<Pinned, StoreError> {
         loop {
@@ -238,14 +238,14 @@ impl Store {
             };
             if inner.rising.insert(object) {
                 drop(inner);
-                let risen = self.rise(party, object, &extent);
+                let risen = self.rise(consumer, object, &extent);
                 self.lock().rising.remove(&object);
                 self.ledger.touch();
                 risen?;
                 continue;
             }
             drop(inner);
-            if !self.ledger.wait_for_room(party, seen) {
+            if !self.ledger.wait_for_room(consumer, seen) {
                 return Err(self.lack(Place::Host, extent.len() as u64).into());
             }
         }
@@ -261,10 +261,15 @@ impl Store {
     }
 
     /// Reads an object from the file into memory: into its home tier, or the host.
-    fn rise(&self, party: &Party, object: ObjectId, extent: &Extent) -> Result<(), StoreError> {
+    fn rise(
+        &self,
+        consumer: &Consumer,
+        object: ObjectId,
+        extent: &Extent,
+    ) -> Result<(), StoreError> {
         let home = self.lock().tiers.place(object).map(|(_, home)| home);
         let device = self.device.as_ref().filter(|_| home == Some(Place::Device));
-        let mut buffer = self.somewhere(party, device, extent.len())?;
+        let mut buffer = self.somewhere(consumer, device, extent.len())?;
         extent.read(object, |at, bytes| {
             buffer.write_at(at, bytes)?;
             Ok::<_, StoreError>(())
@@ -286,10 +291,10 @@ impl Store {
 
     /// An object for another process. If it is in the file, it is not brought into memory for that.
     pub(crate) fn lend(self: &Arc<Self>, object: ObjectId) -> Result<Lent, StoreError> {
-        let busy = self.ledger.busy();
+        let reclaimer = self.ledger.reclaimer();
         loop {
             if let Some(pinned) = self.pin(object) {
-                return Ok(Lent { place: LentPlace::Memory(pinned), _busy: busy });
+                return Ok(Lent { place: LentPlace::Memory(pinned), _reclaimer: reclaimer });
             }
             let extent = match self.lock().contents.get(&object) {
                 None => return Err(StoreError::Unknown { object }),
@@ -298,7 +303,7 @@ impl Store {
             };
             // Check it before its length is sent.
             extent.verify(object)?;
-            return Ok(Lent { place: LentPlace::File(extent), _busy: busy });
+            return Ok(Lent { place: LentPlace::File(extent), _reclaimer: reclaimer });
         }
     }
 
@@ -311,7 +316,7 @@ impl Store {
                 inner.tiers.hold(step.object);
             }
         }
-        let _busy = self.ledger.busy();
+        let _reclaimer = self.ledger.reclaimer();
         drop(inner);
         let mut result = Ok(());
         for (step, buffer) in sources {

@@ -11,7 +11,7 @@ use super::{Inner, Store};
 use crate::cuda::{self, Device, spare};
 use crate::engine::native::worker::objects::core::{NoRoom, Outside, Place};
 use crate::engine::native::worker::objects::error::StoreError;
-use crate::engine::native::worker::objects::ledger::{For, Party, Reserved};
+use crate::engine::native::worker::objects::ledger::{Consumer, For, Reserved};
 use crate::os::{memory, process};
 use crate::ucx::Buffer;
 
@@ -27,44 +27,44 @@ const TRIM_AGAIN: Duration = Duration::from_millis(200);
 impl Store {
     /// Device memory for a task, or host memory if there is no device. Objects that are not in use
     /// make room.
-    pub(crate) fn allocate(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
+    pub(crate) fn allocate(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
         match &self.device {
-            Some(device) => self.device_memory(party, device, bytes, true),
-            None => self.host_memory(party, bytes),
+            Some(device) => self.device_memory(consumer, device, bytes, true),
+            None => self.host_memory(consumer, bytes),
         }
     }
 
     /// Memory for an incoming object: of the device, or of the host if the device has no room that
     /// can be made now.
-    pub(crate) fn receive(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
-        self.somewhere(party, self.device.as_ref(), bytes)
+    pub(crate) fn receive(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+        self.somewhere(consumer, self.device.as_ref(), bytes)
     }
 
     /// Host memory for an object from a client.
     pub(crate) fn receive_on_host(
         &self,
-        party: &Party,
+        consumer: &Consumer,
         bytes: usize,
     ) -> Result<Buffer, StoreError> {
-        self.host_memory(party, bytes)
+        self.host_memory(consumer, bytes)
     }
 
     /// Device memory if there is some without waiting, otherwise host memory.
     pub(super) fn somewhere(
         &self,
-        party: &Party,
+        consumer: &Consumer,
         device: Option<&Device>,
         bytes: usize,
     ) -> Result<Buffer, StoreError> {
-        match device.map(|device| self.device_memory(party, device, bytes, false)) {
+        match device.map(|device| self.device_memory(consumer, device, bytes, false)) {
             Some(Ok(buffer)) => Ok(buffer),
             Some(Err(error)) if !matches!(error, StoreError::NoRoom(_)) => Err(error),
-            _ => self.host_memory(party, bytes),
+            _ => self.host_memory(consumer, bytes),
         }
     }
 
-    fn host_memory(&self, party: &Party, bytes: usize) -> Result<Buffer, StoreError> {
-        let reserved = self.reserve(party, Place::Host, bytes as u64, true)?;
+    fn host_memory(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+        let reserved = self.reserve(consumer, Place::Host, bytes as u64, true)?;
         let mut buffer = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
         buffer.hold(Box::new(reserved));
         Ok(buffer)
@@ -73,14 +73,14 @@ impl Store {
     /// Device memory; waits for it only if asked to.
     fn device_memory(
         &self,
-        party: &Party,
+        consumer: &Consumer,
         device: &Device,
         bytes: usize,
         waits: bool,
     ) -> Result<Buffer, StoreError> {
         let mut is_sure = false;
         loop {
-            let reserved = self.reserve(party, Place::Device, bytes as u64, waits)?;
+            let reserved = self.reserve(consumer, Place::Device, bytes as u64, waits)?;
             let refusal = match device.allocate(bytes) {
                 Ok(memory) => {
                     let mut buffer = Buffer::Device(memory);
@@ -104,7 +104,7 @@ impl Store {
                 continue;
             }
             drop(inner);
-            let again = waits && self.ledger.wait_for_room(party, seen);
+            let again = waits && self.ledger.wait_for_room(consumer, seen);
             // Memory that was freed between the attempt and the check is available now.
             if !again && is_sure {
                 let full = no_room(&refusal, device, self.device_limit);
@@ -118,7 +118,7 @@ impl Store {
     /// for other room only if asked to.
     fn reserve(
         &self,
-        party: &Party,
+        consumer: &Consumer,
         place: Place,
         bytes: u64,
         waits: bool,
@@ -134,7 +134,9 @@ impl Store {
                     // Memory that is about to be free need not be moved away, but is not free yet.
                     self.surround(&mut inner, true);
                     match inner.tiers.fits(place, bytes) {
-                        Ok(()) => return Ok(self.ledger.reserve(For::Party(party), place, bytes)),
+                        Ok(()) => {
+                            return Ok(self.ledger.reserve(For::Consumer(consumer), place, bytes));
+                        }
                         Err(full) => full,
                     }
                 }
@@ -145,7 +147,7 @@ impl Store {
                 Err(full) => full,
             };
             drop(inner);
-            if waits && self.ledger.wait_for_room(party, seen) {
+            if waits && self.ledger.wait_for_room(consumer, seen) {
                 continue;
             }
             // Before refusing, return freed heap to the system and forget old peaks.
@@ -225,7 +227,7 @@ impl Store {
                 memory::give_back_freed_heap();
                 trimmed = Instant::now();
             }
-            // Waiting parties may now find that the process uses less.
+            // Waiting consumers may now find that the process uses less.
             if now > room {
                 self.ledger.touch();
             }

@@ -19,12 +19,12 @@ fn store(device: u64, host: u64, directory: &tempfile::TempDir) -> Arc<Store> {
 }
 
 fn fill(store: &Store, object: u64, bytes: usize) {
-    let party = store.enter();
-    let mut buffer = store.allocate(&party, bytes).expect("room");
+    let consumer = store.enter();
+    let mut buffer = store.allocate(&consumer, bytes).expect("room");
     let pattern = vec![u8::try_from(object).expect("small"); bytes];
     let Buffer::Device(memory) = &mut buffer else { panic!("there is a device") };
     memory.write(0, &pattern).expect("it fits");
-    store.insert(&party, id(object), buffer).expect("room");
+    store.insert(&consumer, id(object), buffer).expect("room");
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn whoever_finds_no_room_waits_for_those_who_will_give_some_back() {
 fn what_is_still_read_is_waited_for_and_not_taken() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(1000, 10_000, &directory);
-    let party = store.enter();
-    let buffer = store.allocate(&party, 900).expect("room");
+    let consumer = store.enter();
+    let buffer = store.allocate(&consumer, 900).expect("room");
     // Like a transfer whose caller has gone.
-    drop(party);
+    drop(consumer);
     let waits = std::thread::spawn({
         let store = Arc::clone(&store);
         move || store.allocate(&store.enter(), 200).is_ok()
