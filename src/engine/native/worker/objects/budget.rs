@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::core::Whole;
+use super::core::ProcessMemory;
 use crate::plan::HOST_FILL_PERCENT;
 
 /// After this long, a peak counts half.
@@ -64,8 +64,8 @@ impl Budget {
     }
 
     /// The share of the limit that is for data.
-    pub(super) fn whole(&self) -> Whole {
-        Whole {
+    pub(super) fn process_memory(&self) -> ProcessMemory {
+        ProcessMemory {
             limit: self.ceiling().saturating_sub(self.other),
             memory_limit: self.memory_limit,
             other: self.other,
@@ -81,14 +81,14 @@ mod tests {
     #[test]
     fn what_the_process_takes_is_not_for_data_and_a_peak_is_remembered_for_a_while() {
         let mut budget = Budget::new(1000, 100);
-        let all = budget.whole().limit;
+        let all = budget.process_memory().limit;
         assert_eq!(all, budget.ceiling() - 100);
         budget.observe(500, 200, Duration::from_secs(1));
-        assert_eq!(budget.whole().other, 300);
+        assert_eq!(budget.process_memory().other, 300);
         budget.observe(300, 200, Duration::from_secs(3));
-        assert_eq!(budget.whole().other, 200, "half of the peak");
+        assert_eq!(budget.process_memory().other, 200, "half of the peak");
         budget.settle(300, 200, Duration::from_secs(3));
-        assert_eq!(budget.whole().limit, all);
+        assert_eq!(budget.process_memory().limit, all);
     }
 
     proptest! {
@@ -102,7 +102,7 @@ mod tests {
             for (resident, charged, millis) in looks {
                 now += Duration::from_millis(millis);
                 budget.observe(resident, charged, now);
-                let Whole { limit: data, other, .. } = budget.whole();
+                let ProcessMemory { limit: data, other, .. } = budget.process_memory();
                 prop_assert!(other >= resident.saturating_sub(charged));
                 prop_assert!(data == 0 || data + other <= limit / 100 * 95);
             }

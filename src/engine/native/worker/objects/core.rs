@@ -3,7 +3,7 @@
 //! Pure: it counts bytes and names moves; the store makes them.
 //!
 //! Bytes that are reserved but not an object's (memory of tasks, transfers in flight) are passed in
-//! as [`Outside`]. Memory of a simulated device is host memory, so it counts there too.
+//! as [`Transient`]. Memory of a simulated device is host memory, so it counts there too.
 //!
 //! *Invariant:* the bytes of a tier are the sum of its objects' bytes, and after the moves that
 //! [`Tiers::room`] names, there is the room that was asked for.
@@ -89,14 +89,14 @@ pub(super) struct Move {
 
 /// Bytes in use by anything but objects, of the device and of the host.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Outside {
+pub(super) struct Transient {
     pub(super) device: u64,
     pub(super) host: u64,
 }
 
 /// The memory of the process as a whole.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Whole {
+pub(super) struct ProcessMemory {
     /// The share for data, in bytes.
     pub(super) limit: u64,
     /// The limit at which the process is ended.
@@ -122,13 +122,13 @@ struct Shelf {
     movable: BTreeMap<u64, ObjectId>,
     movable_bytes: u64,
     /// Bytes in use by anything but objects.
-    outside: u64,
+    transient: u64,
     counters: Level,
 }
 
 impl Shelf {
     fn used(&self) -> u64 {
-        self.counters.bytes + self.outside
+        self.counters.bytes + self.transient
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) struct Tiers {
     shelves: [Shelf; 3],
     /// Whether device memory is host memory.
     simulated: bool,
-    whole: Option<Whole>,
+    process: Option<ProcessMemory>,
     clock: u64,
 }
 
@@ -150,7 +150,7 @@ impl Tiers {
             entries: HashMap::new(),
             shelves: [shelf(device), shelf(host), shelf(disk)],
             simulated: false,
-            whole: None,
+            process: None,
             clock: 0,
         }
     }
@@ -162,10 +162,10 @@ impl Tiers {
     }
 
     /// Sets what is used beside the objects, and what the process may use as a whole.
-    pub(super) fn surround(&mut self, outside: Outside, whole: Option<Whole>) {
-        self.shelf(Place::Device).outside = outside.device;
-        self.shelf(Place::Host).outside = outside.host;
-        self.whole = whole;
+    pub(super) fn set_usage(&mut self, transient: Transient, process: Option<ProcessMemory>) {
+        self.shelf(Place::Device).transient = transient.device;
+        self.shelf(Place::Host).transient = transient.host;
+        self.process = process;
     }
 
     fn shelf(&mut self, place: Place) -> &mut Shelf {
@@ -202,14 +202,15 @@ impl Tiers {
             return Err(draft.full(place, bytes));
         }
         let is_host = place == Place::Host || self.simulated && place == Place::Device;
-        match self.whole.filter(|whole| is_host && draft.whole_used() + bytes > whole.limit) {
-            Some(whole) => Err(draft.full_whole(whole, place, bytes)),
+        match self.process.filter(|process| is_host && draft.process_used() + bytes > process.limit)
+        {
+            Some(process) => Err(draft.process_full(process, place, bytes)),
             None => Ok(()),
         }
     }
 
     /// Why a tier has no room for `bytes` more.
-    pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
+    pub(super) fn no_room(&self, place: Place, bytes: u64) -> NoRoom {
         let full = self.fits(place, bytes);
         full.err().unwrap_or_else(|| Draft::new(self).full(place, bytes))
     }
@@ -226,13 +227,13 @@ impl Tiers {
             Place::Disk => {}
         }
         if place == Place::Host || self.simulated && place == Place::Device {
-            draft.free_whole(place, bytes)?;
+            draft.free_process(place, bytes)?;
         }
         Ok(draft.moves)
     }
 
     /// The moves that free at least `bytes` of the device, as far as objects may move.
-    pub(super) fn shed_device(&self, bytes: u64) -> Result<Vec<Move>, NoRoom> {
+    pub(super) fn evict_device(&self, bytes: u64) -> Result<Vec<Move>, NoRoom> {
         let shelf = &self.shelves[Place::Device as usize];
         let limit = shelf.used().saturating_sub(bytes.min(shelf.movable_bytes));
         let mut draft = Draft::new(self);
@@ -244,7 +245,7 @@ impl Tiers {
     /// the rest cannot be freed.
     pub(super) fn balance(&self) -> (Vec<Move>, Option<NoRoom>) {
         let mut draft = Draft::new(self);
-        let freed = draft.free_host(0).and_then(|()| draft.free_whole(Place::Host, 0));
+        let freed = draft.free_host(0).and_then(|()| draft.free_process(Place::Host, 0));
         (draft.moves, freed.err())
     }
 
@@ -378,7 +379,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Host memory in use.
-    fn whole_used(&self) -> u64 {
+    fn process_used(&self) -> u64 {
         self.used[1] + if self.tiers.simulated { self.used[0] } else { 0 }
     }
 
@@ -394,18 +395,18 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn full_whole(&self, whole: Whole, place: Place, asked_bytes: u64) -> NoRoom {
+    fn process_full(&self, process: ProcessMemory, place: Place, asked_bytes: u64) -> NoRoom {
         let device = if self.tiers.simulated { self.used[0] } else { 0 };
         let movable = self.movable[1] + if self.tiers.simulated { self.movable[0] } else { 0 };
         NoRoom {
             place,
             asked_bytes,
-            limit_bytes: whole.limit,
-            used_bytes: self.whole_used(),
-            pinned_bytes: self.whole_used() - movable,
+            limit_bytes: process.limit,
+            used_bytes: self.process_used(),
+            pinned_bytes: self.process_used() - movable,
             process: Some(ProcessShare {
-                memory_limit_bytes: whole.memory_limit,
-                other_bytes: whole.other,
+                memory_limit_bytes: process.memory_limit,
+                other_bytes: process.other,
                 simulated_device_bytes: device,
             }),
         }
@@ -452,15 +453,16 @@ impl<'a> Draft<'a> {
     /// Makes room on the host for an object of the device, unless it would take most of the host.
     fn host_takes(&mut self, bytes: u64) -> Result<bool, NoRoom> {
         let stays = self.used[1] - self.movable[1];
-        let whole_stays = self.whole_used() - self.movable[1];
+        let process_stays = self.process_used() - self.movable[1];
         let level = self.limit(Place::Host).is_none_or(|limit| stays + bytes <= limit / 2);
         // The copy exists before the device's memory is free.
-        let whole = self.tiers.whole.is_none_or(|whole| whole_stays + bytes <= whole.limit);
-        if !(level && whole) {
+        let process =
+            self.tiers.process.is_none_or(|process| process_stays + bytes <= process.limit);
+        if !(level && process) {
             return Ok(false);
         }
         self.free_host(bytes)?;
-        self.free_whole(Place::Host, bytes)?;
+        self.free_process(Place::Host, bytes)?;
         Ok(true)
     }
 
@@ -477,13 +479,13 @@ impl<'a> Draft<'a> {
 
     /// Moves objects to the disk until the process has room for `bytes` more: first those of the
     /// host, then those of a simulated device.
-    fn free_whole(&mut self, place: Place, bytes: u64) -> Result<(), NoRoom> {
-        let Some(whole) = self.tiers.whole else { return Ok(()) };
-        while self.whole_used() + bytes > whole.limit {
+    fn free_process(&mut self, place: Place, bytes: u64) -> Result<(), NoRoom> {
+        let Some(process) = self.tiers.process else { return Ok(()) };
+        while self.process_used() + bytes > process.limit {
             let from = match self.next(Place::Host) {
                 Some(_) => Place::Host,
                 None if self.tiers.simulated && self.next(Place::Device).is_some() => Place::Device,
-                None => return Err(self.full_whole(whole, place, bytes)),
+                None => return Err(self.process_full(process, place, bytes)),
             };
             self.go(from, Place::Disk)?;
         }
@@ -538,14 +540,14 @@ mod tests {
     #[test]
     fn memory_of_a_simulated_device_counts_as_host_memory_and_goes_to_the_disk() {
         let mut tiers = Tiers::new(Some(100), None, None).simulated(true);
-        let whole = Whole { limit: 30, memory_limit: 50, other: 10 };
-        tiers.surround(Outside::default(), Some(whole));
+        let process = ProcessMemory { limit: 30, memory_limit: 50, other: 10 };
+        tiers.set_usage(Transient::default(), Some(process));
         for object in 0..5 {
             add(&mut tiers, object, 10, Place::Device).expect("the disk has room");
         }
         let counters = tiers.counters();
         assert_eq!((counters.device.bytes, counters.disk.bytes), (30, 20));
-        tiers.surround(Outside { device: 0, host: 15 }, Some(whole));
+        tiers.set_usage(Transient { device: 0, host: 15 }, Some(process));
         let (moves, rest) = tiers.balance();
         assert_eq!((moves.len(), rest), (2, None), "what else is used pushes objects out");
         let error = tiers.room(Place::Device, 20).expect_err("too much beside it");
@@ -559,8 +561,8 @@ mod tests {
             simulated: bool,
         ) {
             let mut tiers = Tiers::new(Some(100), Some(150), Some(300)).simulated(simulated);
-            let whole = Whole { limit: 170, memory_limit: 200, other: 10 };
-            tiers.surround(Outside::default(), Some(whole));
+            let process = ProcessMemory { limit: 170, memory_limit: 200, other: 10 };
+            tiers.set_usage(Transient::default(), Some(process));
             let mut pins: BTreeMap<u64, u32> = BTreeMap::new();
             for (object, bytes, what) in steps {
                 match what {

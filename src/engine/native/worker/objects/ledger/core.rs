@@ -91,7 +91,7 @@ impl Accounts {
     }
 
     /// Bytes that belong to neither an object nor memory about to be free.
-    pub(super) fn outside(&self) -> Pair {
+    pub(super) fn transient(&self) -> Pair {
         let pending = self.pending();
         [0, 1].map(|at: usize| self.charged[at] - self.kept[at] - pending[at])
     }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::core::{Accounts, Outcome, Owner};
-use super::core::{Outside, Place};
+use super::core::{Place, Transient};
 use crate::ucx::Buffer;
 
 /// A wait that takes longer than this is logged.
@@ -82,7 +82,7 @@ impl Ledger {
         self.accounts().version()
     }
 
-    /// Records that something outside the ledger may have made room.
+    /// Records that something transient the ledger may have made room.
     pub(super) fn touch(&self) {
         self.accounts().changed();
         self.changed.notify_all();
@@ -95,9 +95,9 @@ impl Ledger {
     }
 
     /// Bytes in use by anything but objects, without those that are about to be free.
-    pub(super) fn outside(&self) -> Outside {
-        let [device, host] = self.accounts().outside();
-        Outside { device, host }
+    pub(super) fn transient(&self) -> Transient {
+        let [device, host] = self.accounts().transient();
+        Transient { device, host }
     }
 
     /// Bytes of the device and of the host that are about to be free.

@@ -246,7 +246,7 @@ impl Store {
             }
             drop(inner);
             if !self.ledger.wait_for_room(consumer, seen) {
-                return Err(self.lack(Place::Host, extent.len() as u64).into());
+                return Err(self.no_room(Place::Host, extent.len() as u64).into());
             }
         }
     }

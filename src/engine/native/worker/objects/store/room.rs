@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Inner, Store};
 use crate::cuda::{self, Device, spare};
-use crate::engine::native::worker::objects::core::{NoRoom, Outside, Place};
+use crate::engine::native::worker::objects::core::{NoRoom, Place, Transient};
 use crate::engine::native::worker::objects::error::StoreError;
 use crate::engine::native::worker::objects::ledger::{Consumer, For, Reserved};
 use crate::os::{memory, process};
@@ -97,8 +97,8 @@ impl Store {
             let lacking = (*asked_bytes as u64).saturating_sub(*free_bytes).max(1);
             let mut inner = self.lock();
             let seen = self.ledger.version();
-            self.surround(&mut inner, true);
-            let moves = inner.tiers.shed_device(lacking)?;
+            self.set_usage(&mut inner, true);
+            let moves = inner.tiers.evict_device(lacking)?;
             if !moves.is_empty() {
                 self.make(inner, moves)?;
                 continue;
@@ -127,12 +127,12 @@ impl Store {
         loop {
             let mut inner = self.lock();
             let seen = self.ledger.version();
-            self.surround(&mut inner, false);
+            self.set_usage(&mut inner, false);
             inner.tiers.may_fit(place, bytes)?;
             let full = match inner.tiers.room(place, bytes) {
                 Ok(moves) if moves.is_empty() => {
                     // Memory that is about to be free need not be moved away, but is not free yet.
-                    self.surround(&mut inner, true);
+                    self.set_usage(&mut inner, true);
                     match inner.tiers.fits(place, bytes) {
                         Ok(()) => {
                             return Ok(self.ledger.reserve(For::Consumer(consumer), place, bytes));
@@ -161,23 +161,24 @@ impl Store {
     }
 
     /// Why a tier has no room for `bytes` more.
-    pub(super) fn lack(&self, place: Place, bytes: u64) -> NoRoom {
+    pub(super) fn no_room(&self, place: Place, bytes: u64) -> NoRoom {
         let mut inner = self.lock();
-        self.surround(&mut inner, true);
-        inner.tiers.lack(place, bytes)
+        self.set_usage(&mut inner, true);
+        inner.tiers.no_room(place, bytes)
     }
 
     /// Passes to [`Tiers`] what is used beside its objects, with or without memory about to be
     /// free.
-    fn surround(&self, inner: &mut Inner, with_pending: bool) {
+    fn set_usage(&self, inner: &mut Inner, with_pending: bool) {
         self.look(inner);
-        let mut outside = self.ledger.outside();
+        let mut transient = self.ledger.transient();
         if with_pending {
             let (device, host) = self.ledger.pending();
-            outside = Outside { device: outside.device + device, host: outside.host + host };
+            transient =
+                Transient { device: transient.device + device, host: transient.host + host };
         }
-        let whole = inner.budget.as_ref().map(|watched| watched.budget.whole());
-        inner.tiers.surround(outside, whole);
+        let process = inner.budget.as_ref().map(|watched| watched.budget.process_memory());
+        inner.tiers.set_usage(transient, process);
     }
 
     /// Reserved bytes that are memory of this process.
@@ -239,14 +240,14 @@ impl Store {
     fn room_for_data(&self) -> Option<(u64, bool)> {
         let inner = self.lock();
         let budget = &inner.budget.as_ref()?.budget;
-        Some((budget.whole().limit, budget.is_bloated()))
+        Some((budget.process_memory().limit, budget.is_bloated()))
     }
 
     /// Brings the host back within its limits, as far as objects may move.
     pub(super) fn balance(&self) -> Result<(), StoreError> {
         loop {
             let mut inner = self.lock();
-            self.surround(&mut inner, false);
+            self.set_usage(&mut inner, false);
             let (moves, rest) = inner.tiers.balance();
             if moves.is_empty() {
                 let full = rest.filter(|full| full.place == Place::Disk);
