@@ -15,18 +15,18 @@ use serde::{Deserialize, Serialize};
 /// Ids at or above this are refused (the kernel's own largest `NR_CPUS` is 8192).
 pub const LIMIT: u32 = 1 << 16;
 
-/// Marks a set whose members are logical CPUs.
+/// Marks a set of logical CPUs.
 #[derive(Clone, Copy, Debug)]
 pub enum Cpu {}
 
-/// Marks a set whose members are NUMA nodes.
+/// Marks a set of NUMA nodes.
 #[derive(Clone, Copy, Debug)]
 pub enum Node {}
 
-/// Logical CPUs, by the operating system's number.
+/// Logical CPUs, by the operating system's numbers.
 pub type CpuSet = IdSet<Cpu>;
 
-/// NUMA nodes, by the operating system's number.
+/// NUMA nodes, by the operating system's numbers.
 pub type NodeSet = IdSet<Node>;
 
 /// A set of small numbers of one kind.
@@ -35,7 +35,7 @@ pub struct IdSet<Kind> {
     kind: PhantomData<fn() -> Kind>,
 }
 
-/// Why a text is no set.
+/// Why a text is not a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum IdSetError {
@@ -59,10 +59,10 @@ impl<Kind> IdSet<Kind> {
         Self { words: Vec::new(), kind: PhantomData }
     }
 
-    /// Makes `id` a member, if it is not one yet.
+    /// Adds `id` to the set.
     ///
     /// # Panics
-    /// If `id` is not below [`LIMIT`]: callers that read from outside check first.
+    /// If `id` is not below [`LIMIT`]: callers check outside input first.
     pub fn insert(&mut self, id: u32) {
         assert!(id < LIMIT, "ids are checked against LIMIT where they enter");
         let word = id as usize / 64;
@@ -82,7 +82,7 @@ impl<Kind> IdSet<Kind> {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is no member.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
@@ -92,7 +92,7 @@ impl<Kind> IdSet<Kind> {
         self.iter().next()
     }
 
-    /// Members in rising order.
+    /// Members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.words.iter().zip(0u32..).flat_map(|(word, at)| {
             (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| at * 64 + bit)
@@ -129,11 +129,11 @@ impl<Kind> IdSet<Kind> {
         self.difference(other).is_empty()
     }
 
-    /// Reads 32-bit hexadecimal words, the highest first, as in sysfs `local_cpus` and NCCL's
+    /// Reads 32-bit hexadecimal words, highest first, as in sysfs `local_cpus` and NCCL's
     /// `affinity` (`0000ffff,00000000,0000ffff`).
     ///
     /// # Errors
-    /// If a word is not one to eight hexadecimal digits, or the set would pass [`LIMIT`].
+    /// If a word is not one to eight hexadecimal digits, or the set would exceed [`LIMIT`].
     pub fn parse_mask(text: &str) -> Result<Self, IdSetError> {
         let mut set = Self::new();
         for (at, part) in (0u64..).zip(text.trim().rsplit(',')) {
@@ -149,7 +149,7 @@ impl<Kind> IdSet<Kind> {
         Ok(set)
     }
 
-    /// Writes 32-bit hexadecimal words, the highest first; the inverse of [`IdSet::parse_mask`].
+    /// Writes 32-bit hexadecimal words, highest first; the inverse of [`IdSet::parse_mask`].
     pub fn to_mask(&self) -> String {
         let halves: Vec<u64> =
             self.words.iter().flat_map(|word| [word & 0xffff_ffff, word >> 32]).collect();

@@ -1,6 +1,6 @@
 //! Quantities with their units: sizes in bytes, spans of time.
 //!
-//! Does not decide what a fraction is a fraction *of*; the planner does.
+//! Does not decide what a fraction refers to; the planner does.
 //!
 //! *Invariant:* every text form names its unit or is a plain number of the base unit.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is no size, or no span of time.
+/// Why a text is not a size or a span of time.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct UnitError {
@@ -20,17 +20,17 @@ pub struct UnitError {
     pub expected: &'static str,
 }
 
-/// A size as people write it: an absolute number of bytes, or a share of some whole.
+/// A size as people write it: an absolute number of bytes, or a share of a total.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Size {
-    /// As many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// A share of the whole, above 0 and at most 1.
+    /// A share of the total, above 0 and at most 1.
     Fraction(f64),
 }
 
 impl Size {
-    /// The size in bytes, given the whole that a fraction is a share of.
+    /// The size in bytes, given the total that a fraction refers to.
     pub fn of(self, whole_bytes: u64) -> u64 {
         match self {
             Size::Bytes(bytes) => bytes,
@@ -47,7 +47,7 @@ impl Size {
 
 const SIZE: &str = "a size: bytes, '5GB', '5000MiB', or a fraction of the whole like 0.8";
 
-/// What a size is not whose digits are right and too many.
+/// Expected when the digits are valid but too many.
 const SIZE_THAT_FITS: &str = "a size below 16 EiB";
 
 /// Suffixes as dask's `parse_bytes` has them: decimal without an `i`, binary with one.
@@ -69,7 +69,7 @@ const SUFFIXES: [(&str, u64); 12] = [
 impl FromStr for Size {
     type Err = UnitError;
 
-    /// A plain number up to 1 with a point in it is a fraction; without one, bytes.
+    /// A plain number up to 1 with a decimal point is a fraction; without one, bytes.
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let error = || UnitError { text: text.chars().take(40).collect(), expected: SIZE };
         let trimmed = text.trim();
@@ -94,7 +94,7 @@ impl FromStr for Size {
             };
         }
         let bytes = number * factor(&suffix).ok_or_else(error)? as f64;
-        // f64 holds every size below 2^53 bytes exactly enough for a limit.
+        // Below 2^53 bytes, f64 is exact enough for a limit.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -116,7 +116,8 @@ impl fmt::Display for Size {
     /// The shortest exact text: a fraction, or bytes in the largest binary unit that divides them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            // The point of `1.0` tells it from one byte; `{:?}` would keep it, and write 1e-5.
+            // The point in `1.0` distinguishes it from one byte; `{:?}` would keep it, but write
+            // 1e-5.
             Size::Fraction(share) if share.fract() == 0.0 => write!(f, "{share:.1}"),
             Size::Fraction(share) => write!(f, "{share}"),
             Size::Bytes(bytes) => {
@@ -180,7 +181,7 @@ impl schemars::JsonSchema for Size {
     }
 }
 
-/// A number of bytes for people: `79.6 GiB`.
+/// A number of bytes for display: `79.6 GiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct HumanBytes(pub u64);
 
@@ -203,7 +204,7 @@ pub struct Span(pub Duration);
 
 const SPAN: &str = "a span of time, like 250ms, 30s, 5m, 1h, or plain seconds";
 
-/// What a span is not that is well written and too long.
+/// Expected when the text is valid but the span too long.
 const SPAN_THAT_ENDS: &str = "a span of time of at most ten years";
 
 impl Span {
@@ -236,7 +237,7 @@ impl FromStr for Span {
             "d" => number * 86400.0,
             _ => return Err(error()),
         };
-        // Ten years: longer is a slip.
+        // Ten years: anything longer is a mistake.
         if seconds > 3.2e8 {
             return Err(UnitError { expected: SPAN_THAT_ENDS, ..error() });
         }

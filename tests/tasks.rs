@@ -118,12 +118,12 @@ fn a_value_of_another_type_is_an_error_and_no_other_value() {
     let (mut cluster, client) = cluster(1);
     // `sleep` takes a number; four characters are no four microseconds.
     let text = client.submit("sleep", &"text", &[]).expect("submitted");
-    let why = text.wait().expect_err("a text is no number").to_string();
-    assert!(why.contains("the value is not a u64"), "{why}");
+    let why = text.wait().expect_err("a text is not a number").to_string();
+    assert!(why.contains("the value is not of type u64"), "{why}");
     let one = client.put(&[1]).expect("put");
     let two = client.submit("sum", &(), &[&one, &one]).expect("submitted");
-    let why = two.value::<String>().expect_err("a number is no text").to_string();
-    assert!(why.contains("the value is no alloc::string::String"), "{why}");
+    let why = two.value::<String>().expect_err("a number is not a text").to_string();
+    assert!(why.contains("the value is not of type alloc::string::String"), "{why}");
     assert_eq!(two.value::<u64>().expect("that is what it is"), 2);
     let more = client.put(&[1, 2]).expect("put");
     let why = more.value::<u64>().expect_err("two numbers are no number").to_string();
@@ -248,7 +248,7 @@ fn cuda_source_without_a_gpu_is_an_honest_error() {
     };
     let remote = client.submit(CudaTask::FUNCTION, &task, &[]).expect("submitted");
     let error = remote.wait().expect_err("there is no GPU").to_string();
-    assert!(error.contains("simulated GPU 0 is no GPU: it cannot run CUDA C++"), "{error}");
+    assert!(error.contains("simulated GPU 0 is not a GPU: it cannot run CUDA C++"), "{error}");
     cluster.stop();
 }
 

@@ -82,7 +82,7 @@ fn a_bad_document_is_refused_with_line_column_and_key() {
         ),
         (
             "version: 1\nlinks: [{a: GPU0, b: GPU1, kind: NEAR}]\n",
-            "links[0].kind: \"NEAR\" is no link",
+            "links[0].kind: \"NEAR\" is not a link",
         ),
         ("version: 2\n", "line 1, column 10: version: 2 is not supported"),
         ("gpus: []\n", "version: a missing version is not supported"),

@@ -159,8 +159,8 @@ fn damage_is_refused_at_its_place() {
         ),
         (PRINTED.replace("\t0\t\tN/A", "\tnone\t\tN/A"), "NUMA affinity: \"none\" is neither"),
         (PRINTED.replace("NIC0\tNIC1\tCPU", "NIC0\tNIC0\tCPU"), "NIC0 stands here a second time"),
-        (PRINTED.replace("CPU Affinity", "Node Affinity"), "\"Affinity\" is no column"),
-        (PRINTED.replace("NV4", "OK"), "line 2, column 10: GPU0 to GPU1: \"OK\" is no link"),
+        (PRINTED.replace("CPU Affinity", "Node Affinity"), "\"Affinity\" is not a column"),
+        (PRINTED.replace("NV4", "OK"), "line 2, column 10: GPU0 to GPU1: \"OK\" is not a link"),
         (
             PRINTED.lines().take(2).collect::<Vec<_>>().join("\n"),
             "line 2, column 1: the matrix ends here, and GPU1",

@@ -1,9 +1,9 @@
-//! A topology to send to somebody: the machine without what identifies it.
+//! A topology to share: the machine without anything that identifies it.
 //!
-//! Places, sizes, links and locality stay, because they are what is asked about.
+//! Places, sizes, links and locality stay, because they are what a report is about.
 //!
-//! *Invariant:* equal identities stay equal and different ones different, so that a plan for the
-//! anonymous machine is the plan for the machine.
+//! *Invariant:* equal identities stay equal and different ones different, so the plan for the
+//! anonymous machine is the plan for the real one.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Topology {
     }
 }
 
-/// The names that were given, in the order of their asking.
+/// New names, numbered in the order of first use.
 #[derive(Default)]
 struct Names {
     given: BTreeMap<GpuUuid, GpuUuid>,

@@ -2,9 +2,9 @@
 //!
 //! Does not read the directory at run time.
 //!
-//! *Invariant:* names are the files' names without `.yaml`, in rising order.
+//! *Invariant:* names are the files' names without `.yaml`, in ascending order.
 
-/// Names each file once, and takes its text in.
+/// Lists each file once, and embeds its text.
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
         &[$(($name, include_str!(concat!("../../topologies/", $name, ".yaml")))),*]
@@ -30,13 +30,13 @@ const FILES: &[(&str, &str)] = files![
     "rtx-4090-2",
 ];
 
-/// The YAML of a machine that is built in, to be read by [`parse`](super::parse); `None` for a name
-/// that is none of [`builtin_names`].
+/// The YAML of a built-in machine, to be read by [`parse`](super::parse); `None` for a name that is
+/// not one of [`builtin_names`].
 pub fn builtin(name: &str) -> Option<&'static str> {
     FILES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// The names of all built-in machines, in rising order.
+/// The names of all built-in machines, in ascending order.
 pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(name, _)| *name)
 }

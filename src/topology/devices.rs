@@ -1,8 +1,8 @@
 //! GPUs and NICs as their sources describe them.
 //!
-//! Does not judge them: whether a port is usable is a decision of `plan`.
+//! Does not judge them: `plan` decides whether a port is usable.
 //!
-//! *Invariant:* optional facts are `None` when the source did not tell.
+//! *Invariant:* an optional fact is `None` if the source did not provide it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,34 +18,34 @@ use crate::ids::{GpuIndex, GpuUuid, IdError, NumaId, PciAddress, text_form};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// Its number in NVML order, which people know it by.
+    /// Its number in NVML order, which people use.
     pub index: GpuIndex,
-    /// What it is known by for good, whatever else is in the machine; `None` when the source did
-    /// not tell.
+    /// Its permanent identity, independent of the rest of the machine; `None` if the source did not
+    /// provide it.
     pub uuid: Option<GpuUuid>,
     /// Marketing name, like `NVIDIA H100 80GB HBM3`.
     pub name: Option<String>,
-    /// Where it is on the PCI bus; `None` when the source did not tell.
+    /// Where it is on the PCI bus; `None` if unknown.
     pub pci: Option<PciAddress>,
-    /// The host NUMA node it is nearest to, when it is one.
+    /// The nearest host NUMA node, if there is exactly one.
     pub numa: Option<NumaId>,
-    /// All host NUMA nodes it is equally near to, when they are several (`0-7`).
+    /// All host NUMA nodes that are equally near, if there are several (`0-7`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_set: Option<NodeSet>,
-    /// Host CPUs that are near it.
+    /// Host CPUs near it.
     pub cpus: Option<CpuSet>,
     /// All of its device memory, in bytes, as NVML counts it.
     pub memory_bytes: Option<u64>,
     /// Compute capability, like `9.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<ComputeCapability>,
-    /// The NUMA node that its own memory is, on machines where the kernel sees it (POWER9, Grace).
+    /// The NUMA node of its own memory, on machines where the kernel shows it (POWER9, Grace).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_numa: Option<NumaId>,
     /// MIG instances; empty when MIG is off or there are none.
     #[serde(default)]
     pub mig: Vec<MigInstance>,
-    /// Whether MIG mode is on (then the GPU itself runs nothing).
+    /// Whether MIG mode is on (then the GPU itself cannot run anything).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_mode: Option<bool>,
     /// Its NVLinks, by link number.
@@ -54,19 +54,19 @@ pub struct Gpu {
     /// Its chip-to-chip links to the CPU of a superchip (NVLink-C2C of Grace).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub c2c: Option<ChipLinks>,
-    /// GPUs whose memory it can read directly (CUDA peer access), as the driver says.
+    /// GPUs whose memory it can read directly (CUDA peer access), according to the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<GpuIndex>>,
-    /// Its PCIe link, now and at best.
+    /// Its PCIe link, now and at full speed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieLink>,
-    /// The bridge it hangs off: the `id` of one of `Topology::bridges`.
+    /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
     /// Whether a display is attached or active on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<bool>,
-    /// Processes that use it, when the source could tell.
+    /// Processes that use it, if the source could list them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<u32>,
 }
@@ -75,7 +75,7 @@ pub struct Gpu {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigInstance {
-    /// What CUDA and NVML know it by: `MIG-…`.
+    /// Its identity in CUDA and NVML: `MIG-…`.
     pub uuid: GpuUuid,
     /// Profile, like `3g.40gb`.
     pub profile: String,
@@ -89,24 +89,24 @@ pub struct MigInstance {
 pub struct NvLink {
     /// Link number on this GPU.
     pub link: u32,
-    /// Whether NVML says that it is up; links that are down carry nothing and count for nothing.
+    /// Whether NVML reports it as up; links that are down are ignored.
     pub active: bool,
     /// NVLink generation, like 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
     /// What is at the other end.
     pub peer: NvLinkPeer,
-    /// Bandwidth in one direction, GB/s, as the source has it. NVML's counts the protocol's
-    /// overhead in (26.6 on H100, of which 25 carry data).
+    /// Bandwidth in one direction, GB/s, as reported by the source. NVML's figure includes the
+    /// protocol's overhead (26.6 on H100, of which 25 carry data).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<f64>,
 }
 
-/// How many of a GPU's NVLinks are active, by what they end in.
+/// How many of a GPU's NVLinks are active, by what they end at.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NvLinkEnds {
     to_gpus: BTreeMap<PciAddress, usize>,
-    /// Ends in NVSwitches.
+    /// Links to NVSwitches.
     pub(super) switches: usize,
 }
 
@@ -132,16 +132,16 @@ impl Gpu {
     }
 }
 
-/// What an NVLink ends in; as text a PCI address, `switch`, `cpu` or `unknown`.
+/// What an NVLink ends at; as text a PCI address, `switch`, `cpu` or `unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvLinkPeer {
     /// A GPU, by its PCI address.
     Gpu(PciAddress),
-    /// An NVSwitch, which reaches every GPU that is on it too.
+    /// An NVSwitch, through which it reaches every GPU on the same switch.
     Switch,
     /// A CPU (POWER9, Grace).
     Cpu,
-    /// The source did not tell.
+    /// The source did not say.
     Unknown,
 }
 
@@ -190,7 +190,7 @@ pub struct ChipLinks {
 pub struct ComputeCapability {
     /// Major version: 7 Volta, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell.
     pub major: u32,
-    /// Its second number: 0 of `9.0`.
+    /// Minor version: 0 in `9.0`.
     pub minor: u32,
 }
 
@@ -219,34 +219,34 @@ text_form!(ComputeCapability);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
-    /// RDMA device name (`mlx5_0`), or the matrix's own (`NIC0`) when its legend is missing.
+    /// RDMA device name (`mlx5_0`), or that of the matrix (`NIC0`) if the legend is missing.
     pub name: String,
-    /// Where it is on the PCI bus; `None` when the source did not tell.
+    /// Where it is on the PCI bus; `None` if unknown.
     pub pci: Option<PciAddress>,
-    /// The host NUMA node it is nearest to.
+    /// The nearest host NUMA node.
     pub numa: Option<NumaId>,
-    /// Ports by rising number; empty when the source did not tell.
+    /// Ports in ascending order; empty if unknown.
     #[serde(default)]
     pub ports: Vec<Port>,
-    /// Whether it is hardware, and of its own.
+    /// Whether it is independent hardware.
     #[serde(default, skip_serializing_if = "NicKind::is_physical")]
     pub kind: NicKind,
-    /// Its PCIe link, now and at best.
+    /// Its PCIe link, now and at full speed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieLink>,
-    /// The bridge it hangs off: the `id` of one of `Topology::bridges`.
+    /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
 }
 
-/// What a NIC is, as far as using it goes.
+/// The kind of a NIC, as far as it matters for its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NicKind {
     /// A physical function.
     #[default]
     Physical,
-    /// An SR-IOV virtual function whose physical function is here too.
+    /// An SR-IOV virtual function whose physical function is present too.
     VirtualFunction,
     /// A bond: one RDMA device over several ports.
     Bond,
@@ -254,7 +254,7 @@ pub enum NicKind {
     BondSlave,
     /// A software device without hardware below it (`rxe`, `siw`).
     Software,
-    /// A network interface that is no RDMA device; other software reaches it through sockets.
+    /// A network interface that is not an RDMA device; software reaches it through sockets.
     Socket,
 }
 
@@ -270,36 +270,36 @@ impl NicKind {
 pub struct Port {
     /// Its number, from 1, as in `mlx5_0:1`.
     pub port: u32,
-    /// State; `None` when the source did not tell.
+    /// State; `None` if unknown.
     pub state: Option<PortState>,
-    /// Link layer; `None` when the source did not tell.
+    /// Link layer; `None` if unknown.
     pub link_layer: Option<LinkLayer>,
-    /// Rate in Gbit/s; `None` when the source did not tell.
+    /// Rate in Gbit/s; `None` if unknown.
     pub rate_gbps: Option<f64>,
-    /// The network device on it, like `ib0` or `ens1np0`.
+    /// Its network device, like `ib0` or `ens1np0`.
     pub netdev: Option<String>,
 }
 
-/// A port's logical state, in the words of `/sys/class/infiniband/*/ports/*/state`.
+/// A port's logical state, by the names in `/sys/class/infiniband/*/ports/*/state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum PortState {
-    /// No link: the cable, or the other end, is missing.
+    /// No link: the cable or the other end is missing.
     Down,
     /// Link up, no subnet manager yet.
     Init,
-    /// Configured, not yet carrying data.
+    /// Configured, but not carrying data yet.
     Armed,
     /// Carrying data.
     Active,
-    /// Deferred: the link went down a moment ago.
+    /// Deferred: the link has just gone down.
     ActiveDefer,
     /// No change of state; seen only while the port is told to change.
     Nop,
 }
 
-/// What a port speaks, in the words of `/sys/class/infiniband/*/ports/*/link_layer`.
+/// A port's link layer, by the names in `/sys/class/infiniband/*/ports/*/link_layer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 pub enum LinkLayer {
     /// Native InfiniBand, with a subnet manager.

@@ -1,6 +1,6 @@
-//! How two devices reach each other, in the words of `nvidia-smi topo -m`.
+//! How two devices reach each other, by the names of `nvidia-smi topo -m`.
 //!
-//! Does not work out a link from a PCI tree; see `pci`.
+//! Does not derive a link from a PCI tree; see `pci`.
 //!
 //! *Invariant:* [`Links`] is symmetric and has no entry from a device to itself.
 
@@ -65,7 +65,7 @@ pub enum LinkKind {
     Pix,
     /// Several PCIe bridges, without the host bridge.
     Pxb,
-    /// The PCIe host bridge, which is usually the CPU's.
+    /// The PCIe host bridge, usually the CPU's.
     Phb,
     /// The interconnect between PCIe host bridges of one NUMA node.
     Node,
@@ -113,9 +113,9 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// A cell that is none of the matrix's words.
+/// A cell that is not one of the matrix's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{cell:?} is no link: expected X, NV#, PIX, PXB, PHB, NODE or SYS")]
+#[error("{cell:?} is not a link: expected X, NV#, PIX, PXB, PHB, NODE or SYS")]
 pub struct LinkKindError {
     /// The cell as it was given.
     pub cell: String,
@@ -163,7 +163,7 @@ impl Links {
         self.kinds.len()
     }
 
-    /// The link between two devices: [`LinkKind::X`] to itself, `None` when unknown.
+    /// The link between two devices: [`LinkKind::X`] to itself, `None` if unknown.
     pub fn between(&self, a: Device, b: Device) -> Option<LinkKind> {
         if a == b {
             return Some(LinkKind::X);
@@ -171,7 +171,8 @@ impl Links {
         self.kinds.get(&(a.min(b), a.max(b))).copied()
     }
 
-    /// Sets the link of a pair and returns what was there. A device's link to itself is not kept.
+    /// Sets the link of a pair and returns the previous one. A device's link to itself is not
+    /// stored.
     pub fn set(&mut self, a: Device, b: Device, kind: LinkKind) -> Option<LinkKind> {
         if a == b {
             return None;
@@ -179,7 +180,7 @@ impl Links {
         self.kinds.insert((a.min(b), a.max(b)), kind)
     }
 
-    /// Every known pair once, in matrix order.
+    /// Each known pair once, in matrix order.
     pub fn iter(&self) -> impl Iterator<Item = (Device, Device, LinkKind)> + '_ {
         self.kinds.iter().map(|((a, b), kind)| (*a, *b, *kind))
     }

@@ -1,10 +1,10 @@
 //! Facts about one machine: its GPUs, NICs, CPUs and NUMA nodes, and how they reach each other.
 //!
-//! Holds the value and its text forms; does not look at any machine (that is `probe`) and decides
-//! nothing (that is `plan`).
+//! Holds the value and its text forms; does not inspect any machine (`probe` does) and decides
+//! nothing (`plan` does).
 //!
-//! *Invariant:* a [`Topology`] states only what its source said. What a source cannot tell is
-//! `None`, absent from [`Links`], or said in a [`Note`]; it is never invented.
+//! *Invariant:* a [`Topology`] states only what its source said. What a source cannot provide is
+//! `None`, absent from [`Links`], or stated in a [`Note`]; it is never invented.
 
 mod anonymous;
 mod catalogue;
@@ -35,17 +35,17 @@ pub use crate::text::Position;
 /// The version of the text form that this program writes, and the only one that it reads.
 pub const VERSION: u32 = 1;
 
-/// One machine, as far as its source could tell.
+/// One machine, as far as its source described it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
     /// Version of this text form: [`VERSION`].
     pub version: u32,
-    /// What the machine is called: a host name, or the model for a file.
+    /// The machine's name: a host name, or the model for a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where the facts come from: `live`, a format's name, or the publication that a file was
-    /// written from.
+    /// Where the facts come from: `live`, the name of a format, or the publication that a file is
+    /// based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Version of the NVIDIA driver, like `570.86.15`.
@@ -60,7 +60,7 @@ pub struct Topology {
     /// NICs in the order of their matrix columns (`NIC0`, `NIC1`, …).
     #[serde(default)]
     pub nics: Vec<Nic>,
-    /// NUMA nodes by rising id, those without CPUs included.
+    /// NUMA nodes in ascending order, including those without CPUs.
     #[serde(default)]
     pub numa: Vec<NumaNode>,
     /// Physical cores, each with the CPUs (SMT siblings) that share it; empty when unknown.
@@ -73,12 +73,12 @@ pub struct Topology {
     /// NVLinks determine it.
     #[serde(default)]
     pub links: Links,
-    /// Number of NVSwitches that the GPUs' NVLinks end in; `None` when unknown.
+    /// Number of NVSwitches at which the GPUs' NVLinks end; `None` if unknown.
     pub nvswitch: Option<u32>,
-    /// Whether the source is silent about NVLinks, so that pairs of GPUs may have some.
+    /// Whether the source says nothing about NVLinks, so that pairs of GPUs may have some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nvlinks_untold: bool,
-    /// What this process, or the user that a file speaks of, may use. Absent: everything.
+    /// What this process, or the user that a file describes, may use. Absent: everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,
     /// What could not be read, and what was assumed instead.
@@ -99,7 +99,7 @@ pub struct NumaNode {
     pub cpus: Option<CpuSet>,
     /// Memory that belongs to it, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Whether its memory is a GPU's own, so that no host memory may be placed there by default.
+    /// Whether its memory is a GPU's, so that by default no host memory may be placed there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gpu_memory: bool,
 }
@@ -114,20 +114,20 @@ pub struct Allowed {
     pub mems: NodeSet,
 }
 
-/// Who works on a GPU, for the forms that people look at; a plan's worker becomes one.
+/// A worker on a GPU, for the forms that people look at; made from a plan's worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Occupant {
     /// The worker's name.
     pub name: String,
-    /// Its GPU, by index; `None` for a worker without.
+    /// Its GPU, by index; `None` for a worker without one.
     pub gpu: Option<GpuIndex>,
-    /// Its CPUs; `None` when it may use any.
+    /// Its CPUs; `None` if it may use any.
     pub cpus: Option<CpuSet>,
     /// Names of its NICs, as in [`Nic::name`].
     pub nics: Vec<String>,
 }
 
-/// Something a reader should know about how far the facts or a decision can be trusted.
+/// A limit on how far the facts or a decision can be trusted.
 ///
 /// `--strict` turns each into an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ pub struct Occupant {
 pub struct Note {
     /// What it is about: `GPU3`, `mlx5_2:1`, `numa`, `nvml`, a key.
     pub about: String,
-    /// One sentence without a full stop.
+    /// One sentence without a period.
     pub text: String,
 }
 
@@ -158,7 +158,7 @@ impl Topology {
         self.numa.iter().find(|node| node.id == id)
     }
 
-    /// Every CPU that a NUMA node has; `None` when no node's CPUs are known.
+    /// The CPUs of all NUMA nodes; `None` if no node's CPUs are known.
     pub fn cpus(&self) -> Option<CpuSet> {
         let known = self.numa.iter().filter_map(|node| node.cpus.as_ref());
         known.fold(None, |all: Option<CpuSet>, more| Some(all.unwrap_or_default().union(more)))

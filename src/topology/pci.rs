@@ -1,8 +1,8 @@
-//! The PCI tree above the devices, and the links that follow from it.
+//! The PCI tree above the devices, and the links derived from it.
 //!
-//! Does not read sysfs; `probe::sysfs` fills these values.
+//! Does not read sysfs; `probe::sysfs` fills in these values.
 //!
-//! *Invariant:* ancestry is taken from `parent` alone, never guessed from bus numbers.
+//! *Invariant:* ancestry comes from `parent` alone, and is never guessed from bus numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,17 +20,17 @@ pub struct Bridge {
     /// The bridge above it; absent for a host bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Its part in the tree, which decides how links through it count.
+    /// Its role in the tree, which decides how links through it count.
     pub kind: BridgeKind,
-    /// NUMA node, where the firmware says.
+    /// NUMA node, if the firmware reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<NumaId>,
-    /// Package (socket) whose root complex it belongs to, where known.
+    /// Package (socket) to whose root complex it belongs, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<u32>,
 }
 
-/// The part that a bridge plays between a device and its CPU.
+/// The role of a bridge between a device and its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BridgeKind {
@@ -42,21 +42,21 @@ pub enum BridgeKind {
     SwitchUp,
     /// A port of a switch that faces a device.
     SwitchDown,
-    /// A bridge whose port type the source did not tell.
+    /// A bridge whose port type is unknown.
     Bridge,
 }
 
-/// A PCIe link: what it runs at, and what both ends could do.
+/// A PCIe link: its current speed, and what both ends support.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieLink {
     /// Transfer rate now, GT/s (8 is generation 3, 16 is 4, 32 is 5, 64 is 6).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gt_per_s: Option<f64>,
-    /// Lanes in use now; a link at rest, or in a narrow slot, has less than `max_width`.
+    /// Lanes in use now; fewer than `max_width` in an idle link or a narrow slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
-    /// Transfer rate at best, GT/s.
+    /// Highest transfer rate, GT/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_gt_per_s: Option<f64>,
     /// Lanes that the device has.
@@ -64,7 +64,7 @@ pub struct PcieLink {
     pub max_width: Option<u32>,
 }
 
-/// Longest chain of bridges that is followed; deeper means the parents run in a circle.
+/// Longest chain of bridges that is followed; a deeper one means that the parents form a cycle.
 const DEPTH_LIMIT: usize = 64;
 
 /// The bridges of a topology by name, to walk up from a device.
@@ -74,7 +74,7 @@ pub struct Ancestry<'a> {
 }
 
 impl<'a> Ancestry<'a> {
-    /// The bridges above something that hangs off `parent`, the nearest first.
+    /// The bridges above something attached to `parent`, nearest first.
     pub fn above(&self, parent: Option<&str>) -> Vec<&'a Bridge> {
         let find = |id: &str| self.bridges.get(id).copied();
         std::iter::successors(parent.and_then(find), |bridge| {
@@ -90,16 +90,16 @@ impl<'a> Ancestry<'a> {
     }
 }
 
-/// A device as far as its place in the tree goes.
+/// A device's place in the tree.
 struct Placed<'a> {
     device: Device,
     numa: Option<NumaId>,
-    /// Bridges above it, the nearest first.
+    /// Bridges above it, nearest first.
     above: Vec<&'a Bridge>,
 }
 
 impl Topology {
-    /// The bridges by their ids, for questions about what is above a device.
+    /// The bridges by their ids, to look up what is above a device.
     pub fn ancestry(&self) -> Ancestry<'_> {
         let bridges = self.bridges.iter().map(|bridge| (bridge.id.as_str(), bridge)).collect();
         Ancestry { bridges }
@@ -107,10 +107,10 @@ impl Topology {
 
     /// The links that follow from NVLinks, bridges and NUMA nodes.
     ///
-    /// NVLinks to a common NVSwitch count as `nvidia-smi` counts them: the smaller number of
-    /// active links of the two GPUs. A pair whose ancestry is unknown has no link in the answer.
-    /// Devices on different NUMA nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in
-    /// one package) under different host bridges [`LinkKind::Node`].
+    /// NVLinks to a common NVSwitch are counted as `nvidia-smi` does: the smaller number of active
+    /// links of the two GPUs. A pair with unknown ancestry gets no link. Devices on different NUMA
+    /// nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in one package) under different
+    /// host bridges [`LinkKind::Node`].
     pub fn derive_links(&self) -> Links {
         let ancestry = self.ancestry();
         let gpus = self.gpus.iter().map(|gpu: &Gpu| Placed {
@@ -153,7 +153,7 @@ fn by_nvlink(a: (&Gpu, &NvLinkEnds), b: (&Gpu, &NvLinkEnds)) -> Option<LinkKind>
     (links > 0).then_some(LinkKind::Nv(links))
 }
 
-/// The nearest common place of two devices, in the words of `nvidia-smi topo -m`.
+/// The link through the nearest common ancestor of two devices, as `nvidia-smi topo -m` names it.
 fn by_ancestry(a: &Placed<'_>, b: &Placed<'_>) -> Option<LinkKind> {
     let known =
         |placed: &Placed<'_>| placed.above.last().is_some_and(|top| top.kind == BridgeKind::Host);
@@ -192,10 +192,10 @@ fn by_ancestry(a: &Placed<'_>, b: &Placed<'_>) -> Option<LinkKind> {
     }
 }
 
-/// Number of PCIe switches on the way up from both devices to their meeting bridge.
+/// Number of PCIe switches on the way up from both devices to the bridge where they meet.
 ///
-/// Switches are told by their upstream port; where the source knows no port types, every bridge
-/// below the meeting one counts as half a switch (a switch shows as two bridges).
+/// A switch is recognised by its upstream port. If the source knows no port types, every bridge
+/// below the common one counts as half a switch (a switch shows as two bridges).
 fn switches(a: &[&Bridge], b: &[&Bridge]) -> usize {
     let typed = a.iter().chain(b).all(|bridge| bridge.kind != BridgeKind::Bridge);
     if typed {

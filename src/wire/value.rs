@@ -19,7 +19,7 @@ pub enum ValueError {
         reason: String,
     },
     /// The bytes are not a value of this type.
-    #[error("the value is not a {expected}: {reason}")]
+    #[error("the value is not of type {expected}: {reason}")]
     Type {
         /// The type that was asked for.
         expected: &'static str,

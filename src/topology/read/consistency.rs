@@ -1,16 +1,16 @@
 //! Whether the parts of a topology agree with each other.
 //!
-//! Does not judge whether a machine is sensible, only whether its description is one.
+//! Does not judge whether a machine is sensible, only whether its description is consistent.
 //!
 //! *Invariant:* a topology that passes has one device per name, identity and place, bridges whose
-//! parents stand before them, and links between its own devices.
+//! parents come before them, and links between its own devices.
 
 use std::collections::BTreeSet;
 
 use super::DEVICE_LIMIT;
 use crate::topology::{Device, Topology};
 
-/// What contradicts what.
+/// A contradiction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Fault {
@@ -23,7 +23,7 @@ pub enum Fault {
     /// A GPU's index has more digits than the matrix's names allow.
     #[error("GPU{index} has too large an index (at most 9999)")]
     Index { index: u32 },
-    /// Two parts have what only one can have.
+    /// Two parts share something that must be unique.
     #[error("{what} is there already, at {first}")]
     Duplicate {
         /// What it is, like `GPU3` or `bridge pci0000:15`.
@@ -31,13 +31,13 @@ pub enum Fault {
         /// Key path of the first.
         first: String,
     },
-    /// A device or bridge hangs off a bridge that is not there, or only further down.
+    /// A device or bridge is attached to a bridge that does not exist, or comes only later.
     #[error("no bridge {parent:?} stands before this; parents come first in `bridges`")]
     Parent {
         /// The missing bridge's `id`.
         parent: String,
     },
-    /// A link joins something that is not there.
+    /// A link joins a device that does not exist.
     #[error("a link to {device}, but there is no {device}")]
     Link {
         /// The missing device.
@@ -45,7 +45,7 @@ pub enum Fault {
     },
 }
 
-/// Finds the first contradiction: the key path it is at, and what it is.
+/// Finds the first contradiction; returns its key path and what it is.
 pub(super) fn check(topology: &Topology) -> Result<(), (String, Fault)> {
     let count = topology.gpus.len() + topology.nics.len();
     if count > DEVICE_LIMIT {
@@ -56,7 +56,7 @@ pub(super) fn check(topology: &Topology) -> Result<(), (String, Fault)> {
     links(topology)
 }
 
-/// Remembers where each thing was first seen.
+/// Remembers where each thing first occurred.
 #[derive(Default)]
 struct Seen(std::collections::BTreeMap<String, String>);
 

@@ -1,10 +1,10 @@
 //! The project's own form, as YAML or JSON.
 //!
-//! Fills what a hand-written file may leave out because the rest of it says so: the NUMA node of a
+//! Fills in what a hand-written file may leave out because the rest implies it: the NUMA node of a
 //! device (from the bridges above it), a GPU's CPUs (from its NUMA node), and the links (from
-//! bridges and NVLinks). An explicit `null` or `[]` is left as it is: it says "unknown".
+//! bridges and NVLinks). An explicit `null` or `[]` is kept: it means "unknown".
 //!
-//! *Invariant:* what is read has passed [`consistency::check`].
+//! *Invariant:* every topology that is returned has passed [`consistency::check`].
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ use crate::ids::NumaId;
 use crate::text::{self, Form, Position, ReadError};
 use crate::topology::{Topology, VERSION};
 
-/// Why YAML or JSON is no topology.
+/// Why a YAML or JSON text is not a topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum DocumentError {
     /// It is not well-formed, or a key or a value is wrong.
     #[error(transparent)]
     Text(#[from] ReadError),
-    /// It is of another version of this form, or says none.
+    /// It has another version of this form, or none.
     #[error("{position}: version: {found} is not supported; this program reads version {VERSION}")]
     Version {
         position: Position,
-        /// What the document says.
+        /// The version in the document.
         found: String,
     },
     /// Its parts contradict each other.
@@ -37,7 +37,7 @@ pub enum DocumentError {
         position: Position,
         /// Key path, like `gpus[3].parent`.
         path: String,
-        /// What contradicts what.
+        /// The contradiction.
         fault: Fault,
     },
 }
@@ -55,7 +55,7 @@ impl DocumentError {
     }
 }
 
-/// Which keys a document has, whatever their values are.
+/// The keys that a document has, whatever their values.
 #[derive(Deserialize)]
 struct Outline {
     version: Option<serde_json::Value>,
@@ -89,7 +89,7 @@ pub(super) fn read(text: &str, form: Form) -> Result<Topology, DocumentError> {
     Ok(topology)
 }
 
-/// Fills what the document leaves to its bridges and NUMA nodes.
+/// Fills in what the document leaves to its bridges and NUMA nodes.
 fn fill(topology: &mut Topology, outline: &Outline) {
     let numa_above: Vec<Option<NumaId>> = {
         let ancestry = topology.ancestry();

@@ -1,8 +1,8 @@
-//! Readers of the text forms that people have a machine in.
+//! Readers for the text forms in which people have a machine.
 //!
-//! Takes text, not paths; does not open files (that is `cli`).
+//! Takes text, not paths; does not open files (`cli` does).
 //!
-//! *Invariant:* every refusal says where in the text it is; what a form cannot tell stays unknown.
+//! *Invariant:* every error gives a position in the text; what a form cannot express stays unknown.
 
 mod consistency;
 mod document;
@@ -22,13 +22,13 @@ pub use xml::XmlError;
 /// Longer texts are refused: the largest real captures are a few hundred kilobytes.
 pub const SIZE_LIMIT: usize = 8 << 20;
 
-/// Most GPUs and NICs that one machine may have; the links grow with the square of it.
+/// Most GPUs and NICs of one machine; the number of links grows with its square.
 pub(super) const DEVICE_LIMIT: usize = 512;
 
 /// Most NUMA nodes: Linux's own limit (`CONFIG_NODES_SHIFT` is at most 10).
 const NUMA_LIMIT: usize = 1024;
 
-/// Most NVLinks that are read for one GPU. Files count them for each peer, so that 72 GPUs behind
+/// Most NVLinks that are read for one GPU. Files list them for each peer, so 72 GPUs behind
 /// switches have 71 times 18.
 const NVLINK_LIMIT: usize = 1536;
 
@@ -42,14 +42,14 @@ enum Format {
     Xml,
 }
 
-/// Why a text is no topology.
+/// Why a text is not a topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ParseError {
-    /// The text is too long to be a machine's.
+    /// The text is too long.
     #[error("{bytes} bytes are more than a topology has (at most {SIZE_LIMIT})")]
     TooLarge { bytes: usize },
-    /// The text begins like none of the forms.
+    /// The text does not begin like any of the forms.
     #[error("no topology is recognised in this text")]
     Unrecognised,
     /// YAML or JSON that is not a topology.
@@ -83,7 +83,7 @@ impl ParseError {
 /// Reads a topology from any of the text forms, recognised from the content.
 ///
 /// # Errors
-/// If the text is of none of the forms, or is damaged; the error says where.
+/// If the text is in none of the forms, or is damaged; the error gives the position.
 pub fn parse(text: &str) -> Result<Topology, ParseError> {
     if text.len() > SIZE_LIMIT {
         return Err(ParseError::TooLarge { bytes: text.len() });
@@ -99,7 +99,7 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
                 "system" => nccl::read(root)?,
                 "topology" => hwloc::read(root)?,
                 _ => {
-                    let expected = "is no topology; NCCL's begins with <system>, hwloc's with \
+                    let expected = "is not a topology; NCCL's begins with <system>, hwloc's with \
                                     <topology>";
                     return Err(xml::wrong(root, expected).into());
                 }
@@ -108,7 +108,7 @@ pub fn parse(text: &str) -> Result<Topology, ParseError> {
     }
 }
 
-/// Takes UUIDs away that an anonymiser has zeroed, where several GPUs have one: they tell nothing.
+/// Removes UUIDs that an anonymiser has zeroed, if several GPUs share one: they identify nothing.
 fn without_zeroed_uuids(topology: &mut Topology) {
     let zeroed = topology
         .gpus
@@ -122,7 +122,7 @@ fn without_zeroed_uuids(topology: &mut Topology) {
     }
 }
 
-/// The form that a text has, judged by its first marks.
+/// The form of a text, recognised by how it begins.
 fn recognise(text: &str) -> Option<Format> {
     let version = |line: &str| line.trim_start_matches('\u{feff}').starts_with("version:");
     if text.trim_start().starts_with('{') {
@@ -134,7 +134,7 @@ fn recognise(text: &str) -> Option<Format> {
     } else if smi::recognise(text) {
         Some(Format::Smi)
     } else {
-        // Without a version it is refused all the same, but by the reader that can say so.
+        // Without a version it is refused anyway, but by the reader whose error explains it.
         text.lines().any(is_key).then_some(Format::Own(Form::Yaml))
     }
 }

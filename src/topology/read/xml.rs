@@ -23,14 +23,14 @@ pub enum XmlError {
     /// It is not well-formed.
     #[error("{position}: not well-formed XML: {problem}")]
     Syntax { position: Position, problem: String },
-    /// It is larger or stranger than any machine's description.
+    /// It is larger or more complex than any machine's description.
     #[error("{position}: {what}")]
     Unreasonable {
         position: Position,
         /// What is too much.
         what: &'static str,
     },
-    /// An attribute has a value that it cannot have.
+    /// An attribute has an invalid value.
     #[error("{position}: <{element}>: {attribute}=\"{value}\": {problem}")]
     Attribute {
         position: Position,
@@ -43,7 +43,7 @@ pub enum XmlError {
     /// An element lacks an attribute that it needs.
     #[error("{position}: <{element}> has no attribute {attribute:?}")]
     Missing { position: Position, element: String, attribute: &'static str },
-    /// An element that cannot be there, or not there again.
+    /// An element that is not allowed here, or occurs twice.
     #[error("{position}: <{element}>: {problem}")]
     Element {
         position: Position,
@@ -69,12 +69,12 @@ fn of(at: roxmltree::TextPos) -> Position {
     Position { line: whole(at.row), column: whole(at.col) }
 }
 
-/// Where an element stands.
+/// The position of an element.
 pub(super) fn position(node: Node<'_, '_>) -> Position {
     of(node.document().text_pos_at(node.range().start))
 }
 
-/// An attribute that must be there.
+/// A required attribute.
 pub(super) fn required<'a>(
     node: Node<'a, '_>,
     attribute: &'static str,
@@ -102,7 +102,7 @@ pub(super) fn parsed<T>(
     })
 }
 
-/// An element that is wrong as such.
+/// An error about an element as a whole.
 pub(super) fn wrong(node: Node<'_, '_>, problem: impl Into<String>) -> XmlError {
     XmlError::Element {
         position: position(node),
@@ -111,7 +111,7 @@ pub(super) fn wrong(node: Node<'_, '_>, problem: impl Into<String>) -> XmlError 
     }
 }
 
-/// A look over the text before the parser sees it, for what would make it slow.
+/// Checks the text before the parser reads it, for anything that would make parsing slow.
 struct Scan<'a> {
     text: &'a str,
     at: usize,
@@ -156,7 +156,7 @@ impl Scan<'_> {
         self.at += found.unwrap_or(self.text.len() - self.at);
     }
 
-    /// The tag that begins here, with `>` in quotes taken for text.
+    /// The tag that begins here; `>` inside quotes does not end it.
     fn tag(&self) -> Result<&str, XmlError> {
         let rest = &self.text[self.at..];
         let mut quote = None;
@@ -175,7 +175,7 @@ impl Scan<'_> {
                 _ => {}
             }
         }
-        // The parser says better what is missing.
+        // The parser has the better error for this.
         Ok(rest)
     }
 

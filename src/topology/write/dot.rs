@@ -1,6 +1,6 @@
 //! The machine as a graph for Graphviz.
 //!
-//! Leaves the layout to `dot`; the picture made for looking at is the SVG.
+//! Leaves the layout to `dot`; for a picture to look at there is the SVG.
 //!
 //! *Invariant:* the text is a valid graph whatever the names in the topology are.
 
@@ -43,7 +43,7 @@ impl Topology {
 /// A graph being written.
 struct Drawing<'a> {
     text: &'a mut String,
-    /// Parts that have a number because they have no name.
+    /// Number of parts without a name, which get a number instead.
     parts: usize,
 }
 

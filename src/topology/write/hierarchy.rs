@@ -1,7 +1,7 @@
 //! A machine as people draw it: packages, NUMA nodes, host bridges, switches, devices.
 //!
-//! Root ports and switch ports are left out. Where the source knew no bridges, devices that the
-//! links put below one switch or one host bridge are put together without a name.
+//! Root ports and switch ports are left out. If the source knew no bridges, devices that the links
+//! place below one switch or one host bridge are grouped without a name.
 //!
 //! *Invariant:* every GPU and NIC of the topology is in the hierarchy exactly once.
 
@@ -17,7 +17,7 @@ pub(super) struct Part<'a> {
     pub(super) children: Vec<Part<'a>>,
 }
 
-/// What a part is. Names are those of bridges, where there are any.
+/// The kind of a part. Names are those of bridges, if they are known.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What<'a> {
     Package(Option<u32>),
@@ -35,7 +35,7 @@ struct Place {
     numa: Option<NumaId>,
 }
 
-/// The packages of a machine; what belongs to none comes last.
+/// The packages of a machine; parts that belong to none come last.
 pub(super) fn packages(topology: &Topology) -> Vec<Part<'_>> {
     let mut places: BTreeMap<Place, Vec<Part<'_>>> = BTreeMap::new();
     for node in topology.numa.iter().filter(|node| !node.gpu_memory) {
@@ -57,7 +57,7 @@ pub(super) fn packages(topology: &Topology) -> Vec<Part<'_>> {
         .collect()
 }
 
-/// The first GPU's index in a part, then NICs: the order that people expect.
+/// The index of a part's first GPU, then NICs: the order that people expect.
 fn first_device(part: &Part<'_>) -> (bool, u32) {
     match part.what {
         What::Gpu(gpu) => (false, gpu.index.0),
@@ -66,7 +66,7 @@ fn first_device(part: &Part<'_>) -> (bool, u32) {
     }
 }
 
-/// The host bridges with what is below them, and where each belongs.
+/// The host bridges with everything below them, and where each belongs.
 fn hosts(topology: &Topology) -> Vec<(Place, Part<'_>)> {
     let mut below: BTreeMap<Option<&str>, Vec<&Bridge>> = BTreeMap::new();
     for bridge in &topology.bridges {
@@ -108,7 +108,7 @@ fn parts(topology: &Topology) -> impl Iterator<Item = Part<'_>> {
     gpus.chain(nics).map(|what| Part { what, children: Vec::new() })
 }
 
-/// What hangs off a bridge: its devices, and its switches with theirs. Ports are passed through.
+/// What is attached to a bridge: its devices, and its switches with theirs. Ports are skipped.
 fn branch<'a>(
     bridge: &'a Bridge,
     below: &BTreeMap<Option<&'a str>, Vec<&'a Bridge>>,
@@ -121,7 +121,7 @@ fn branch<'a>(
     children.sort_by_key(first_device);
     let switch = match bridge.kind {
         BridgeKind::SwitchUp => !children.is_empty(),
-        // Where the source knew no port types, a switch is where the ways part.
+        // If the source knew no port types, a bridge with several children counts as a switch.
         BridgeKind::Bridge => children.len() > 1,
         BridgeKind::Host | BridgeKind::RootPort | BridgeKind::SwitchDown => false,
     };
@@ -148,7 +148,7 @@ fn numa_of(gpu: &Gpu) -> Option<NumaId> {
     gpu.numa.or_else(several)
 }
 
-/// Puts devices without known bridges together as their links say.
+/// Groups devices without known bridges by their links.
 fn by_links<'a>(topology: &'a Topology, loose: Vec<Part<'a>>) -> Vec<(Place, Part<'a>)> {
     let hosts = groups(topology, loose, LinkKind::Phb);
     let host = |devices: Vec<Part<'a>>| {
@@ -175,7 +175,7 @@ fn device(part: &Part<'_>) -> Option<Device> {
     }
 }
 
-/// Devices that are joined, directly or through each other, by PCI links up to a kind.
+/// Groups of devices that are connected, directly or indirectly, by PCI links up to a kind.
 fn groups<'a>(topology: &Topology, parts: Vec<Part<'a>>, kind: LinkKind) -> Vec<Vec<Part<'a>>> {
     let near = |a: &Part<'_>, b: &Part<'_>| {
         let link = device(a).zip(device(b)).and_then(|(a, b)| topology.links.between(a, b));
@@ -194,7 +194,7 @@ fn groups<'a>(topology: &Topology, parts: Vec<Part<'a>>, kind: LinkKind) -> Vec<
     groups
 }
 
-/// The NUMA node of a GPU that NICs share one with.
+/// The NUMA node of a GPU that is close to a part's NICs.
 fn numa_nearby(topology: &Topology, part: &Part<'_>) -> Option<NumaId> {
     part.children.iter().find_map(|child| match device(child) {
         None => numa_nearby(topology, child),

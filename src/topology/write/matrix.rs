@@ -1,6 +1,6 @@
 //! The matrix that `nvidia-smi topo -m` prints.
 //!
-//! Writes what the matrix can say and no more: links, affinities, GPU NUMA IDs, NIC names.
+//! Writes only what the matrix can express: links, affinities, GPU NUMA IDs, NIC names.
 //!
 //! *Invariant:* `read::smi` reads it back to the same devices, links and affinities.
 
@@ -19,12 +19,12 @@ Legend:
   NV#  = Through # bonded NVLinks
 ";
 
-/// What stands where a link is unknown.
+/// The cell of an unknown link.
 const UNKNOWN: &str = "N/A";
 
 impl Topology {
     /// The machine as `nvidia-smi topo -m` prints it: cells, affinities, legends. Columns are
-    /// aligned with blanks; an unknown link is `N/A`.
+    /// aligned with spaces; an unknown link is `N/A`.
     pub fn to_matrix(&self) -> String {
         let devices: Vec<Device> = self.devices().collect();
         let mut rows = vec![heading(&devices)];
@@ -45,7 +45,7 @@ impl Topology {
         for column in columns {
             let link = self.links.between(row, *column);
             cells.push(match link {
-                // As nvidia-smi centres it, so that the diagonal catches the eye.
+                // Centred as in nvidia-smi, so that the diagonal stands out.
                 Some(LinkKind::X) => " X".to_owned(),
                 Some(kind) => kind.to_string(),
                 None => UNKNOWN.to_owned(),
@@ -76,7 +76,7 @@ fn affinities(gpu: &Gpu) -> [String; 3] {
     ]
 }
 
-/// Lays cells out in columns, two blanks apart, no blanks at the ends of lines.
+/// Aligns cells in columns, two spaces apart, without spaces at the ends of lines.
 fn align(rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()

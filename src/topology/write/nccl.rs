@@ -1,14 +1,14 @@
-//! NCCL's topology XML, to be loaded through `NCCL_TOPO_FILE`.
+//! NCCL's topology XML, for `NCCL_TOPO_FILE`.
 //!
-//! Writes what NCCL cannot find out by itself on a machine that hides it (switches, NUMA nodes,
-//! NVLinks). NCCL fills in what is absent: CPU models, ranks, GPUDirect support, link speeds. What
-//! is unknown is therefore left out rather than written as empty, which NCCL would believe.
+//! Writes what NCCL cannot detect on a machine that hides it (switches, NUMA nodes, NVLinks). NCCL
+//! itself fills in what is absent: CPU models, ranks, GPUDirect support, link speeds. Unknown facts
+//! are therefore omitted; NCCL would believe an empty value.
 //!
-//! Keeps to what NCCL's own parser takes: no XML declaration, one blank between attributes, no
-//! tabs (NCCL `src/graph/xml.cc`).
+//! Follows the restrictions of NCCL's own parser: no XML declaration, one space between attributes,
+//! no tabs (NCCL `src/graph/xml.cc`).
 //!
-//! *Invariant:* every element stands below the switches and the NUMA node of its device; a device
-//! without a PCI address is refused, because NCCL knows devices by nothing else.
+//! *Invariant:* every element is below the switches and the NUMA node of its device; a device
+//! without a PCI address is refused, because NCCL identifies devices only by that.
 
 use std::collections::BTreeMap;
 
@@ -22,18 +22,18 @@ use crate::topology::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum NcclFormError {
-    /// A device's place is unknown.
-    #[error("the PCI address of {device} is unknown, and NCCL knows devices by it alone")]
+    /// A device's PCI address is unknown.
+    #[error("the PCI address of {device} is unknown, and NCCL identifies devices only by that")]
     NoAddress { device: Device },
 }
 
-/// What NVML, and so NCCL, gives as the address of an NVLink's end that it cannot see.
+/// The address that NVML, and so NCCL, reports for the end of an NVLink that it cannot see.
 const HIDDEN: &str = "fffffff:ffff:ff";
 
-/// NICs with their numbers, by the address that they share.
+/// NICs with their numbers, by shared address.
 type Cards<'a> = BTreeMap<PciAddress, Vec<(u32, &'a Nic)>>;
 
-/// An element with those inside it.
+/// An element and its children.
 #[derive(Default)]
 struct Element {
     tag: &'static str,
@@ -108,7 +108,7 @@ impl Topology {
         Ok(text)
     }
 
-    /// The NICs by the address they share.
+    /// The NICs by shared address.
     fn cards(&self) -> Result<Cards<'_>, NcclFormError> {
         let mut cards = Cards::new();
         for (at, nic) in (0u32..).zip(&self.nics) {
@@ -119,7 +119,7 @@ impl Topology {
         Ok(cards)
     }
 
-    /// Puts a device's element below its switches, and those below its NUMA node's `<cpu>`.
+    /// Puts a device's element below its switches, and these below its NUMA node's `<cpu>`.
     fn put(
         &self,
         cpus: &mut BTreeMap<Option<NumaId>, Element>,
@@ -170,9 +170,9 @@ fn gpu_element(gpu: &Gpu) -> Element {
     element
 }
 
-/// The switches on the way down to a device, the topmost first.
+/// The switches on the way down to a device, topmost first.
 ///
-/// Where the source knew no port types, every second bridge is taken for one, as NCCL takes it.
+/// If the source knew no port types, every second bridge counts as one, as in NCCL.
 fn switches<'a>(above: &[&'a Bridge]) -> Vec<&'a Bridge> {
     let ports = above.iter().filter(|bridge| bridge.kind != BridgeKind::Host);
     let mut switches: Vec<&Bridge> = if above.iter().any(|b| b.kind == BridgeKind::Bridge) {
@@ -191,7 +191,7 @@ fn pci_element(busid: String, class: &'static str, pcie: Option<PcieLink>) -> El
     element.maybe("link_speed", speed).maybe("link_width", pcie.max_width.or(pcie.width))
 }
 
-/// The networks of a NIC: one for each port, or one that says only the name.
+/// The networks of a NIC: one for each port, or one with only the name.
 fn nets(at: u32, nic: &Nic) -> Vec<Element> {
     let net = || Element::new("net").with("name", &nic.name).with("dev", at);
     if nic.kind == NicKind::Socket {

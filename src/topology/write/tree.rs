@@ -1,8 +1,8 @@
-//! The machine as a tree for people: package, NUMA node, PCIe switch, device.
+//! The machine as a tree: package, NUMA node, PCIe switch, device.
 //!
-//! Leaves out what the tree already shows by its shape (host bridges, ports, parents).
+//! Leaves out what the shape of the tree already shows (host bridges, ports, parents).
 //!
-//! *Invariant:* one line for each part; a fact that is unknown takes no place.
+//! *Invariant:* each part has one line; unknown facts take no space.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Topology {
         text
     }
 
-    /// A part's line, with those below it; parts that say nothing give way to what is in them.
+    /// A part's line and those below it; a part without a text is replaced by its children.
     fn lines(&self, part: &Part<'_>, workers: &[Occupant]) -> Vec<Line> {
         let mut below: Vec<Line> =
             part.children.iter().flat_map(|part| self.lines(part, workers)).collect();
@@ -64,7 +64,7 @@ impl Topology {
         ])
     }
 
-    /// The other GPUs that NVLinks reach, by number of links.
+    /// The other GPUs connected by NVLink, grouped by number of links.
     fn nvlink_words(&self, gpu: &Gpu) -> Option<String> {
         let mut peers: BTreeMap<LinkKind, Vec<String>> = BTreeMap::new();
         for other in &self.gpus {
@@ -146,7 +146,7 @@ fn human(bytes: u64) -> String {
     HumanBytes(bytes).to_string()
 }
 
-/// The known words of a line, two blanks apart.
+/// The known words of a line, two spaces apart.
 fn joined<const N: usize>(words: [Option<String>; N]) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }

@@ -1,9 +1,9 @@
-//! The project's own YAML: a line or a few for each device, node and bridge.
+//! The project's own YAML: one or a few lines for each device, node and bridge.
 //!
 //! Writes the same keys as the JSON form; only the layout differs.
 //!
-//! *Invariant:* `read::document` reads it back to the same topology, and a YAML 1.1 reader sees
-//! the same strings: whatever could be taken for a number, a time or a word like `no` is quoted.
+//! *Invariant:* `read::document` reads back the same topology, and a YAML 1.1 reader sees the same
+//! strings: everything that could be read as a number, a time or a word like `no` is quoted.
 
 use serde_yaml::{Mapping, Value};
 
@@ -12,8 +12,7 @@ use crate::topology::Topology;
 const WIDTH: usize = 100;
 
 impl Topology {
-    /// The machine as a file to keep or to send: complete, in block style with one flow mapping
-    /// for each list item.
+    /// The machine as a complete file, in block style with one flow mapping for each list item.
     pub fn to_yaml(&self) -> String {
         // A topology holds only strings, numbers, lists and maps with string keys.
         let Ok(Value::Mapping(keys)) = serde_yaml::to_value(self) else { return String::new() };
@@ -37,7 +36,7 @@ fn top_level(key: &str, value: &Value, text: &mut String) {
     }
 }
 
-/// A value in flow style, cut where a line may break.
+/// A value in flow style, split where a line may break.
 fn pieces(value: &Value) -> Vec<String> {
     let mut out = vec![String::new()];
     flow(value, &mut out);
@@ -65,7 +64,7 @@ fn list(items: &[Value], out: &mut Vec<String>) {
             push(out, ",");
             out.push(String::new());
         }
-        // A short mapping is not broken, so that a list of them reads as a table.
+        // A short mapping is not broken, so a list of them reads like a table.
         let whole = pieces(item).join(" ");
         if whole.chars().count() < WIDTH - 10 { push(out, &whole) } else { flow(item, out) }
     }
@@ -85,7 +84,7 @@ fn mapping(keys: &Mapping, out: &mut Vec<String>) {
     push(out, "}");
 }
 
-/// Writes pieces one blank apart, broken before the margin, continuing under the first piece.
+/// Writes pieces one space apart, broken before the margin and continued below the first piece.
 fn fill(start: &str, pieces: &[String], text: &mut String) {
     let indent = if start.starts_with(' ') { start.len() + 1 } else { 2 };
     let mut column = start.chars().count();
@@ -116,7 +115,7 @@ fn plain_or_quoted(scalar: &Value) -> String {
     }
 }
 
-/// A YAML double-quoted scalar; what is neither ASCII nor a letter is escaped.
+/// A YAML double-quoted scalar; characters that are neither ASCII nor letters are escaped.
 fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {
@@ -131,7 +130,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Whether every YAML reader takes the text, unquoted in a flow mapping, for just this string.
+/// Whether every YAML reader reads the text, unquoted in a flow mapping, as this very string.
 fn is_plain(text: &str) -> bool {
     const WORDS: [&str; 9] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
     let inner = |c: char| c.is_ascii_alphanumeric() || "_-./ ()+".contains(c);

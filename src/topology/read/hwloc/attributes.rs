@@ -1,6 +1,6 @@
 //! The attributes of hwloc's objects as values.
 //!
-//! Does not know how objects hang together.
+//! Does not know how objects are related.
 
 use roxmltree::Node;
 
@@ -9,7 +9,7 @@ use crate::ids::PciAddress;
 use crate::topology::read::xml::{XmlError, parsed, required, wrong};
 use crate::topology::{Port, PortState};
 
-/// The words of all children of a name.
+/// The texts of all children with a name.
 pub(super) fn texts<'a>(node: Node<'a, '_>, name: &'static str) -> impl Iterator<Item = &'a str> {
     let named = node.children().filter(move |child| child.has_tag_name(name));
     named.filter_map(|child| child.text()).flat_map(str::split_whitespace)
@@ -27,7 +27,7 @@ pub(super) fn info<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     node.children().find(named).and_then(|child| child.attribute("value"))
 }
 
-/// An RDMA device's ports, from `Port1State` and so on; hwloc says no rate and no link layer.
+/// An RDMA device's ports, from `Port1State` and so on; hwloc has no rate and no link layer.
 pub(super) fn ports(device: Node<'_, '_>) -> Vec<Port> {
     let state = |port: u32| info(device, &format!("Port{port}State")).map(str::trim);
     (1..=255)
@@ -54,21 +54,21 @@ pub(super) fn address(node: Node<'_, '_>) -> Result<PciAddress, XmlError> {
 }
 
 pub(super) fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "is no number".to_owned())
+    text.parse().map_err(|_| "is not a number".to_owned())
 }
 
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "is no number of bytes".to_owned())
+    text.parse().map_err(|_| "is not a number of bytes".to_owned())
 }
 
-/// A bitmap of hwloc: `0x0000ffff,,0x1`, 32-bit words, the highest first, empty for zero.
+/// A bitmap of hwloc: `0x0000ffff,,0x1`, 32-bit words, highest first, empty for zero.
 pub(super) fn set<Kind>(
     node: Node<'_, '_>,
     attribute: &'static str,
 ) -> Result<Option<IdSet<Kind>>, XmlError> {
     let value = parsed(node, attribute, |text| {
         if text.contains("...") {
-            // `0xf...f`: all that there could ever be, which says nothing.
+            // `0xf...f`: everything that could ever exist, which tells nothing.
             return Ok(None);
         }
         let words = text.split(',').map(|word| match word.trim().trim_start_matches("0x") {

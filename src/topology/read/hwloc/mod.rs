@@ -1,10 +1,10 @@
 //! hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3.
 //!
-//! Takes from it the CPUs, NUMA nodes, PCI tree, NVIDIA GPUs and RDMA devices; leaves the caches
-//! and everything else. A GPU is known by its PCI class and vendor, whether or not hwloc was built
-//! with NVML. How many NVLinks a bandwidth is, hwloc does not say; it follows from the GPU's model.
+//! Reads the CPUs, NUMA nodes, PCI tree, NVIDIA GPUs and RDMA devices; ignores caches and
+//! everything else. A GPU is recognised by its PCI class and vendor, whether or not hwloc was built
+//! with NVML. hwloc gives only the bandwidth of NVLinks; their number follows from the GPU's model.
 //!
-//! *Invariant:* the CPUs of a device are those of the object that its host bridge hangs off.
+//! *Invariant:* the CPUs of a device are those of the object that its host bridge is attached to.
 
 mod attributes;
 mod nvlinks;
@@ -37,7 +37,7 @@ pub(super) fn read(root: Node<'_, '_>) -> Result<Topology, XmlError> {
     Ok(reader.finish())
 }
 
-/// What holds for everything inside an object.
+/// What applies to everything inside an object.
 #[derive(Clone, Default)]
 struct Surroundings {
     cpus: Option<CpuSet>,
@@ -45,10 +45,10 @@ struct Surroundings {
     bridge: Option<String>,
 }
 
-/// A GPU while its OS devices are still being read.
+/// A GPU whose OS devices are still being read.
 struct Found {
     gpu: Gpu,
-    /// Its number in NVML, where hwloc knew it.
+    /// Its number in NVML, if hwloc knew it.
     nvml: Option<u32>,
     /// hwloc's number for it and for each OS device in it.
     handles: Vec<String>,
@@ -62,13 +62,13 @@ struct Reader {
     /// Host bridges' CPUs, by bridge.
     localities: BTreeMap<String, CpuSet>,
     packages: Vec<(u32, CpuSet)>,
-    /// Bridges that are there already, by name.
+    /// Names of the bridges so far.
     bridges: BTreeSet<String>,
     /// NUMA nodes that are the memory of the GPU at an address.
     memories: Vec<(PciAddress, NumaId)>,
     /// Whether the platform is one whose GPUs' memory is NUMA nodes.
     coherent: bool,
-    /// Names of what is a GPU without a place.
+    /// Names of GPUs without a PCI address.
     placeless: Vec<String>,
     /// GPUs of other vendors, by address.
     foreign: Vec<String>,
@@ -117,7 +117,7 @@ impl Reader {
                 return self.inside(node, &here);
             }
             "PCIDev" => return self.device(node, outside),
-            // Without PCI support in hwloc, they hang off a package.
+            // If hwloc was built without PCI support, they are attached to a package.
             "OSDev" => {
                 let name = node.attribute("name").unwrap_or_default();
                 if name.starts_with("nvml") || name.starts_with("cuda") {
@@ -139,7 +139,7 @@ impl Reader {
     fn machine(&mut self, node: Node<'_, '_>, all: Option<&CpuSet>) -> Result<(), XmlError> {
         self.topology.name = info(node, "HostName").map(str::to_owned);
         let allowed = set(node, "allowed_cpuset")?.zip(set(node, "allowed_nodeset")?);
-        // hwloc leaves out what is not allowed unless it is asked for it.
+        // hwloc omits what is not allowed unless it is asked for it.
         self.topology.allowed = allowed
             .filter(|(cpus, _)| !cpus.is_empty() && all.is_some_and(|all| all != cpus))
             .map(|(cpus, mems)| Allowed { cpus, mems });
@@ -172,7 +172,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Adds the one node of a machine that has no others: hwloc 1 lists none where there is one.
+    /// Adds the only node of a machine: hwloc 1 lists none if there is just one.
     fn one_node(&mut self, root: Node<'_, '_>) -> Result<(), XmlError> {
         let machine = |node: &Node<'_, '_>| node.attribute("type") == Some("Machine");
         let Some(machine) = root.children().find(machine) else { return Ok(()) };
@@ -189,8 +189,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes NUMA nodes without CPUs for GPU memory where hwloc was too old to say so and the
-    /// platform has such nodes. Elsewhere they are memory as any other, only farther away.
+    /// Treats NUMA nodes without CPUs as GPU memory if hwloc was too old to report it and the
+    /// platform has such nodes. Elsewhere they are ordinary memory, only farther away.
     fn assume_gpu_memory(&mut self) {
         let told = self.topology.numa.iter().any(|node| node.gpu_memory);
         if self.gpus.is_empty() || told || !self.coherent {
@@ -347,7 +347,7 @@ impl Reader {
         found.is_some_and(|found| if self.bitmask { found & bit != 0 } else { found == kind })
     }
 
-    /// Gives bridges and devices the CPUs and NUMA nodes of the objects that they hang off.
+    /// Gives bridges and devices the CPUs and NUMA nodes of the objects that they are attached to.
     fn locate(&mut self) {
         let topology = &mut self.topology;
         topology.numa.sort_by_key(|node| node.id);
@@ -423,8 +423,8 @@ impl Reader {
     }
 }
 
-/// Whether an object's description is that of a platform whose GPUs' memory is NUMA nodes: POWER9
-/// with NVLink, and Grace.
+/// Whether an object describes a platform whose GPUs' memory is NUMA nodes: POWER9 with NVLink, and
+/// Grace.
 fn is_coherent(node: Node<'_, '_>) -> bool {
     let names = ["CPUModel", "PlatformModel", "DMIProductName", "DMIBoardName", "DMIProductFamily"];
     let platforms = ["POWER9", "8335-GT", "Grace", "GH200", "GB200", "GB300", "Neoverse-V2"];

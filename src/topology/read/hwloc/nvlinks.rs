@@ -1,8 +1,8 @@
 //! NVLinks from hwloc's matrix of their bandwidths.
 //!
-//! How many links a bandwidth is, hwloc does not say; it follows from the GPU's model.
+//! hwloc gives no number of links; it follows from the bandwidth and the GPU's model.
 //!
-//! *Invariant:* a link ends in an object of the matrix.
+//! *Invariant:* a link ends at an object of the matrix.
 
 use roxmltree::Node;
 
@@ -24,14 +24,14 @@ impl Reader {
             }
             return Ok(());
         };
-        // Objects are `OSDev:802`, or plain numbers of the one type that is named.
+        // Objects are `OSDev:802`, or plain numbers if only one type is named.
         let prefix = matrix.attribute("type").map(|kind| format!("{kind}:")).unwrap_or_default();
         let names: Vec<String> =
             texts(matrix, "indexes").map(|name| prefix.clone() + name).collect();
         let numbers = texts(matrix, "u64values").map(str::parse::<u64>);
         let values: Vec<u64> = numbers
             .collect::<Result<_, _>>()
-            .map_err(|_| wrong(matrix, "a bandwidth is no number"))?;
+            .map_err(|_| wrong(matrix, "a bandwidth is not a number"))?;
         if names.is_empty() || names.len() > DEVICE_LIMIT || values.len() != names.len().pow(2) {
             return Err(wrong(matrix, "has not one bandwidth for each pair of its objects"));
         }
@@ -42,7 +42,7 @@ impl Reader {
             if end.is_none() {
                 self.topology
                     .notes
-                    .push(Note::new(name, "has NVLinks, but is no GPU, switch or CPU"));
+                    .push(Note::new(name, "has NVLinks, but is not a GPU, switch or CPU"));
             }
         }
         self.topology.nvswitch = Some(switches);
@@ -75,7 +75,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What an object of the bandwidth matrix is.
+    /// The kind of an object of the bandwidth matrix.
     fn end(&self, name: &str) -> Option<NvLinkPeer> {
         let gpu = self.gpus.iter().find(|found| found.handles.iter().any(|handle| handle == name));
         if let Some(place) = gpu.and_then(|found| found.gpu.pci) {
@@ -90,8 +90,8 @@ impl Reader {
 
 /// One NVLink's bandwidth in one direction, MB/s.
 ///
-/// hwloc gives the sum over a pair's links, and multiples of 20 and of 25 GB/s can be the same
-/// number, so the model decides; for unknown ones the values do.
+/// hwloc gives the sum over a pair's links, and multiples of 20 and of 25 GB/s can coincide, so the
+/// model decides; for unknown models the values do.
 fn per_link(model: Option<&str>, values: &[u64]) -> u64 {
     let named = |part: &str| model.is_some_and(|model| model.contains(part));
     if named("P100") {

@@ -1,8 +1,8 @@
-//! What NCCL's form says about links beyond the PCI tree that it shows.
+//! Links that NCCL's form implies beyond the PCI tree that it contains.
 //!
 //! Does not read elements.
 //!
-//! *Invariant:* no link that follows from the tree is changed, but for those within a card.
+//! *Invariant:* links that follow from the tree are not changed, except those within a card.
 
 use crate::ids::PciAddress;
 use crate::topology::{Device, Gpu, LinkKind, Links, Nic, Note, NvLinkEnds, Topology};
@@ -26,7 +26,7 @@ pub(super) fn across_cpus(topology: &Topology, links: &mut Links) {
     }
 }
 
-/// NICs that are functions of one device are on one card, whose port NCCL leaves out.
+/// NICs that are functions of one device are on one card, whose port NCCL omits.
 pub(super) fn one_card(topology: &Topology, links: &mut Links) {
     let card = |nic: &Nic| nic.pci.map(|place| PciAddress { function: 0, ..place });
     for (a, first) in (0u32..).zip(&topology.nics) {
@@ -38,7 +38,7 @@ pub(super) fn one_card(topology: &Topology, links: &mut Links) {
     }
 }
 
-/// Notes pairs of GPUs that count the NVLinks between them differently.
+/// Notes pairs of GPUs that report different numbers of NVLinks between them.
 pub(super) fn asymmetric_nvlinks(topology: &mut Topology) {
     let ends: Vec<NvLinkEnds> = topology.gpus.iter().map(Gpu::active_nvlinks).collect();
     let mut notes = Vec::new();

@@ -1,10 +1,10 @@
 //! NCCL's topology XML: a dump (`NCCL_TOPO_DUMP_FILE`), or written by hand for a virtual machine.
 //!
-//! NCCL shows one `<cpu>` for each NUMA node and one `<pci>` for each switch; host bridges and
-//! ports it leaves out. A `<cpu>` is taken for one host bridge, as NCCL takes it. Whatever is odd
-//! about a file is kept and noted: such files are written by hand, and steer real jobs.
+//! NCCL writes one `<cpu>` for each NUMA node and one `<pci>` for each switch, and omits host
+//! bridges and ports. A `<cpu>` counts as one host bridge, as in NCCL. Oddities of a file are kept
+//! and noted: such files are written by hand, and control real jobs.
 //!
-//! *Invariant:* a device stands under the elements that it stands under in the file; none is moved.
+//! *Invariant:* a device stays under the elements that it is under in the file.
 
 mod links;
 mod nets;
@@ -25,7 +25,7 @@ use crate::topology::{
 /// Most NVLinks of one GPU (GB200 and earlier have up to 18).
 const NVLINKS_OF_A_GPU: usize = 18;
 
-/// The newest compute capability that can be, times ten; more is a number of another kind.
+/// The highest plausible compute capability, times ten; a larger number is something else.
 const NEWEST_SM: u32 = 299;
 
 /// Reads the `<system>` element.
@@ -37,13 +37,13 @@ pub(super) fn read(system: Node<'_, '_>) -> Result<Topology, XmlError> {
     for child in system.children().filter(Node::is_element) {
         match child.tag_name().name() {
             "cpu" => reader.cpu(child)?,
-            other => reader.note(other, "is no element of a system; it is left out"),
+            other => reader.note(other, "is not an element of a system; it is left out"),
         }
     }
     reader.finish()
 }
 
-/// What a `<cpu>` gives to everything below it.
+/// What a `<cpu>` determines for everything below it.
 struct Cpu {
     numa: Option<NumaId>,
     cpus: Option<CpuSet>,
@@ -53,7 +53,7 @@ struct Reader {
     topology: Topology,
     /// The `dev` of each GPU, in the order of `topology.gpus`.
     devs: Vec<Option<u32>>,
-    /// NVSwitches that NVLinks end in; `None` once one has no real address.
+    /// NVSwitches at which NVLinks end; `None` once one has no real address.
     switches: Option<BTreeSet<PciAddress>>,
     /// NICs that share one card, by position.
     cards: Vec<Vec<usize>>,
@@ -62,11 +62,11 @@ struct Reader {
     ports: nets::Ports,
     /// GPUs of other vendors, by busid.
     foreign: Vec<String>,
-    /// NICs whose device names the file does not say.
+    /// NICs without a device name in the file.
     nameless: Vec<String>,
     places: BTreeSet<PciAddress>,
     hosts: BTreeSet<String>,
-    /// How often each bridge's name has come; placeholders may come again.
+    /// How often each bridge's name has occurred; placeholders may repeat.
     copies: BTreeMap<String, u32>,
 }
 
@@ -94,11 +94,11 @@ impl Reader {
 
     fn cpu(&mut self, node: Node<'_, '_>) -> Result<(), XmlError> {
         let numa = parsed(node, "numaid", |text| {
-            // -1 is NCCL's word for unknown.
+            // NCCL writes -1 for unknown.
             if text.starts_with('-') {
                 return Ok(None);
             }
-            integer(text, "is no NUMA node").map(|id| Some(NumaId(id)))
+            integer(text, "is not a NUMA node").map(|id| Some(NumaId(id)))
         })?;
         let numa = numa.flatten();
         let cpus = parsed(node, "affinity", |text| {
@@ -138,7 +138,7 @@ impl Reader {
         self.children(node, &host, &Cpu { numa, cpus })
     }
 
-    /// Adds a bridge and returns its `id`, made unique if need be.
+    /// Adds a bridge and returns its `id`, made unique if necessary.
     fn bridge(
         &mut self,
         name: String,
@@ -162,13 +162,13 @@ impl Reader {
                 "gpu" => {
                     return Err(wrong(child, "a GPU stands in a <pci> element of its own"));
                 }
-                other => self.note(other, "is no element of a PCI tree; it is left out"),
+                other => self.note(other, "is not an element of a PCI tree; it is left out"),
             }
         }
         Ok(())
     }
 
-    /// One PCI function: a GPU, a NIC, a switch, or a card that is several of them.
+    /// One PCI function: a GPU, a NIC, a switch, or a card with several of them.
     fn pci(&mut self, node: Node<'_, '_>, parent: &str, cpu: &Cpu) -> Result<(), XmlError> {
         let busid = required(node, "busid")?;
         let inside = |name: &'static str| {
@@ -178,10 +178,13 @@ impl Reader {
         let known = ["gpu", "nic", "pci"];
         for other in node.children().filter(Node::is_element) {
             if !known.contains(&other.tag_name().name()) {
-                self.note(other.tag_name().name(), "is no element of a PCI tree; it is left out");
+                self.note(
+                    other.tag_name().name(),
+                    "is not an element of a PCI tree; it is left out",
+                );
             }
         }
-        // What hangs off a card hangs off the card's own switch.
+        // Whatever is attached to a card is attached to the card's own switch.
         let below = match inside("pci").next() {
             Some(_) => {
                 let kind = BridgeKind::SwitchUp;
@@ -217,7 +220,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes a place for a device, once.
+    /// Reserves a PCI address for a device; each may be used once.
     fn take(&mut self, node: Node<'_, '_>) -> Result<Option<PciAddress>, XmlError> {
         let found = place(required(node, "busid")?);
         match found {
@@ -239,7 +242,7 @@ impl Reader {
         cpu: &Cpu,
     ) -> Result<(), XmlError> {
         let pci = self.take(node)?;
-        let number = |text: &str| integer(text, "is no number");
+        let number = |text: &str| integer(text, "is not a number");
         let (mut dev, mut sm, mut nvlinks) = (None, None, Vec::new());
         if let Some(gpu) = gpu {
             dev = parsed(gpu, "dev", number)?.filter(|dev| *dev < 10_000);
@@ -260,13 +263,14 @@ impl Reader {
         Ok(())
     }
 
-    /// The NVLinks of a GPU. The file counts them by peer; their numbers on the GPU it does not
-    /// say, so they are numbered as they come.
+    /// The NVLinks of a GPU. The file gives their number for each peer but not their numbers on the
+    /// GPU, so they are numbered in order.
     fn nvlinks(&mut self, pci: Node<'_, '_>, gpu: Node<'_, '_>) -> Result<Vec<NvLink>, XmlError> {
         let mut links = Vec::new();
         let mut listed = 0u64;
         for node in gpu.children().filter(|child| child.has_tag_name("nvlink")) {
-            let count = parsed(node, "count", |text| integer(text, "is no number"))?.unwrap_or(1);
+            let count =
+                parsed(node, "count", |text| integer(text, "is not a number"))?.unwrap_or(1);
             listed += u64::from(count);
             let target = place(required(node, "target")?);
             let class = node.attribute("tclass").unwrap_or_default();
@@ -340,7 +344,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The number of the card at a place; functions of one device are on one card.
+    /// The number of the card at an address; functions of one device are on one card.
     fn card(&mut self, pci: Option<PciAddress>) -> usize {
         let fresh = self.cards.len();
         let place = pci.map(|place| PciAddress { function: 0, ..place });
@@ -351,7 +355,7 @@ impl Reader {
         at
     }
 
-    /// The position of the NIC of a name, which is added if it is new.
+    /// The position of the NIC with a name; a new one is added.
     fn named_nic(
         &mut self,
         name: &str,
@@ -425,7 +429,7 @@ impl Reader {
         Ok(topology)
     }
 
-    /// Says which networks are no RDMA devices.
+    /// Notes which networks are not RDMA devices.
     fn name_sockets(&mut self) {
         let sockets = self.topology.nics.iter().filter(|nic| nic.kind == NicKind::Socket);
         let names: Vec<&str> = sockets.map(|nic| nic.name.as_str()).collect();
@@ -439,7 +443,7 @@ impl Reader {
         }
     }
 
-    /// Numbers the GPUs by `dev`, or in PCI order (which NVML's is) where the file has no `dev`.
+    /// Numbers the GPUs by `dev`, or in PCI order (as NVML does) if the file has no `dev`.
     fn number_gpus(&mut self) {
         let known: BTreeSet<u32> = self.devs.iter().flatten().copied().collect();
         let gpus = std::mem::take(&mut self.topology.gpus);
@@ -466,7 +470,7 @@ fn is_foreign(pci: Node<'_, '_>, gpu: Option<Node<'_, '_>>) -> bool {
         gpu.has_attribute("gcn") || gpu.children().any(|child| child.has_tag_name("xgmi"))
     };
     match pci.attribute("vendor").map(str::trim) {
-        // Placeholders of virtual machines name no vendor that there is.
+        // Placeholders of virtual machines name no existing vendor.
         Some("0x10de" | "0x10DE" | "0xffff" | "0x0000" | "") | None => gpu.is_some_and(of_rccl),
         Some(_) => true,
     }
@@ -481,14 +485,14 @@ fn integer(text: &str, problem: &str) -> Result<u32, String> {
     read.map_err(|_| problem.to_owned())
 }
 
-/// A real place; `None` for placeholders such as `fffffff:ff:ff.0`.
+/// A real PCI address; `None` for placeholders such as `fffffff:ff:ff.0`.
 fn place(busid: &str) -> Option<PciAddress> {
     busid.trim().parse().ok()
 }
 
-/// The best that NCCL found for a device's link.
+/// The best speed that NCCL found for a device's link.
 fn pcie(node: Node<'_, '_>) -> Option<PcieLink> {
-    // `16.0 GT/s PCIe`, `8 GT/s`, `Unknown`: the number is what all spellings have.
+    // `16.0 GT/s PCIe`, `8 GT/s`, `Unknown`: the number is common to all spellings.
     let speed = node.attribute("link_speed").and_then(|text| text.split_whitespace().next());
     let max_gt_per_s = speed.and_then(|text| text.parse().ok()).filter(|gt: &f64| *gt > 0.0);
     let max_width = node.attribute("link_width").and_then(|text| text.trim().parse().ok());

@@ -2,7 +2,7 @@
 //!
 //! Does not place a NIC in the PCI tree.
 //!
-//! *Invariant:* a port has the number that the verbs library, and so UCX, opens it by.
+//! *Invariant:* a port has the number by which the verbs library, and so UCX, opens it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::topology::{Nic, NicKind, Port};
 
 /// A `<net>` element.
 pub(super) struct Net<'a> {
-    /// The devices: several where NCCL uses them as one.
+    /// The devices: several if NCCL uses them as one.
     pub(super) names: Vec<&'a str>,
     /// Whether NCCL reaches it through sockets, so that it is a network interface.
     pub(super) socket: bool,
@@ -26,13 +26,13 @@ pub(super) struct Net<'a> {
 /// Reads a `<net>`.
 pub(super) fn net<'a>(node: Node<'a, '_>) -> Result<Net<'a>, XmlError> {
     let name = required(node, "name")?;
-    let port = parsed(node, "port", |text| integer(text, "is no port number"))?;
+    let port = parsed(node, "port", |text| integer(text, "is not a port number"))?;
     let speed = parsed(node, "speed", |text| match text.parse::<f64>() {
-        // Some NICs are said to have a speed of -1, which is none.
+        // Some NICs have a speed of -1, which means none.
         Ok(speed) if speed.is_finite() => Ok(speed),
-        _ => Err("is no speed in Mbit/s".to_owned()),
+        _ => Err("is not a speed in Mbit/s".to_owned()),
     })?;
-    // NCCL joins the names of NICs that it uses as one; the speed is that of all together.
+    // NCCL joins the names of NICs that it uses as one; the speed is their sum.
     let names: Vec<&str> = name.split('+').filter(|name| !name.is_empty()).collect();
     let alone = names.len() == 1;
     Ok(Net {
@@ -45,16 +45,16 @@ pub(super) fn net<'a>(node: Node<'a, '_>) -> Result<Net<'a>, XmlError> {
     })
 }
 
-/// Whether a GUID is zero, which NCCL writes where there is none (`net_socket.cc`).
+/// Whether a GUID is zero, which NCCL writes if there is none (`net_socket.cc`).
 fn is_zero(guid: &str) -> bool {
     let digits = guid.trim().trim_start_matches("0x");
     !digits.is_empty() && digits.bytes().all(|digit| digit == b'0')
 }
 
-/// Whether a name is that of a network interface. RDMA devices are named after their driver
+/// Whether a name belongs to a network interface. RDMA devices are named after their driver
 /// (`mlx5_0`) or by rdma-core's rule (`rocep25s0`, `ibp12s0`).
 fn is_interface(name: &str) -> bool {
-    // What the kernel and systemd name after the kind, with a number or place behind.
+    // The prefixes that the kernel and systemd use, followed by a number or place.
     let numbered = ["eth", "ib", "bond", "br", "team", "tun", "tap", "wlan", "virbr", "docker"];
     let prefixed = ["eno", "ens", "enp", "enP", "enx", "em", "br-", "veth", "wl", "cni", "vlan"];
     let is_numbered = |kind: &str| {
@@ -81,7 +81,8 @@ struct Listed {
 }
 
 impl Ports {
-    /// Adds the port of a `<net>`. A dump lists a NIC again for collectives; that adds nothing.
+    /// Adds the port of a `<net>`. A dump lists a NIC again for collectives; duplicates are
+    /// ignored.
     pub(super) fn add(&mut self, nic: usize, card: usize, net: &Net<'_>) {
         let Some(port) = net.port else { return };
         if self.0.iter().all(|known| (known.nic, known.port) != (nic, port)) {
@@ -91,9 +92,10 @@ impl Ports {
 
     /// Gives each NIC its ports.
     ///
-    /// NCCL adds to a port's number how many devices of the card came before (`realPort` in
-    /// `net_ib.cc`): it is the port of the card. The device's own is 1, unless a device comes with
-    /// several. For those the earlier ones are taken off again, where that gives different numbers.
+    /// NCCL adds to a port's number how many devices of the card came before it (`realPort` in
+    /// `net_ib.cc`), which makes it a port of the card. The device's own number is 1, unless the
+    /// device occurs with several. For those, the earlier ones are subtracted again if the results
+    /// differ.
     pub(super) fn give_to(self, nics: &mut [Nic]) {
         let mut earlier: BTreeMap<usize, u32> = BTreeMap::new();
         let mut of: BTreeMap<usize, Vec<(&Listed, Option<u32>)>> = BTreeMap::new();

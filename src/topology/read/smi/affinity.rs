@@ -1,9 +1,9 @@
-//! The columns behind the links: CPU affinity, NUMA affinity, GPU NUMA ID.
+//! The columns after the links: CPU affinity, NUMA affinity, GPU NUMA ID.
 //!
 //! Does not read links.
 //!
-//! *Invariant:* a value is given to a column only when the number of values, the tab stops or the
-//! place under a heading say so; what is empty or `N/A` is unknown.
+//! *Invariant:* a value is assigned to a column only if the number of values, the tab stops or the
+//! position below a heading determine it; an empty value or `N/A` is unknown.
 
 use super::words::Word;
 use super::{SmiError, place};
@@ -11,7 +11,7 @@ use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::NumaId;
 use crate::topology::LinkKind;
 
-/// A column behind the links.
+/// A column after the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Column {
     Cpus,
@@ -22,7 +22,7 @@ pub(super) enum Column {
 /// A column and where its heading begins.
 pub(super) type Heading = (Column, usize);
 
-/// Reads the headings behind the device names.
+/// Reads the headings after the device names.
 pub(super) fn headings(words: &[Word<'_>], line: usize) -> Result<Vec<Heading>, SmiError> {
     let mut headings = Vec::new();
     let mut rest = words;
@@ -53,27 +53,27 @@ pub(super) fn headings(words: &[Word<'_>], line: usize) -> Result<Vec<Heading>, 
     Ok(headings)
 }
 
-/// What one row says behind its links.
+/// The values of one row after its links.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Affinity {
     pub(super) cpus: Option<CpuSet>,
-    /// The CPU list as it was written, and where.
+    /// The CPU list as it was written, and its position.
     pub(super) cpus_text: String,
     pub(super) column: usize,
     pub(super) numa: Option<NodeSet>,
     pub(super) gpu_numa: Option<NumaId>,
-    /// Whether a value is missing without tab stops that say which.
+    /// Whether a value is missing and no tab stops show which.
     pub(super) gap: bool,
 }
 
-/// One value; a list that was broken after a comma is whole again.
+/// One value; a list that was broken after a comma is joined again.
 struct Value {
     text: String,
     column: usize,
     tabs: usize,
 }
 
-/// Reads the values behind a row's links.
+/// Reads the values after a row's links.
 pub(super) fn read(
     words: &[Word<'_>],
     headings: &[Heading],
@@ -145,8 +145,9 @@ fn values(words: &[Word<'_>]) -> Vec<Value> {
 
 /// The column of each value, in order; there are at most as many values as headings.
 ///
-/// A full row is taken in order, because values drift from their headings. In a row with gaps the
-/// tab stops tell (`nvidia-smi` itself puts one too many before the GPU NUMA ID), else the places.
+/// A full row is assigned in order, because values drift from their headings. In a row with gaps,
+/// the tab stops decide (`nvidia-smi` itself prints one too many before the GPU NUMA ID), otherwise
+/// the positions.
 fn columns(values: &[Value], headings: &[Heading]) -> Vec<Heading> {
     if values.len() == headings.len() {
         return headings.to_vec();
@@ -159,7 +160,7 @@ fn columns(values: &[Value], headings: &[Heading]) -> Vec<Heading> {
     let places: Vec<usize> =
         if tabbed { stops.collect() } else { values.iter().map(|value| value.column).collect() };
     let of_heading = |at: usize| if tabbed { at + 1 } else { headings[at].1 };
-    // There are at most three headings, so all ways to leave some out are few.
+    // There are at most three headings, so there are few ways to omit some.
     let choices = (0u32..1 << headings.len())
         .map(|mask| (0..headings.len()).filter(|at| mask & (1 << at) != 0).collect::<Vec<usize>>());
     let distance = |choice: &Vec<usize>| -> usize {

@@ -1,7 +1,7 @@
 //! The matrix of `nvidia-smi topo -m`, as people paste it.
 //!
-//! Reads the words, not the layout: headers lose their first tab, terminals turn tabs into blanks,
-//! editors re-align columns. What the matrix cannot tell (PCI addresses, memory, port states)
+//! Reads the words, not the layout: headers lose their first tab, terminals turn tabs into spaces,
+//! editors re-align columns. What the matrix cannot express (PCI addresses, memory, port states)
 //! stays unknown.
 //!
 //! *Invariant:* a row that does not have one cell for each column is refused, never shifted.
@@ -19,7 +19,7 @@ use crate::topology::{Device, Gpu, LinkKind, LinkKindError, Links, Nic, Note, To
 use affinity::{Affinity, Heading};
 use words::{Word, words};
 
-/// Why a text is no matrix of `nvidia-smi topo -m`.
+/// Why a text is not a matrix of `nvidia-smi topo -m`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum SmiError {
@@ -29,8 +29,8 @@ pub enum SmiError {
         /// The first row.
         position: Position,
     },
-    /// A heading behind the devices that `nvidia-smi` does not print, or prints once.
-    #[error("{position}: {word:?} is no column of this matrix")]
+    /// A heading after the devices that `nvidia-smi` does not print, or prints only once.
+    #[error("{position}: {word:?} is not a column of this matrix")]
     Heading {
         position: Position,
         /// The heading's first word.
@@ -56,7 +56,7 @@ pub enum SmiError {
     /// A GPU without a row.
     #[error("{position}: the matrix ends here, and {name} has no row")]
     NoRow {
-        /// The last row that is there.
+        /// The last row.
         position: Position,
         name: String,
     },
@@ -71,13 +71,13 @@ pub enum SmiError {
         /// Columns of the header.
         expected: usize,
     },
-    /// A cell that is no link.
+    /// A cell that is not a link.
     #[error("{position}: {row} to {column}: {cause}")]
     Cell {
         position: Position,
         row: String,
         column: String,
-        /// What the cell says.
+        /// What is wrong with the cell.
         cause: LinkKindError,
     },
     /// `X` off the diagonal, or something else on it.
@@ -86,7 +86,7 @@ pub enum SmiError {
         position: Position,
         row: String,
         column: String,
-        /// What the cell says.
+        /// What the cell contains.
         kind: LinkKind,
     },
     /// The two cells of a pair differ.
@@ -95,15 +95,15 @@ pub enum SmiError {
         position: Position,
         row: String,
         column: String,
-        /// What this cell says.
+        /// What this cell contains.
         here: LinkKind,
-        /// What the cell in the column's row says.
+        /// What the cell in the column's row contains.
         there: LinkKind,
     },
-    /// More values behind the links than there are headings.
+    /// More values after the links than headings.
     #[error("{position}: {value:?} has no column")]
     Extra { position: Position, value: String },
-    /// A value behind the links that is no list of CPUs or NUMA nodes.
+    /// A value after the links that is not a list of CPUs or NUMA nodes.
     #[error("{position}: {column}: {cause}")]
     List {
         position: Position,
@@ -111,13 +111,13 @@ pub enum SmiError {
         /// What is wrong with it.
         cause: IdSetError,
     },
-    /// A row has CPUs but no NUMA node, where the others have both: two values ran together.
+    /// A row has CPUs but no NUMA node, although others have both: two values ran together.
     #[error("{position}: {row} has no NUMA affinity beside its CPUs {cpus:?}, but other rows have")]
     Glued {
         /// The CPU list.
         position: Position,
         row: String,
-        /// The CPU list as it stands.
+        /// The CPU list as written.
         cpus: String,
     },
 }
@@ -147,17 +147,17 @@ impl SmiError {
     }
 }
 
-/// The states that `nvidia-smi topo -p2p` prints where a link is expected.
+/// The states that `nvidia-smi topo -p2p` prints in place of links.
 const P2P_WORDS: [&str; 6] = ["OK", "CNS", "GNS", "TNS", "NS", "DR"];
 
-/// What stands for an unknown link.
+/// The cell of an unknown link.
 const UNKNOWN: &str = "N/A";
 
 fn place(line: usize, column: usize) -> Position {
     Position { line, column }
 }
 
-/// Whether a text has a line that begins like a row or the header of the matrix.
+/// Whether a line of the text begins like a row or the header of the matrix.
 pub(super) fn recognise(text: &str) -> bool {
     text.lines().any(|line| {
         let words = words(line);
@@ -177,7 +177,7 @@ fn is_row(words: &[Word<'_>]) -> bool {
     }
 }
 
-/// The header: the devices in order, and the headings behind them.
+/// The header: the devices in order, and the headings after them.
 struct Header<'a> {
     devices: Vec<(&'a str, Device)>,
     by_name: BTreeMap<&'a str, usize>,
@@ -187,9 +187,9 @@ struct Header<'a> {
 /// One row.
 struct Row {
     line: usize,
-    /// Which device's, by position in the header.
+    /// The row's device, by position in the header.
     at: usize,
-    /// The links, in the header's order; `None` where the cell says `N/A`.
+    /// The links, in the header's order; `None` for `N/A`.
     cells: Vec<Option<(LinkKind, usize)>>,
     affinity: Affinity,
 }
@@ -246,7 +246,7 @@ fn header<'a>(line: &[Word<'a>], number: usize) -> Result<Option<Header<'a>>, Sm
     Ok(Some(Header { devices, by_name, headings }))
 }
 
-/// Reads the rows from the first one on, and says at which line they end.
+/// Reads the rows from the first one on; also returns the line at which they end.
 fn rows(
     header: &Header<'_>,
     lines: &[Vec<Word<'_>>],
@@ -311,7 +311,7 @@ fn row(header: &Header<'_>, line: &[Word<'_>], number: usize) -> Result<Row, Smi
     Ok(Row { line: number, at, cells, affinity })
 }
 
-/// The devices of the header, with what their rows say behind the links.
+/// The devices of the header, with the values that their rows have after the links.
 fn devices(header: &Header<'_>, rows: &[Row], end: usize) -> Result<Topology, SmiError> {
     let row_of: BTreeMap<usize, &Row> = rows.iter().map(|row| (row.at, row)).collect();
     let numa_known = rows.iter().any(|row| row.affinity.numa.is_some());
@@ -388,7 +388,7 @@ fn links(header: &Header<'_>, rows: &[Row]) -> Result<Links, SmiError> {
     Ok(links)
 }
 
-/// Gives the NICs the names of the legend, wherever it stands below the matrix.
+/// Names the NICs as in the legend, wherever it is below the matrix.
 fn name_nics(topology: &mut Topology, below: &[Vec<Word<'_>>]) {
     let mut legend: BTreeMap<&str, &str> = BTreeMap::new();
     for pair in below.iter().flat_map(|line| line.windows(2)) {
@@ -418,7 +418,7 @@ fn name_nics(topology: &mut Topology, below: &[Vec<Word<'_>>]) {
     }
 }
 
-/// Says what the text left out.
+/// Notes what the text omits.
 fn notes(topology: &mut Topology, header: &Header<'_>, rows: &[Row], below: &[Vec<Word<'_>>]) {
     let mut notes = Vec::new();
     for row in rows {
@@ -446,8 +446,8 @@ fn notes(topology: &mut Topology, header: &Header<'_>, rows: &[Row], below: &[Ve
     topology.notes.extend(notes);
 }
 
-/// Whether a CPU list has the form that old `nvidia-smi` leaves when its 13-byte buffer is full:
-/// single CPUs, evenly spaced.
+/// Whether a CPU list looks as old versions of `nvidia-smi` leave it when their 13-byte buffer is
+/// full: single CPUs, evenly spaced.
 fn is_cut(affinity: &Affinity) -> bool {
     let ids: Vec<u32> = affinity.cpus.iter().flat_map(|cpus| cpus.iter()).collect();
     let steps: BTreeSet<u32> = ids.windows(2).map(|pair| pair[1] - pair[0]).collect();

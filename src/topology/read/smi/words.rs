@@ -2,23 +2,23 @@
 //!
 //! Does not know what the words mean.
 //!
-//! *Invariant:* a word's column counts the characters of the line as it was given, escape
-//! sequences and comment marks included.
+//! *Invariant:* a word's column counts the characters of the original line, including escape
+//! sequences and comment marks.
 
-/// A word and where it begins.
+/// A word and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word<'a> {
     pub(super) text: &'a str,
     /// Column in characters, from 1.
     pub(super) column: usize,
-    /// Number of tab stops between the word before it and this one.
+    /// Number of tab stops between the previous word and this one.
     pub(super) tabs: usize,
 }
 
-/// Characters before the first word that belong to a comment, a quotation or a table's frame.
+/// Characters before the first word that belong to a comment, a quotation or a table's border.
 const MARKS: [char; 9] = ['#', '*', '/', '>', ';', '%', '|', '-', '!'];
 
-/// Splits a line at white space and table frames, leaving out terminal escapes and comment marks.
+/// Splits a line at white space and table borders, without terminal escapes and comment marks.
 pub(super) fn words(line: &str) -> Vec<Word<'_>> {
     let mut words = Vec::new();
     let (mut rest, mut column, mut tabs) = (line, 1, 0);

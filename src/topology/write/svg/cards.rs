@@ -1,6 +1,6 @@
 //! The cards of GPUs and NICs.
 //!
-//! Places nothing; a card is given its rectangle.
+//! Does not place them; each card is given its rectangle.
 
 use super::layout::{GPU_HEIGHT, Rect};
 use super::{Canvas, clipped};
@@ -26,7 +26,7 @@ pub(super) fn gpu(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu) {
     canvas.text(x, rect.y + 34.0, "small", "", &clipped(name, rect.w - 16.0, 5.6));
     let place = [gpu.pci.map(short), gpu.pcie.and_then(generation)];
     let place: Vec<String> = place.into_iter().flatten().collect();
-    // A place in another domain is so long that it stands alone.
+    // An address with a domain is so long that it is shown alone.
     let place = Some(place.join(" ")).filter(|words| words.len() < 20).or(place.first().cloned());
     canvas.text(x, rect.y + 47.0, "mono", "", &place.unwrap_or_default());
     let memory = gpu.memory_bytes.map(|bytes| format!("{} GiB", (bytes + (1 << 29)) >> 30));
@@ -99,7 +99,7 @@ pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
     ));
 }
 
-/// A colour for the ports: one that carries data is enough.
+/// A colour for the ports; one port that carries data is enough for green.
 fn health(ports: &[Port]) -> (&'static str, &'static str) {
     let is = |state: PortState| ports.iter().any(|port| port.state == Some(state));
     if is(PortState::Active) {
@@ -111,7 +111,7 @@ fn health(ports: &[Port]) -> (&'static str, &'static str) {
     }
 }
 
-/// A link's generation and width now, like `gen4 ×16`.
+/// A link's current generation and width, like `gen4 ×16`.
 fn generation(link: PcieLink) -> Option<String> {
     let generation = match link.gt_per_s? {
         rate if rate < 3.0 => 1,

@@ -1,8 +1,8 @@
-//! Where everything of the picture stands: columns for devices, levels for what is above them.
+//! The layout of the picture: columns for devices, levels for what is above them.
 //!
 //! Draws nothing.
 //!
-//! *Invariant:* no two cards overlap, and every wire runs down from a bar to what is below it.
+//! *Invariant:* no two cards overlap, and every wire runs down from a bar to something below it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::ids::NumaId;
 use crate::topology::write::hierarchy::{Part, What};
 use crate::topology::{Gpu, Nic, NumaNode};
 
-/// Width of a column, which is that of a GPU's card.
+/// Width of a column, the same as a GPU's card.
 pub(super) const COLUMN: f64 = 122.0;
 /// Height of a GPU's card.
 pub(super) const GPU_HEIGHT: f64 = 74.0;
@@ -56,7 +56,7 @@ impl Rect {
     }
 }
 
-/// How far a wire's lower end is from its upper one, in the words of the matrix.
+/// The kind of link that a wire stands for, as in the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Below one switch.
@@ -76,7 +76,7 @@ pub(super) struct Wire {
     pub(super) from: f64,
     pub(super) to: f64,
     pub(super) step: Step,
-    /// Switches on the way that have no bar of their own.
+    /// Switches along the wire that have no bar of their own.
     pub(super) switches: usize,
 }
 
@@ -94,14 +94,14 @@ pub(super) struct Layout<'a> {
     pub(super) bottom: f64,
 }
 
-/// What a picture leaves room for, beyond the machine itself.
+/// Space that a picture reserves beyond the machine itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Room {
     /// Height of the strip at the bottom of each GPU's card, for its workers.
     pub(super) strip: f64,
 }
 
-/// A part without the switches that have one thing below them: those are passed on the wire.
+/// A part without the switches that have only one child: the wire passes through those.
 struct Branch<'a> {
     what: What<'a>,
     passed: usize,
@@ -124,13 +124,13 @@ impl<'a> Branch<'a> {
         matches!(self.what, What::Gpu(_) | What::Nic(..))
     }
 
-    /// Levels of switch bars below this part, its own included.
+    /// Levels of switch bars below this part, including its own.
     fn levels(&self) -> usize {
         let below = self.below.iter().map(Branch::levels).max().unwrap_or(0);
         below + usize::from(matches!(self.what, What::Switch(_)))
     }
 
-    /// Columns that its own devices need: two cards a column, GPUs only in the lower row.
+    /// Columns that its own devices need: two cards per column, GPUs only in the lower row.
     fn columns(&self) -> usize {
         let gpus = self.below.iter().filter(|part| matches!(part.what, What::Gpu(_))).count();
         let devices = self.below.iter().filter(|part| part.is_device()).count();
@@ -253,7 +253,7 @@ impl<'a> Layout<'a> {
         self.wires.push(Wire { x, from, to, step, switches });
     }
 
-    /// Places what is below a bar: its own devices at the left, switches beside them.
+    /// Places what is below a bar: its own devices on the left, switches beside them.
     fn below(&mut self, part: &Branch<'a>, bar: &Rect, next: f64, levels: &Levels) {
         let host = matches!(part.what, What::Host(_));
         let mut x = bar.x + part.columns() as f64 * (COLUMN + GAP);
@@ -270,7 +270,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Places a bar's own devices: GPUs in the lower row, NICs above them and in what is free.
+    /// Places a bar's own devices: GPUs in the lower row, NICs above them and in free positions.
     fn devices(&mut self, part: &Branch<'a>, bar: &Rect, levels: &Levels) {
         let host = matches!(part.what, What::Host(_));
         let step = |passed: usize| match (host, passed) {
@@ -296,7 +296,7 @@ impl<'a> Layout<'a> {
                 }
                 What::Nic(number, nic) => {
                     let lower = nics_seen >= columns;
-                    // The free places of the lower row are behind those of the GPUs.
+                    // The free positions of the lower row come after those of the GPUs.
                     let gpus = part.below.iter().filter(|d| matches!(d.what, What::Gpu(_))).count();
                     let column = if lower { gpus + nics_seen - columns } else { nics_seen };
                     let x = left(column);

@@ -1,8 +1,8 @@
-//! A picture of the machine that a person enjoys.
+//! A picture of the machine, as SVG.
 //!
 //! CPUs are at the top, GPUs at the bottom with their NVLinks below them. The colours of the wires
-//! are the kinds of links: the highest colour on the way between two devices is what the matrix
-//! calls their link.
+//! stand for the kinds of links: the highest colour on the way between two devices is their link in
+//! the matrix.
 //!
 //! *Invariant:* the text is well-formed XML whatever the names in the topology are.
 
@@ -161,7 +161,7 @@ fn frames(canvas: &mut Canvas, layout: &Layout<'_>) {
 
 fn bars(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) {
     for (_, bar, id, node) in &layout.nodes {
-        // Where the source names no NUMA nodes, their GPUs still say which CPUs are near.
+        // If the source names no NUMA nodes, the GPUs still show which CPUs are near.
         let near =
             || topology.gpus.iter().find(|gpu| gpu.numa == *id).and_then(|gpu| gpu.cpus.as_ref());
         let cpus = node.and_then(|node| node.cpus.as_ref()).or_else(near);
@@ -207,7 +207,7 @@ fn draw_wire(canvas: &mut Canvas, wire: &Wire) {
     }
 }
 
-/// The legend; returns where it ends.
+/// Draws the legend; returns its end.
 fn legend(
     canvas: &mut Canvas,
     topology: &Topology,
@@ -241,7 +241,7 @@ fn legend(
     top + 22.0
 }
 
-/// As many characters of a width as have room.
+/// The longest beginning of a text that fits.
 fn clipped(words: &str, room: f64, character: f64) -> String {
     let fits = |count: usize| count as f64 * character <= room;
     let count = words.chars().count();

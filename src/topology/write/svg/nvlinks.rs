@@ -11,14 +11,14 @@ use crate::topology::{Device, LinkKind, NvLinkPeer, Topology};
 /// What was drawn.
 pub(super) struct Fabric {
     pub(super) bottom: f64,
-    /// Colours and their words, for the legend.
+    /// Colours and their labels, for the legend.
     pub(super) colours: Vec<(String, String)>,
 }
 
 /// From few to many links.
 const GREENS: [&str; 4] = ["#a6d468", "#6fb52c", "#4b8f12", "#2f6504"];
 
-/// Draws the NVLinks and says where they end.
+/// Draws the NVLinks; returns where they end.
 pub(super) fn draw(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) -> Fabric {
     let mut pairs: Vec<(u32, u32, u8)> = Vec::new();
     for (a, b, kind) in topology.links.iter() {
@@ -32,7 +32,7 @@ pub(super) fn draw(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>
         .gpus
         .iter()
         .any(|gpu| gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Switch));
-    // Everybody to everybody with the same count: one bar says it better than many arcs.
+    // If all pairs have the same count, one bar is clearer than many arcs.
     let complete = pairs.len() == joined.len() * joined.len().saturating_sub(1) / 2;
     match (pairs.is_empty(), counts.first()) {
         (false, Some(links)) if counts.len() == 1 && complete && (switched || joined.len() > 5) => {
@@ -89,11 +89,11 @@ fn arcs(
 ) -> Fabric {
     let shade = |links: u8| {
         let at = counts.iter().position(|count| *count == links).unwrap_or(0);
-        // Few different counts use neighbouring greens that are still told apart.
+        // If there are few different counts, use neighbouring greens that are easy to distinguish.
         GREENS[(at + usize::from(counts.len() < 3)).min(GREENS.len() - 1)]
     };
     let middle = |gpu: u32| layout.gpus.get(&gpu).map(|(rect, _)| rect.middle());
-    // Where each arc leaves its GPU: arcs to the left at the left, the farthest outermost.
+    // Where each arc leaves its GPU: arcs to the left start on the left, the farthest outermost.
     let mut ends: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (a, b, _) in pairs {
         ends.entry(*a).or_default().push(*b);
@@ -107,7 +107,7 @@ fn arcs(
             let (left, right) = (turn(offset(a)), turn(offset(b)));
             left.0.cmp(&right.0).then(left.1.total_cmp(&right.1).reverse())
         });
-        // The farthest on the right must be the outermost there, so nearer ones come first.
+        // On the right, the farthest must be outermost, so nearer ones come first.
         let split = peers.iter().position(|peer| middle(*peer) > middle(*gpu));
         let split = split.unwrap_or(peers.len());
         peers[split..]

@@ -1,7 +1,7 @@
 //! Workers on the cards of their GPUs, with lines to their NICs.
 //!
-//! *Invariant:* what has no card in the picture (a CPU worker, another machine's NIC) is left
-//! out.
+//! *Invariant:* anything without a card in the picture (a CPU worker, another machine's NIC) is
+//! left out.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ pub(super) const LINE: &str = "#b8327f";
 
 const ROW: f64 = 13.0;
 const PADDING: f64 = 6.0;
-/// Workers of one GPU that are named; the others are counted.
+/// Most workers of one GPU that are named; the others are counted.
 const NAMED: usize = 4;
 
-/// Height of the strip that the workers of the fullest GPU need.
+/// Height of the strip for the workers of the GPU that has most.
 pub(super) fn strip(workers: &[Occupant]) -> f64 {
     let fullest = by_gpu(workers).values().map(|workers| rows(workers).len()).max();
     fullest.map_or(0.0, |rows| rows as f64 * ROW + PADDING)
@@ -54,7 +54,7 @@ fn to_nic(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>, card: &
     let nic = |at: u32| topology.nics.get(at as usize).filter(|nic| nic.name == name);
     let Some((rect, ..)) = layout.nics.iter().find(|(_, at, _)| nic(*at).is_some()) else { return };
     let (from, to) = ((card.x + 22.0, card.y), (rect.x + 22.0, rect.bottom()));
-    // A NIC in the row of the GPUs is reached from above, like everything else there.
+    // A line to a NIC in the row of the GPUs ends at its top, like all other lines there.
     let to = if rect.bottom() <= card.y { to } else { (rect.x + 22.0, rect.y) };
     canvas.push(&format!(
         "<path d=\"M{:.1} {:.1} L{:.1} {:.1}\" fill=\"none\" stroke=\"{LINE}\" stroke-width=\"2\" \
@@ -73,7 +73,7 @@ fn by_gpu(workers: &[Occupant]) -> BTreeMap<u32, Vec<&Occupant>> {
     gpus
 }
 
-/// What is written about the workers of a GPU: two lines for one, a line each for several.
+/// The text about the workers of a GPU: two lines for one worker, one line each for several.
 fn rows(workers: &[&Occupant]) -> Vec<String> {
     let cpus = |worker: &Occupant| {
         worker.cpus.as_ref().map_or("any CPU".to_owned(), |cpus| format!("CPU {cpus}"))
