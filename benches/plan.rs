@@ -1,4 +1,4 @@
-//! How long a plan takes on the largest machine in mind: 16 GPUs, 16 NICs, 512 CPUs.
+//! How long planning takes on the largest supported machine: 16 GPUs, 16 NICs, 512 CPUs.
 //!
 //! `cargo bench --bench plan` prints the median and the slowest of many plans for each spec.
 
@@ -69,7 +69,7 @@ fn largest() -> Topology {
         cores: (0..CORES).map(|core| [core, core + CORES].into_iter().collect()).collect(),
         ..Topology::default()
     };
-    // No two NVLink counts are alike around a GPU, so that no branch of the search ends early.
+    // The NVLink counts around a GPU vary, so that no branch of the search ends early.
     for a in 0..GPUS {
         for b in a + 1..GPUS {
             let links = u8::try_from((a * 7 + b * 5) % 6 + 1).expect("at most six");

@@ -1,8 +1,8 @@
-//! What the data plane costs through its async API: two planes in this process, host memory.
+//! The cost of the data plane's async API: two planes in this process, host memory.
 //!
-//! `cargo bench --bench plane` prints latencies. `cargo bench --bench plane -- cycles 100000` closes
-//! and opens one plane's connections that often, and prints what this process holds before and
-//! after.
+//! `cargo bench --bench plane` prints latencies. `cargo bench --bench plane -- cycles 100000`
+//! closes and opens one plane's connections that often, and prints what this process holds before
+//! and after.
 #![allow(clippy::print_stdout, unsafe_code)]
 
 use std::fs;
@@ -24,10 +24,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 const MESSAGES: usize = 20_000;
 const FIRSTS: usize = 100;
 const IDLE: Duration = Duration::from_millis(50);
-/// Connections opened to one peer; UCX tells 65535 apart.
+/// Connections opened to one peer; UCX can distinguish 65535.
 const CYCLES_PER_PEER: usize = 60_000;
 
-/// A plane, and what the others must know of it.
+/// A plane, and what the others need to connect to it.
 struct Side {
     plane: Plane,
     member: Member,
@@ -71,8 +71,8 @@ impl Side {
     }
 }
 
-/// Binds this thread, and what it starts from now on, to one CPU, as workers are bound to theirs.
-/// Two threads that poll on one CPU would only measure how they give way to each other.
+/// Binds this thread, and threads that it starts later, to one CPU, as workers are bound to theirs.
+/// Two threads that poll on one CPU would only measure how they yield to each other.
 fn stay_on(number: usize) {
     static USABLE: OnceLock<Vec<usize>> = OnceLock::new();
     let here = Pid::from_raw(0);
@@ -95,7 +95,7 @@ async fn pair() -> (Side, Side) {
     (a, others.remove(0))
 }
 
-/// A plane, and others that know no one but it.
+/// A plane, and others that are connected to it alone.
 async fn star(others: u64) -> (Side, Vec<Side>) {
     let mut middle = Side::open(0).await;
     let mut around = Vec::new();
@@ -114,7 +114,7 @@ async fn star(others: u64) -> (Side, Vec<Side>) {
     (middle, around)
 }
 
-/// The median, the mean, the 99th hundredth and the largest, in microseconds.
+/// The median, the mean, the 99th percentile and the maximum, in microseconds.
 fn summary(mut samples: Vec<Duration>) -> String {
     samples.sort_unstable();
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
@@ -129,8 +129,8 @@ fn summary(mut samples: Vec<Duration>) -> String {
     )
 }
 
-/// What waking takes without UCX or anything else: a thread on the peer's CPU that sleeps until a
-/// byte comes, and sends it back.
+/// The cost of waking without UCX or anything else: a thread on the peer's CPU that sleeps until a
+/// byte arrives, and sends it back.
 struct Bare {
     line: UnixStream,
 }
@@ -189,8 +189,8 @@ async fn latencies() {
     }
 }
 
-/// What this process holds: open files, System V segments and files in /dev/shm with the mappings
-/// of its memory, resident bytes.
+/// What this process holds: open files, System V segments and files in /dev/shm together with the
+/// mappings of its memory, resident bytes.
 fn held() -> (usize, usize, u64) {
     let count = |path: &str| fs::read_dir(path).map_or(0, Iterator::count);
     let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
@@ -211,7 +211,7 @@ async fn cycles(count: usize) {
         let b = &others[cycle % others.len()];
         a.loses(b);
         b.loses(&a);
-        // Both have forgotten the other when they say so.
+        // When they report this, both have forgotten the other.
         for (one, other) in [(&a, b), (b, &a)] {
             let answer = one.plane.echo(&other.member.name).await;
             assert!(matches!(answer, Err(TransferError::NoPeer { .. })), "{answer:?}");
@@ -221,7 +221,7 @@ async fn cycles(count: usize) {
         for (one, other) in [(&a, b), (b, &a)] {
             one.plane.echo(&other.member.name).await.expect("it is back");
         }
-        // The first hundredth fills UCX's pools.
+        // The first hundredth of the cycles fills UCX's pools.
         if cycle == count / 100 {
             before = held();
         }
@@ -251,7 +251,7 @@ fn main() {
         // SAFETY: this process has one thread.
         unsafe { std::env::set_var(format!("UCX_{name}"), value) };
     }
-    // The one that the planes open: a process opens no second.
+    // The same library as the planes': a process cannot open two.
     if let Err(error) = Library::open(library().as_deref()) {
         return println!("nothing is measured: {error}");
     }

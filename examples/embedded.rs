@@ -10,7 +10,7 @@ use cuda_cluster::cluster::{self, Cluster, LaunchFailure};
 use cuda_cluster::topology;
 
 fn main() -> ExitCode {
-    // First of all: this process may have been started to be one of the cluster's.
+    // Must come first: this process may have been started as one of the cluster's.
     if let Some(code) = cluster::dispatch() {
         return code;
     }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use cuda_cluster::cluster::{self, Cluster, Context, FunctionError, Input, Registry, Remote};
 use cuda_cluster::topology;
 
-/// What the workers can do: this binary is the worker, too.
+/// The functions of the workers: this binary is also the worker.
 fn functions() -> Registry {
     let mut registry = Registry::built_in();
     registry.add("range", |context: &Context, _: &[Input]| {
@@ -42,7 +42,7 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    // First of all: this process may have been started to be one of the cluster's.
+    // Must come first: this process may have been started as one of the cluster's.
     if let Some(code) = cluster::dispatch_with(functions) {
         return Ok(code);
     }
@@ -50,7 +50,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let cluster = Cluster::builder().simulate(machine).workers(2).launch_blocking()?;
     let client = cluster.client()?;
 
-    // Eight pieces of x = 0, 1, 2, … and y = x; none of it passes through this process.
+    // Eight pieces of x = 0, 1, 2, … and y = x; no data passes through this process.
     let mut pieces: Vec<Remote> = Vec::new();
     for piece in 0..8u32 {
         let range = (piece * 1000, (piece + 1) * 1000);

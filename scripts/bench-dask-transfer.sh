@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# How fast an array of 256 MB goes from worker to worker, and over which lanes: with the environment
-# that cuda-cluster plans, in turn with distributed's LocalCluster over UCX as it comes, and with
-# TCP. Medians are printed, and the ratio.
+# How fast an array of 256 MB moves between workers, and over which lanes: with the environment that
+# cuda-cluster plans, in turn with distributed's LocalCluster over UCX with its defaults, and over
+# TCP. Prints the medians and the ratio.
 #
 #   scripts/bench-dask-transfer.sh [ROUNDS]      5
 set -euo pipefail

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Compares `bench links` with UCX's own ucx_perftest and with Python's ucxx: the same two pinned
 # cores, libucp, transports, kind of messages (active ones) and of endpoints (with error handling),
-# small pages on both sides, in turns, because machines change from minute to minute. Prints every
-# pair of figures and the median of their ratios. The figures are means over all messages.
+# small pages on both sides. They run in turns, because a machine's speed changes by the minute.
+# Prints every pair of figures and the median of their ratios. The figures are means over all
+# messages.
 #
-# ucx_perftest keeps its own way of getting memory: told to take it from the heap, it sends what it
-# never wrote, which is one page of zeros that stays in the cache, and looks twice as fast.
+# ucx_perftest allocates memory in its own way: told to use the heap, it sends memory that it never
+# wrote, which is a single page of zeros that stays in the cache, and appears twice as fast.
 #
 #   scripts/bench-links.sh [BINARY]      default: target/release/cuda-cluster
 #   TURNS=5 CPUS=0,1                     how often, and where
 #   ONLY=sm|tcp|idle|ucxx|async          one part alone
 #
-# Ends with 1 if a ratio misses its bound, with 2 if something to compare with is missing. For
-# ucxx, a Python that has it: PYTHON, or .venv/bin/python; ours then uses that Python's libucx.
+# Ends with 1 if a ratio misses its bound, with 2 if a program to compare with is missing. For ucxx,
+# a Python that has it: PYTHON, or .venv/bin/python; ours then uses that Python's libucx.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/release/cuda-cluster}
@@ -56,9 +57,9 @@ perftest() {
     awk -v c="$column" '{print $c}' <<<"$line"
 }
 
-# links OPTION...: what `bench links` says of a new cluster, as JSON. New, because a tenth of the
-# speed is decided by which pages of memory one gets. In a file, because whoever read it from a pipe
-# would start while it measures, and take the CPUs of what is measured.
+# links OPTION...: the output of `bench links` on a new cluster, as JSON. New, because a tenth of
+# the speed depends on which pages of memory it gets. Written to a file, because a reader at the
+# other end of a pipe would start during the measurement and take its CPUs.
 links() {
     up
     "$binary" bench links "$name" "$@" --pin "$cpus" -o json >"$scratch/links"
@@ -68,7 +69,7 @@ links() {
 # rounds SIZE MESSAGES: the rounds (of 64 MiB) that have as many messages.
 rounds() { echo $((($1 * $2 + (1 << 26) - 1) >> 26)); }
 
-# said EXPRESSION: the sum over the pairs of what was said.
+# said EXPRESSION: the sum over the pairs in the output.
 said() { python3 -c "import json
 print(sum($1 for pair in json.load(open('$scratch/links'))['pairs']))"; }
 
@@ -86,7 +87,7 @@ status=0
 judge() {
     local label=$1 bound=$2 key=$3 rival=$4 mine=$5 theirs=$6 ratios=() a b ratio
     for turn in $(seq "$turns"); do
-        # Who goes first changes, too.
+        # Alternate which goes first.
         if ((turn % 2)); then b=$($theirs); a=$($mine); else a=$($mine); b=$($theirs); fi
         [[ -n $a && -n $b ]] || { lacks "a figure of $label"; return; }
         ratio=$(awk -v a="$a" -v b="$b" 'BEGIN {printf "%.3f", a / b}')
@@ -101,7 +102,7 @@ judge() {
     [[ $good == ok ]] || status=1
 }
 
-# Ours would take huge pages for large buffers, which is better, but another comparison.
+# Ours would use huge pages for large buffers, which is faster, but a different comparison.
 pages='import os, sys; os.execvp(sys.argv[1], sys.argv[1:])'
 small_pages='import ctypes, os, sys
 PR_SET_THP_DISABLE = 41
@@ -137,9 +138,9 @@ both() {
 }
 
 # ucxx SIZE ITERATIONS: MiB/s of messages both ways at the same time, which is what its benchmark
-# does, one message at a time each way, without asyncio, both sides polling. Its memory is numpy's,
-# which asks for huge pages as ours does. Its server sends what it receives into, so that it has
-# three buffers where ours has four, which the caches feel at 64 MiB.
+# does: one message at a time each way, without asyncio, both sides polling. Its memory is numpy's,
+# which asks for huge pages as ours does. Its server sends from the buffer that it receives into, so
+# it has three buffers and ours has four, which matters for the caches at 64 MiB.
 ucxx() {
     local cpus=($(tr , ' ' <<<"$cpus"))
     "$python" -m ucxx.benchmarks.send_recv -l ucxx-core --progress-mode polling -n "$1" \

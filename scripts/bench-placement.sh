@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Merge on a simulated machine in two halves, between which links are a tenth as fast: tasks placed by
-# learned bandwidth against tasks placed in turn. Both clusters run side by side and work alternately.
+# Merge on a simulated machine in two halves, between which links are a tenth as fast: compares
+# placing tasks by learned bandwidth with placing them in turn. Both clusters run side by side and
+# work alternately.
 # usage: scripts/bench-placement.sh [PAIRS]     pairs of runs for each size, 5 by default
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -3,7 +3,7 @@
 # Prints the supervisor's resident memory against the limit of 10 MiB, its wake-ups at rest, and the
 # time from the death of a worker (kill -9) to its being READY again.
 # usage: scripts/bench-supervise.sh [DEATHS]     CUDA_CLUSTER names the program
-# Eight deaths by default, one of each worker: who dies again soon waits, by the restart policy.
+# Eight deaths by default, one of each worker: the restart policy delays one that dies again soon.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=${CUDA_CLUSTER:-target/release/cuda-cluster}
@@ -73,6 +73,6 @@ try:
 finally:
     left = state()["run_directory"]
     run("down", name)
-    # The crash bundles of those that were killed.
+    # Remove the crash bundles of the killed workers.
     shutil.rmtree(left, ignore_errors=True)
 PYTHON

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tasks that do nothing: the native engine against dask.distributed, two workers each, in one run.
+# Empty tasks: the native engine compared with dask.distributed, two workers each, in one run.
 # PYTHON names a Python that has `distributed` (default: the one of .venv).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +15,7 @@ trap '"$binary" down "$name" >/dev/null' EXIT
 
 native=$("$binary" bench tasks "$name" --count "$count" -o json)
 dask=$("$python" scripts/bench_tasks_dask.py --workers 2)
-# Once more, since machines get faster and slower while one measures.
+# Once more, because a machine's speed changes during the measurement.
 again=$("$binary" bench tasks "$name" --count "$count" -o json)
 
 NATIVE=$native AGAIN=$again DASK=$dask "$python" - <<'PYTHON'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds a test or a bench, and prints where its program lies. Cargo itself would start it with the
+# Builds a test or a bench, and prints the path of its program. Cargo itself would start it with the
 # libucp that ucx1-sys built.
 #
 #   scripts/built.sh test|bench NAME

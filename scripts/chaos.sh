@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the chaos tests with many faults of each kind, and prints what was done and how long the
-# longest end took: scripts/chaos.sh [SEED [FAULTS]]
+# Runs the chaos tests with many faults of each kind, and prints the faults and the longest time to
+# end: scripts/chaos.sh [SEED [FAULTS]]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 log=$(mktemp)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: format, lints, tests, documentation.
+# Everything that must pass before a change lands: format, lints, tests, documentation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo fmt --check

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fuzzes each reader of topology texts, and that of the native engine's messages, for a short while,
-# from the seeds in fuzz/seeds.
+# Fuzzes each reader of topology texts, and that of the native engine's messages, for a short time,
+# starting from the seeds in fuzz/seeds.
 # usage: scripts/fuzz.sh [SECONDS]      seconds for each reader, 20 by default
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ export RUSTC_BOOTSTRAP
 for reader in document matrix nccl hwloc wire; do
     echo "== $reader, ${seconds}s"
     mkdir -p "fuzz/corpus/$reader" "fuzz/seeds/$reader"
-    # Without a sanitizer: there is no unsafe code in the readers, and it would slow them down.
+    # Without a sanitizer: the readers have no unsafe code, and it would slow them down.
     cargo fuzz run --sanitizer none "$reader" "fuzz/corpus/$reader" "fuzz/seeds/$reader" -- \
         -max_total_time="$seconds" -timeout=10 -max_len=65536 -print_final_stats=1
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the UCX layer and of the data plane under valgrind, which may find nothing but
-# memory that UCX keeps. Then opens and closes connections over and over in one process, and prints
-# what it holds before and after. Takes about three minutes on two cores, and the builds.
+# Runs the tests of the UCX layer and of the data plane under valgrind, which must find nothing but
+# memory that UCX keeps. Then opens and closes connections repeatedly in one process, and prints
+# what it holds before and after. Takes about three minutes on two cores, plus the builds.
 #
 #   scripts/soundness.sh                 CYCLES=100000 connections, PART=valgrind|cycles for one;
 #                                        CUDA_CLUSTER_UCX for another libucp than the loader's
@@ -40,7 +40,7 @@ memcheck() {
     local binary; binary=$(scripts/built.sh test "$test")
     local log=$scratch/$test.log
     echo "== $test under valgrind: $*"
-    # One thread of the interpreter at a time, in fair turns: threads here spin.
+    # valgrind runs one thread at a time; take fair turns, because threads here spin.
     valgrind --quiet --fair-sched=yes --error-exitcode=9 --num-callers=30 \
         --suppressions="$scratch/kept.supp" --gen-suppressions=all \
         --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite \

@@ -1,5 +1,5 @@
-//! Every file of the corpus of real machines equals its expected answer, or is refused with its
-//! place. The corpus is other people's data and not part of this repository: it is looked for in
+//! Each file of a corpus of real machines gives its expected answer, or an error with a position.
+//! The corpus is third-party data and not part of this repository: it is looked for in
 //! `$CUDA_CLUSTER_CORPUS`, then in `../shared/corpus`; without it these tests are skipped.
 
 #[path = "skip/mod.rs"]
@@ -39,7 +39,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A CPU list as the expected answers write it: `N/A` and nothing mean unknown.
+/// A CPU list as written in the expected answers: `N/A` or nothing means unknown.
 fn cpus(value: &Value) -> Option<CpuSet> {
     let list = value.as_str().filter(|list| !list.is_empty() && *list != "N/A")?;
     Some(list.parse().expect(list))
@@ -80,7 +80,7 @@ fn every_pasted_matrix_reads_as_expected() {
             .flat_map(|key| answer[key].as_array().expect("as written"))
             .map(text)
             .collect();
-        // Columns in file order; ours are GPUs by index, then NICs in file order.
+        // The expected columns are in file order; ours are GPUs by index, then NICs in file order.
         let devices: BTreeMap<&str, Device> = {
             let mut nics = 0u32;
             let device = |name: &&str| match name.parse() {
@@ -160,7 +160,7 @@ fn every_nccl_topology_reads_as_expected() {
         let said = answer["gpus"].as_array().expect("GPUs");
         assert_eq!(topology.gpus.len(), said.len(), "{file}");
         let nets: Vec<&Value> = answer["nics"].as_array().expect("NICs").iter().collect();
-        // A NIC is called by its networks' names, or by its address where the file has none.
+        // A NIC is named after its networks, or by its address if the file has none.
         let label = |at: usize| -> BTreeSet<String> {
             let nic = &topology.nics[at];
             let place = nic.pci.expect("an address").to_string();

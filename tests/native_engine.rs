@@ -1,4 +1,4 @@
-//! The native engine's processes, started by hand as the supervisor starts them.
+//! The native engine's processes, started by hand in the way the supervisor starts them.
 
 #![cfg(feature = "cli")]
 #![allow(unsafe_code)]
@@ -33,7 +33,7 @@ fn eight_workers_reach_each_other_over_shared_memory() {
 fn an_idle_cluster_uses_no_cpu() {
     let mut cluster = Cluster::start(8);
     cluster.ready();
-    // What the start leaves to do, timers of UCX among it, is done by then.
+    // Let work that the start leaves behind, such as timers of UCX, finish first.
     std::thread::sleep(Duration::from_millis(500));
     let before = cluster.cpu_time();
     let span = Duration::from_secs(3);
@@ -77,7 +77,7 @@ fn nothing_is_left_in_shared_memory_after_a_kill() {
     for name in ["gpu0", "gpu1", "gpu2", "scheduler"] {
         cluster.kill(name);
     }
-    // What clusters of other tests have there goes with them.
+    // Entries of other tests' clusters disappear with those clusters.
     let left = || -> Vec<String> {
         native::shared_memory().into_iter().filter(|name| !before.contains(name)).collect()
     };

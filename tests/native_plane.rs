@@ -1,4 +1,4 @@
-//! Transfers between data planes, several of them in this one process.
+//! Transfers between data planes, several of which run in this one process.
 
 #![cfg(feature = "cli")]
 #![allow(unsafe_code)]
@@ -20,7 +20,7 @@ use cuda_cluster::wire::secret::Secret;
 use proptest::prelude::*;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Longest wait for anything; a test that gets here has failed.
+/// Longest wait for anything; a test that waits longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn set_variables() {
@@ -34,11 +34,11 @@ fn set_variables() {
     });
 }
 
-/// Data planes that are connected with each other.
+/// Data planes that are connected to each other.
 struct Mesh {
     members: Vec<Member>,
     planes: Vec<Plane>,
-    /// Sealed, as the scheduler passes them on.
+    /// Sealed, as the scheduler sends them.
     addresses: Vec<Vec<u8>>,
     reports: Vec<UnboundedReceiver<Report>>,
 }
@@ -90,7 +90,7 @@ impl Mesh {
 }
 
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    // By blocks: byte by byte, it takes minutes under valgrind.
+    // In blocks, because byte by byte it takes minutes under valgrind.
     let block: Vec<u8> = (0..=250).collect();
     let mut pattern = block.repeat(bytes.div_ceil(block.len()) + 1);
     pattern.drain(..(seed % 251) as usize);
@@ -272,9 +272,10 @@ fn a_stranger_with_the_address_but_not_the_secret_gets_nothing_and_harms_nothing
     });
 }
 
-/// Sends what a stranger may think of to a worker; the number of messages that come back.
+/// Sends everything that a stranger might try to a worker; returns the number of messages that come
+/// back.
 fn strange(address: &[u8]) -> usize {
-    // Only the seal is taken off: what is left anybody on the machine could have seen.
+    // Only the seal is removed: anyone on the machine could have seen the rest.
     let key = Secret::new([5; 32]).key("worker address");
     let address = WorkerAddress::open(address, &key).expect("sealed by the mesh");
     let library = Library::open(libucp::named().as_deref()).expect("libucp is installed");
@@ -284,7 +285,7 @@ fn strange(address: &[u8]) -> usize {
     let endpoint = worker.connect(&address).expect("an endpoint");
     let (short, long) = HEADER_LENGTHS;
     let mut headers = vec![vec![], vec![0; HEADER_LIMIT], vec![0xff; short], vec![0xff; long]];
-    // Every kind of message, well-formed, under a token that is not ours to make.
+    // Every kind of message, well-formed, with a forged token.
     let forged = |kind: u8| {
         let mut header = vec![0; short];
         header[short - 1] = kind;
@@ -352,7 +353,7 @@ proptest! {
     })]
 
     /// Futures are dropped at every point of a transfer while others run; those that are awaited
-    /// get exactly their bytes, and no memory is written to after it was given back.
+    /// get exactly their bytes, and memory is not written to after it was returned.
     #[test]
     fn dropped_futures_harm_nobody(steps in steps()) {
         run(async {

@@ -1,4 +1,4 @@
-//! `cuda-cluster plan`, as a user runs it: published machines get the plan that is right for them.
+//! `cuda-cluster plan` as a user runs it: published machines get the right plan.
 
 #![cfg(feature = "cli")]
 
@@ -34,7 +34,8 @@ fn a_program_sees_the_plan_before_it_launches_it() {
     assert_eq!((plan.workers.len(), plan.machine.simulated), (2, true));
 }
 
-/// The GPUs of the published DGX-1 matrix hang off four PCIe switches in pairs, each with a NIC.
+/// The GPUs of the published DGX-1 matrix are attached in pairs to four PCIe switches, each with a
+/// NIC.
 #[test]
 fn a_dgx_1_gives_the_two_gpus_of_a_switch_the_nic_of_that_switch() {
     let plan = json(&[
@@ -79,7 +80,7 @@ fn a_machine_without_gpus_is_an_error_that_says_what_to_try() {
     assert!(output.stdout.is_empty());
 }
 
-/// The answer of `plan` for a person, without colours.
+/// The output of `plan` for a person, without colours.
 fn shown(arguments: &[&str]) -> String {
     let output = plan(arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -230,8 +231,8 @@ fn the_schema_and_the_check_of_specs() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("minimal.yaml: right"));
 }
 
-/// The scheduler's first belief about the ways between workers: what good software measures on such
-/// links, by generation and number of NVLinks, and for PCIe what it carries.
+/// The scheduler's initial estimate of the links between workers: what good software measures on
+/// such links, by NVLink generation and number, and for PCIe what it carries.
 #[test]
 fn the_native_engine_is_told_what_the_links_should_carry() {
     let rates = |machine: &str| {

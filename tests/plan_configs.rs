@@ -1,4 +1,4 @@
-//! Every spec of `configs/`, planned for several machines; each plan was looked at, and the sentence
+//! Every spec of `configs/`, planned for several machines. Each plan was reviewed, and the sentence
 //! above it says why it is right.
 
 #[allow(dead_code, reason = "each test file uses a part")]
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use compact::{compact, config, machine};
 use serde_json::Value;
 
-/// Snapshots a spec's plans: for each machine a sentence why its plan is right.
+/// Snapshots a spec's plans: for each machine, with a sentence that says why the plan is right.
 fn reviewed(name: &str, machines: &[(&str, &str)]) {
     let spec = config(name);
     let plans = machines.iter().map(|(machine_name, why)| {
@@ -152,8 +152,8 @@ fn config_names() -> BTreeSet<String> {
     names.filter(|name: &String| name.ends_with(".yaml")).collect()
 }
 
-/// Checks a value against the keywords that our schema uses; an unknown keyword is a failure, so
-/// that the check cannot become blind.
+/// Checks a value against the keywords that our schema uses. An unknown keyword is a failure, so
+/// that the check never silently skips a rule.
 fn complaints(root: &Value, schema: &Value, value: &Value, path: &str) -> Vec<String> {
     const SAID: [&str; 7] =
         ["description", "title", "default", "format", "$schema", "$defs", "pattern"];

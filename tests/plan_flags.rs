@@ -21,8 +21,8 @@ fn fits(cell: &str, flag: Option<bool>) -> bool {
     cell == "any" || cell.split('/').any(|part| part == word)
 }
 
-/// dask-cuda's table as published with the facts: tcp, infiniband, nvlink, UCX_TLS. The first row
-/// that fits holds.
+/// dask-cuda's published table: tcp, infiniband, nvlink, UCX_TLS. The first row that matches
+/// applies.
 const TABLE: [(&str, &str, &str, Option<&str>); 12] = [
     ("-", "-", "-", None),
     ("off", "off", "off", None),
@@ -93,7 +93,7 @@ fn each_of_the_81_combinations_gives_exactly_dask_cudas_environment() {
     assert_eq!(seen, 81);
 }
 
-/// Our own lists: the table's transports and what same-node traffic needs.
+/// Our own lists: the table's transports, and those that same-node traffic needs.
 #[test]
 fn our_own_lists_are_the_tables_with_shared_memory() {
     for flags in combinations() {
@@ -109,7 +109,7 @@ fn our_own_lists_are_the_tables_with_shared_memory() {
         for needed in ["cuda_copy", "posix", "cma", "self"] {
             assert!(lanes.contains(&needed), "{needed} is missing in {list} for {flags:?}");
         }
-        // Dask sets its connections up over TCP, unless RDMA does it.
+        // Dask sets up its connections over TCP, unless RDMA does it.
         let needs_tcp = tcp != Some(false) || rdmacm != Some(true);
         assert_eq!(lanes.contains(&"tcp"), needs_tcp, "{list} for {flags:?}");
         if let Some(table) = expected(tcp, ib, nvlink) {
@@ -123,8 +123,8 @@ fn our_own_lists_are_the_tables_with_shared_memory() {
     }
 }
 
-/// Workers of the native engine are on one machine: TCP only where it is asked for, no System V
-/// segments, and the plan says who can reach a listener.
+/// Workers of the native engine share a machine: TCP is used only if asked for, System V segments
+/// never, and the plan says who can connect to a listener.
 #[test]
 fn native_lists_have_tcp_only_where_it_is_asked_for() {
     for flags in combinations() {

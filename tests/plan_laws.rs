@@ -1,4 +1,4 @@
-//! Laws of a plan on machines that nobody built.
+//! Laws of a plan, on random machines.
 
 #[allow(dead_code, reason = "each test file uses a part")]
 mod compact;
@@ -15,7 +15,7 @@ use cuda_cluster::topology::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// What a machine is made from; every number is a choice among few.
+/// What a machine is built from; every number selects one of a few choices.
 #[derive(Clone, Debug)]
 struct Recipe {
     /// NUMA node of each GPU.
@@ -26,7 +26,7 @@ struct Recipe {
     kinds: Vec<usize>,
     /// Cores of each NUMA node.
     cores: u32,
-    /// Which CPUs are allowed, by number modulo its length.
+    /// Which CPUs are allowed, by number modulo the length.
     allowed: Vec<bool>,
 }
 
@@ -263,7 +263,7 @@ fn renumbered(topology: &Topology, to: &[u32], place: &[usize]) -> Topology {
     other
 }
 
-/// What each GPU got, by its place.
+/// What each GPU got, by PCI address.
 fn by_place(plan: &Plan) -> BTreeMap<String, (Vec<String>, String, String)> {
     let entry = |worker: &cuda_cluster::plan::WorkerPlan| {
         let place = worker.gpu.as_ref().and_then(|gpu| gpu.pci).expect("a GPU with a place");

@@ -1,5 +1,5 @@
-//! Plans of published machines and of odd ones; each was looked at, and its sentence says why it is
-//! right.
+//! Plans of published machines and of unusual ones. Each was reviewed, and its sentence says why it
+//! is right.
 
 #[allow(dead_code, reason = "each test file uses a part")]
 mod compact;
@@ -23,7 +23,7 @@ macro_rules! right {
     };
 }
 
-/// A machine in the making: GPUs on NUMA nodes, NICs, and links by what they share.
+/// A machine under construction: GPUs on NUMA nodes, NICs, and links by what they share.
 #[derive(Default)]
 struct Odd(Topology);
 

@@ -1,5 +1,5 @@
-//! Story: what a file says of NICs becomes names that UCX opens, or a note that says why not; and
-//! choices that an expert would ask about are notes, so that `--strict` sees them.
+//! What a file says about NICs becomes names that UCX can open, or a note that says why not; and
+//! choices that an expert would question are notes, so that `--strict` catches them.
 
 #[allow(dead_code, reason = "each test file uses a part")]
 mod compact;
@@ -16,7 +16,7 @@ fn read(text: &str) -> Topology {
     parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// A file of NCCL: one NUMA node with what stands inside.
+/// An NCCL file: one NUMA node with these elements.
 fn nccl(inside: &str) -> Topology {
     read(&format!(
         "<system version=\"1\"><cpu numaid=\"0\" affinity=\"ff\">{inside}</cpu></system>"
@@ -95,7 +95,7 @@ fn sockets_are_no_rdma_devices() {
         assert!(!devices(&plan, 0).unwrap_or_default().contains(name), "{name}");
         assert!(noted(&plan, "through sockets") && noted(&plan, name), "{:?}", notes(&plan));
         assert_eq!(read(&topology.to_nccl().expect("places")).nics[0].kind, NicKind::Socket);
-        // Who names it means TCP over it.
+        // Naming it explicitly means TCP over it.
         let named = made(&topology, &format!("ucx: {{tcp: true, net_devices: [{name}]}}\n"));
         assert!(devices(&named, 0).unwrap_or_default().starts_with(name));
     }
@@ -209,7 +209,7 @@ fn a_silent_source_does_not_deny_nvlink() {
     let plan = made(&nccl(&silent), BOTH);
     assert!(noted(&plan, "the source does not tell whether"), "{:?}", notes(&plan));
     assert!(!noted(&plan, "joined by NVLink"));
-    // The silence survives the project's own form.
+    // Not knowing survives the project's own form.
     let again = read(&nccl(&silent).to_yaml());
     assert!(again.nvlinks_untold);
     let plan = made(&machine("l40s-8"), BOTH);
@@ -267,7 +267,7 @@ fn a_nearer_nic_that_is_down_is_a_note() {
     assert!(notes(&plan).iter().any(|note| note == words), "{:?}", notes(&plan));
     let strict = planned(&topology, &spec(&format!("strict: true\n{FABRIC}")));
     assert!(matches!(strict, Err(PlanError::Strict { .. })));
-    // One that is farther than what is used is nobody's question.
+    // A port farther than the one in use needs no note.
     let topology =
         with_nics(&[("mlx5_0", "SYS", 400, IB, "DOWN"), ("mlx5_1", "PIX", 400, IB, "ACTIVE")]);
     assert!(!noted(&made(&topology, FABRIC), "farther"));
@@ -304,12 +304,12 @@ fn rates_are_weighed_with_distances_and_the_weighing_is_noted() {
     let plan = made(&with_nics(&[slow, ("mlx5_1", "SYS", 400, IB, "ACTIVE")]), FABRIC);
     assert_eq!(plan.workers[0].nics[0].to_string(), "mlx5_1:1");
     assert!(noted(&plan, "mlx5_0:1 (PIX, 25 Gbit/s) is nearer"), "{:?}", notes(&plan));
-    // 24 GB/s nearby is more than what comes through between NUMA nodes.
+    // 24 GB/s nearby is more than what can be carried between NUMA nodes.
     let near = ("mlx5_0", "PIX", 200, IB, "ACTIVE");
     let plan = made(&with_nics(&[near, ("mlx5_1", "SYS", 800, IB, "ACTIVE")]), FABRIC);
     assert_eq!(plan.workers[0].nics[0].to_string(), "mlx5_0:1");
     assert!(!noted(&plan, "faster"), "{:?}", notes(&plan));
-    // 12 GB/s nearby for each against 48 for one: kept if the other must be shared, and noted.
+    // 12 GB/s nearby for each against 48 for one: kept if the other must be shared, with a note.
     let near = [("mlx5_0", "PIX", 100, IB, "ACTIVE"), ("mlx5_1", "PIX", 100, IB, "ACTIVE")];
     let plan = made(&with_nics(&[near[0], near[1], ("mlx5_2", "PHB", 200, IB, "ACTIVE")]), FABRIC);
     assert_eq!(plan.workers[0].nics[0].to_string(), "mlx5_0:1");

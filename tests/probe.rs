@@ -1,4 +1,4 @@
-//! Story: a person looks at the machine in front of them, whatever it is.
+//! A person inspects their machine, whatever it is.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used)]
@@ -20,7 +20,7 @@ fn builtin(name: &str) -> Topology {
     topology::parse(topology::builtin(name).unwrap()).unwrap()
 }
 
-/// Leaves out what a live look cannot or need not repeat of a file. This list is the whole
+/// Removes what a live probe cannot or need not reproduce from a file. This list is the whole
 /// difference: everything else must be equal.
 fn comparable(machine: &Topology) -> Topology {
     let mut machine = machine.clone();
@@ -28,7 +28,7 @@ fn comparable(machine: &Topology) -> Topology {
     machine.source = None;
     // The files describe hardware; the driver is whatever is installed.
     (machine.driver, machine.cuda) = (None, None);
-    // A file without limits allows everything; a process always has its own.
+    // A file without limits allows everything; a process always has limits.
     let everything = fake_machine::everything(&machine);
     machine.allowed.get_or_insert(everything);
     // Notes are about the source.
@@ -41,7 +41,7 @@ fn comparable(machine: &Topology) -> Topology {
 fn assert_seen_as_described(seen: &Topology, described: &Topology) {
     let (seen, described) = (comparable(seen), comparable(described));
     let name = described.name.as_deref().unwrap_or_default();
-    // The text first: its difference can be read.
+    // Compare the texts first: their difference is readable.
     assert_eq!(seen.to_yaml(), described.to_yaml(), "{name}");
     assert_eq!(seen, described, "{name}");
 }
@@ -66,7 +66,7 @@ fn every_machine_of_the_catalogue_is_seen_as_it_is_described() {
         let dir = tempfile::tempdir().unwrap();
         let seen = FakeMachine::write(&described, dir.path()).unwrap().seen();
         assert_seen_as_described(&seen, &described);
-        // No fall-back was needed; what is noted is that links are narrow.
+        // No fall-back was needed; the only notes are about narrow links.
         let narrow = |text: &str| text.starts_with("its PCIe link runs at");
         let notes = seen.notes.iter().filter(|note| !narrow(&note.text));
         assert_eq!(notes.collect::<Vec<_>>(), Vec::<&topology::Note>::new(), "{name}");
@@ -94,7 +94,7 @@ fn drivers_that_tell_less_of_nvlinks_give_the_same_links() {
         let described = builtin(name);
         let dir = tempfile::tempdir().unwrap();
         let fake = FakeMachine::write(&described, dir.path()).unwrap();
-        // Drivers before 470 do not tell what an NVLink ends in: its place on the PCI bus does.
+        // Drivers before 470 do not report what an NVLink ends at: its PCI address tells.
         let fake = fake.with_faults("far-ends=untold unsupported=NVML_FI_DEV_NVLINK_GET_SPEED");
         assert_seen_as_described(&fake.seen(), &described);
     }
@@ -121,8 +121,8 @@ fn mig_profiles_follow_from_sizes_when_the_name_does_not_tell() {
     assert_eq!(profiles(&seen), profiles(&described));
 }
 
-/// What no machine of the catalogue has: limits, software and virtual NICs, bonds, several ports,
-/// chip-to-chip links, peer access, processes.
+/// Features that no machine of the catalogue has: limits, software and virtual NICs, bonds,
+/// multiple ports, chip-to-chip links, peer access, processes.
 const ODD: &str = r#"
 version: 1
 name: odd
@@ -185,7 +185,7 @@ fn an_odd_machine_is_seen_as_it_is_described() {
 }
 
 proptest! {
-    // Every case is a process.
+    // Every case starts a process.
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,4 +1,4 @@
-//! Story: something about the machine is broken, and the program says what, and what to do.
+//! Something about the machine is broken, and the program says what, and what to do.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used)]
@@ -22,7 +22,7 @@ fn notes(machine: &Topology) -> Vec<String> {
     machine.notes.iter().map(ToString::to_string).collect()
 }
 
-/// A machine of the catalogue in a directory that lives as long as it is looked at.
+/// A machine of the catalogue, in a directory that lives while it is inspected.
 fn spoiled<T>(name: &str, look: impl FnOnce(FakeMachine) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     look(FakeMachine::write(&builtin(name), dir.path()).unwrap())
@@ -32,7 +32,7 @@ fn topo(fake: &FakeMachine) -> Output {
     fake.command().arg("topo").output().unwrap()
 }
 
-/// The exit code and what stands on standard error.
+/// The exit code and standard error.
 fn failure(output: &Output) -> (Option<i32>, String) {
     let folder = fake_machine::library();
     let text = String::from_utf8(output.stderr.clone()).unwrap();
@@ -208,7 +208,7 @@ fn a_virtual_machine_that_hides_locality_gets_all_cpus_and_says_so() {
     );
 }
 
-/// What the program sees of a machine where sysfs is not mounted, as in a sandbox.
+/// What the program detects on a machine where sysfs is not mounted, as in a sandbox.
 fn seen_without_sysfs(name: &str) -> Topology {
     spoiled(name, |fake| {
         let nowhere = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Specs as people get them wrong: each error names the file, the place, the key, and what to do.
+//! Specs with mistakes that people make: each error names the file, the position, the key, and what
+//! to do.
 
 use cuda_cluster::spec;
 

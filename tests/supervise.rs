@@ -104,7 +104,7 @@ async fn a_crash_loop_ends_as_failed_and_degraded() {
     supervisor.ready().await.expect("READY");
     let state = until(&supervisor, "degraded", |s| s.state == ClusterPhase::Degraded).await;
     assert_eq!(state.workers[1].state, ProcessPhase::Failed);
-    // Once because it had worked until then.
+    // One more, because it had worked until then.
     assert_eq!(state.workers[1].restarts, 1 + 3);
     let cause = state.cause.expect("a cause");
     let text = "gpu1 ended with status 7, and it was restarted 3 times within 1m without becoming \

@@ -1,4 +1,4 @@
-//! Binding at birth, on real processes.
+//! Binding at process start, on real processes.
 
 #![cfg(feature = "cli")]
 
@@ -29,7 +29,7 @@ async fn every_thread_is_on_its_cpus_from_the_first_instruction() {
         assert_eq!(worker.cpus, worker.asked.cpus);
         assert_eq!(worker.mems, worker.asked.mems);
         assert_eq!(worker.notes, [""; 0]);
-        // What it wrote before READY goes through the guardian, and may arrive after it.
+        // What it wrote before READY goes through the guardian, and may arrive later.
         let log = || cuda_cluster::os::log_file::last_lines(&worker.log, 100);
         bench::eventually("eight lines in its log", || log().len() == 8).await;
         let log = log();

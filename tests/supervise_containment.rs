@@ -1,4 +1,4 @@
-//! Whatever is killed, and whatever the processes do: nothing of the cluster is left.
+//! Whatever is killed, and whatever the processes do: nothing of the cluster remains.
 
 #![cfg(feature = "cli")]
 
@@ -14,7 +14,7 @@ const BOTH: [&str; 2] = ["with-control-groups", "without-control-groups"];
 
 const BAD: [&str; 3] = ["ignore-term children=12 daemon ready", "daemon ready stop", "ready"];
 
-/// Waits until nothing is left, and says how long that took.
+/// Waits until nothing is left; returns how long that took.
 fn gone(keeper: &bench::Keeper) -> Duration {
     let begin = Instant::now();
     while !marked(&keeper.run_directory).is_empty() {
@@ -39,7 +39,7 @@ fn a_killed_supervisor_leaves_nothing_daemons_included() {
         while lives(guardian) {
             std::thread::sleep(Duration::from_millis(2));
         }
-        // The directory is stale now, and the next to come cleans it.
+        // The directory is now stale, and the next cluster cleans it up.
         assert!(keeper.run_directory.exists());
         let again = bench.keep(&launch("killed", &["ready"]), &[containment]);
         assert!(again.first.starts_with("READY"), "{}", again.first);
@@ -74,7 +74,7 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
     let ended = keeper.word();
     assert!(ended.starts_with("ENDED Stopped"), "{ended}");
     gone(&keeper);
-    // Killed by whoever gave it up; the kernel needs a moment to take it away.
+    // Killed by the process that gave it up; the kernel needs a moment to remove it.
     let begin = Instant::now();
     while lives(guardian) {
         assert!(begin.elapsed() < Duration::from_secs(30), "the guardian is left");
@@ -82,23 +82,24 @@ fn a_stopped_guardian_does_not_keep_the_supervisor() {
     }
 }
 
-/// Supervisor and guardian die in one instant: neither sees the other's end.
+/// Supervisor and guardian die at the same instant: neither notices the other's end.
 fn kill_both(keeper: &bench::Keeper) {
     let guardian = Pid::from_raw(keeper.state().guardian_pid.expect("a guardian").cast_signed());
-    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its
+    // group.
     keeper.signal(Signal::SIGSTOP);
     kill(guardian, Signal::SIGKILL).expect("it lives");
     keeper.signal(Signal::SIGKILL);
 }
 
-/// The command line, whose run directories are the bench's.
+/// The command line, with the bench's run directories.
 fn cuda_cluster(bench: &Bench, arguments: &[&str]) -> std::process::Output {
     let mut command = std::process::Command::new(bench::helper());
     command.env("XDG_RUNTIME_DIR", bench.folder.path()).args(arguments);
     command.output().expect("it runs")
 }
 
-/// A bench with its run directories where the command line looks for them.
+/// A bench whose run directories are where the command line looks for them.
 fn findable() -> (Bench, Bench) {
     let outer = Bench::new();
     let mut folder = tempfile::Builder::new();
@@ -113,7 +114,7 @@ fn what_supervisor_and_guardian_leave_when_killed_at_once_is_swept_by_the_next_o
         let bench = Bench::new();
         let keeper = bench.keep(&launch("both", &BAD), &[containment]);
         kill_both(&keeper);
-        // The kernel kills the guardian's children, and nobody theirs.
+        // The kernel kills the guardian's children, but not their descendants.
         assert!(!marked(&keeper.run_directory).is_empty(), "there is something to sweep");
         let again = bench.keep(&launch("both", &["ready"]), &[containment]);
         assert!(again.first.starts_with("READY"), "{}", again.first);

@@ -55,7 +55,7 @@ async fn curl_drives_a_cluster_from_its_state_to_its_end() {
     follow.args(["--silent", "--no-buffer", "--unix-socket"]).arg(&socket);
     follow.arg("http://cluster/v1/events").stdout(Stdio::piped());
     let mut follower = follow.spawn().expect("curl");
-    // The stream has begun when its listener counts.
+    // The stream has begun once its listener is counted.
     eventually("a listener", || {
         std::fs::read_to_string(format!("/proc/{}/net/unix", follower.id())).is_ok_and(|text| {
             text.lines().filter(|line| line.ends_with("curl/control.sock")).count() > 1
@@ -113,7 +113,8 @@ async fn nobody_else_gets_in() {
         curl.arg("--unix-socket").arg(&socket).arg("http://cluster/v1/state");
         curl.output().expect("setpriv and curl")
     };
-    // The directory keeps a second user out, and were it open, the peer's credentials would.
+    // The directory keeps a second user out; if it were open, the check of the peer's credentials
+    // would.
     assert!(!as_nobody().status.success());
     for path in [bench.folder.path(), &run_directory, &socket] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("opened");
@@ -136,7 +137,7 @@ async fn a_run_directory_that_was_taken_away_comes_back() {
             .await
             .expect("a supervisor");
     supervisor.ready().await.expect("READY");
-    // The log's writer may make a file in it while it is being removed.
+    // The log's writer may create a file in it while it is being removed.
     let busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::DirectoryNotEmpty;
     while std::fs::remove_dir_all(paths.root()).is_err_and(busy) {}
     eventually("it is back", || told_state(paths.root()).is_some()).await;

@@ -1,4 +1,4 @@
-//! Up and down many times, and at rest: what is left, and what it costs.
+//! Up and down many times, and idle: what remains, and what it costs.
 
 #![cfg(feature = "cli")]
 
@@ -59,7 +59,7 @@ fn at_rest_a_supervisor_is_small_and_sleeps() {
     }
 }
 
-/// Wake-ups in two seconds, once it has come to rest; a busy machine may need a while for that.
+/// Wake-ups in two seconds, once it is idle; a busy machine may need a while for that.
 fn fewest_wakes(pid: u32) -> u64 {
     let wakes = || {
         let before = look(pid).1;

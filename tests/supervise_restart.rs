@@ -1,4 +1,4 @@
-//! Restarts that help: how fast, how often, with which reason, and what is kept of a death.
+//! Restarts: how fast, how often, for which reason, and what is kept about a death.
 
 #![cfg(feature = "cli")]
 
@@ -45,14 +45,14 @@ async fn a_restart_waits_as_long_as_the_backoff_says_and_for_nothing_else() {
     while let Ok(record) = events.try_recv() {
         match record.what {
             What::Restarting { in_ms, .. } => gaps.push(in_ms),
-            // The other reason to wait that there is.
+            // The only other reason to wait.
             What::Note { text } => panic!("something else was waited for: {text}"),
             _ => {}
         }
     }
     assert_eq!(gaps, [[0].as_slice(), &[1; 10]].concat(), "at once, then after the backoff");
     supervisor.stop(Escalation::Graceful);
-    // Eleven deaths are kept as crash bundles, and so the directory is.
+    // Eleven deaths are kept as crash bundles, and therefore the directory is too.
     assert!(supervisor.wait().await.is_good());
     assert_eq!(std::fs::read_dir(bench.file("quick/crashes")).expect("bundles").count(), 11);
 }
@@ -121,7 +121,7 @@ async fn a_crash_bundle_tells_all_but_secrets() {
     supervisor.ready().await.expect("READY");
     std::fs::remove_file(&again).expect("removed");
     kill_worker(&supervisor.state().borrow().clone(), 1);
-    // The second start finds no file, makes it, and aborts; the third does not.
+    // The second start finds no file, creates it, and aborts; the third does not.
     let back = |s: &ClusterState| s.workers[1].restarts == 2 && s.state == ClusterPhase::Ready;
     until(&supervisor, "it came back twice", back).await;
     let written = |s: &ClusterState| {
@@ -143,7 +143,7 @@ async fn a_crash_bundle_tells_all_but_secrets() {
     drop(supervisor);
 }
 
-/// A GPU whose memory is held by a dead process for some looks, and that may be lost.
+/// A GPU whose memory a dead process holds for some polls, and that may be lost.
 #[derive(Debug)]
 struct Gpu {
     held_for: AtomicU32,
@@ -202,7 +202,7 @@ async fn a_dead_workers_gpu_is_waited_for_but_not_for_ever() {
     }
     let expected =
         "GPU 3's memory is still held by process 4000000 (python) with 1.0 GiB after 400ms";
-    // The bundle of the death, with what the GPU reported, is written meanwhile.
+    // Meanwhile the bundle of the death, with what the GPU reported, is written.
     assert!(notes.iter().any(|note| note == expected), "{notes:?}");
     drop(supervisor);
 }

@@ -53,7 +53,7 @@ fn chains_and_fans_compute_what_they_should() {
     for _ in 0..200 {
         chain = client.submit("sum", &(), &[&chain, &chain]).expect("submitted");
     }
-    // Two to the power of 200, in 64 bits.
+    // 2²⁰⁰, modulo 2⁶⁴.
     assert_eq!(chain.value::<u64>().expect("computed"), 0);
     let leaves: Vec<Remote> = (0..100u8).map(|n| client.put(&[n]).expect("put")).collect();
     let all: Vec<&Remote> = leaves.iter().collect();
@@ -116,7 +116,7 @@ fn a_cancelled_task_and_its_dependents_do_not_run() {
 #[test]
 fn a_value_of_another_type_is_an_error_and_no_other_value() {
     let (mut cluster, client) = cluster(1);
-    // `sleep` takes a number; four characters are no four microseconds.
+    // `sleep` takes a number; four characters must not be read as four microseconds.
     let text = client.submit("sleep", &"text", &[]).expect("submitted");
     let why = text.wait().expect_err("a text is not a number").to_string();
     assert!(why.contains("the value is not of type u64"), "{why}");
@@ -154,7 +154,7 @@ fn a_client_that_goes_away_releases_what_it_held() {
     assert_eq!(shared.bytes().expect("held").len(), 100_000);
     let tasks = other.map("noop", 0..100u32).expect("submitted");
     other.wait(&tasks).expect("done");
-    // The connection ends without a word.
+    // The connection ends without a message.
     drop((kept, tasks, other));
     assert_eq!(shared.bytes().expect("still held").len(), 100_000);
     let start = std::time::Instant::now();
@@ -192,7 +192,7 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
     let large = client.submit("matrix.chunk", &(1u64, 0u64, 0u64, 200u64), &[]).expect("submitted");
     let why = reason(large);
     assert!(why.contains("no room for 320000 bytes in device memory"), "{why}");
-    // Each fits, and they do not fit together: three inputs of 80,000 bytes have to be in memory.
+    // Each of them fits, but not all together: three inputs of 80,000 bytes must be in memory.
     let parts: Vec<Remote> = (0..3u64)
         .map(|row| client.submit("matrix.chunk", &(1u64, row, 0u64, 100u64), &[]))
         .collect::<Result<_, _>>()
@@ -201,7 +201,7 @@ fn what_can_never_run_or_fit_fails_at_once_and_says_why() {
     let all: Vec<&Remote> = parts.iter().collect();
     let why = reason(client.submit("table.join", &(), &all).expect("submitted"));
     assert!(why.contains("has no room: no room for 80000 bytes in"), "{why}");
-    // The workers are none the worse.
+    // The workers are unharmed.
     client.submit("noop", &(), &[]).expect("submitted").wait().expect("done");
     cluster.stop();
 }
@@ -252,8 +252,8 @@ fn cuda_source_without_a_gpu_is_an_honest_error() {
     cluster.stop();
 }
 
-/// A connection that has proven itself, for messages that no client of ours sends; none if the
-/// process refuses one of this role.
+/// An authenticated connection, for messages that our clients never send; `None` if the process
+/// refuses one of this role.
 fn raw(directory: &Path, process: &str, role: Role) -> Option<UnixStream> {
     let secret = Paths::at(directory).read_secret().expect("a secret");
     let mut stream = UnixStream::connect(Paths::at(directory).socket(process)).expect("it listens");
@@ -265,7 +265,7 @@ fn raw(directory: &Path, process: &str, role: Role) -> Option<UnixStream> {
     Some(stream)
 }
 
-/// The next frame's message; none if the connection is closed.
+/// The next frame's message; `None` if the connection is closed.
 fn receive<T: serde::de::DeserializeOwned>(stream: &mut UnixStream) -> Option<T> {
     let mut prefix = [0; 4];
     stream.read_exact(&mut prefix).ok()?;
@@ -290,7 +290,11 @@ fn a_malformed_frame_ends_its_connection_and_no_other() {
     stream.read_to_end(&mut Vec::new()).expect("it ends in good order");
     client.submit("noop", &(), &[]).expect("submitted").wait().expect("others go on");
     let log = cluster.log("scheduler");
-    assert_eq!(log.matches("the other side sent a message that cannot be decoded").count(), 2, "{log}");
+    assert_eq!(
+        log.matches("the other side sent a message that cannot be decoded").count(),
+        2,
+        "{log}"
+    );
     cluster.stop();
 }
 
@@ -318,7 +322,11 @@ fn nobody_sends_what_only_another_role_may() {
     assert_eq!(client.overview().expect("told").workers.len(), 1);
     let log = cluster.log("scheduler");
     assert_eq!(log.matches("worker registers").count(), 1, "{log}");
-    assert_eq!(log.matches("the other side sent a message that cannot be decoded").count(), 2, "{log}");
+    assert_eq!(
+        log.matches("the other side sent a message that cannot be decoded").count(),
+        2,
+        "{log}"
+    );
     assert!(log.contains("this socket takes no bulk connections"), "{log}");
     let log = cluster.log("gpu0");
     assert!(log.contains("this socket takes no client connections"), "{log}");
@@ -345,7 +353,7 @@ fn an_idle_client_wakes_nobody() {
     let before = waits_of_senders();
     std::thread::sleep(Duration::from_secs(1));
     let after = waits_of_senders();
-    // Clients of other tests in this process may be at work.
+    // Clients of other tests in this process may be working.
     let asleep = before.iter().filter(|(thread, waits)| after.get(*thread) == Some(waits)).count();
     assert!(asleep >= 1, "{before:?} {after:?}");
     drop(client);
@@ -364,7 +372,7 @@ fn a_client_that_does_not_read_does_not_make_the_scheduler_grow() {
     let object = ObjectId::new(number, 0);
     let put = Request::Put { object, product: Product::Inline(vec![1; 1000]), on: None };
     send(&mut stream, vec![put]).expect("it listens");
-    // Each question of a few bytes is answered with a thousand.
+    // Each request of a few bytes gets an answer of a thousand.
     stream.set_write_timeout(Some(Duration::from_secs(3))).expect("a time");
     let questions = vec![Request::Locate { object }; 20_000];
     let asked = (0..500).take_while(|_| send(&mut stream, questions.clone()).is_ok()).count();

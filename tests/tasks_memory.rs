@@ -1,5 +1,5 @@
-//! More data than memory: both limits are tight, the process's own memory counts, and the disk takes
-//! what is left over, whoever is killed meanwhile.
+//! More data than memory: both limits are tight, the process's own memory counts, and the rest goes
+//! to the disk, whichever worker is killed meanwhile.
 
 #![cfg(feature = "cli")]
 #![allow(unsafe_code)]
@@ -28,10 +28,10 @@ const MERGE: Merge = Merge { parts: 16, rows: 17_000, seed: 5 };
 /// Device memory of each worker.
 const DEVICE: u64 = 1 << 20;
 
-/// The supervisor ends a worker that has this part of its limit resident.
+/// The supervisor ends a worker whose resident memory is this share of its limit.
 const ENDED_AT_PERCENT: u64 = 95;
 
-/// SplitMix64, so that a failure can be had again from its seed.
+/// SplitMix64, so that a failure can be reproduced from its seed.
 fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *seed;
@@ -40,7 +40,7 @@ fn random(seed: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seeds of `CUDA_CLUSTER_SEEDS` (`3..60`), else a few.
+/// The seeds in `CUDA_CLUSTER_SEEDS` (`3..60`), otherwise a few.
 fn seeds() -> std::ops::Range<u64> {
     let range = std::env::var("CUDA_CLUSTER_SEEDS").ok().map(|range| {
         let (first, last) = range.split_once("..").expect("like 3..60");
@@ -49,7 +49,7 @@ fn seeds() -> std::ops::Range<u64> {
     range.unwrap_or(0..4)
 }
 
-/// What a worker has resident before it has data.
+/// Resident memory of a worker before it has data.
 fn idle_bytes() -> u64 {
     let mut cluster = Cluster::start(2);
     cluster.ready();
@@ -60,7 +60,7 @@ fn idle_bytes() -> u64 {
     most
 }
 
-/// Two or three workers with little memory of both kinds, and a directory for what is too much.
+/// Two or three workers with little memory of both kinds, and a spill directory.
 fn start(workers: usize, memory_limit: u64, directory: &Path) -> (Cluster, Client) {
     let mut plan = native::plan(workers);
     for worker in &mut plan.workers {
@@ -77,7 +77,7 @@ fn start(workers: usize, memory_limit: u64, directory: &Path) -> (Cluster, Clien
     (cluster, client)
 }
 
-/// Looks at the workers as the supervisor does, only more often.
+/// Measures the workers as the supervisor does, only more often.
 struct Watch {
     over: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<(u64, u64)>,
@@ -106,20 +106,20 @@ impl Watch {
         watch
     }
 
-    /// Takes the processes that live now.
+    /// Watches the processes that are alive now.
     fn look(&self, cluster: &mut Cluster) {
         let living = cluster.living().into_iter().map(|(_, pid)| pid).collect();
         *self.pids.lock().expect("no panic") = living;
     }
 
-    /// The most that any worker had resident, and how many of them had a file for objects.
+    /// The most resident memory of any worker, and the number of workers that had a spill file.
     fn stop(self) -> (u64, u64) {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().expect("no panic")
     }
 }
 
-/// Files without a name in a directory that a process holds open.
+/// Files without a name that a process holds open in a directory.
 fn unnamed_files(pid: u32, directory: &str) -> Vec<String> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let targets = open.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -128,7 +128,7 @@ fn unnamed_files(pid: u32, directory: &str) -> Vec<String> {
     unnamed.map(|name| format!("{pid} {name}")).collect()
 }
 
-/// What one seed came to.
+/// The result of one seed.
 struct Figures {
     most_bytes: u64,
     files: u64,
@@ -140,7 +140,7 @@ struct Figures {
 fn run(seed: u64, idle: u64) -> Figures {
     let mut state = seed;
     let workers = 2 + usize::try_from(seed / 2 % 2).expect("few");
-    // For data, and for what functions allocate for themselves; a share of the limit stays free.
+    // Memory for data, and for what functions allocate; a share of the limit stays free.
     let room = (4 << 20) + random(&mut state) % (2 << 20);
     let memory_limit = (idle + room) * 100 / cuda_cluster::plan::HOST_FILL_PERCENT;
     let directory = tempfile::tempdir().expect("a directory");
@@ -215,7 +215,7 @@ fn data_beyond_both_limits_go_to_the_disk_and_a_kill_changes_no_number() {
     );
 }
 
-/// The client learns which limit is in the way, and what of it is used for what.
+/// The client learns which limit was reached, and how its memory is used.
 #[test]
 fn what_does_not_fit_the_memory_limit_fails_with_the_figures() {
     let idle = idle_bytes();
@@ -234,7 +234,7 @@ fn what_does_not_fit_the_memory_limit_fails_with_the_figures() {
     let why = refused.to_string();
     assert!(why.contains("no room for 33554432 bytes in host memory"), "{why}");
     assert!(why.contains(&format!("of the memory limit of {limit} bytes")), "{why}");
-    // What fits does, again and again.
+    // Anything that fits is accepted, again and again.
     for _ in 0..8 {
         let kept = client.put(&vec![7; 2 << 20]).expect("it fits");
         assert_eq!(kept.bytes().expect("it is there").len(), 2 << 20);

@@ -1,5 +1,5 @@
-//! The benchmarks' workloads against the same computation in one process: for several numbers of
-//! workers, with too little memory, and with workers that are killed.
+//! The benchmarks' workloads, compared with the same computation in one process: with several
+//! numbers of workers, with too little memory, and with workers that are killed.
 
 #![cfg(feature = "cli")]
 #![allow(unsafe_code)]
@@ -18,8 +18,8 @@ use cuda_cluster::wire::tasks::TaskError;
 use native::Cluster;
 
 const MATRIX: Matrix = Matrix { chunks: 10, size: 64, seed: 5 };
-/// So many parts that a tenth of the data, shared by three workers, still has room for what one
-/// task needs at a time: a part and its pieces.
+/// Enough parts that a tenth of the data, shared by three workers, has room for what one task needs
+/// at a time: a part and its pieces.
 const MERGE: Merge = Merge { parts: 32, rows: 3000, seed: 5 };
 
 fn start(plan: &Plan) -> (Cluster, Client) {
@@ -50,8 +50,8 @@ fn any_number_of_workers_gives_the_numbers_of_one_process() {
     }
 }
 
-/// A plan whose workers have, all together, this part of the data as device memory, as much again
-/// as host memory, and the rest on disk.
+/// A plan whose workers together have this fraction of the data as device memory, the same again as
+/// host memory, and the rest on disk.
 fn cramped(workers: usize, bytes: u64) -> Plan {
     let mut plan = native::plan(workers);
     let share = bytes / workers as u64;
@@ -89,7 +89,7 @@ fn to_disk(client: &Client) -> u64 {
     workers.iter().map(|worker| written(&worker.name)).sum()
 }
 
-/// SplitMix64, so that a failure can be had again from its seed.
+/// SplitMix64, so that a failure can be reproduced from its seed.
 fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *seed;
@@ -98,7 +98,7 @@ fn random(seed: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seeds of `CUDA_CLUSTER_SEEDS` (`3..60`), else a few.
+/// The seeds in `CUDA_CLUSTER_SEEDS` (`3..60`), otherwise a few.
 fn seeds() -> std::ops::Range<u64> {
     let range = std::env::var("CUDA_CLUSTER_SEEDS").ok().map(|range| {
         let (first, last) = range.split_once("..").expect("like 3..60");
@@ -107,11 +107,11 @@ fn seeds() -> std::ops::Range<u64> {
     range.unwrap_or(0..3)
 }
 
-/// Both workloads again and again, while workers are killed and come back.
+/// Runs both workloads repeatedly while workers are killed and restarted.
 struct Killing {
     seed: u64,
     workers: usize,
-    /// Data that the devices can hold a tenth of; `None` if they hold everything.
+    /// Data of which the devices can hold a tenth; `None` if they can hold everything.
     cramped: Option<u64>,
 }
 
@@ -119,13 +119,13 @@ impl Killing {
     /// One to four workers, with much memory or little.
     fn of(seed: u64) -> Self {
         let (little, few) = (seed % 2 == 1, seed / 2 + 2);
-        // At most three workers share the little memory, or one task would not fit.
+        // At most three workers share the little memory, otherwise one task would not fit.
         let workers = 1 + few % if little { 3 } else { 4 };
         let cramped = little.then(|| MATRIX.bytes().max(MERGE.bytes()));
         Self { seed, workers: usize::try_from(workers).expect("few"), cramped }
     }
 
-    /// How many tasks were computed again.
+    /// The number of tasks that were computed again.
     #[allow(clippy::print_stdout, reason = "which seed a failed test was at")]
     fn run(&self, expected: (u64, (u64, u64))) -> u64 {
         let Self { seed, workers, cramped: data } = *self;
@@ -170,7 +170,7 @@ fn a_worker_killed_at_any_moment_changes_no_number() {
     assert!(recomputed > 0, "no kill cost anything");
 }
 
-/// What a client gives and takes while workers die comes back whole, or is said to be lost.
+/// What a client stores and fetches while workers die comes back intact, or is reported lost.
 #[test]
 fn what_is_given_while_workers_die_comes_back_whole() {
     let (mut cluster, client) = start(&native::plan(2));
@@ -186,7 +186,7 @@ fn what_is_given_while_workers_die_comes_back_whole() {
                     whole += 1;
                 }
                 Err(ClientError::Task(TaskError::Lost { .. })) => lost += 1,
-                // For a moment there was no worker to give it to.
+                // For a moment there was no worker to take it.
                 Err(ClientError::Task(TaskError::Refused { .. })) => lost += 1,
                 Err(error) => panic!("{error}: {error:?}"),
             }
@@ -208,7 +208,7 @@ fn what_is_given_while_workers_die_comes_back_whole() {
     cluster.stop();
 }
 
-/// A scheduler that is given what another was told decides the same.
+/// A scheduler that gets the events of another makes the same decisions.
 #[test]
 fn a_recorded_run_is_replayed_decision_by_decision() {
     let log = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! `cuda-cluster topo` as a person meets it: what it prints, and what it says to bad input.
+//! `cuda-cluster topo` as a person uses it: what it prints, and its errors for bad input.
 
 #![cfg(feature = "cli")]
 
@@ -13,7 +13,7 @@ fn topo(arguments: &[&str]) -> Output {
         .expect("the program starts")
 }
 
-/// What `topo` says to a text on standard input.
+/// The error of `topo` for a text on standard input.
 fn refusal(text: &str) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"))
         .args(["topo", "--topology", "-"])

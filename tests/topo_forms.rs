@@ -1,4 +1,4 @@
-//! The text forms of a topology: what is written reads back, as far as the form can say.
+//! The text forms of a topology: what is written reads back, as far as the form can express it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn json(topology: &Topology) -> String {
     serde_json::to_string_pretty(topology).expect("a topology is JSON")
 }
 
-/// A topology as the matrix can say it.
+/// What the matrix can express of a topology.
 fn as_matrix(topology: &Topology) -> Topology {
     let gpu = |gpu: &Gpu| Gpu {
         index: gpu.index,
@@ -142,7 +142,7 @@ fn a_captured_file_is_pleasant_to_read() {
     insta::assert_snapshot!("nccl-dgx-h100", machine("dgx-h100").to_nccl().expect("places"));
 }
 
-/// The machine with its GPUs and NICs in another order, numbered anew.
+/// The machine with its GPUs and NICs in another order, renumbered.
 fn shuffled(topology: &Topology, gpus: &[usize], nics: &[usize]) -> Topology {
     let gpu =
         |(at, from): (u32, &usize)| Gpu { index: GpuIndex(at), ..topology.gpus[*from].clone() };
@@ -230,7 +230,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Any machine, with whatever links.
+    /// Any machine, with any links.
     fn any_topology()(
         gpus in prop::collection::vec(any_gpu(), 0..6),
         nics in prop::collection::vec(any_nic(), 0..6),

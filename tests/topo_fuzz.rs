@@ -1,5 +1,5 @@
-//! The readers against damaged text: seeds with pieces cut out, doubled, swapped and changed. The
-//! long run, guided by coverage, is `scripts/fuzz.sh`; this is its short cousin for every test run.
+//! The readers on damaged text: seeds with pieces cut out, duplicated, swapped and changed. For
+//! long runs guided by coverage there is `scripts/fuzz.sh`; this is the short version.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn seeds() -> Vec<String> {
     texts
 }
 
-/// One change: at a place, of a length, in one of the ways.
+/// One change: its position, its length, and its kind.
 #[derive(Clone, Debug)]
 enum Change {
     Cut,

@@ -1,9 +1,9 @@
-//! The matrix of `nvidia-smi topo -m` in the shapes that people paste it in, and damaged ones.
+//! The matrix of `nvidia-smi topo -m` in the shapes in which people paste it, and damaged ones.
 
 use cuda_cluster::ids::{GpuIndex, NumaId};
 use cuda_cluster::topology::{Device, LinkKind, ParseError, SmiError, Topology, parse};
 
-/// As `nvidia-smi` prints it: tabs, an underlined header, a tab too many before the last column.
+/// As `nvidia-smi` prints it: tabs, an underlined header, an extra tab before the last column.
 const PRINTED: &str =
     "\t\u{1b}[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\u{1b}[0m
 GPU0\t X \tNV4\tPIX\tSYS\t0-31,64-95\t0\t\tN/A
@@ -79,7 +79,7 @@ fn copying_does_not_change_what_it_says() {
 #[test]
 fn empty_cells_stay_empty() {
     let cases = [
-        // (what follows the links, CPUs, NUMA nodes, GPU NUMA ID)
+        // (text after the links, CPUs, NUMA nodes, GPU NUMA ID)
         ("\t\t1\t\tN/A", None, Some("1"), None),
         ("\t0-15\t\t\tN/A", Some("0-15"), None, None),
         ("\t\t\t\tN/A", None, None, None),

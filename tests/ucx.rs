@@ -43,7 +43,7 @@ impl Pair {
         Self { there, back, a, b }
     }
 
-    /// Lets both work until `done` gives something.
+    /// Lets both make progress until `done` returns something.
     fn until<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(120) {
@@ -58,7 +58,7 @@ impl Pair {
 }
 
 fn pattern(bytes: usize) -> Vec<u8> {
-    // By blocks: byte by byte, it takes minutes under valgrind.
+    // In blocks, because byte by byte it takes minutes under valgrind.
     let block: Vec<u8> = (0..=250).collect();
     let mut pattern = block.repeat(bytes.div_ceil(block.len()));
     pattern.truncate(bytes);

@@ -1,4 +1,4 @@
-//! A bench for the supervisor: launches of `unruly` processes, each test in a directory of its own.
+//! A bench for the supervisor: launches `unruly` processes, in a directory for each test.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
 use std::io::{BufRead, BufReader};
@@ -29,8 +29,8 @@ pub fn keeper() -> PathBuf {
     example("keeper")
 }
 
-/// A test program that is built as an example; `cargo test` builds them all, `cargo test --test`
-/// none, so that they are built here once.
+/// A test program that is built as an example. `cargo test` builds all of them, but `cargo test
+/// --test` none, so this builds them once.
 pub fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<bool> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -47,7 +47,7 @@ pub fn example(name: &str) -> PathBuf {
     helper().with_file_name("examples").join(name)
 }
 
-/// A directory for run directories, removed when the test ends.
+/// A directory for run directories, removed at the end of the test.
 pub struct Bench {
     pub folder: tempfile::TempDir,
 }
@@ -57,7 +57,7 @@ impl Bench {
         Self::over(tempfile::Builder::new().prefix("cc-").tempdir().expect("a directory"))
     }
 
-    /// One in a directory that is there already.
+    /// A bench in an existing directory.
     pub fn over(folder: tempfile::TempDir) -> Self {
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(folder.path(), mode).expect("its mode");
@@ -77,7 +77,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Starts a supervisor in a process of its own and waits for its first word.
+    /// Starts a supervisor in a process of its own and waits for its first line.
     pub fn keep(&self, launch: &Launch, arguments: &[&str]) -> Keeper {
         let paper = self.file(&format!("{}.json", launch.name));
         std::fs::write(&paper, serde_json::to_vec(launch).expect("a launch")).expect("written");
@@ -105,7 +105,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// The next line that it prints; empty when it has ended.
+    /// The next line that it prints; empty after its end.
     pub fn word(&mut self) -> String {
         let mut line = String::new();
         self.words.read_line(&mut line).expect("readable");
@@ -140,7 +140,7 @@ pub fn named(name: &str) -> ClusterName {
     name.parse().expect("a name")
 }
 
-/// A worker that performs `steps`, parted by blanks.
+/// A worker that performs `steps`, separated by spaces.
 pub fn worker(name: &str, steps: &str) -> ProcessSpec {
     let mut argv = vec![unruly().display().to_string()];
     argv.extend(steps.split_whitespace().map(str::to_owned));
@@ -154,7 +154,7 @@ pub fn worker(name: &str, steps: &str) -> ProcessSpec {
     }
 }
 
-/// A cluster of workers that each perform the steps given.
+/// A cluster of workers that perform these steps.
 pub fn launch(name: &str, workers: &[&str]) -> Launch {
     let workers = workers.iter().enumerate();
     Launch {
@@ -180,7 +180,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
     }
 }
 
-/// Process ids of everything that carries a mark below this run directory.
+/// Process ids of everything with a mark below this run directory.
 pub fn marked(run_directory: &Path) -> Vec<u32> {
     let wanted = format!("CUDA_CLUSTER_RUN_DIR={}", run_directory.display());
     let entries = std::fs::read_dir("/proc").expect("proc").flatten();
@@ -192,7 +192,7 @@ pub fn marked(run_directory: &Path) -> Vec<u32> {
     .collect()
 }
 
-/// Waits until a condition holds, for a time that no working machine needs.
+/// Waits until a condition holds, with a generous limit.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
@@ -201,7 +201,7 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the state is as wanted.
+/// Waits until the state satisfies a condition.
 pub async fn until(
     supervisor: &Supervisor,
     what: &str,
@@ -235,7 +235,7 @@ pub fn request(socket: &Path, method: &str, target: &str) -> std::io::Result<(u1
     Ok((status, body.to_owned()))
 }
 
-/// The state as the control API tells it.
+/// The state, from the control API.
 pub fn told_state(run_directory: &Path) -> Option<ClusterState> {
     let (_, body) = request(&run_directory.join("control.sock"), "GET", "/v1/state").ok()?;
     serde_json::from_str(&body).ok()

@@ -1,4 +1,4 @@
-//! A plan in few lines, for snapshots that a person reviews.
+//! A plan in a few lines, for snapshots that a person reviews.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -43,24 +43,24 @@ pub(crate) fn caller() -> CallerEnvironment {
     }
 }
 
-/// A caller with one variable more.
+/// A caller with one more variable.
 pub(crate) fn caller_with(name: &str, value: &str) -> CallerEnvironment {
     let variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
     CallerEnvironment { variables, ..caller() }
 }
 
-/// Plans a spec that is right by itself.
+/// Plans a valid spec.
 pub(crate) fn planned(topology: &Topology, spec: &ClusterSpec) -> Result<Plan, PlanError> {
     let request = Request::of(spec.clone()).unwrap_or_else(|error| panic!("{error}"));
     plan(topology, &request, &caller())
 }
 
-/// The plan of a spec for a machine in few lines, or the error.
+/// A spec's plan for a machine in a few lines, or the error.
 pub(crate) fn compact(topology: &Topology, spec: &ClusterSpec) -> String {
     compact_of(planned(topology, spec))
 }
 
-/// A plan in few lines, or the error with its hint.
+/// A plan in a few lines, or the error with its hint.
 pub(crate) fn compact_of(planned: Result<Plan, PlanError>) -> String {
     match planned {
         Ok(plan) => lines(&plan),

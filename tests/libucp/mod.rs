@@ -1,4 +1,4 @@
-//! Runs a test program again with each libucp of this machine: a process opens one only.
+//! Runs a test program again with each libucp of this machine, because a process can open only one.
 #![allow(dead_code, clippy::print_stdout, reason = "each test program uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::Command;
 
 use cuda_cluster::ucx::LIBRARY_VARIABLE;
 
-/// The libucp to test, where this process is one of those that [`each`] starts.
+/// The libucp to test, if this process was started by [`each`].
 pub(crate) fn named() -> Option<PathBuf> {
     std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from)
 }
 
-/// Every libucp of this machine that a cluster might be told to use, and the repository's own
-/// Python environment's.
+/// Every libucp of this machine that a cluster might use, and that of the repository's own Python
+/// environment.
 fn installed() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = cuda_cluster::probe::caller()
         .ucx_libraries
@@ -29,9 +29,9 @@ fn installed() -> Vec<PathBuf> {
     found
 }
 
-/// Runs the tests of these names in a process for each libucp; says which there were.
+/// Runs the tests with these names in a process for each libucp, and prints the libraries.
 pub(crate) fn each(tests: &[&str]) {
-    // One of those processes starts no more of them.
+    // Such a process starts no more of them.
     if named().is_some() {
         return;
     }
@@ -46,7 +46,7 @@ pub(crate) fn each(tests: &[&str]) {
             .args(["--exact", "--nocapture"])
             .args(tests)
             .env(LIBRARY_VARIABLE, &library)
-            // Cargo puts the libucp that ucx1-sys built there, whose parts this one must not get.
+            // Cargo sets it to the libucp that ucx1-sys built, whose parts must not be mixed in.
             .env_remove("LD_LIBRARY_PATH")
             .output()
             .expect("a process");

@@ -1,5 +1,5 @@
-//! Starts a scheduler and workers by hand, as the supervisor does: environment, run directory,
-//! status pipe.
+//! Starts a scheduler and workers by hand in the way the supervisor does: environment, run
+//! directory, status pipe.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use cuda_cluster::wire::status::{self, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Longest wait for anything; a test that gets here has failed.
+/// Longest wait for anything; a test that waits longer has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One process of the cluster.
@@ -107,7 +107,7 @@ impl Cluster {
         cluster
     }
 
-    /// Adds a variable to the environment of the processes that are started from now on.
+    /// Adds a variable to the environment of processes that are started later.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.variables.insert(name.to_owned(), value.to_owned());
     }
@@ -137,7 +137,7 @@ impl Cluster {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let log = self.directory.path().join(format!("{name}.log"));
         let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a file");
-        // The number that the child knows its end of the pipe by; nothing else has one so high.
+        // The child's number for its end of the pipe; no other descriptor has one so high.
         let fd = 200;
         let mut started = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
         started
@@ -145,7 +145,7 @@ impl Cluster {
             .env("CUDA_CLUSTER_RUN_DIR", self.directory.path())
             .env("CUDA_CLUSTER_PROCESS", name)
             .env("CUDA_CLUSTER_STATUS_FD", fd.to_string())
-            // Cargo puts the libucp that ucx1-sys built there; users have their system's.
+            // Cargo sets it to the libucp that ucx1-sys built; users have their system's.
             .env_remove("LD_LIBRARY_PATH")
             .envs(&self.variables)
             .stdout(file.try_clone().expect("a second handle"))
@@ -187,7 +187,7 @@ impl Cluster {
     }
 
     fn process(&mut self, name: &str) -> &mut Process {
-        // The latest of that name.
+        // The latest with this name.
         self.processes.iter_mut().rev().find(|p| p.name == name).expect("such a process")
     }
 
@@ -195,7 +195,7 @@ impl Cluster {
         Pid::from_raw(i32::try_from(self.process(name).child.id()).expect("a pid"))
     }
 
-    /// The processes of workers that live, with their names.
+    /// The living worker processes, with their names.
     pub(crate) fn living(&mut self) -> Vec<(String, u32)> {
         let workers = self.processes.iter_mut().filter(|process| process.name != "scheduler");
         workers
@@ -206,7 +206,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Memory of a process that is in RAM.
+    /// Resident memory of a process.
     pub(crate) fn resident_bytes(&mut self, name: &str) -> u64 {
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid(name)));
         let pages = statm.expect("the process is there");
@@ -219,15 +219,15 @@ impl Cluster {
         self.process(name).wait_ready()
     }
 
-    /// Starts a worker again, and again if it does not get ready, as the supervisor does; what it
-    /// was doing is printed then.
+    /// Starts a worker again, repeatedly if it ends before it is ready, as the supervisor does. If
+    /// it hangs, its stack traces are printed.
     #[allow(clippy::print_stdout, reason = "nothing else is left of a process that hung")]
     pub(crate) fn restart_worker(&mut self, name: &str) {
         self.spawn_worker(name);
         let start = Instant::now();
         let mut ready = self.process(name).ready_within(Duration::from_secs(1)).is_some();
         while !ready && start.elapsed() < PATIENCE {
-            // A peer may have found that only a new process helps it, and have ended.
+            // A peer may have ended because only a new process could reconnect.
             self.revive();
             ready = self.process(name).ready_within(Duration::from_secs(1)).is_some();
         }
@@ -245,7 +245,7 @@ impl Cluster {
         }
     }
 
-    /// Starts workers again that have ended by themselves.
+    /// Restarts workers that have ended on their own.
     #[allow(clippy::print_stdout, reason = "why they ended")]
     pub(crate) fn revive(&mut self) {
         for name in (0..self.workers).map(|rank| format!("gpu{rank}")) {
@@ -281,7 +281,7 @@ impl Cluster {
         child.wait().expect("it is our child");
     }
 
-    /// Waits for a process that ends by itself: its exit code and its log.
+    /// Waits for a process to end on its own; returns its exit code and its log.
     pub(crate) fn wait_end(&mut self, name: &str) -> (Option<i32>, String) {
         let process = self.process(name);
         let start = Instant::now();
@@ -294,7 +294,7 @@ impl Cluster {
         panic!("{} does not end\n{}", process.name, process.log());
     }
 
-    /// Ends everything as the supervisor does, and sees that it ends well.
+    /// Ends everything as the supervisor does, and checks that it ends properly.
     pub(crate) fn stop(&mut self) {
         let names: Vec<String> = self.processes.iter().rev().map(|p| p.name.clone()).collect();
         let names: Vec<String> = names
@@ -339,7 +339,7 @@ impl Drop for Cluster {
             }
         }
         for process in &mut self.processes {
-            // One that has ended is no error.
+            // It may have ended already.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
@@ -360,7 +360,7 @@ fn listen(reader: PipeReader) -> Receiver<Status> {
     statuses
 }
 
-/// A plan for simulated GPUs with nothing else in it.
+/// A plan for simulated GPUs and nothing else.
 pub(crate) fn plan(workers: usize) -> Plan {
     let worker = |rank: usize| {
         serde_json::json!({
@@ -383,7 +383,7 @@ pub(crate) fn plan(workers: usize) -> Plan {
     serde_json::from_value(plan).expect("a plan")
 }
 
-/// What lies in shared memory: POSIX files of UCX, System V segments.
+/// Entries in shared memory: POSIX files of UCX, System V segments.
 pub(crate) fn shared_memory() -> Vec<String> {
     let posix = fs::read_dir("/dev/shm")
         .expect("shared memory")
