@@ -23,17 +23,17 @@ pub fn told_by_launcher(
     let of = |name: &str| variable(name).filter(|value| !value.is_empty());
     let is_ours =
         |name: &str| !given && of(name).and_then(|rank| rank.parse().ok()) == Some(local_rank);
-    let mut told = Vec::new();
+    let mut found = Vec::new();
     if is_ours("SLURM_LOCALID") {
-        told = slurm(&of);
+        found = slurm(&of);
     } else if is_ours("OMPI_COMM_WORLD_LOCAL_RANK") {
-        told = vec![
+        found = vec![
             ("RANK", of("OMPI_COMM_WORLD_RANK")),
             ("WORLD_SIZE", of("OMPI_COMM_WORLD_SIZE")),
             ("LOCAL_WORLD_SIZE", of("OMPI_COMM_WORLD_LOCAL_SIZE")),
         ];
     }
-    let unset = told.into_iter().filter(|(name, _)| of(name).is_none());
+    let unset = found.into_iter().filter(|(name, _)| of(name).is_none());
     let mut env: BTreeMap<String, String> =
         unset.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
     if given || of("LOCAL_RANK").is_none() {
@@ -111,7 +111,7 @@ fn first_host(list: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn told(rank: u32, given: bool, around: &[(&str, &str)]) -> BTreeMap<String, String> {
+    fn variables(rank: u32, given: bool, around: &[(&str, &str)]) -> BTreeMap<String, String> {
         told_by_launcher(rank, given, |name| {
             let value = around.iter().find(|(other, _)| *other == name)?.1;
             Some(value.to_owned())
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn srun_is_understood() {
-        let env = told(1, false, &SRUN);
+        let env = variables(1, false, &SRUN);
         let wanted = [
             ("LOCAL_RANK", "1"),
             ("LOCAL_WORLD_SIZE", "4"),
@@ -145,14 +145,14 @@ mod tests {
 
     #[test]
     fn what_is_set_already_stands() {
-        let env = told(1, false, &[&SRUN[..], &[("MASTER_ADDR", "10.0.0.1")]].concat());
+        let env = variables(1, false, &[&SRUN[..], &[("MASTER_ADDR", "10.0.0.1")]].concat());
         assert!(!env.contains_key("MASTER_ADDR"), "{env:?}");
         assert_eq!(env["RANK"], "9");
     }
 
     #[test]
     fn a_rank_of_the_users_own_is_not_slurms() {
-        let env = told(1, true, &[&SRUN[..], &[("LOCAL_RANK", "5")]].concat());
+        let env = variables(1, true, &[&SRUN[..], &[("LOCAL_RANK", "5")]].concat());
         assert_eq!(env, BTreeMap::from([("LOCAL_RANK".to_owned(), "1".to_owned())]));
     }
 

@@ -71,8 +71,8 @@ impl LocalRankError {
 pub fn local_rank(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(&'static str, u32), LocalRankError> {
-    let told = LOCAL_RANK_VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
-    let (variable, value) = told.ok_or(LocalRankError::Unknown)?;
+    let found = LOCAL_RANK_VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let (variable, value) = found.ok_or(LocalRankError::Unknown)?;
     match value.trim().parse() {
         Ok(rank) => Ok((variable, rank)),
         Err(_) => Err(LocalRankError::Odd { variable, value }),

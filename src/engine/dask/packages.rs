@@ -53,22 +53,22 @@ impl fmt::Display for Missing {
     }
 }
 
-/// What a plan needs.
-pub fn needs(plan: &Plan, told: &DaskPlan) -> Vec<Need> {
+/// The packages that a plan needs.
+pub fn needs(plan: &Plan, dask: &DaskPlan) -> Vec<Need> {
     let plain = |package, purpose| Need { package, by_cuda: false, least: None, purpose };
     let cuda = |package, purpose| Need { by_cuda: true, ..plain(package, purpose) };
     let mut needs = vec![
         plain("dask", "the Dask engine"),
         Need { least: Some(OLDEST_DISTRIBUTED), ..plain("distributed", "the Dask engine") },
     ];
-    if told.protocol.starts_with("ucx") {
+    if dask.protocol.starts_with("ucx") {
         needs.push(cuda("distributed-ucxx", "the protocol ucxx"));
     }
     if !plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
         needs.push(plain("dask-cuda", "RMM memory pools"));
         needs.push(cuda("rmm", "RMM memory pools"));
     }
-    if told.cudf_spill.is_some() && !plan.machine.simulated {
+    if dask.cudf_spill.is_some() && !plan.machine.simulated {
         needs.push(plain("dask-cuda", "cuDF spilling"));
         needs.push(cuda("cudf", "cuDF spilling"));
     }
@@ -183,8 +183,8 @@ mod tests {
         let request = crate::spec::Request::of(spec).expect("right");
         let plan = crate::plan::plan(&Default::default(), &request, &Default::default());
         let plan = plan.expect("a plan");
-        let crate::plan::EnginePlan::Dask(told) = &plan.engine else { panic!("Dask's") };
-        needs(&plan, told)
+        let crate::plan::EnginePlan::Dask(dask) = &plan.engine else { panic!("Dask's") };
+        needs(&plan, dask)
     }
 
     #[test]

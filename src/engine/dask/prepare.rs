@@ -34,23 +34,24 @@ pub struct Prepared {
 /// Prepares a plan in a run directory.
 ///
 /// # Errors
-/// If there is no Python with what the plan needs, or the run directory cannot be written.
-pub async fn prepare(plan: &Plan, told: &DaskPlan, paths: &Paths) -> Result<Prepared, DaskError> {
-    let python = find(told.python.as_deref(), |name| std::env::var_os(name))?;
+/// If no Python has the packages that the plan needs, or the run directory cannot be written.
+pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prepared, DaskError> {
+    let python = find(dask.python.as_deref(), |name| std::env::var_os(name))?;
     let inspection = inspect(&python.path).await?;
-    packages::check(&python.path, &inspection, &packages::needs(plan, told))?;
+    packages::check(&python.path, &inspection, &packages::needs(plan, dask))?;
 
-    told.tls.as_ref().map_or(Ok(()), readable)?;
-    let client = serde_json::json!(settings::client_env(plan, told)).to_string();
+    dask.tls.as_ref().map_or(Ok(()), readable)?;
+    let client = serde_json::json!(settings::client_env(plan, dask)).to_string();
     let path = settings::client_file(paths);
     std::fs::write(&path, client).map_err(|source| DaskError::Write { path, source })?;
 
-    let joins = told.join.is_some();
+    let joins = dask.join.is_some();
     let means = Means {
         dask_cuda: packages::version(&inspection, "dask-cuda").is_some(),
-        // The fork server lives beside the scheduler, or beside the first of the workers that join
-        // one; but that would wait for the others for ever, were it to prove the ways to them.
-        fork: told.fork && !(joins && plan.requirements.verify),
+        // The fork server runs beside the scheduler, or beside the first worker that joins an
+        // existing one. That worker starts alone, so if it verified its links it would wait for the
+        // others forever.
+        fork: dask.fork && !(joins && plan.requirements.verify),
     };
     let program = package::write(paths.root())?;
     let arguments = |role: &str, settings: serde_json::Value| {
@@ -58,31 +59,31 @@ pub async fn prepare(plan: &Plan, told: &DaskPlan, paths: &Paths) -> Result<Prep
         vec![python.path.display().to_string(), program, role.to_owned(), settings.to_string()]
     };
     let worker = |worker| {
-        let settings = settings::worker(plan, told, worker, means, paths);
+        let settings = settings::worker(plan, dask, worker, means, paths);
         arguments("worker", serde_json::json!(settings))
     };
-    let scheduler = settings::scheduler(plan, told, means, paths);
+    let scheduler = settings::scheduler(plan, dask, means, paths);
     Ok(Prepared {
         scheduler: (!joins).then(|| arguments("scheduler", serde_json::json!(scheduler))),
         workers: plan.workers.iter().map(worker).collect(),
         fork_socket: means.fork.then(|| settings::fork_socket(paths)),
-        notes: notes(plan, told, means),
+        notes: notes(plan, dask, means),
     })
 }
 
-/// Makes sure that TLS's files are there, whose absence Python would tell in its own way.
+/// Checks that TLS's files can be read, because Python's own error would not name the key.
 fn readable(tls: &TlsFiles) -> Result<(), DaskError> {
     let files = [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
     for (key, path) in files {
         let path = PathBuf::from(path);
-        // A directory can be opened, but not read.
+        // A directory can be opened but not read.
         let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
         read.map_err(|source| DaskError::Tls { key, path, source })?;
     }
     Ok(())
 }
 
-fn notes(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<Note> {
+fn notes(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<Note> {
     let mut notes = Vec::new();
     let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
     if limited && !means.dask_cuda {
@@ -92,10 +93,10 @@ fn notes(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<Note> {
     if plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
         notes.push(Note::new("rmm", "left out: there is no GPU here to have a pool on"));
     }
-    if plan.machine.simulated && told.cudf_spill.is_some() {
+    if plan.machine.simulated && dask.cudf_spill.is_some() {
         notes.push(Note::new("dask.enable_cudf_spill", "left out: there is no GPU here"));
     }
-    if told.protocol.starts_with("ucx") {
+    if dask.protocol.starts_with("ucx") {
         let text =
             "UCX listens on every address of this machine, unencrypted, whatever the host is";
         notes.push(Note::new("dask.protocol", text));

@@ -1,7 +1,7 @@
 //! Turns a plan into the settings of each Python process, passed as one JSON argument.
 //!
-//! Pure. Defaults of the Dask engine are decided here; everything that depends on the machine is
-//! already in the plan.
+//! Pure, and decides nothing that the plan could: what is added depends on the run directory and on
+//! the Python that was found.
 //!
 //! *Invariant:* the field names are those that the Python package reads.
 
@@ -41,7 +41,7 @@ pub(super) struct Common {
     pub pre_import: Vec<String>,
 }
 
-/// What the scheduler is told.
+/// Settings of the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SchedulerSettings {
     #[serde(flatten)]
@@ -139,42 +139,42 @@ pub(super) struct Means {
     pub(super) fork: bool,
 }
 
-fn common(told: &DaskPlan) -> Common {
+fn common(dask: &DaskPlan) -> Common {
     Common {
-        protocol: told.protocol.clone(),
-        host: told.host.clone(),
-        interface: told.interface.clone(),
-        tls: told.tls.clone(),
-        dashboard_prefix: told.dashboard_prefix.clone(),
-        dashboard: told.dashboard,
-        config: told.config.clone(),
-        pre_import: told.pre_import.clone(),
+        protocol: dask.protocol.clone(),
+        host: dask.host.clone(),
+        interface: dask.interface.clone(),
+        tls: dask.tls.clone(),
+        dashboard_prefix: dask.dashboard_prefix.clone(),
+        dashboard: dask.dashboard,
+        config: dask.config.clone(),
+        pre_import: dask.pre_import.clone(),
     }
 }
 
 pub(super) fn scheduler(
     plan: &Plan,
-    told: &DaskPlan,
+    dask: &DaskPlan,
     means: Means,
     paths: &Paths,
 ) -> SchedulerSettings {
     let mut files = vec![file(paths)];
-    files.extend(told.scheduler_file.clone());
+    files.extend(dask.scheduler_file.clone());
     SchedulerSettings {
-        ports: (told.scheduler_ports.low, told.scheduler_ports.high),
-        ports_required: told.scheduler_ports_required,
-        dashboard_address: told.dashboard_address.clone(),
+        ports: (dask.scheduler_ports.low, dask.scheduler_ports.high),
+        ports_required: dask.scheduler_ports_required,
+        dashboard_address: dask.dashboard_address.clone(),
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
-        client_env: client_env(plan, told),
-        adapt: told.adapt_minimum.map(|least| (least, plan.workers.len())),
-        fork: means.fork.then(|| fork(plan, told, means, paths)),
-        common: common(told),
+        client_env: client_env(plan, dask),
+        adapt: dask.adapt_minimum.map(|least| (least, plan.workers.len())),
+        fork: means.fork.then(|| fork(plan, dask, means, paths)),
+        common: common(dask),
     }
 }
 
-fn fork(plan: &Plan, told: &DaskPlan, means: Means, paths: &Paths) -> Fork {
-    Fork { socket: fork_socket(paths), imports: imports(plan, told, means) }
+fn fork(plan: &Plan, dask: &DaskPlan, means: Means, paths: &Paths) -> Fork {
+    Fork { socket: fork_socket(paths), imports: imports(plan, dask, means) }
 }
 
 /// The file with the variables that clients need, without the scheduler's address: JSON, by name.
@@ -184,9 +184,9 @@ pub fn client_file(paths: &Paths) -> PathBuf {
 
 /// What a client needs to speak as the cluster does, but for the scheduler's address: UCX's
 /// variables, and TLS's files by the names of Dask's configuration.
-pub(super) fn client_env(plan: &Plan, told: &DaskPlan) -> BTreeMap<String, String> {
+pub(super) fn client_env(plan: &Plan, dask: &DaskPlan) -> BTreeMap<String, String> {
     let mut env = plan.client_env.clone();
-    if let Some(TlsFiles { ca_file, cert, key }) = &told.tls {
+    if let Some(TlsFiles { ca_file, cert, key }) = &dask.tls {
         let files = [("CA_FILE", ca_file), ("CLIENT__CERT", cert), ("CLIENT__KEY", key)];
         env.extend(
             files
@@ -196,37 +196,37 @@ pub(super) fn client_env(plan: &Plan, told: &DaskPlan) -> BTreeMap<String, Strin
     env
 }
 
-fn imports(plan: &Plan, told: &DaskPlan, means: Means) -> Vec<String> {
+fn imports(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<String> {
     let limited = plan.workers.iter().any(|worker| worker.device_memory_limit_bytes.is_some());
     let plugins = !plan.machine.simulated
-        && (told.cudf_spill.is_some() || plan.workers.iter().any(|worker| worker.rmm.is_some()));
+        && (dask.cudf_spill.is_some() || plan.workers.iter().any(|worker| worker.rmm.is_some()));
     let needed = [
         (true, "cuda_cluster_dask.worker"),
-        (told.dashboard, "distributed.dashboard.worker"),
-        (told.protocol.starts_with("ucx"), "ucxx"),
-        (told.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
+        (dask.dashboard, "distributed.dashboard.worker"),
+        (dask.protocol.starts_with("ucx"), "ucxx"),
+        (dask.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
         (means.dask_cuda && limited, "dask_cuda.device_host_file"),
         (plugins, "dask_cuda.plugins"),
     ];
     let needed = needed.into_iter().filter(|(needed, _)| *needed);
-    needed.map(|(_, name)| name.to_owned()).chain(told.pre_import.clone()).collect()
+    needed.map(|(_, name)| name.to_owned()).chain(dask.pre_import.clone()).collect()
 }
 
 pub(super) fn worker(
     plan: &Plan,
-    told: &DaskPlan,
+    dask: &DaskPlan,
     worker: &WorkerPlan,
     means: Means,
     paths: &Paths,
 ) -> WorkerSettings {
     let real_gpu = worker.gpu.is_some() && !plan.machine.simulated;
-    let (scheduler, scheduler_file) = match &told.join {
+    let (scheduler, scheduler_file) = match &dask.join {
         Some(address) if address.contains("://") => (Some(address.clone()), None),
         Some(path) => (None, Some(PathBuf::from(path))),
         None => (None, Some(file(paths))),
     };
     let offset = u16::try_from(worker.rank).unwrap_or(u16::MAX);
-    let wants_context = told.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
+    let wants_context = dask.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
     WorkerSettings {
         scheduler,
         scheduler_file,
@@ -234,32 +234,32 @@ pub(super) fn worker(
         dask_name: dask_name(plan, told, worker),
         joins: told.join.is_some(),
         threads: worker.threads,
-        port: told.worker_ports.map(|ports| ports.low.saturating_add(offset)),
-        listen_address: told.listen_address.clone(),
-        contact_address: told.contact_address.clone(),
+        port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
+        listen_address: dask.listen_address.clone(),
+        contact_address: dask.contact_address.clone(),
         memory_limit: worker.memory_limit_bytes,
         device_memory_limit: worker.device_memory_limit_bytes.filter(|_| means.dask_cuda),
-        local_directory: told.local_directory.clone(),
-        // Dashboards listen where everything else does.
-        dashboard_address: format!("{}:0", told.host.as_deref().unwrap_or_default()),
-        resources: told.resources.clone(),
-        preload: told.preload.clone(),
-        death_timeout: told.death_timeout.map(|span| span.0.as_secs_f64()),
-        lifetime: told.lifetime.map(|span| span.0.as_secs_f64()),
-        worker_class: told.worker_class.clone(),
+        local_directory: dask.local_directory.clone(),
+        // Dashboards listen on the same address as everything else.
+        dashboard_address: format!("{}:0", dask.host.as_deref().unwrap_or_default()),
+        resources: dask.resources.clone(),
+        preload: dask.preload.clone(),
+        death_timeout: dask.death_timeout.map(|span| span.0.as_secs_f64()),
+        lifetime: dask.lifetime.map(|span| span.0.as_secs_f64()),
+        worker_class: dask.worker_class.clone(),
         rmm: worker.rmm.clone().filter(|_| real_gpu),
-        cudf_spill: told.cudf_spill.filter(|_| real_gpu),
+        cudf_spill: dask.cudf_spill.filter(|_| real_gpu),
         cuda_context: real_gpu && wants_context,
-        fork: (means.fork && told.join.is_some() && worker.rank == 0)
-            .then(|| fork(plan, told, means, paths)),
-        verify: plan.requirements.verify.then(|| proof(plan, told, worker)),
-        common: common(told),
+        fork: (means.fork && dask.join.is_some() && worker.rank == 0)
+            .then(|| fork(plan, dask, means, paths)),
+        verify: plan.requirements.verify.then(|| proof(plan, dask, worker)),
+        common: common(dask),
     }
 }
 
-/// A worker's name for the scheduler, which takes each only once: several clusters may join it.
-fn name(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> String {
-    match told.join {
+/// A worker's name. It must be unique at the scheduler, which several clusters may join.
+fn name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> String {
+    match dask.join {
         Some(_) => format!("{}-{}", plan.name, worker.name),
         None => worker.name.clone(),
     }
@@ -293,11 +293,11 @@ fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
         Some(list) => !names(&["all", "sm", "shm", "mm", "posix"], list),
         None => names(&["all", "sm", "shm", "mm", "posix", "sysv"], list),
     };
-    let ucx = told.protocol.starts_with("ucx");
+    let ucx = dask.protocol.starts_with("ucx");
     let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
     let expected: [(bool, &[&str]); 4] = [
-        (told.protocol == "tcp", &["tcp"]),
-        (told.protocol == "tls", &["tls"]),
+        (dask.protocol == "tcp", &["tcp"]),
+        (dask.protocol == "tls", &["tls"]),
         (ucx && shared_memory, &SHARED_MEMORY),
         (ucx && nvlink, &["cuda_ipc"]),
     ];
@@ -346,8 +346,8 @@ mod tests {
         let spec = serde_json::from_value(spec).expect("a spec");
         let request = crate::spec::Request::of(spec).expect("no contradictions");
         let plan = crate::plan::plan(&topology, &request, &Default::default()).expect("a plan");
-        let EnginePlan::Dask(told) = plan.engine.clone() else { panic!("Dask's") };
-        (plan, *told)
+        let EnginePlan::Dask(dask) = plan.engine.clone() else { panic!("Dask's") };
+        (plan, *dask)
     }
 
     fn paths() -> Paths {
@@ -355,17 +355,17 @@ mod tests {
     }
 
     fn workers(spec: Value) -> Vec<Value> {
-        let (plan, told) = plan(spec);
-        let told = |one| json!(worker(&plan, &told, one, MEANS, &paths()));
-        plan.workers.iter().map(told).collect()
+        let (plan, dask) = plan(spec);
+        let settings = |one| json!(worker(&plan, &dask, one, MEANS, &paths()));
+        plan.workers.iter().map(settings).collect()
     }
 
     /// A setting that is read but not passed would be a `KeyError` when the process starts.
     #[test]
-    fn everything_that_the_python_package_reads_is_told() {
-        let (plan, told) = plan(json!({}));
-        let worker = json!(worker(&plan, &told, &plan.workers[0], MEANS, &paths()));
-        let scheduler = json!(scheduler(&plan, &told, MEANS, &paths()));
+    fn everything_that_the_python_package_reads_is_passed() {
+        let (plan, dask) = plan(json!({}));
+        let worker = json!(worker(&plan, &dask, &plan.workers[0], MEANS, &paths()));
+        let scheduler = json!(scheduler(&plan, &dask, MEANS, &paths()));
         let reads = |text: &str| -> Vec<String> {
             let parts = text.split("settings[\"").skip(1);
             parts.filter_map(|part| part.split('"').next()).map(str::to_owned).collect()
@@ -377,7 +377,7 @@ mod tests {
             (include_str!("python/scheduler.py"), vec![&scheduler]),
             (include_str!("python/ports.py"), vec![&scheduler, &worker]),
         ];
-        for (text, told) in files {
+        for (text, settings) in files {
             for key in reads(text) {
                 // A worker's `name` is read by the process that becomes the worker.
                 let known = told.iter().all(|told| told.get(&key).is_some());
@@ -387,7 +387,7 @@ mod tests {
         let mut unread: Vec<&String> = worker.as_object().expect("an object").keys().collect();
         let all = files_read(&reads);
         unread.retain(|key| !all.contains(key));
-        assert!(unread.is_empty(), "told and not read: {unread:?}");
+        assert!(unread.is_empty(), "passed and not read: {unread:?}");
     }
 
     fn files_read(reads: &dyn Fn(&str) -> Vec<String>) -> Vec<String> {
@@ -404,14 +404,14 @@ mod tests {
 
     #[test]
     fn without_wishes_everything_listens_on_loopback_where_dasks_users_look() {
-        let (plan, told) = plan(json!({}));
-        let told = json!(scheduler(&plan, &told, MEANS, &paths()));
-        assert_eq!(told["protocol"], "tcp");
-        assert_eq!(told["host"], "127.0.0.1");
-        assert_eq!(told["ports"], json!([8786, 8786]));
-        assert_eq!(told["ports_required"], false);
-        assert_eq!(told["dashboard_address"], "127.0.0.1:8787");
-        assert_eq!(told["scheduler_files"], json!(["/run/default/scheduler.json"]));
+        let (plan, dask) = plan(json!({}));
+        let settings = json!(scheduler(&plan, &dask, MEANS, &paths()));
+        assert_eq!(settings["protocol"], "tcp");
+        assert_eq!(settings["host"], "127.0.0.1");
+        assert_eq!(settings["ports"], json!([8786, 8786]));
+        assert_eq!(settings["ports_required"], false);
+        assert_eq!(settings["dashboard_address"], "127.0.0.1:8787");
+        assert_eq!(settings["scheduler_files"], json!(["/run/default/scheduler.json"]));
     }
 
     #[test]
@@ -429,8 +429,8 @@ mod tests {
 
     #[test]
     fn each_worker_has_a_port_of_the_range() {
-        let told = workers(json!({ "worker": { "ports": "9000:9003" } }));
-        assert_eq!((&told[0]["port"], &told[1]["port"]), (&json!(9000), &json!(9001)));
+        let settings = workers(json!({ "worker": { "ports": "9000:9003" } }));
+        assert_eq!((&settings[0]["port"], &settings[1]["port"]), (&json!(9000), &json!(9001)));
         let any = workers(json!({ "worker": { "ports": 0 } }));
         assert_eq!(any[1]["port"], Value::Null);
     }
@@ -438,8 +438,8 @@ mod tests {
     #[test]
     fn workers_prove_their_ways_where_the_plan_is_to_be_verified() {
         assert_eq!(workers(json!({}))[0]["verify"], Value::Null);
-        let told = &workers(json!({ "verify": true }))[0]["verify"];
-        assert_eq!(*told, json!({ "peers": ["gpu0", "gpu1"], "transports": [["tcp"]] }));
+        let settings = &workers(json!({ "verify": true }))[0]["verify"];
+        assert_eq!(*settings, json!({ "peers": ["gpu0", "gpu1"], "transports": [["tcp"]] }));
     }
 
     #[test]
@@ -464,9 +464,9 @@ mod tests {
         assert_eq!((&real["cuda_context"], &real["cudf_spill"]), (&json!(true), &json!(0)));
         let mut simulated = spec;
         simulated["simulate"] = json!(true);
-        let told = &workers(simulated)[0];
-        assert_eq!((&told["rmm"], &told["cudf_spill"]), (&Value::Null, &Value::Null));
-        assert_eq!(told["cuda_context"], false);
+        let settings = &workers(simulated)[0];
+        assert_eq!((&settings["rmm"], &settings["cudf_spill"]), (&Value::Null, &Value::Null));
+        assert_eq!(settings["cuda_context"], false);
         let switch = json!({ "dask": { "config": { CREATE_CONTEXT: "False" } } });
         assert_eq!(workers(switch)[0]["cuda_context"], false);
     }

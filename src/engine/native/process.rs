@@ -28,8 +28,8 @@ pub(super) struct LaunchEnvironment {
     pub(super) name: String,
     /// The plan that it belongs to.
     pub(super) plan: Plan,
-    /// What the plan tells this engine.
-    pub(super) told: NativePlan,
+    /// The part of the plan that is for this engine.
+    pub(super) native: NativePlan,
     /// What all processes of the cluster know.
     pub(super) secret: Secret,
     /// The files of the cluster's run directory.
@@ -50,11 +50,11 @@ impl LaunchEnvironment {
         let text = fs::read_to_string(&path)
             .map_err(|source| Error::Read { path: path.clone(), source })?;
         let plan = Plan::parse(&text).map_err(|source| Error::Plan { path, source })?;
-        let told = match &plan.engine {
-            EnginePlan::Native(told) => told.clone(),
+        let native = match &plan.engine {
+            EnginePlan::Native(native) => native.clone(),
             other => return Err(Error::Engine { engine: other.kind() }),
         };
-        Ok(Self { name, plan, told, secret: paths.read_secret()?, paths })
+        Ok(Self { name, plan, native, secret: paths.read_secret()?, paths })
     }
 }
 
@@ -164,9 +164,9 @@ pub(super) fn log_to_standard_error() {
 }
 
 /// What a planned worker promises to tasks: what the spec says, and one `GPU` if it has one.
-pub(super) fn resources(told: &NativePlan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
+pub(super) fn resources(native: &NativePlan, worker: Option<&WorkerPlan>) -> BTreeMap<String, u64> {
     let gpus = worker.filter(|worker| worker.gpu.is_some()).map(|_| ("GPU".to_owned(), 1));
-    let mut resources = told.resources.clone();
+    let mut resources = native.resources.clone();
     resources.extend(gpus.filter(|_| !resources.contains_key("GPU")));
     resources
 }

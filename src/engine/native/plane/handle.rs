@@ -42,12 +42,13 @@ impl Plane {
     ) -> Result<(Self, async_mpsc::UnboundedReceiver<Report>), Error> {
         let sleeper = Sleeper::new()?;
         let waker = sleeper.waker();
-        let (commands, told) = mpsc::channel();
+        let (commands, receiver) = mpsc::channel();
         let (reports, incoming) = async_mpsc::unbounded_channel();
         let inbox = Arc::new(Inbox::new(commands, waker));
         let thread_inbox = Arc::downgrade(&inbox);
-        let run =
-            move || Owner::open(me, secret, opening, reports, thread_inbox)?.run(&sleeper, &told);
+        let run = move || {
+            Owner::open(me, secret, opening, reports, thread_inbox)?.run(&sleeper, &receiver)
+        };
         let thread = thread::Builder::new()
             .name("ucx".to_owned())
             .spawn(run)

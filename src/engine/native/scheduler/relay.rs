@@ -59,11 +59,11 @@ impl Relay {
             .into_iter()
             .partition(|(_, pending)| pending.worker == connection);
         self.pending = kept;
-        let told = |Pending { client, from, to, .. }| {
+        let end = |Pending { client, from, to, .. }| {
             let result = Err(format!("{from} was lost"));
             (client, ToClient::Measured { from, to, result })
         };
-        BTreeMap::into_values(lost).map(told).collect()
+        BTreeMap::into_values(lost).map(end).collect()
     }
 }
 
@@ -82,8 +82,8 @@ mod tests {
             mapped: crate::wire::native::Mapped::NotTried,
         };
         assert_eq!(relay.measured(3, id, Ok(samples.clone())), None, "another worker's word");
-        let told = relay.measured(2, id, Ok(samples.clone()));
-        assert!(matches!(told, Some((1, ToClient::Measured { result: Ok(_), .. }))));
+        let result = relay.measured(2, id, Ok(samples.clone()));
+        assert!(matches!(result, Some((1, ToClient::Measured { result: Ok(_), .. }))));
         assert_eq!(relay.measured(2, id, Ok(samples)), None);
         assert_eq!(relay.gone(2), []);
     }
@@ -94,7 +94,10 @@ mod tests {
         relay.begin(1, 2, "gpu0".to_owned(), "gpu1".to_owned());
         relay.begin(9, 2, "gpu0".to_owned(), "gpu2".to_owned());
         assert_eq!(relay.gone(9), []);
-        let told = relay.gone(2);
-        assert!(matches!(&told[..], [(1, ToClient::Measured { result: Err(_), .. })]), "{told:?}");
+        let result = relay.gone(2);
+        assert!(
+            matches!(&result[..], [(1, ToClient::Measured { result: Err(_), .. })]),
+            "{result:?}"
+        );
     }
 }

@@ -84,7 +84,7 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
     let mut service = Service {
         core: Core::new(names),
         relay: Relay::default(),
-        tasks: TaskService::new(&contract.plan, &contract.told, contract.paths.root()),
+        tasks: TaskService::new(&launch.plan, &launch.native, launch.paths.root()),
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(launch.secret),

@@ -33,14 +33,14 @@ enum Batch {
 }
 
 /// How the plan wants tasks to be scheduled.
-fn settings(plan: &Plan, told: &NativePlan) -> Settings {
-    let pairs = told.gb_per_s.iter().flat_map(|(from, others)| {
+fn settings(plan: &Plan, native: &NativePlan) -> Settings {
+    let pairs = native.gb_per_s.iter().flat_map(|(from, others)| {
         others.iter().map(move |(to, rate)| ((from.clone(), to.clone()), rate * 1e9))
     });
     let planned = plan.workers.iter();
-    let planned = planned.map(|worker| (worker.name.clone(), resources(told, Some(worker))));
+    let planned = planned.map(|worker| (worker.name.clone(), resources(native, Some(worker))));
     Settings {
-        placement: told.placement,
+        placement: native.placement,
         priors: pairs.collect(),
         planned: planned.collect(),
         ..Settings::default()
@@ -71,9 +71,9 @@ pub(crate) struct TaskService {
 
 impl TaskService {
     /// What a plan asks for; relative paths of it are below the run directory.
-    pub(crate) fn new(plan: &Plan, told: &NativePlan, run_directory: &Path) -> Self {
-        let settings = settings(plan, told);
-        let log = told.record_events.as_ref();
+    pub(crate) fn new(plan: &Plan, native: &NativePlan, run_directory: &Path) -> Self {
+        let settings = settings(plan, native);
+        let log = native.record_events.as_ref();
         Self {
             recorder: log.map(|path| Recorder::begin(&run_directory.join(path), &settings)),
             core: Core::new(settings),

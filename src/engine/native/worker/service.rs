@@ -186,7 +186,7 @@ async fn run(
     };
     if ended.is_ok() {
         tracing::info!("worker ends as requested");
-        // If the scheduler is gone already, it need not be told.
+        // If the scheduler is gone already, it need not be native.
         let _ = scheduler.send(&FromWorker::Leaving).await;
     }
     runner.stop(TASKS_END_WITHIN);
@@ -248,13 +248,13 @@ impl WorkerResources<'_> {
         registry: Registry,
         me: Member,
     ) -> Result<(Runner, mpsc::UnboundedReceiver<WorkerEvent>, TaskReport), Error> {
-        let told = &self.contract.told;
+        let native = &self.launch.native;
         let settings = objects::Settings {
             device_limit: self.planned.and_then(|planned| planned.device_memory_limit_bytes),
-            host_limit: told.host_limit_bytes,
+            host_limit: native.host_limit_bytes,
             memory_limit: self.planned.and_then(|planned| planned.memory_limit_bytes),
-            disk_limit: told.disk_limit_bytes,
-            directory: told.local_directory.clone().unwrap_or_else(std::env::temp_dir),
+            disk_limit: native.disk_limit_bytes,
+            directory: native.local_directory.clone().unwrap_or_else(std::env::temp_dir),
         };
         let spare = settings.memory_limit.unwrap_or(UNLIMITED) / SPARE_SHARE;
         spare::keep_up_to(usize::try_from(spare).unwrap_or(usize::MAX))
@@ -272,7 +272,7 @@ impl WorkerResources<'_> {
         let paths = self.launch.paths.clone();
         let secret = self.launch.secret.clone();
         let socket = paths.socket(&me.name);
-        let links = simulated_links(told, &me.name);
+        let links = simulated_links(native, &me.name);
         let shared = WorkerContext {
             me,
             registry,
@@ -283,17 +283,17 @@ impl WorkerResources<'_> {
             secret: secret.clone(),
             fetches: Semaphore::new(FETCHES),
         };
-        let (runner, events, happened) = Runner::start(shared, threads)?;
-        bulk::serve(&socket, secret, store, events)?;
-        let resources = resources(told, self.planned);
-        Ok((runner, happened, TaskReport::Offer { threads, resources }))
+        let (runner, sender, events) = Runner::start(shared, threads)?;
+        bulk::serve(&socket, secret, store, sender)?;
+        let resources = resources(native, self.planned);
+        Ok((runner, events, TaskReport::Offer { threads, resources }))
     }
 }
 
-/// Bytes per second at which objects come from peers, where the plan slows links down to those of
-/// a simulated machine.
-fn simulated_links(told: &NativePlan, me: &str) -> BTreeMap<String, SimulatedLink> {
-    let links = told.simulated_links.get(me).into_iter().flatten();
+/// Simulated bandwidths of the links from peers, in bytes per second, if the plan slows them down
+/// to those of a simulated machine.
+fn simulated_links(native: &NativePlan, me: &str) -> BTreeMap<String, SimulatedLink> {
+    let links = native.simulated_links.get(me).into_iter().flatten();
     links.map(|(peer, bandwidth)| (peer.clone(), SimulatedLink::new(*bandwidth))).collect()
 }
 

@@ -121,7 +121,7 @@ pub(crate) enum Action {
     PutAt { client: ClientId, object: ObjectId, worker: WorkerId },
 }
 
-/// What a core is made of.
+/// The settings of a core.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// How workers are chosen.
