@@ -186,7 +186,7 @@ async fn run(
     };
     if ended.is_ok() {
         tracing::info!("worker ends as requested");
-        // If the scheduler is gone already, it need not be native.
+        // If the scheduler is gone already, it need not be told.
         let _ = scheduler.send(&FromWorker::Leaving).await;
     }
     runner.stop(TASKS_END_WITHIN);
