@@ -1,5 +1,5 @@
 //! Faults for foreground `up` in a terminal, from outside: terminals and readers that stall or go
-//! away, clients that hang up, and every process killed or stopped.
+//! away, clients that disconnect, and every process killed or stopped.
 
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
@@ -38,7 +38,7 @@ enum Fault {
     FollowersThatStall,
     Restart,
     ScaleDownAndUp,
-    // From here on it ends.
+    // These end the cluster.
     HangUp,
     CtrlC,
     Terminate,
@@ -104,7 +104,7 @@ const FAULTS: [Fault; 38] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Code(i32),
-    /// Whatever the code.
+    /// Any code.
     Ordinary,
     Failure,
     Killed,
@@ -119,7 +119,7 @@ fn processes(state: &ClusterState) -> impl Iterator<Item = &ProcessState> {
     state.scheduler.iter().chain(&state.workers)
 }
 
-/// One cluster under fire.
+/// One cluster under attack.
 struct Front<'a> {
     place: &'a Place,
     terminal: Terminal,
@@ -129,16 +129,16 @@ struct Front<'a> {
     workers: usize,
     /// Clients that have stalled.
     followers: Vec<Child>,
-    /// Connections that are left open.
+    /// Connections that stay open.
     open: Vec<UnixStream>,
-    /// Processes that must not be seen again.
+    /// Processes that must not appear again.
     dead: Vec<u32>,
 }
 
 impl Drop for Front<'_> {
     fn drop(&mut self) {
         self.leave();
-        // A failed test leaves nobody behind.
+        // A failed test must leave no process.
         let _ = self.up.kill();
         let _ = self.up.wait();
     }
@@ -183,7 +183,7 @@ impl<'a> Front<'a> {
         self.place.wait_until("the control API answers", || self.told())
     }
 
-    /// Waits until the cluster is READY, and every process is what it says.
+    /// Waits until the cluster is READY, and every process is what the state says.
     fn settle(&mut self) {
         let state = self.place.wait_until(&format!("READY, without {:?}", self.dead), || {
             let said = self.up.try_wait().expect("a child");
@@ -217,7 +217,7 @@ impl<'a> Front<'a> {
         String::from_utf8_lossy(&self.terminal.seen()).into_owned()
     }
 
-    /// Clients and connections end.
+    /// Ends all clients and connections.
     fn leave(&mut self) {
         self.open.clear();
         for mut follower in self.followers.drain(..) {
@@ -237,7 +237,7 @@ impl<'a> Front<'a> {
         std::thread::sleep(Duration::from_millis(random.below(120) as u64));
     }
 
-    /// Stops processes for a while, in which a worker may die.
+    /// Stops processes for a while, during which a worker may die.
     fn stop_for_a_while(&mut self, pids: &[Option<u32>], worker: Option<u32>, random: &mut Random) {
         for pid in pids.iter().flatten() {
             signal(*pid, Signal::SIGSTOP);
@@ -251,7 +251,7 @@ impl<'a> Front<'a> {
         }
     }
 
-    /// A process that is stopped is not READY, and is again when it goes on.
+    /// A stopped process is not READY, and is READY again once it continues.
     fn stop_until_noticed(&self, pid: u32) {
         signal(pid, Signal::SIGSTOP);
         self.place.wait_until("a false READY: it is stopped", || {
@@ -278,7 +278,7 @@ impl<'a> Front<'a> {
         found
     }
 
-    /// Connects to every socket, says something, and stays or leaves.
+    /// Connects to every socket, sends something, and stays or leaves.
     fn disturb(
         &mut self,
         count: usize,
@@ -288,7 +288,7 @@ impl<'a> Front<'a> {
     ) {
         for socket in self.sockets(random) {
             for _ in 0..count {
-                // One whose process is just restarting does not answer.
+                // If its process is just restarting, it does not answer.
                 let Ok(mut stream) = UnixStream::connect(&socket) else { continue };
                 stream.set_write_timeout(Some(Duration::from_secs(5))).expect("a time");
                 let _ = stream.write_all(&words(random));
@@ -350,7 +350,7 @@ impl<'a> Front<'a> {
             Fault::ClientsThatSendNoise => {
                 let stay = random.below(2) == 0;
                 self.disturb(10, stay, random, |random| {
-                    // A length that is believed comes first, now and then.
+                    // Sometimes begin with a plausible length.
                     let length = random.below(300);
                     let mut noise = match random.below(2) {
                         0 => Vec::new(),
@@ -403,7 +403,7 @@ impl<'a> Front<'a> {
         assert_eq!(status, 202, "{target}: {body}");
     }
 
-    /// `ps` answers, whoever has stalled.
+    /// `ps` answers, whatever has stalled.
     fn look(&self, random: &mut Random) {
         let mut flags = vec!["ps", "front", "-o", "json"];
         flags.truncate([2, 4][random.below(2)]);
@@ -412,7 +412,7 @@ impl<'a> Front<'a> {
         assert!(said.success(), "ps: {said}");
     }
 
-    /// Clients die at any moment of theirs.
+    /// Kills clients at a random moment.
     fn kill_clients(&self, random: &mut Random) {
         let worker = self.state().workers[0].name.clone();
         let all = [
@@ -441,7 +441,7 @@ impl<'a> Front<'a> {
         assert!(said.is_some_and(|it| it.success()), "{arguments:?}: {said:?}: {post_mortem}");
     }
 
-    /// Ends the cluster in one of many ways, and sees that nothing is left.
+    /// Ends the cluster in one of many ways, and checks that nothing is left.
     fn end(&mut self, fault: Fault, state: &ClusterState, random: &mut Random, tally: &Tally) {
         let cgroup = self.place.cgroup();
         let (supervisor, guardian) =
@@ -474,7 +474,7 @@ impl<'a> Front<'a> {
                 Ending::Code(0)
             }
             Fault::DownKill => {
-                // A supervisor that is too busy to answer is killed, too.
+                // A supervisor that is too busy to answer is killed too.
                 self.down(&["down", "front", "--kill"]);
                 Ending::Ordinary
             }
@@ -545,7 +545,7 @@ impl<'a> Front<'a> {
             _ => unreachable!("{fault:?} ends nothing"),
         };
         if self.stopped && matches!(ending, Ending::Code(0) | Ending::Ordinary | Ending::Failure) {
-            // What it has to say waits for its reader, unless a signal ends it.
+            // Its output waits for the reader, unless a signal ends it.
             self.terminal.resume();
         }
         let said = ended(&mut self.up);
@@ -560,7 +560,7 @@ impl<'a> Front<'a> {
         self.leave();
         let nobody = matches!(fault, Fault::KillSupervisorAndGuardian | Fault::KillEverybody);
         if nobody && random.below(2) == 0 {
-            // Nobody is left to remove more than processes: the next of that name does.
+            // Only processes are cleaned up now; the next cluster of that name does the rest.
             return self.place.no_process(tally);
         } else if nobody {
             self.down(&["down", "--all"]);

@@ -1,5 +1,5 @@
-//! Faults for a supervisor that a test program embeds, with workers that misbehave: restarts are
-//! counted right, and causes are recorded.
+//! Faults for a supervisor embedded in a test program, with workers that misbehave: restarts are
+//! counted correctly, and causes are recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -82,7 +82,7 @@ fn cluster() -> Launch {
     launch
 }
 
-/// One cluster under fire, and what its restart counts must be.
+/// One cluster under attack, and the restart counts that it must have.
 struct Round<'a> {
     bench: &'a Bench,
     keeper: Keeper,
@@ -96,7 +96,7 @@ fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    // One that is gone already needs none.
+    // It may be gone already.
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
 }
 
@@ -131,7 +131,7 @@ impl<'a> Round<'a> {
         assert_eq!(status, 202, "{target}: {body}");
     }
 
-    /// Waits until the cluster is READY again, with the restarts that it must have had.
+    /// Waits until the cluster is READY again, with the expected restarts.
     fn settle(&self) {
         let state = wait_until(&format!("READY with {:?}", self.expected), || {
             let state = told_state(&self.keeper.run_directory)?;
@@ -154,7 +154,7 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// After the end: nothing is left.
+    /// Checks after the end that nothing is left.
     fn gone(&mut self, tally: &Tally) {
         let begin = Instant::now();
         let guardian = self.keeper.state().guardian_pid.expect("a guardian");
@@ -234,11 +234,11 @@ impl<'a> Round<'a> {
             }
             Fault::ScaleDownAndUp => self.scale(1 + random.below(WORKERS.len() - 1)),
             Fault::RemoveRunDirectory => {
-                // A log may be written anew while it is removed.
+                // A log may be recreated while it is being removed.
                 wait_until("it is removed", || fs::remove_dir_all(&self.keeper.run_directory).ok());
                 wait_until("it is made again", || told_state(&self.keeper.run_directory));
                 self.settle();
-                // Its control group's name is in the old directory only for cleaning up.
+                // The old directory has its control group's name only for cleaning up.
             }
             Fault::FullDisk => self.fill_the_disk(),
             Fault::SecondUp => {
@@ -281,7 +281,7 @@ impl<'a> Round<'a> {
                 if line.split('\0').nth(1) == Some("__shim") {
                     let child: u32 = child.parse().expect("a process id");
                     signal(child, Signal::SIGSTOP);
-                    // Still the shim now that it stands still?
+                    // Is it still the shim, now that it is stopped?
                     let line =
                         fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
                     signal(child, Signal::SIGKILL);
@@ -294,7 +294,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// A worker that is started again because it is wanted again was not restarted.
+    /// A worker that is started again because it is needed again does not count as restarted.
     fn scale(&self, workers: usize) {
         self.post(&format!("/v1/scale?workers={workers}"));
         wait_until("fewer workers", || {
@@ -306,7 +306,7 @@ impl<'a> Round<'a> {
         self.post(&format!("/v1/scale?workers={}", WORKERS.len()));
     }
 
-    /// Every write to this device fails as on a full disk.
+    /// Makes every write fail as on a full disk.
     fn fill_the_disk(&self) {
         let log = self.keeper.run_directory.join("logs/gpu0.log");
         let aside = log.with_extension("aside");
@@ -314,7 +314,7 @@ impl<'a> Round<'a> {
             fs::remove_file(&log).ok()?;
             std::os::unix::fs::symlink("/dev/full", &aside).expect("a link");
             fs::rename(&aside, &log).expect("put in place");
-            // On a busy machine its worker may have nothing to say for longer: then once more.
+            // On a busy machine its worker may print nothing for longer; then try once more.
             std::thread::sleep(Duration::from_millis(50));
             fs::remove_file(&log).expect("the link");
             let begin = Instant::now();
@@ -329,7 +329,7 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// Brings up another cluster beside this one, which goes wrong in its own way.
+    /// Starts another cluster beside this one, which fails in its own way.
     fn beside(&self, fault: Fault) {
         let mut other = launch("beside", &["daemon ready", "ready"]);
         other.supervision.grace = Span::millis(200);
@@ -357,7 +357,7 @@ impl<'a> Round<'a> {
                 other.workers[1] = worker("gpu1", "step=looking-for-peers");
                 other.supervision.ready_within = Span::secs(3);
                 let keeper = self.bench.keep(&other, &[self.containment]);
-                // On a busy machine it may not have come so far as to tell its step.
+                // On a busy machine it may not have reached the step.
                 assert!(keeper.first.contains("gpu1 ("), "{}", keeper.first);
                 self.nothing_left(&keeper.run_directory);
             }
@@ -366,7 +366,7 @@ impl<'a> Round<'a> {
                 let _ = fs::remove_file(&again);
                 let stayed = self.bench.file("beside-stayed");
                 let _ = fs::remove_file(&stayed);
-                // Its first life lasts until all are READY; the next ones never become so.
+                // Its first run lasts until all are READY; later ones never become READY.
                 let crash = format!(
                     "once={} ready once={} sleep=3600000 exit=9",
                     again.display(),

@@ -1,12 +1,12 @@
 //! Random faults from a seed, and what must hold after each: no process left, no false READY, no
 //! lost byte, causes recorded.
 //!
-//! `keeper` strikes a supervisor that a test program embeds; the others strike the program that
+//! `keeper` attacks a supervisor embedded in a test program; the others attack the program that
 //! people use, from outside: `front` foreground `up` in a terminal, `output` the bytes of `run`,
-//! `strangers` with another user's hands, `memory` a store beyond its limits.
+//! `strangers` as another user, `memory` a store beyond its limits.
 //!
-//! `CHAOS_SEED` chooses the faults, `CHAOS_FAULTS` how many of each kind, and `CHAOS_ONLY` those
-//! whose name contains it; `scripts/chaos.sh` runs hundreds.
+//! `CHAOS_SEED` determines the faults, `CHAOS_FAULTS` how many of each kind, and `CHAOS_ONLY`
+//! selects whose name contains it; `scripts/chaos.sh` runs hundreds.
 
 #![cfg(feature = "cli")]
 
@@ -45,12 +45,12 @@ fn seed() -> u64 {
     number("CHAOS_SEED", 1)
 }
 
-/// How many faults, where nobody says so.
+/// Number of faults, unless set.
 fn faults(default: u64) -> u64 {
     number("CHAOS_FAULTS", default)
 }
 
-/// One of the faults, or of those that are asked for.
+/// A random fault, among those selected.
 fn draw<T: Copy + Debug>(faults: &[T], random: &mut Random) -> T {
     let only = std::env::var("CHAOS_ONLY").unwrap_or_default();
     let wanted = faults.iter().filter(|fault| format!("{fault:?}").contains(&only));
@@ -59,12 +59,12 @@ fn draw<T: Copy + Debug>(faults: &[T], random: &mut Random) -> T {
     *wanted[random.below(wanted.len())]
 }
 
-/// What was done, and how long the longest end took.
+/// Counts of the faults, and the longest time that an end took.
 struct Tally {
     what: &'static str,
     begun: Instant,
     struck: BTreeMap<String, u32>,
-    /// The longest time in microseconds that everything took to be gone after an end or a kill.
+    /// The longest time until everything was gone after an end or a kill, in microseconds.
     slowest_end: AtomicU64,
 }
 
@@ -90,7 +90,7 @@ impl Tally {
 }
 
 impl Drop for Tally {
-    /// A test that fails says how far it came, too.
+    /// Prints the counts, even if the test fails.
     fn drop(&mut self) {
         let (what, took) = (self.what, self.begun.elapsed());
         let faults: u32 = self.struck.values().sum();

@@ -1,5 +1,5 @@
 //! A store beyond its limits, while workers are killed and stopped: results are right, whatever the
-//! cluster had to put on the disk.
+//! cluster had to move to the disk.
 
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -38,7 +38,7 @@ const SPEC: &str = "version: 1
 supervision: {limit: 100000, backoff: 1ms, backoff_max: 20ms, grace: 2s}
 ";
 
-/// A cluster whose limits are far below what is asked of it.
+/// A cluster whose limits are far below the data.
 struct Tight<'a> {
     place: &'a Place,
     workers: usize,
@@ -110,7 +110,7 @@ impl<'a> Tight<'a> {
         }
     }
 
-    /// The result is right, and the cluster READY again.
+    /// Checks that the result is right, and the cluster READY again.
     fn judge(&self, fault: Fault, mut client: Child) {
         let mut words = [client.stdout.take().map(read), client.stderr.take().map(read)];
         let said = (0..5).find_map(|_| ended(&mut client));
@@ -144,7 +144,7 @@ fn read(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandl
 
 impl Drop for Tight<'_> {
     fn drop(&mut self) {
-        // A failed test leaves nobody behind; the sandbox kills who is left.
+        // A failed test must leave no process; the sandbox kills the rest.
         let _ = self.place.command(&["down", "memory", "--kill"]).status();
     }
 }

@@ -1,5 +1,5 @@
-//! The bytes of `run`: ranks that write known streams, readers that are fast, slow, stalled or gone,
-//! and faults in the middle. What was taken from a rank arrives, in order, byte for byte.
+//! The output of `run`: ranks that write known streams, readers that are fast, slow, stalled or
+//! gone, and faults in the middle. Every byte taken from a rank arrives, in order.
 
 use std::io::{PipeReader, Read};
 use std::path::Path;
@@ -24,11 +24,11 @@ enum Reader {
     Fast,
     Slow,
     ByteByByte,
-    /// Takes so many bytes, and then none until it is told to.
+    /// Takes this many bytes, and then none until told to continue.
     Stalled(usize),
-    /// Takes so many bytes, and goes away.
+    /// Takes this many bytes, and goes away.
     Leaving(usize),
-    /// A terminal, stopped by Ctrl-S until somebody presses Ctrl-Q.
+    /// A terminal, stopped by Ctrl-S until Ctrl-Q is pressed.
     Terminal,
 }
 
@@ -67,11 +67,11 @@ const FAULTS: [Fault; 12] = [
 /// Which descriptors a rank's bytes go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Streams {
-    /// Standard output alone, with every byte there is.
+    /// Standard output alone, with all byte values.
     Out,
-    /// Both into one pipe: their order is kept.
+    /// Both into one pipe, which keeps their order.
     One,
-    /// Both, in pipes of their own.
+    /// Both, each into its own pipe.
     Two,
 }
 
@@ -85,7 +85,7 @@ impl Streams {
     }
 }
 
-/// One run, drawn.
+/// One randomly drawn run.
 #[derive(Clone, Copy, Debug)]
 struct Story {
     key: u64,
@@ -116,7 +116,7 @@ impl Story {
         let mut streams = [Streams::Out, Streams::One, Streams::Two][random.below(3)];
         let mut prefix = random.below(3) == 0;
         if reader == Reader::Terminal {
-            // A terminal shows no prefixed line without a look at what is in it.
+            // On a terminal, prefixed lines are sanitized.
             (prefix, streams) = (false, Streams::One);
         }
         if streams == Streams::Out {
@@ -136,10 +136,10 @@ impl Story {
         Self { key, ranks, streams, form, prefix, bytes, reader, fault, after, failing }
     }
 
-    /// Whether all that was taken from the ranks has to arrive.
+    /// Whether everything taken from the ranks must arrive.
     fn is_whole(&self) -> bool {
         let gone = matches!(self.reader, Reader::Leaving(_));
-        // After a signal, a reader that has stalled is given up.
+        // After a signal, `run` gives up a reader that has stalled.
         let given_up = matches!(self.reader, Reader::Stalled(_) | Reader::Terminal)
             && matches!(self.fault, Fault::Interrupt | Fault::Terminate);
         let lost = [Fault::KillSupervisor, Fault::KillGuardian, Fault::KillClient];
@@ -147,7 +147,7 @@ impl Story {
     }
 }
 
-/// A pipe that is read as the story has it.
+/// A pipe that is read as the story prescribes.
 struct Reading {
     seen: Arc<Mutex<Vec<u8>>>,
     stalled: Arc<AtomicBool>,
@@ -206,7 +206,8 @@ fn read(
     }
 }
 
-/// What a rank has written down: its process, and for each stream what it tried and what was taken.
+/// What a rank recorded: its process, and for each stream the bytes it tried to write and those
+/// taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Book {
     pid: u32,
@@ -227,7 +228,7 @@ impl Book {
     }
 }
 
-/// Parts what came into the ranks' bytes.
+/// Splits the output into the ranks' bytes.
 fn parted(story: &Story, seen: &[u8]) -> Vec<Vec<u8>> {
     let mut ranks = vec![Vec::new(); story.ranks];
     if story.form.sharers == 0 {
@@ -246,7 +247,7 @@ fn parted(story: &Story, seen: &[u8]) -> Vec<Vec<u8>> {
         }
         return ranks;
     }
-    // Bytes of ASCII are our own words; an end of line is whose the byte before it is.
+    // ASCII bytes are the program's own; a line feed belongs to the stream of the byte before it.
     let mut last = None;
     for byte in seen {
         match *byte {
@@ -266,7 +267,7 @@ fn parted(story: &Story, seen: &[u8]) -> Vec<Vec<u8>> {
     ranks
 }
 
-/// Checks a rank's stream against what it must be; says what is wrong.
+/// Compares a rank's stream with what it must be; returns what is wrong.
 fn compare(
     story: &Story,
     rank: usize,
@@ -299,7 +300,7 @@ fn compare(
     Ok(())
 }
 
-/// How the output is watched.
+/// How the output is read.
 enum Watch {
     Pipes(Vec<Reading>),
     Terminal(Terminal),
@@ -365,14 +366,14 @@ impl<'a> Run<'a> {
         (0..self.story.ranks).map(open).collect()
     }
 
-    /// Waits until the story is in its middle, or over already. Tells the state while there is a
+    /// Waits until the run is halfway, or over already. Returns the state while there is a
     /// supervisor.
     fn middle(&mut self) -> Option<ClusterState> {
         let begun = wait_for(|| {
             let state = told_state(&self.place.run_directory());
             let books = self.books();
             let written = books.iter().all(|book| book.taken[0] > 0);
-            // Ranks that had little to say, or failed, have ended, and `run` waits for its reader.
+            // Ranks with little output, or that failed, have ended, and `run` waits for its reader.
             let silent =
                 books.iter().any(|book| book.pid > 0) && books.iter().all(|book| !lives(book.pid));
             let over = self.client.try_wait().expect("a child").is_some();
@@ -391,7 +392,7 @@ impl<'a> Run<'a> {
         state
     }
 
-    /// Says whether the fault met somebody.
+    /// Injects the fault; returns whether it had a target.
     fn strike(&mut self, state: Option<&ClusterState>, random: &mut Random) -> bool {
         if self.client.try_wait().expect("a child").is_some() {
             return false;
@@ -433,7 +434,7 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// While the reader has stalled: what has to end does.
+    /// While the reader stalls: everything that has to end does.
     fn ends_without_its_reader(&mut self) {
         let whole = [Fault::Interrupt, Fault::Terminate, Fault::KillClient];
         if whole.contains(&self.story.fault) {
@@ -461,11 +462,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits for its end while somebody reads, and returns what came, a pipe each.
+    /// Reads until the end, and returns what came, one entry per pipe.
     fn finish(mut self) -> (ExitStatus, Vec<Book>, Vec<Vec<u8>>) {
         let mut last = 0;
         let mut said = None;
-        // As long as something comes, it is not over.
+        // It is not over while something still arrives.
         while said.is_none() {
             said = ended(&mut self.client);
             let length = match &self.watch {
@@ -494,7 +495,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The exit codes that a story may have.
+/// The exit codes that a story permits.
 fn codes(story: &Story, struck: bool, books: &[Book]) -> Vec<Option<i32>> {
     let streams = if story.streams == Streams::Two { 2 } else { 1 };
     let complete =
@@ -564,7 +565,7 @@ fn no_byte_of_a_run_is_lost_whoever_reads_and_whatever_fails() {
     }
 }
 
-/// A check that sees nothing would let everything pass.
+/// A check that detects nothing would let everything pass.
 #[test]
 fn a_lost_a_doubled_and_a_foreign_byte_are_seen() {
     let form = Form { sharers: 2, line: 16 };

@@ -1,4 +1,4 @@
-//! Where a story of the chaos test happens: a sandbox, and what must be true of it.
+//! The place of a chaos test: a sandbox, and the conditions that must hold in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -26,7 +26,7 @@ impl Place {
         self.sandbox.runtime().join("cuda-cluster").join(self.name)
     }
 
-    /// A command of the program, not started yet, whose words go nowhere.
+    /// A command of the program, not started yet, with its output discarded.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
         command.args(arguments);
@@ -34,7 +34,7 @@ impl Place {
         command
     }
 
-    /// Has a program run in this place.
+    /// Makes a program run in this place.
     pub(crate) fn adopt(&self, command: &mut Command) {
         command.env("XDG_RUNTIME_DIR", self.sandbox.runtime());
         for variable in ["CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "SLURM_LOCALID"] {
@@ -47,7 +47,7 @@ impl Place {
         self.sandbox.pids().iter().filter_map(|pid| u32::try_from(*pid).ok()).collect()
     }
 
-    /// Waits for something, and says what was going on where it does not come.
+    /// Waits for something; if it does not happen, reports the state of everything.
     pub(crate) fn wait_until<T>(&self, what: &str, look: impl FnMut() -> Option<T>) -> T {
         wait_for(look).unwrap_or_else(|| panic!("{what}\n{}", self.post_mortem()))
     }
@@ -59,7 +59,7 @@ impl Place {
         tally.ended_within(begun.elapsed());
     }
 
-    /// Waits until nothing of a cluster is left, but for its causes.
+    /// Waits until nothing of a cluster is left, except what tells why it ended.
     pub(crate) fn gone(&self, tally: &Tally, cgroup: Option<&Path>) {
         self.no_process(tally);
         let prefix = shared_memory::prefix(&self.sandbox.runtime().join("cuda-cluster"));
@@ -74,13 +74,13 @@ impl Place {
         }
     }
 
-    /// The control group of the cluster that runs, if it has one.
+    /// The control group of the running cluster, if it has one.
     pub(crate) fn cgroup(&self) -> Option<PathBuf> {
         let path = std::fs::read_to_string(self.run_directory().join("cgroup")).ok()?;
         Some(PathBuf::from(path.trim()))
     }
 
-    /// What is known of a cluster that is not as it should be.
+    /// Everything known about a cluster that is not as it should be.
     pub(crate) fn post_mortem(&self) -> String {
         let mut text = String::new();
         for pid in self.pids() {
@@ -105,7 +105,7 @@ impl Place {
     }
 }
 
-/// Waits for something, for a time that no working machine needs.
+/// Waits for something, with a generous limit.
 pub(crate) fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
     loop {
@@ -123,6 +123,6 @@ pub(crate) fn ended(child: &mut Child) -> Option<ExitStatus> {
 }
 
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    // One that is gone already needs none.
+    // It may be gone already.
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
 }

@@ -1,4 +1,4 @@
-//! Another user of this machine tries every door of a cluster whose directories stand open above.
+//! Another user of this machine tries to access a cluster whose parent directories are open.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::bench::{example, told_state};
 use crate::place::Place;
 use crate::{Tally, faults, skip};
 
-/// Inodes of the sockets that these processes hold.
+/// Inodes of the sockets of these processes.
 fn sockets(pids: &[u32]) -> BTreeSet<String> {
     let descriptors =
         pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/fd")).ok());
@@ -62,7 +62,7 @@ fn open_segments(pids: &[u32]) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A copy of the stranger where everybody may execute it.
+/// A copy of the stranger where every user can execute it.
 fn stranger() -> tempfile::TempDir {
     let folder = tempfile::Builder::new().prefix("ccs").tempdir_in("/tmp").expect("a directory");
     let mode = |mode| std::fs::Permissions::from_mode(mode);
@@ -144,7 +144,7 @@ fn attack(place: &Place, folder: &Path, nobody: &User, tally: &mut Tally) {
     assert_eq!(segments, Vec::<String>::new(), "System V segments that others may attach to");
 }
 
-/// Everything below a directory, as its owner sees it.
+/// Everything below a directory, as seen by its owner.
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = vec![folder.to_owned()];
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {

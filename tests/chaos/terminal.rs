@@ -1,4 +1,4 @@
-//! A terminal, and whoever sits at it: types, reads, and goes away.
+//! A terminal and its user, who types, reads, and goes away.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ const CTRL_C: u8 = 0x03;
 const CTRL_Q: u8 = 0x11;
 const CTRL_S: u8 = 0x13;
 
-/// The terminal as its user has it.
+/// The user's side of the terminal.
 pub(crate) struct Terminal {
     master: File,
     slave: Option<File>,
@@ -28,9 +28,9 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Somebody reads it from now on. A raw one passes every byte on, but for Ctrl-S and Ctrl-Q.
+    /// Opens one and starts to read it. A raw one passes every byte on, except Ctrl-S and Ctrl-Q.
     pub(crate) fn open(raw: bool) -> Self {
-        // No child of another thread may inherit it: it would keep the terminal from going away.
+        // No child of another thread may inherit it: that would keep the terminal open.
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags).expect("a terminal");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("its other end");
@@ -57,7 +57,7 @@ impl Terminal {
         Self { master, slave: Some(slave), seen, over, reader: Some(reader) }
     }
 
-    /// Has a program run in it, as the leader of a session.
+    /// Makes a program run in it, as the leader of a session.
     pub(crate) fn adopt(&mut self, command: &Command) -> Command {
         let slave = self.slave.take().expect("one program");
         let end = || Stdio::from(slave.try_clone().expect("a descriptor"));
@@ -74,7 +74,7 @@ impl Terminal {
     }
 
     fn press(&mut self, key: u8) {
-        // Nobody may be there any more.
+        // The other end may be gone.
         let _ = self.master.write_all(&[key]);
     }
 
@@ -90,18 +90,18 @@ impl Terminal {
         self.press(CTRL_Q);
     }
 
-    /// What was seen so far.
+    /// The output so far.
     pub(crate) fn seen(&self) -> Vec<u8> {
         self.seen.lock().expect("no panic").clone()
     }
 
-    /// Reads what comes until every program has left it.
+    /// Reads the output until every program has left the terminal.
     pub(crate) fn read_to_end(mut self) -> Vec<u8> {
         self.reader.take().map(JoinHandle::join);
         self.seen()
     }
 
-    /// The line is cut.
+    /// Closes the terminal.
     pub(crate) fn hang_up(self) {}
 }
 
@@ -122,7 +122,7 @@ fn read(mut master: File, seen: &Mutex<Vec<u8>>, over: &AtomicBool) {
         }
         match master.read(&mut buffer) {
             Ok(length @ 1..) => seen.lock().expect("no panic").extend(&buffer[..length]),
-            // Linux says EIO when nobody has the other end any more.
+            // Linux returns EIO when the other end is closed.
             _ => return,
         }
     }

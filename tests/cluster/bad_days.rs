@@ -1,4 +1,4 @@
-//! Bad days of a cluster whose GPUs are seen through NVML: errors of a GPU, limits, crash loops.
+//! Failures of a cluster whose GPUs are seen through NVML: GPU errors, limits, crash loops.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -33,7 +33,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A spec whose workers run a script, with more sections.
+    /// A spec whose workers run a script, with additional sections.
     fn spec(&self, script: &str, more: &str) -> PathBuf {
         let path = self.file("spec.yaml");
         let argv = serde_json::json!(["sh", "-c", script]);
@@ -68,7 +68,7 @@ fn what_a_gpu_reported_stands_beside_the_exit() {
     let up = machine.up(&spec, &["--detach"]).wait();
     assert_eq!(up.code, 0, "{up}");
     fs::write(machine.file("xids"), "1 79\n").expect("written");
-    // The first death may come before the driver's word; a later one finds it.
+    // The first death may come before the driver's report; a later one finds it.
     eventually("an error beside an exit", Duration::from_secs(60), || {
         let before = machine.state();
         if before["state"] != "ready" {

@@ -1,6 +1,6 @@
 //! The laws of the stand-in for the CUDA driver, each in a process of its own.
 //!
-//! *Invariant:* what would kill or refuse a program on a real GPU does so here.
+//! *Invariant:* an action that would kill or be refused on a real GPU has the same effect here.
 
 #![allow(unsafe_code, clippy::print_stdout)]
 
@@ -15,7 +15,7 @@ use crate::fake_machine::FakeMachine;
 /// Says to a process that it is the child of a test.
 const CHILD: &str = "CUDA_CLUSTER_TEST_OF_DRIVER";
 
-/// What became of a process, and the machine that it saw.
+/// How a process ended, and the machine that it saw.
 struct Ended {
     status: ExitStatus,
     said: String,

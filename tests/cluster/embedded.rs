@@ -1,4 +1,4 @@
-//! A cluster that belongs to a program.
+//! A cluster inside a program.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn example() -> Command {
     Command::new(path_of("embedded"))
 }
 
-/// `cuda-cluster up` starts workers that know functions of another program.
+/// `cuda-cluster up` starts workers that have the functions of another program.
 #[test]
 fn workers_of_a_program_named_in_the_spec_run_its_functions() {
     let sandbox = Sandbox::new();
@@ -37,7 +37,7 @@ fn workers_of_a_program_named_in_the_spec_run_its_functions() {
     let missing = spec("./no-worker");
     assert_eq!(missing.code, 2, "{missing}");
     assert!(missing.stderr.contains("native.program"), "{missing}");
-    // It is below the file's directory, wherever the user stands.
+    // It is below the file's directory, whatever the current directory is.
     let up = spec("./worker");
     assert_eq!(up.code, 0, "{up}");
     let client = Client::connect(&sandbox.base().join("own")).expect("the scheduler answers");

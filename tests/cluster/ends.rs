@@ -1,5 +1,5 @@
-//! Ends that nobody asked for, or that nobody answers for: there is always a way down, and always
-//! somebody who says what happened.
+//! Unexpected ends, and processes that don't answer: there is always a way down, and always a
+//! message that says what happened.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ fn up_well(sandbox: &Sandbox, name: &str) -> (u64, u64) {
     (pid("supervisor_pid"), pid("guardian_pid"))
 }
 
-/// The supervisor is killed, and the guardian has ended the rest.
+/// Kills the supervisor, after which the guardian ends the rest.
 fn bereave(sandbox: &Sandbox, name: &str) -> u64 {
     let (supervisor, guardian) = up_well(sandbox, name);
     sandbox.kill(supervisor);
@@ -71,7 +71,7 @@ fn a_cluster_whose_supervisor_and_guardian_are_stopped_is_killed_too() {
         assert_eq!(kill.code, 0, "{kill}");
         sandbox.assert_nothing_is_left();
     }
-    // Only the guardian is: the supervisor hears, and can do little.
+    // Only the guardian is killed: the supervisor notices, but can do little.
     let (_, guardian) = up_well(&sandbox, "d");
     sandbox.signal(guardian, Signal::SIGSTOP);
     let kill = sandbox.run(&["down", "--kill", "d"]);
@@ -109,7 +109,7 @@ fn a_detached_cluster_that_died_is_explained_until_its_name_is_used_again() {
         assert!(first.starts_with("d failed at 2") && first.ends_with(&cause), "{said}");
     }
     assert!(sandbox.run(&["events", "d"]).stdout.contains("cluster: READY"));
-    // What needs a running one says why there is none.
+    // Commands that need a running cluster say why there is none.
     for arguments in [&["ps", "d"][..], &["env", "d"], &["restart", "d", "gpu0"]] {
         let said = sandbox.run(arguments);
         assert_eq!(said.code, 2, "{said}");
@@ -163,7 +163,8 @@ fn a_cluster_that_failed_says_so_and_why_when_it_is_gone() {
 fn when_the_guardian_is_killed_too_nobody_makes_up_the_time() {
     let sandbox = Sandbox::new();
     let (supervisor, guardian) = up_well(&sandbox, "d");
-    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its group.
+    // The guardian goes first: the kernel would wake it when the supervisor's end orphans its
+    // group.
     sandbox.signal(supervisor, Signal::SIGSTOP);
     sandbox.kill(guardian);
     sandbox.kill(supervisor);
@@ -172,7 +173,7 @@ fn when_the_guardian_is_killed_too_nobody_makes_up_the_time() {
     let first = all.stdout.lines().next().expect("a line");
     assert!(first.starts_with("d: failed: the supervisor"), "{all}");
     assert!(first.contains("ended without a word some time after 2"), "{all}");
-    // What it left goes, its story does not.
+    // Everything else is removed, but the record of the cluster stays.
     assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
     sandbox.assert_no_shared_memory_is_left();
     for gone in ["secret", "owners.json", "control.sock"] {
@@ -233,7 +234,7 @@ fn a_run_directory_that_cannot_be_read_is_not_no_cluster() {
     fs::create_dir(&unreadable).expect("made");
     let root = nix::unistd::Uid::effective().is_root();
     if root {
-        // Root can read everything, but not everything is its own.
+        // Root can read everything, but does not own everything.
         std::os::unix::fs::chown(&unreadable, Some(65534), None).expect("another owner");
     }
     let closed = fs::Permissions::from_mode(0o000);
@@ -248,7 +249,7 @@ fn a_run_directory_that_cannot_be_read_is_not_no_cluster() {
     fs::remove_dir(&unreadable).expect("removed");
     sandbox.assert_nothing_is_left();
 
-    // Nothing can be read where a file is.
+    // A directory cannot be read where there is a file.
     let _ = fs::remove_dir(sandbox.base());
     fs::write(sandbox.base(), "").expect("written");
     for arguments in [&["ps"][..], &["ps", "-a"], &["down", "d"], &["down", "--all"], &["env"]] {

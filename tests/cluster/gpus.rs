@@ -1,6 +1,6 @@
-//! GPUs that are real to the workers: UCX moves device memory, over a stand-in for the CUDA driver.
+//! GPUs that workers see as real: UCX moves device memory through a stand-in for the CUDA driver.
 //!
-//! *Invariant:* figures mean nothing here, only ways and verdicts.
+//! *Invariant:* speeds mean nothing here, only lanes and verdicts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::fake_machine::{FakeMachine, ucx};
 use crate::sandbox::{Said, Sandbox, eventually};
 use crate::skip::skip;
 
-/// A machine whose CUDA driver misbehaves as told.
+/// A machine whose CUDA driver misbehaves on request.
 struct Machine {
     sandbox: Sandbox,
     fake: FakeMachine,
@@ -21,7 +21,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// A DGX H100. `None`, loudly, where no libucp knows CUDA.
+    /// A DGX H100. `None`, with a recorded skip, if no libucp supports CUDA.
     fn new(test: &str, faults: &str) -> Option<Self> {
         Self::on("dgx-h100", test, faults)
     }
@@ -74,8 +74,8 @@ impl Machine {
         (said.code, document["pairs"].as_array().expect("pairs").clone())
     }
 
-    /// Takes the cluster down and reads what its processes left: nothing but what UCX keeps until
-    /// the end of its process.
+    /// Takes the cluster down and reads what its processes left: nothing except what UCX keeps
+    /// until the end of its process.
     fn down(&self, workers: usize) -> Vec<Value> {
         let down = self.run(&["down", "dev"], &[]);
         assert_eq!(down.code, 0, "{down}");

@@ -1,6 +1,5 @@
-//! Wrong inputs: each is refused in a sentence that says what, where, and what to do, with the
-//! documented exit code, and nothing is left of it.
-
+//! Wrong inputs: each is refused with a sentence that says what, where, and what to do, and with
+//! the documented exit code; nothing is left behind.
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -21,7 +20,7 @@ fn with(sandbox: &Sandbox, subcommand: &str, flags: &[&str]) -> Said {
     sandbox.run(&[&[subcommand], &MACHINE[..], flags].concat())
 }
 
-/// What must be the answer to a wrong input.
+/// Checks the answer to a wrong input.
 fn assert_refused(said: &Said, code: i32, words: &[&str]) {
     assert_eq!(said.code, code, "{said}");
     assert!(said.stderr.contains("error: "), "{said}");
@@ -164,7 +163,7 @@ fn files_without_an_end_and_what_is_no_file_are_refused() {
     }
     let said = sandbox.run(&["plan", "-f", pipe]);
     assert_refused(&said, 2, &[pipe, "nobody writes into this pipe", "hint: "]);
-    // A pipe that somebody writes into is as good as a file.
+    // A pipe works as well as a file.
     let mut plan = Command::new("sh");
     let script = "(sleep 0.1; printf 'version: 1\\nname: piped\\n') > \"$1\" & exec \"$0\" plan \
                   --topology dgx-h100 -f \"$1\"";
@@ -198,7 +197,7 @@ fn specs_of_other_editors_are_read_or_refused_in_words() {
     }
 }
 
-/// The program under limits, as a user whom limits hold for.
+/// The program with limits, as a user to whom limits apply.
 fn limited(sandbox: &Sandbox, limit: &str, arguments: &[&str]) -> Said {
     let mut command = Command::new("prlimit");
     command.args([limit, "--core=0"]).current_dir("/");
@@ -211,14 +210,14 @@ fn limited(sandbox: &Sandbox, limit: &str, arguments: &[&str]) -> Said {
             })
             .wait();
     }
-    // The directory of builds may be closed to other users.
+    // The build directory may be closed to other users.
     let copy = sandbox.runtime().join("program");
     std::fs::copy(program, &copy).expect("a copy");
     let owned_by = |uid| {
         let uid = Some(nix::unistd::Uid::from_raw(uid));
         nix::unistd::chown(sandbox.runtime(), uid, None).expect("its owner");
     };
-    // A user for each call: the limit counts all that its user has, and what ends may still be there.
+    // A new user for each call: the limit counts everything of that user, even what is just ending.
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let user = 70_000 + std::process::id() % 1000 * 32 + CALLS.fetch_add(1, Ordering::Relaxed);
     owned_by(user);
@@ -247,7 +246,7 @@ fn limits_that_leave_no_room_are_said_before_anything_starts() {
         1,
         &["needs at least 48 threads", "the limit is 30", "hint: ", "ulimit -u"],
     );
-    // With few it may end before it can count, and still in a sentence.
+    // With a low limit it may fail before it can count, but still with a sentence.
     for limit in 2..=8 {
         let sandbox = Sandbox::new();
         let said = limited(&sandbox, &format!("--nproc={limit}"), &up);
@@ -308,7 +307,7 @@ fn exec_hands_on_what_slurm_tells() {
     let slurm = "SLURM_LOCALID=3 SLURM_PROCID=11 SLURM_NTASKS=16 SLURM_TASKS_PER_NODE=8(x2) \
                  SLURM_NODEID=1 SLURM_JOB_NODELIST=gpu[07-08] SLURM_JOB_ID=1";
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT";
-    // Not this process's surroundings, in which a launcher may be.
+    // Without this process's environment, which may come from a launcher.
     let mut command = Command::new("env");
     command.arg("-i").args(slurm.split_whitespace()).arg(env!("CARGO_BIN_EXE_cuda-cluster"));
     command.arg("exec").args(MACHINE).args(["--", "/bin/sh", "-c", script]);
@@ -316,7 +315,7 @@ fn exec_hands_on_what_slurm_tells() {
     assert_eq!(said.stdout.trim(), "11/16 3/8 gpu07:20016", "{said}");
 }
 
-/// Runs a command with a terminal for its output; returns what the terminal got.
+/// Runs a command with its output on a terminal; returns what the terminal received.
 fn on_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> Vec<u8> {
     let terminal = openpty(None, None).expect("a terminal");
     let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
@@ -327,7 +326,7 @@ fn on_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> Vec<u8> {
     drop(command);
     drop(terminal.slave);
     let mut shown = Vec::new();
-    // A terminal whose last writer has gone refuses to be read.
+    // Reading a terminal fails once its last writer has gone.
     let _ = File::from(terminal.master).read_to_end(&mut shown);
     running.wait().expect("it ends");
     shown
@@ -336,7 +335,7 @@ fn on_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> Vec<u8> {
 /// Sequences that a terminal would obey.
 const NASTY: &str = "\x1b]0;title\x07\x1b[2J\x1b[6n\x1b[31mred\x1b[0m";
 
-/// The same where nothing but the colour is obeyed.
+/// The same, with only the colour obeyed.
 const SHOWN: &str = "\\x1b]0;title\\x07\\x1b[2J\\x1b[6n\x1b[31mred\x1b[0m";
 
 #[test]
@@ -367,11 +366,11 @@ fn a_terminal_gets_no_control_sequences_of_others_but_colours() {
     let run = [&["run"], &MACHINE[..], &logged].concat();
     let shown = String::from_utf8_lossy(&on_a_terminal(&sandbox, &run)).into_owned();
     assert!(shown.contains(&format!("] {SHOWN}")) && !shown.contains("\x1b]0"), "{shown:?}");
-    // A run that failed leaves its logs.
+    // A run that failed keeps its logs.
     let logs = on_a_terminal(&sandbox, &["logs", "nasty"]);
     let logs = String::from_utf8_lossy(&logs);
     assert!(logs.contains(SHOWN) && !logs.contains("\x1b]0"), "{logs:?}");
-    // What is no terminal gets the bytes.
+    // If the output is not a terminal, it gets the bytes as they are.
     let piped = sandbox.run(&["logs", "nasty"]);
     assert!(piped.stdout.contains(NASTY), "{piped}");
 }

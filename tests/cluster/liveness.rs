@@ -104,11 +104,11 @@ fn what_asks_a_stopped_worker_for_something_ends_with_its_name() {
     sandbox.assert_nothing_is_left();
 }
 
-/// One thread of a process, held as a debugger holds it until this is dropped.
+/// One thread of a process, stopped as by a debugger until this is dropped.
 struct Held(i32);
 
 impl Held {
-    /// `None` where this user may not hold other processes.
+    /// `None` if this user may not trace other processes.
     fn thread(pid: &Value, name: &str) -> Option<Self> {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads").flatten();
         let is_it = |entry: &std::fs::DirEntry| {
@@ -173,7 +173,7 @@ fn a_worker_that_does_not_answer_is_restarted_where_that_is_asked_for() {
     assert!(state["workers"][1]["restarts"].as_u64() >= Some(1), "{state}");
     let reason = state["workers"][1]["last_exit"]["reason"].as_str().expect("a reason");
     assert!(reason.starts_with("did not answer for 3s; it "), "{reason}");
-    // Who waits for its results has them from its successor.
+    // Whoever waits for its results gets them from its successor.
     let said =
         sandbox.run(&["bench", "transpose", "again", "--chunks", "4", "--runs", "1", "--check"]);
     assert_eq!(said.code, 0, "{said}");

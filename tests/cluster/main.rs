@@ -141,7 +141,7 @@ fn killing_the_supervisor_leaves_no_process() {
     let killed = Instant::now();
     eventually("no process of the cluster", Duration::from_secs(20), || !pids.iter().any(alive));
     println!("all gone {:?} after the supervisor was killed", killed.elapsed());
-    // What the dead supervisor left is cleaned by the next one of that name.
+    // What the dead supervisor left behind is removed by the next one of that name.
     let again = sandbox.run(&[&UP[..], &["--name", "doomed", "--detach"]].concat());
     assert_eq!(again.code, 0, "{again}");
     assert_eq!(sandbox.run(&["down", "doomed"]).code, 0);
@@ -273,7 +273,7 @@ fn the_doctor_checks_this_machine_and_says_what_to_do() {
     for check in ["nvidia driver", "ucx", "containment", "shared memory", "python (dask engine)"] {
         assert!(findings.iter().any(|finding| finding["check"] == check), "{check}: {json}");
     }
-    // The tests need UCX, so it is here; a library that is none is a failure with a hint.
+    // The tests need UCX, so it is installed; a file that is not a library is an error with a hint.
     assert_eq!(json.code, 0, "{json}");
 }
 

@@ -1,4 +1,4 @@
-//! Data beyond the memory limit, with the supervisor that ends who reaches it.
+//! Data beyond the memory limit, with a supervisor that ends any worker that reaches it.
 
 use serde_json::Value;
 

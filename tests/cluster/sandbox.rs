@@ -1,4 +1,4 @@
-//! A place of its own for a test that runs the binary: run directories, and a list of leftovers.
+//! A sandbox for a test that runs the binary: run directories, and checks for leftovers.
 
 use std::fmt;
 use std::io::Read;
@@ -12,12 +12,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// A directory for run directories, and everything that is started with it.
+/// A directory for run directories and everything that is started with it.
 pub(crate) struct Sandbox {
     runtime: tempfile::TempDir,
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -33,7 +33,7 @@ impl fmt::Display for Said {
 
 impl Sandbox {
     pub(crate) fn new() -> Self {
-        // Short, because socket paths are.
+        // Short, because socket paths have a limit.
         let runtime =
             tempfile::Builder::new().prefix("cct").tempdir_in("/tmp").expect("a directory");
         let mode = std::fs::Permissions::from_mode(0o700);
@@ -41,7 +41,7 @@ impl Sandbox {
         Self { runtime }
     }
 
-    /// Where run directories lie.
+    /// Where run directories are.
     pub(crate) fn runtime(&self) -> &Path {
         self.runtime.path()
     }
@@ -58,7 +58,7 @@ impl Sandbox {
         self.spawn_program(command)
     }
 
-    /// Starts any program in this place.
+    /// Starts any program in this sandbox.
     pub(crate) fn spawn_program(&self, mut command: Command) -> Running {
         command
             .env("XDG_RUNTIME_DIR", self.runtime.path())
@@ -71,7 +71,7 @@ impl Sandbox {
         Running { child: command.spawn().expect("the program starts"), begun: Vec::new() }
     }
 
-    /// `ps -o json` of a cluster that runs.
+    /// `ps -o json` of a running cluster.
     pub(crate) fn state(&self, name: &str) -> Value {
         let said = self.run(&["ps", name, "-o", "json"]);
         assert_eq!(said.code, 0, "{said}");
@@ -101,7 +101,7 @@ impl Sandbox {
         self.runtime.path().join("cuda-cluster")
     }
 
-    /// Processes that have this sandbox in their environment, zombies not counted.
+    /// Processes that have this sandbox in their environment, without zombies.
     pub(crate) fn pids(&self) -> Vec<u64> {
         let mark = self.runtime.path().display().to_string();
         let mut found = Vec::new();
@@ -117,7 +117,7 @@ impl Sandbox {
         found
     }
 
-    /// No process; and of the run directory what tells why one of them died.
+    /// Checks that no process is left, and of the run directory only what tells why one died.
     pub(crate) fn assert_only_the_causes_are_left(&self, name: &str) {
         eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
         let directory = self.runtime.path().join("cuda-cluster").join(name);
@@ -128,7 +128,7 @@ impl Sandbox {
         }
     }
 
-    /// Nobody holds memory that no process has.
+    /// Checks that no shared memory is left without a process.
     pub(crate) fn assert_no_shared_memory_is_left(&self) {
         let prefix = shared_memory::prefix(&self.runtime.path().join("cuda-cluster"));
         eventually("no shared memory of the sandbox", Duration::from_secs(30), || {
@@ -137,7 +137,7 @@ impl Sandbox {
         });
     }
 
-    /// No process, no run directory, and no shared memory.
+    /// Checks that no process, no run directory and no shared memory is left.
     pub(crate) fn assert_nothing_is_left(&self) {
         eventually("no process of the sandbox", Duration::from_secs(20), || self.pids().is_empty());
         self.assert_no_shared_memory_is_left();
@@ -148,7 +148,7 @@ impl Sandbox {
 }
 
 impl Drop for Sandbox {
-    /// A failed test must not leave its processes behind either.
+    /// A failed test must not leave its processes behind.
     fn drop(&mut self) {
         for pid in self.pids() {
             if let Ok(pid) = i32::try_from(pid) {
@@ -158,10 +158,10 @@ impl Drop for Sandbox {
     }
 }
 
-/// A command that runs.
+/// A running command.
 pub(crate) struct Running {
     child: Child,
-    /// What was read of its output already.
+    /// The output that was read already.
     begun: Vec<u8>,
 }
 
@@ -187,7 +187,7 @@ impl Running {
         let mut stdout = String::from_utf8(self.begun).expect("text");
         let mut stderr = String::new();
         let mut err = self.child.stderr.take().expect("piped");
-        // Both pipes are read at once, so that neither fills up.
+        // Both pipes are read at the same time, so that neither fills up.
         let reader = std::thread::spawn(move || {
             let _ = err.read_to_string(&mut stderr);
             stderr

@@ -14,7 +14,7 @@ use crate::sandbox::{Sandbox, eventually};
 
 const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "2"];
 
-/// Long, because other tests run beside these.
+/// Long, because other tests run at the same time.
 const LONG: Duration = Duration::from_secs(60);
 
 fn signal(child: &Child, signal: Signal) {
@@ -77,7 +77,7 @@ fn a_terminal_that_is_stopped_stops_nobody_but_its_reader() {
     command.stdin(end()).stdout(end()).stderr(end());
     let mut running = command.spawn().expect("it starts");
     until_ready(&sandbox, "stalled");
-    // Ctrl-S; nobody reads either.
+    // Ctrl-S; nothing is read either.
     master.write_all(&[0x13]).expect("typed");
     for _ in 0..3 {
         let dead = sandbox.state("stalled")["workers"][0]["pid"].as_u64().expect("a pid");
@@ -166,7 +166,7 @@ fn what_ranks_write_comes_byte_for_byte() {
     assert_eq!(lines, wanted, "{}", String::from_utf8_lossy(&text));
     let (text, _) = bytes_of(&sandbox, &[], "[ $RANK = 0 ] && printf '\\377\\000\\376\\n'; true");
     assert_eq!(text, b"\xff\0\xfe\n");
-    // Lines are whole, and none is missing or doubled.
+    // Lines are complete, and none is missing or duplicated.
     let (text, _) = bytes_of(&sandbox, &[], "seq 1 300000");
     let mut lines: Vec<u64> = String::from_utf8(text)
         .expect("text")

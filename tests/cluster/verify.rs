@@ -1,4 +1,4 @@
-//! Links from the outside: `verify`, `up --verify`, `bench links`, and the libucp that is named.
+//! Links seen from outside: `verify`, `up --verify`, `bench links`, and the libucp that was chosen.
 
 use std::process::Command;
 use std::time::Duration;
@@ -60,7 +60,7 @@ fn a_cluster_that_nobody_verifies_any_more_goes() {
     eventually("a cluster", Duration::from_secs(60), || sandbox.try_state("mine").is_some());
     up.signal(Signal::SIGKILL);
     up.wait();
-    // One that became READY just before lives on, as it should.
+    // If it became READY just before, it continues to run.
     let settled = |state: Value| matches!(state["state"].as_str(), Some("ready" | "stopped"));
     eventually("its end", Duration::from_secs(60), || {
         sandbox.try_state("mine").is_none_or(settled)

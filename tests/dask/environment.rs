@@ -1,4 +1,4 @@
-//! How clients find a cluster: what `up` says, and what `env` prints.
+//! How clients find a cluster: the output of `up` and of `env`.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{down, packages, python, try_up, try_up_in, up};
 use crate::sandbox::{Said, Sandbox};
 
-/// What a shell does with what `env` prints, and then a plain `Client()`.
+/// Evaluates the output of `env` in a shell, then creates a plain `Client()`.
 const CONNECT: &str = r#"eval "$("$0" env "$1")"; cd /; exec "$2" -c "
 from distributed import Client
 client = Client()
@@ -63,7 +63,7 @@ fn up_says_where_the_scheduler_is_and_that_it_is_not_where_it_was_asked_to_be() 
     let sandbox = Sandbox::new();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let dashboard = taken.local_addr().expect("its address").to_string();
-    // Whether or not somebody holds the usual port, it is held now.
+    // Whether or not another process has the usual port, it is taken now.
     let usual = TcpListener::bind("127.0.0.1:8786");
     let flags = ["--n-workers", "1", "--dashboard-address", &dashboard];
     let said = try_up(&sandbox, "said", &flags);

@@ -1,4 +1,4 @@
-//! What goes wrong says what it is, within seconds, and leaves nothing.
+//! Failures are explained within seconds, and leave nothing behind.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -71,7 +71,7 @@ fn a_process_that_crashes_at_its_start_is_named_and_nothing_runs_on() {
     }
 }
 
-/// A program in the place of Python.
+/// A program in place of Python.
 fn script(folder: &Path, text: &str) -> String {
     let path = folder.join("python");
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");

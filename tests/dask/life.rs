@@ -1,4 +1,4 @@
-//! Restarts, retirement, shutdown, and the death of the supervisor, as the users of a nanny know
+//! Restarts, retirement, shutdown, and the death of the supervisor, as users of a nanny expect
 //! them.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The Dask engine with real Dask: what its users do, and what must come of it.
+//! The Dask engine with real Dask: what its users do, and the results.
 //!
 //! Needs the packages of `tests/python/requirements.txt` in `.venv`; without them the tests are
 //! skipped, and with `CUDA_CLUSTER_REQUIRE=dask` they fail.
@@ -33,7 +33,7 @@ use sandbox::{Said, Sandbox};
 /// A machine with eight GPUs that is not here.
 const MACHINE: [&str; 4] = ["--topology", "dgx-a100", "--simulate", "--engine"];
 
-/// Brings a cluster of Dask workers up; the caller takes it down or has it killed.
+/// Starts a cluster of Dask workers; the caller takes it down or has it killed.
 fn up<'a>(sandbox: &'a Sandbox, name: &str, flags: &[&str]) -> Story<'a> {
     let said = try_up(sandbox, name, flags);
     assert_eq!(said.code, 0, "{said}");
@@ -48,7 +48,7 @@ fn try_up(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Said {
 fn try_up_in(sandbox: &Sandbox, directory: &Path, name: &str, flags: &[&str]) -> Said {
     let mut up = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
     up.arg("up").args(MACHINE).args(["dask", "--name", name, "--detach", "--python"]);
-    // A busy machine takes its time to import `distributed`.
+    // On a busy machine, importing `distributed` takes long.
     up.arg(python::path()).args(["--ready-within", "10m"]).args(flags).current_dir(directory);
     sandbox.spawn_program(up).wait()
 }

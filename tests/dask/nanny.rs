@@ -1,4 +1,4 @@
-//! What Dask's users expect of the nannies that these workers do not have.
+//! What Dask's users expect of nannies, which these workers do not have.
 
 use std::process::Command;
 use std::time::Duration;
@@ -114,7 +114,7 @@ fn workers_that_come_and_go_with_scale_were_not_restarted() {
     down(&sandbox, "scale");
 }
 
-/// A scheduler of somebody else, as `dask scheduler` starts it.
+/// Someone else's scheduler, as `dask scheduler` starts it.
 #[test]
 fn workers_at_a_scheduler_elsewhere_end_with_it() {
     if !packages() {

@@ -1,10 +1,10 @@
-//! `--verify`: READY means that data went between all workers, over what should carry it.
+//! `--verify`: READY means that data went between all workers, over the expected transports.
 
 use super::{down, packages, try_up, up};
 use crate::sandbox::Sandbox;
 
-/// Variables that take shared memory away from connections that notice a lost peer, as they are
-/// when nobody sets any.
+/// Variables that remove shared memory from connections with error handling, which is also the
+/// effect of leaving them unset.
 const PLAIN: &str = "{UCX_POSIX_ERROR_HANDLING: n, UCX_CMA_MEMORY_INVALIDATE: n}";
 
 const SHARED_MEMORY: [&str; 2] = ["posix/memory", "cma/memory"];

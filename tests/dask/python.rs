@@ -1,4 +1,4 @@
-//! The Python of the tests, and the stories that it tells.
+//! The Python of the tests, and the stories that it runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ pub(crate) fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
 }
 
-/// Whether it has what the tests need; the test that asks is skipped where it has not.
+/// Whether it has what the tests need; otherwise the calling test is skipped.
 pub(crate) fn packages() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     let there = *THERE.get_or_init(|| {
@@ -44,13 +44,13 @@ pub(crate) fn ask(program: &str) -> Value {
     serde_json::from_str(out.trim()).unwrap_or_else(|error| panic!("{error}: {out}\n{err}"))
 }
 
-/// What a user does with one cluster.
+/// What a user does with a cluster.
 pub(crate) struct Story<'a> {
     sandbox: &'a Sandbox,
     with: With,
 }
 
-/// How it is found.
+/// How the cluster is found.
 enum With {
     /// By its name.
     Name(String),
@@ -59,17 +59,17 @@ enum With {
 }
 
 impl<'a> Story<'a> {
-    /// With the cluster of this name.
+    /// Uses the cluster with this name.
     pub(crate) fn of(sandbox: &'a Sandbox, name: &str) -> Self {
         Self { sandbox, with: With::Name(name.to_owned()) }
     }
 
-    /// With the cluster whose scheduler wrote this file.
+    /// Uses the cluster whose scheduler wrote this file.
     pub(crate) fn by_file(sandbox: &'a Sandbox, file: &Path) -> Self {
         Self { sandbox, with: With::File(file.to_owned()) }
     }
 
-    /// Tells one of the stories of `tests/python/story.py` to its end; returns what it found.
+    /// Runs one of the stories of `tests/python/story.py`; returns its result.
     pub(crate) fn tell(&self, story: &str) -> Value {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/story.py");
         let mut command = Command::new("sh");

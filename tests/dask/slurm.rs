@@ -11,8 +11,8 @@ use super::MACHINE;
 use super::python::{self, Story, packages};
 use crate::sandbox::{Sandbox, eventually};
 
-/// Runs what follows the options once for each of two nodes, each with a place of its own for run
-/// directories, and hands a signal on, as `srun` does.
+/// Runs the command after its options once for each of two nodes, each with its own directory for
+/// run directories, and forwards signals, as `srun` does.
 const SRUN: &str = r#"#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for node in 0 1; do
@@ -22,7 +22,7 @@ for node in 0 1; do
 done
 trap 'kill -TERM "${tasks[@]}"' TERM
 for task in "${tasks[@]}"; do
-    # A signal ends a wait early, and then it is to be waited for again.
+    # A signal ends `wait` early; then wait again.
     while kill -0 "$task" 2>/dev/null; do wait "$task" || true; done
 done
 "#;

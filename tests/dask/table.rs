@@ -1,5 +1,5 @@
-//! Every option that dask-cuda has: refused with a reason, or handed on to the process that it is
-//! for. What arrives inside a running worker is seen in `options`.
+//! Every option of dask-cuda: refused with a reason, or passed to the process that it is for.
+//! `options` checks what arrives in a running worker.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::python::{self, packages};
 use super::{MACHINE, down, run_directory, up};
 use crate::sandbox::Sandbox;
 
-/// Flags, and words of the reason why they are refused.
+/// Flags, and words of the reason for refusing them.
 const REFUSED: [(&[&str], &str); 18] = [
     (&["--rmm-managed-memory", "--enable-nvlink"], "cannot be shared over NVLink"),
     (&["--rmm-managed-memory", "--rmm-async"], "exclude each other"),
@@ -29,7 +29,7 @@ const REFUSED: [(&[&str], &str); 18] = [
     (&["--memory-limit", "2.5"], "2.5"),
 ];
 
-/// Flags, and where in the plan of a worker or of the engine they stand.
+/// Flags, and where they are in the plan of a worker or of the engine.
 fn accepted() -> Vec<(&'static [&'static str], &'static str, Value)> {
     vec![
         (&["--rmm-pool-size", "1GB"], "/workers/0/rmm/pool_bytes", json!(1_000_000_000)),
@@ -112,7 +112,7 @@ fn what_dask_cuda_takes_stands_in_the_plan() {
     }
 }
 
-/// The last step to dask-cuda, which needs no GPU to be told.
+/// The last step to dask-cuda, which needs no GPU.
 #[test]
 fn dask_cudas_plugins_are_told_what_was_asked_for() {
     if !packages() {

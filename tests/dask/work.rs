@@ -1,4 +1,4 @@
-//! Real work: the same numbers as without a cluster, whatever dies meanwhile.
+//! Real work: the same results as without a cluster, whatever dies meanwhile.
 
 use super::{packages, up};
 use crate::sandbox::Sandbox;

@@ -1,7 +1,7 @@
-//! A program that embeds a supervisor: keeps one cluster in the foreground, for the tests.
+//! A program with an embedded supervisor: keeps one cluster in the foreground, for the tests.
 //!
-//! `keeper BASE LAUNCH.json [without-control-groups]` prints `READY STATE` and `ENDED OUTCOME`, a
-//! line each. Each SIGTERM asks for the end, once more urgently than the one before.
+//! `keeper BASE LAUNCH.json [without-control-groups]` prints `READY STATE` and `ENDED OUTCOME`,
+//! each on one line. Each SIGTERM requests the end, more urgently than the one before.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a test program speaks by printing")]
 
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! Another user of this machine, who tries doors: `stranger DOOR...` prints those that are open.
 //!
-//! A door is `connect=SOCKET` (`@NAME` for an abstract one), `tcp=PORT`, `read=FILE`,
-//! `write=FILE`, `list=DIRECTORY`, or `make=DIRECTORY` (a file in it). `all=DIRECTORY` stands for
-//! everything below it that can be seen.
+//! A door is `connect=SOCKET` (`@NAME` for an abstract one), `tcp=PORT`, `read=FILE`, `write=FILE`,
+//! `list=DIRECTORY`, or `make=DIRECTORY` (creates a file in it). `all=DIRECTORY` stands for
+//! everything visible below it.
 #![allow(clippy::print_stdout, reason = "it speaks by printing")]
 
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ fn try_door(verb: &str, object: &str) {
     let path = Path::new(object);
     let open = match verb {
         "connect" => connect(object).and_then(|mut stream| {
-            // A connection that is closed at once is none; an answer proves one.
+            // A connection that is closed immediately does not count; only an answer proves one.
             stream.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
             stream.write_all(b"GET /v1/state HTTP/1.1\r\nHost: x\r\n\r\n")?;
             std::io::Read::read_exact(&mut stream, &mut [0])

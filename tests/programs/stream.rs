@@ -1,5 +1,5 @@
-//! Byte streams that whoever knows their key can tell again: what the ranks of the chaos test
-//! write, and what its readers compare with.
+//! Byte streams that can be regenerated from their key: what the ranks of the chaos test write, and
+//! what the readers compare with.
 
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -20,18 +20,18 @@ impl Random {
     }
 }
 
-/// Which bytes a stream has.
+/// The form of a stream's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
-    /// How many streams share the output. Each has bytes of its own, all of them beyond ASCII, so
-    /// that every byte tells whose it is; an end of line is whose the byte before it is. With 0
-    /// the stream is alone, and has every byte there is.
+    /// How many streams share the output. Each has its own bytes, none of them ASCII, so that every
+    /// byte shows which stream it belongs to; a line feed belongs to the stream of the byte before
+    /// it. With 0 the stream is alone, and has all byte values.
     pub(crate) sharers: u64,
     /// Mean length of a line; 0 for no ends of lines.
     pub(crate) line: u64,
 }
 
-/// One stream, told from its beginning.
+/// One stream, generated from its beginning.
 pub(crate) struct Known {
     random: Random,
     form: Form,
@@ -41,13 +41,13 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The stream of a rank; `error` for that of its standard error, if it has one of its own.
+    /// The stream of a rank; with `error`, that of its standard error, if it has its own.
     pub(crate) fn new(seed: u64, rank: u64, error: bool, form: Form) -> Self {
         let key = seed ^ (rank + 1).wrapping_mul(0xd6e8_feb8_6659_fd93) ^ u64::from(error) << 63;
         Self { random: Random(key), form, rank, at_line_start: true }
     }
 
-    /// Tells the next bytes.
+    /// Generates the next bytes.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) {
         for byte in buffer {
             let bits = self.random.bits();

@@ -1,29 +1,29 @@
-//! A program that does what it is told, however bad: the processes of the supervisor's tests.
+//! A program that misbehaves on request: the processes of the supervisor's tests.
 //!
-//! `unruly STEP...` does one step after the other, and then answers the supervisor's questions for
-//! ever:
+//! `unruly STEP...` performs one step after the other, and then answers the supervisor's questions
+//! forever:
 //!
 //! | step | does |
 //! |---|---|
-//! | `ready` | says READY on the status pipe |
-//! | `step=TEXT` | says that a step of its start begins |
-//! | `fail=TEXT` | says that it cannot start, and ends with status 1 |
-//! | `listen=PORT` | listens on a port of this machine from now on, or says that it is taken, and ends |
+//! | `ready` | reports READY on the status pipe |
+//! | `step=TEXT` | reports that a step of its start begins |
+//! | `fail=TEXT` | reports that it cannot start, and ends with status 1 |
+//! | `listen=PORT` | listens on a port of this machine from now on, or reports that it is taken, and ends |
 //! | `print=TEXT` | prints a line |
 //! | `flood=LINES` | prints that many lines |
-//! | `chatter=MS` | prints a line each so many milliseconds from now on |
+//! | `chatter=MS` | from now on, prints a line at this interval |
 //! | `sleep=MS` | waits |
 //! | `exit=CODE` | ends |
 //! | `abort` | ends by SIGABRT |
 //! | `ignore-term` | ignores SIGTERM from now on |
 //! | `stop` | stops itself (SIGSTOP) |
-//! | `hang` | waits for ever, and answers no question |
-//! | `children=N` | starts N children that ignore SIGTERM and live for ever |
+//! | `hang` | waits forever, and answers no question |
+//! | `children=N` | starts N children that ignore SIGTERM and live forever |
 //! | `daemon` | starts a grandchild in a session of its own, without its parents |
-//! | `threads=N` | starts N threads that live for ever |
-//! | `allocate=MIB` | takes that much memory, and writes on it |
+//! | `threads=N` | starts N threads that live forever |
+//! | `allocate=MIB` | allocates that much memory, and writes to it |
 //! | `affinity` | prints the CPUs that it had in a constructor, and those of all threads now |
-//! | `once=FILE` | if FILE exists, skips the next step; otherwise makes it |
+//! | `once=FILE` | if FILE exists, skips the next step; otherwise creates it |
 #![allow(
     unsafe_code,
     clippy::exit,
@@ -36,7 +36,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// CPUs allowed before `main`: a bit each of the first 64.
+/// CPUs allowed before `main`: one bit for each of the first 64.
 static mut AT_BIRTH: u64 = 0;
 
 extern "C" fn look_at_birth() {
@@ -66,7 +66,7 @@ fn main() {
     answer_for_ever();
 }
 
-/// Does a step; says whether to skip the next.
+/// Performs a step; returns whether to skip the next.
 fn perform(step: &str) -> bool {
     let (verb, object) = step.split_once('=').unwrap_or((step, ""));
     let number = || object.parse::<u64>().expect("a number");
@@ -113,7 +113,7 @@ fn wait_for_ever() {
     }
 }
 
-/// The status pipe, which is open as long as this process lives.
+/// The status pipe, which stays open as long as this process lives.
 fn status() -> Option<std::mem::ManuallyDrop<UnixStream>> {
     let number = std::env::var("CUDA_CLUSTER_STATUS_FD").ok()?.parse().expect("a number");
     // SAFETY: the shim left this descriptor open, and nobody closes it.
@@ -122,7 +122,7 @@ fn status() -> Option<std::mem::ManuallyDrop<UnixStream>> {
 
 fn say(line: &str) {
     let Some(mut pipe) = status() else { return };
-    // In one piece, for others may write, too.
+    // In one piece, because others may write too.
     pipe.write_all(format!("{line}\n").as_bytes()).expect("a supervisor that listens");
 }
 
@@ -167,7 +167,7 @@ fn ignore_term() {
     unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
 }
 
-/// Forks a child that does something and then lives for ever, deaf to SIGTERM.
+/// Forks a child that does some work and then lives forever, ignoring SIGTERM.
 fn child(work: impl FnOnce()) -> i32 {
     // SAFETY: the program forks only while it has one thread.
     let pid = unsafe { libc::fork() };

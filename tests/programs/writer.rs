@@ -1,10 +1,10 @@
-//! A rank that writes a known stream, and keeps a book of what was taken.
+//! A rank that writes a known stream, and records what was taken.
 //!
 //! `writer SEED BYTES LINE SHARERS STREAMS BOOK [FAILING BYTES]`: STREAMS is `out` (standard output
-//! alone), `one` (one stream, its pieces on standard output and standard error in turns), or `two`
-//! (a stream for each). BOOK is a directory; the rank's file in it has five numbers of eight bytes:
-//! its process id, and for both streams the bytes that it tried to write and those that were taken.
-//! The rank FAILING ends with status 7 after that many bytes.
+//! alone), `one` (one stream, its pieces alternately on standard output and standard error), or
+//! `two` (a stream for each). BOOK is a directory; the rank's file in it has five numbers of eight
+//! bytes: its process id, and for both streams the bytes that it tried to write and those that were
+//! taken. The rank FAILING ends with status 7 after that many bytes.
 #![allow(dead_code, clippy::exit, reason = "it shares a module, and fails when told to")]
 
 mod stream;
@@ -19,7 +19,7 @@ use stream::{Form, Known, Random};
 
 struct Output {
     known: Known,
-    /// Where in the book its two numbers are.
+    /// Where its two numbers are in the book.
     place: u64,
     written: u64,
 }
@@ -71,7 +71,7 @@ fn main() {
     if streams == "two" {
         outputs.push(output(true));
     }
-    // The pieces are not of the streams' random numbers: those are the readers', too.
+    // Not the streams' own random numbers, because the readers use those too.
     let mut random = Random(seed.rotate_left(17) ^ rank);
     while outputs.iter().any(|output| output.written < bytes) {
         if failing.is_some_and(|at| outputs[0].written >= at) {
