@@ -4,9 +4,9 @@
 //!
 //! A task is *active* (waiting, ready, queued or sent) while its outputs are needed and not yet
 //! available; an active task *uses* its inputs. An object is needed while a client holds it or an
-//! active task uses it, and its bytes are freed when neither does. The record of a task outlives its
-//! run for as long as one of its outputs is needed or is an input of another record: this is the
-//! lineage from which lost objects are computed again.
+//! active task uses it, and its bytes are freed when neither does. The record of a task outlives
+//! its run for as long as one of its outputs is needed or is an input of another record: this is
+//! the lineage from which lost objects are computed again.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! Counts the memory of each owner, and decides whether one that found no room may wait.
 //!
-//! A *consumer* is a task or a fetch while it may hold memory. It asks for more while it holds some,
-//! so consumers can deadlock. When all of them wait, and no memory is about to be free, the youngest
-//! is refused: it gives everything back and tries again, alone.
+//! A *consumer* is a task or a fetch while it may hold memory. It asks for more while it holds
+//! some, so consumers can deadlock. When all of them wait, and no memory is about to be free, the
+//! youngest is refused: it gives everything back and tries again, alone.
 //!
 //! Pure: it counts; [`super`] blocks threads and wakes them.
 //!

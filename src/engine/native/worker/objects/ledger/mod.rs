@@ -22,8 +22,8 @@ use crate::ucx::Buffer;
 /// A wait that takes longer than this is logged.
 const LONG: Duration = Duration::from_secs(10);
 
-/// A peer that hangs can hold memory forever. A consumer that waits only for that gives up after this
-/// long, as a fetch does.
+/// A peer that hangs can hold memory forever. A consumer that waits only for that gives up after
+/// this long, as a fetch does.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// The counts, and the threads that wait for them to change.
