@@ -83,9 +83,9 @@ pub struct WorkerSettings {
     scheduler_file: Option<PathBuf>,
     /// Unique among the workers of one machine's clusters.
     name: String,
-    /// What Dask calls it.
+    /// Its name in Dask.
     dask_name: DaskName,
-    /// Whether other machines' workers join the same scheduler, so that names need the host's.
+    /// Whether workers of other machines join the same scheduler, so that names need the host's.
     joins: bool,
     threads: u32,
     port: Option<u16>,
@@ -121,12 +121,12 @@ enum DaskName {
     Text(String),
 }
 
-/// What a worker proves before it is READY.
+/// What a worker verifies before it is READY.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Proof {
-    /// The workers that must have sent it data.
+    /// The workers from which it must have received data.
     peers: Vec<DaskName>,
-    /// Of each group of transports, one must have carried them.
+    /// Of each group, at least one transport must have carried the data.
     transports: Vec<&'static [&'static str]>,
 }
 
@@ -230,9 +230,9 @@ pub(super) fn worker(
     WorkerSettings {
         scheduler,
         scheduler_file,
-        name: name(plan, told, worker),
-        dask_name: dask_name(plan, told, worker),
-        joins: told.join.is_some(),
+        name: name(plan, dask, worker),
+        dask_name: dask_name(plan, dask, worker),
+        joins: dask.join.is_some(),
         threads: worker.threads,
         port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
         listen_address: dask.listen_address.clone(),
@@ -266,26 +266,26 @@ fn name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> String {
 }
 
 /// What Dask calls a worker: as its process, or by the GPU that it sees first.
-fn dask_name(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> DaskName {
+fn dask_name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> DaskName {
     let own = |one: &WorkerPlan| {
         let visible = one.env.get("CUDA_VISIBLE_DEVICES")?;
         visible.split(',').next().filter(|gpu| !gpu.is_empty()).map(str::to_owned)
     };
-    let asked = told.worker_names == WorkerNames::Gpu
-        && told.join.is_none()
-        && told.adapt_minimum.is_none();
+    let asked = dask.worker_names == WorkerNames::Gpu
+        && dask.join.is_none()
+        && dask.adapt_minimum.is_none();
     let gpu = own(worker).filter(|_| asked);
     let shared =
         |gpu: &String| plan.workers.iter().filter(|one| own(one).as_ref() == Some(gpu)).count() > 1;
     match gpu.filter(|gpu| !shared(gpu)) {
         Some(gpu) => gpu.parse().map_or(DaskName::Text(gpu), DaskName::Index),
-        None => DaskName::Text(name(plan, told, worker)),
+        None => DaskName::Text(name(plan, dask, worker)),
     }
 }
 
 /// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
 /// memory, unless a list of transports leaves it out.
-fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
+fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
     let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
     let names = |names: &[&str], list: &str| list.split(',').any(|one| names.contains(&one));
     let shared_memory = match list.strip_prefix('^') {
@@ -303,7 +303,7 @@ fn proof(plan: &Plan, told: &DaskPlan, worker: &WorkerPlan) -> Proof {
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
     Proof {
-        peers: plan.workers.iter().map(|one| dask_name(plan, told, one)).collect(),
+        peers: plan.workers.iter().map(|one| dask_name(plan, dask, one)).collect(),
         transports: expected.map(|(_, group)| group).collect(),
     }
 }
@@ -379,9 +379,8 @@ mod tests {
         ];
         for (text, settings) in files {
             for key in reads(text) {
-                // A worker's `name` is read by the process that becomes the worker.
-                let known = told.iter().all(|told| told.get(&key).is_some());
-                assert!(known, "{key} is read and not told");
+                let known = settings.iter().all(|settings| settings.get(&key).is_some());
+                assert!(known, "{key} is read and not passed");
             }
         }
         let mut unread: Vec<&String> = worker.as_object().expect("an object").keys().collect();
