@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn workers_are_called_by_their_gpus_where_that_is_asked_for_and_unique() {
         let names = |spec| -> Vec<Value> {
-            workers(spec).iter().map(|told| told["dask_name"].clone()).collect()
+            workers(spec).iter().map(|settings| settings["dask_name"].clone()).collect()
         };
         assert_eq!(names(json!({})), [json!("gpu0"), json!("gpu1")]);
         let by_gpu = json!({ "worker_names": "gpu" });
