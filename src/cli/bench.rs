@@ -1,4 +1,4 @@
-//! `bench`: what a running cluster can do.
+//! `bench`: measures the performance of a cluster.
 
 use clap::{Args, Subcommand};
 
@@ -11,10 +11,10 @@ use crate::engine::native::links::{Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::units::Size;
 
-/// The machine that is simulated where there is no GPU and no other is named.
+/// The machine to simulate where there is no GPU and `--topology` is not given.
 const SIMULATED: &str = "dgx-h100";
 
-/// Workers of a cluster that is started for a measurement on simulated GPUs.
+/// Number of workers of a cluster that `bench links` starts on simulated GPUs.
 const SIMULATED_WORKERS: u32 = 2;
 
 /// Arguments of `bench`.
@@ -28,18 +28,18 @@ pub(super) struct Arguments {
 enum What {
     /// Bandwidth and latency between workers
     Links(LinksArguments),
-    /// Overhead per task: tasks that do nothing
+    /// Overhead per task, measured with tasks that do nothing
     Tasks(workloads::TasksArguments),
-    /// `(x + x.T).sum()` on a matrix in chunks
+    /// `(x + x.T).sum()` on a chunked matrix
     Transpose(workloads::TransposeArguments),
-    /// Two tables joined by hash partition
+    /// Join of two tables by hash partition
     Merge(workloads::MergeArguments),
 }
 
 /// Arguments of `bench links`.
 #[derive(Args, Debug)]
 struct LinksArguments {
-    /// The cluster; where none runs, one is started for the measurement
+    /// The cluster [default: the running one, or a new one for this measurement]
     #[arg(value_name = "NAME")]
     name: Option<ClusterName>,
     #[command(flatten)]
@@ -47,24 +47,24 @@ struct LinksArguments {
     /// Message sizes, up to 8GiB
     #[arg(long, value_delimiter = ',', default_value = "8,4KiB,64KiB,1MiB,16MiB,64MiB,1GiB")]
     size: Vec<Size>,
-    /// Both directions of each pair at the same time
+    /// Measure both directions of each pair at the same time
     #[arg(long, conflicts_with = "all_to_all")]
     bidirectional: bool,
-    /// All pairs at the same time
+    /// Measure all pairs at the same time
     #[arg(long)]
     all_to_all: bool,
-    /// The machine whose GPUs are simulated, where no cluster runs
+    /// Machine whose GPUs are simulated if no cluster is running
     #[arg(long, value_name = "SRC", conflicts_with = "name")]
     topology: Option<String>,
-    /// Workers of the cluster that is started, where none runs
+    /// Number of workers to start if no cluster is running
     #[arg(long, value_name = "COUNT", conflicts_with = "name", value_parser = whole::<u32>)]
     n_workers: Option<u32>,
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }
 
-/// Measures what a cluster can do.
+/// Runs one of the benchmarks.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match &arguments.what {
         What::Links(links) => measure_links(links),
@@ -82,7 +82,7 @@ fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
 }
 
 impl LinksArguments {
-    /// Measures a running cluster, or one that lives for the measurement.
+    /// Measures a running cluster, or one that is started just for this measurement.
     async fn measure(&self) -> Result<Outcome, Failure> {
         let own_machine = self.topology.is_some() || self.n_workers.is_some();
         let found = crate::cluster::find(self.name.as_ref());
@@ -103,7 +103,7 @@ impl LinksArguments {
     }
 
     async fn measured(&self, subject: &Subject) -> Result<Outcome, Failure> {
-        // A share of nothing in particular: only absolute sizes make sense here.
+        // Relative sizes have nothing to be relative to here; only absolute ones make sense.
         let sizes: Vec<u64> = self.size.iter().map(|size| size.of(0)).collect();
         let together = match (self.all_to_all, self.bidirectional) {
             (true, _) => Together::All,
@@ -113,7 +113,7 @@ impl LinksArguments {
         self.ways.measure(subject, Memory::Host, |_| sizes.clone(), together).await
     }
 
-    /// Starts a cluster: of this machine's GPUs, or of simulated ones.
+    /// Starts a cluster on this machine's GPUs, or on simulated ones.
     async fn start(&self) -> Result<Cluster, Failure> {
         let here = self.topology.is_none() && source::live()?.topology.gpus.len() > 1;
         let mut builder = Cluster::builder();

@@ -1,4 +1,4 @@
-//! `doctor`: what this machine has and lacks for clusters, and what to do about it.
+//! `doctor`: checks whether this machine can run clusters, and suggests fixes.
 
 use anstyle::{AnsiColor, Style};
 use clap::Args;
@@ -11,12 +11,12 @@ use crate::cluster::doctor::{self, Verdict};
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// How to show it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }
 
-/// Checks this machine. Fails when no cluster can come up here.
+/// Checks this machine. Fails if no cluster can run here.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let findings = reach::runtime()?.block_on(doctor::doctor());
     match arguments.output {

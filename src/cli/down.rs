@@ -1,4 +1,4 @@
-//! `down`: ends a running cluster and waits until nothing of it is left.
+//! `down`: stops a running cluster and waits until nothing of it is left.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use crate::ids::ClusterName;
 use crate::supervise::Escalation;
 use crate::units::Span;
 
-/// Ends a cluster: SIGTERM, then SIGKILL after the grace.
+/// Stops a cluster: SIGTERM, then SIGKILL after the grace period.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The cluster; may be left out when only one runs.
+    /// The cluster; optional if only one is running
     name: Option<ClusterName>,
-    /// End every cluster of this user, and what clusters left that were killed.
+    /// Stop all clusters of this user, and remove what killed clusters have left behind
     #[arg(long, conflicts_with = "name")]
     all: bool,
-    /// Kill at once, without grace; the supervisor too, if it does not answer.
+    /// Kill at once, without a grace period; also the supervisor, if it does not answer
     #[arg(long)]
     kill: bool,
-    /// Longest wait for the end
+    /// Longest time to wait for the cluster to end
     #[arg(long, value_name = "SPAN", default_value = "30s")]
     timeout: Span,
 }
 
-/// Ends clusters.
+/// Stops clusters.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     if arguments.all {
         return arguments.end_all();
@@ -58,7 +58,7 @@ impl Arguments {
         reach::last_of(failures)
     }
 
-    /// Ends clusters side by side, and says of each when it is down.
+    /// Stops clusters concurrently, and reports each one as soon as it is down.
     fn end(&self, clusters: Vec<Found>) -> Result<Exit, Failure> {
         let (kill, within) = (self.kill, self.timeout.0);
         reach::runtime()?.block_on(async move {

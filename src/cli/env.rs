@@ -1,6 +1,6 @@
-//! `env`: what a client of a running cluster needs in its environment, for `eval` in a shell.
+//! `env`: prints the environment that clients of a running cluster need, for `eval` in a shell.
 //!
-//! *Invariant:* standard output has all of it, or nothing.
+//! *Invariant:* standard output gets all variables or none.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use crate::ids::ClusterName;
 /// Arguments of `env`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script, which is to end \
-                        when there is no such cluster: env=$(cuda-cluster env NAME) && eval \
+    after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script that should fail \
+                        if there is no such cluster: env=$(cuda-cluster env NAME) && eval \
                         \"$env\" || exit"
 )]
 pub(super) struct Arguments {
-    /// The cluster; may be left out when only one runs
+    /// The cluster; optional if only one is running
     name: Option<ClusterName>,
-    /// The form
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Form,
 }
@@ -30,10 +30,10 @@ pub(super) struct Arguments {
 /// How the variables are printed.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
 enum Form {
-    /// Assignments for a POSIX shell.
+    /// Assignments for a POSIX shell
     #[default]
     Shell,
-    /// For programs, stable.
+    /// JSON with a stable schema
     Json,
 }
 

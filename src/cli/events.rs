@@ -1,4 +1,4 @@
-//! `events`: what happened to a cluster, running or ended, and what happens.
+//! `events`: shows the events of a cluster, past and, with `--follow`, new ones.
 
 use std::collections::VecDeque;
 use std::io::BufRead;
@@ -14,17 +14,17 @@ use crate::supervise::Record;
 /// Arguments of `events`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The cluster; may be left out when only one runs
+    /// The cluster; optional if only one is running
     name: Option<ClusterName>,
-    /// Go on with what happens, until Ctrl-C or the cluster's end
+    /// Keep showing new events until Ctrl-C or the end of the cluster
     #[arg(short, long)]
     follow: bool,
-    /// The records as JSON lines, as they stand in events.jsonl
+    /// Print the records as JSON lines, as stored in events.jsonl
     #[arg(long)]
     json: bool,
 }
 
-/// More records than can happen between the beginning of the stream and the end of the file.
+/// More records than can be written between opening the stream and reaching the end of the file.
 const OVERLAP: usize = 1024;
 
 /// Shows events.
@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         None => reach::lost(error),
     };
     let runtime = reach::runtime()?;
-    // Listening begins before the file is read, so that nothing falls between the two.
+    // Open the stream before reading the file, so that no event between the two is lost.
     let mut stream = match found.as_ref().filter(|_| arguments.follow) {
         Some(found) => Some(runtime.block_on(found.control().stream("/v1/events")).map_err(lost)?),
         None => None,
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let error = anyhow::Error::new(error).context(format!("cannot read {}", path.display()));
         Failure::new(Exit::Failed, error)
     })?;
-    // What happens while the file is read stands in it, and comes in the stream too.
+    // An event written while the file is read appears in both the file and the stream.
     let mut shown = VecDeque::new();
     for line in std::io::BufReader::new(file).lines().map_while(Result::ok) {
         show(&line, arguments.json)?;
@@ -70,7 +70,7 @@ fn show(line: &str, json: bool) -> Result<(), Failure> {
     }
     match serde_json::from_str::<Record>(line) {
         Ok(record) => output::print(&format!("{}  {}\n", record.at, workers::sentence(&record))),
-        // The last line of a file that is being written may be half there.
+        // The last line may be incomplete, because the file is still being written.
         Err(_) => Ok(()),
     }
 }

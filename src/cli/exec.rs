@@ -1,4 +1,4 @@
-//! `exec`: binds this one process as the worker of its local rank, and becomes a program.
+//! `exec`: binds this process as the worker of its local rank, then executes a program.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ use crate::spec::EngineKind;
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
-    /// The rank on this machine [default: what the launcher around this says]
+    /// Local rank [default: from the launcher's environment]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     rank: Option<u32>,
     /// The program and its arguments
@@ -26,10 +26,10 @@ pub(super) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Where a rank came from that no launcher told.
+/// The name of the rank's source when it was given on the command line.
 const GIVEN: &str = "--rank";
 
-/// Binds this process and becomes a program; returns only if that fails.
+/// Binds this process and executes the program; returns only on failure.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = arguments.asked.request_with(|spec| {
         spec.engine = Some(EngineKind::Command);

@@ -1,4 +1,4 @@
-//! `explain`: why a task of a running cluster does not run, or why it ran where it did.
+//! `explain`: says why a task is not running, or why it ran where it did.
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -14,11 +14,11 @@ const VERSION: u32 = 1;
 /// Arguments of `explain`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The task, like 3:17, as errors and `Remote::id` name it
+    /// The task's id, for example 3:17, as shown in errors and returned by `Remote::id`
     task: ObjectId,
-    /// The cluster; may be left out when only one runs
+    /// The cluster; optional if only one is running
     name: Option<ClusterName>,
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }

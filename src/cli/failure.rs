@@ -1,4 +1,4 @@
-//! What a failed command tells the person: what happened, the causes, and what to do.
+//! The failure of a command: what happened, its causes, and what to do.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// Nobody reads the answer any more (SIGPIPE).
+    /// The reader of standard output has gone (SIGPIPE).
     pub(crate) const BROKEN_PIPE: Self = Exit::Signal(13);
 
     /// As a number.
@@ -59,7 +59,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure with an exit code. What ran out is nobody's wrong input, and has a hint.
+    /// A failure with an exit code. If a resource has run out, the input is not to blame: the exit
+    /// code becomes [`Exit::Failed`], and the hint names the resource.
     pub(crate) fn new(exit: Exit, error: impl Into<anyhow::Error>) -> Self {
         let error = error.into();
         let exhausted = Exhausted::behind(error.as_ref());
@@ -73,7 +74,7 @@ impl Failure {
         self
     }
 
-    /// Adds what to do, where the error knows.
+    /// Adds a hint, if the error has one.
     pub(crate) fn maybe_hint(mut self, hint: Option<String>) -> Self {
         self.hint = hint.or(self.hint);
         self

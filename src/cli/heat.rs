@@ -1,8 +1,8 @@
-//! Bandwidths as matrices in colours, for a terminal and as an SVG picture.
+//! Renders bandwidths as coloured matrices for a terminal, and as an SVG picture.
 //!
-//! Pure. A colour says how near a figure is to the best of its matrix.
+//! Pure. A colour shows how close a value is to the best one in its matrix.
 //!
-//! *Invariant:* every figure is also written out, so that nothing is told by colour alone.
+//! *Invariant:* every value is also written out, so colour alone carries no information.
 
 use std::fmt::Write;
 
@@ -12,11 +12,11 @@ use crate::engine::native::links::Pair;
 use crate::text::xml_escaped;
 use crate::units::Size;
 
-/// Dark to light, evenly spaced: colours that also people who see fewer of them tell apart.
+/// From dark to light in even steps; also distinguishable with colour vision deficiency.
 const SCALE: [(u8, u8, u8); 5] =
     [(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)];
 
-/// One kind of memory at one size.
+/// The bandwidths for one kind of memory and one message size.
 struct Matrix<'a> {
     title: String,
     names: Vec<&'a str>,
@@ -25,7 +25,7 @@ struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// The matrices of rows, in the rows' order.
+    /// Groups rows into matrices, in the order of the rows.
     fn all(pairs: &'a [Pair]) -> Vec<Self> {
         let mut matrices: Vec<Self> = Vec::new();
         for pair in pairs {
@@ -54,7 +54,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The colour of a share between 0 and 1.
+/// The colour for a share between 0 and 1.
 fn colour(share: f64) -> (u8, u8, u8) {
     let place = share.clamp(0.0, 1.0) * (SCALE.len() - 1) as f64;
     let below = (0..SCALE.len() - 1).rev().find(|at| *at as f64 <= place).unwrap_or(0);
@@ -70,12 +70,12 @@ fn colour(share: f64) -> (u8, u8, u8) {
     (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
 }
 
-/// Whether dark writing is read better on this colour.
+/// Whether dark text is easier to read on this colour.
 fn is_light((red, green, blue): (u8, u8, u8)) -> bool {
     u32::from(red) * 3 + u32::from(green) * 6 + u32::from(blue) > 1400
 }
 
-/// A bandwidth with as many digits as tell something.
+/// A bandwidth with a sensible number of digits.
 pub(super) fn figure(gb_per_s: f64) -> String {
     match gb_per_s {
         small if small < 0.01 => format!("{small:.4}"),
@@ -84,7 +84,7 @@ pub(super) fn figure(gb_per_s: f64) -> String {
     }
 }
 
-/// For a terminal; rows send, columns receive.
+/// The matrices for a terminal; rows send, columns receive.
 pub(super) fn terminal(pairs: &[Pair]) -> String {
     let mut text = String::new();
     let bold = Style::new().bold();
@@ -125,7 +125,7 @@ fn style(background: (u8, u8, u8)) -> Style {
     Style::new().bg_color(rgb(background)).fg_color(rgb(writing))
 }
 
-/// The different limits of a matrix's links, in a line.
+/// The distinct limits of a matrix's links, on one line.
 fn limits(matrix: &Matrix<'_>) -> Option<String> {
     let mut all: Vec<String> = Vec::new();
     for pair in &matrix.pairs {
@@ -144,14 +144,14 @@ fn limits(matrix: &Matrix<'_>) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// Side of a cell, and the other measures of the picture, in pixels.
+/// Side of a cell and the other dimensions of the picture, in pixels.
 const CELL: (f64, f64) = (64.0, 34.0);
 const MARGIN: f64 = 24.0;
 const HEAD: f64 = 56.0;
 const NAMES: f64 = 76.0;
 const FOOT: f64 = 34.0;
 
-/// As a picture; rows send, columns receive.
+/// The matrices as an SVG picture; rows send, columns receive.
 pub(super) fn svg(pairs: &[Pair], simulated: bool) -> String {
     let matrices = Matrix::all(pairs);
     let sides = |matrix: &Matrix<'_>| {

@@ -1,9 +1,9 @@
-//! Text that a user names: a file, a pipe, or `-` for standard input.
+//! Reads text from a file, a pipe, or standard input (`-`).
 //!
-//! Does not say what the text should be; its reader does.
+//! Does not interpret the text.
 //!
-//! *Invariant:* at most the limit is read, whatever the name leads to, and nothing waits for a pipe
-//! that nobody writes into.
+//! *Invariant:* reads at most the limit, even from endless files, and never hangs on a pipe that
+//! has no writer.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use super::failure::{Exit, Failure};
 
-/// How long a pipe may be without a writer.
+/// How long to wait for a pipe's first writer.
 const WRITER_WITHIN: Duration = Duration::from_secs(5);
 
-/// How often a pipe that is empty is looked at.
+/// How often to check an empty pipe.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why there is no text.
+/// Why the text could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InputError {
     #[error("it does not exist")]
@@ -70,7 +70,7 @@ impl InputError {
     }
 }
 
-/// What errors call a text.
+/// How errors refer to a path.
 pub(super) fn shown(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() }
 }
@@ -89,7 +89,7 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<String, InputError> {
 }
 
 fn from_file(path: &Path, limit: usize) -> Result<Vec<u8>, InputError> {
-    // Without waiting: opening a pipe would wait for its writer.
+    // Opening a pipe in blocking mode would wait for its writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
@@ -109,12 +109,12 @@ fn at_most(limit: usize, source: &mut dyn Read) -> Result<Vec<u8>, InputError> {
     if bytes.len() > limit { Err(InputError::TooLarge { limit }) } else { Ok(bytes) }
 }
 
-/// A file that was opened without waiting, read with waiting: for a writer's next words as long as
-/// they take, for a writer [`WRITER_WITHIN`].
+/// A file opened in non-blocking mode but read until its end: waits without limit for a writer that
+/// has opened the pipe, and at most [`WRITER_WITHIN`] for the first one.
 struct Patient<R> {
     source: R,
     pipe: bool,
-    /// Whether somebody has written, or had it open for that.
+    /// Whether a writer has written, or has the pipe open.
     begun: bool,
 }
 
@@ -123,7 +123,7 @@ impl<R: Read> Read for Patient<R> {
         let mut waited = Duration::ZERO;
         loop {
             match self.source.read(buffer) {
-                // The end, or a pipe that nobody has opened for writing yet.
+                // The end, or a pipe that no writer has opened yet.
                 Ok(0) if self.pipe && !self.begun => {
                     if waited >= WRITER_WITHIN {
                         return Err(io::ErrorKind::TimedOut.into());

@@ -1,4 +1,5 @@
-//! `logs`: what the processes of a cluster wrote, of a dead cluster too as long as it is kept.
+//! `logs`: shows the output of a cluster's processes; also of an ended cluster while its directory
+//! is kept.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -16,25 +17,25 @@ use crate::os::log_file::{Line, LogReader, Selection};
 use crate::os::run_directory::Paths;
 use crate::units::Span;
 
-/// How often a followed log is looked at.
+/// How often a followed log is checked for new lines.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `logs`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The cluster (may be left out when only one runs), then processes [default: all]
+    /// The cluster (optional if only one is running), then its processes [default: all]
     #[arg(value_name = "[NAME] PROCESS")]
     words: Vec<String>,
-    /// Go on with what is appended, until Ctrl-C or the cluster's end
+    /// Keep showing new lines until Ctrl-C or the end of the cluster
     #[arg(short, long)]
     follow: bool,
-    /// Only the last lines of each log
+    /// Show only the last lines of each log
     #[arg(long, value_name = "LINES", value_parser = whole::<usize>)]
     tail: Option<usize>,
-    /// Only lines of the last while, like 5m
+    /// Show only lines from this period, such as 5m
     #[arg(long, value_name = "SPAN")]
     since: Option<Span>,
-    /// Begin each line with its time
+    /// Prefix each line with its time
     #[arg(short, long)]
     timestamps: bool,
 }
@@ -75,12 +76,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let path = paths.log(&process);
         let (reader, lines) =
             LogReader::open(&path, wanted).map_err(|error| unreadable(&path, error))?;
-        // What is followed comes when it is whole.
+        // When following, an incomplete last line is shown once it is complete.
         let unfinished = reader.unfinished().filter(|_| !arguments.follow);
         old.extend(lines.into_iter().chain(unfinished).map(|line| (process.clone(), line)));
         logs.push(Log { process, reader });
     }
-    // Each log is in order already; a stable sort keeps it so.
+    // Each log is already in order; a stable sort keeps it so.
     old.sort_by_key(|(_, line)| line.at);
     for (process, line) in &old {
         show(process, line)?;
@@ -94,14 +95,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Shows what is appended, until the cluster has ended.
+/// Shows new lines until the cluster has ended.
 fn follow(
     paths: &Paths,
     logs: &mut [Log],
     show: impl Fn(&str, &Line) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     loop {
-        // Looked at before the logs, so that nothing written before the end is missed.
+        // Checked before the logs are read, so that no line written before the end is missed.
         let alive = paths.is_alive();
         for log in &mut *logs {
             let path = paths.log(&log.process);
@@ -116,7 +117,7 @@ fn follow(
     }
 }
 
-/// The cluster and the processes that the words mean.
+/// Resolves the arguments to a cluster and its processes.
 fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
     let named = words.first().and_then(|word| word.parse::<ClusterName>().ok());
     let named = named.filter(|name| Paths::of(name).logs().is_dir());
@@ -175,7 +176,7 @@ fn unreadable(path: &Path, error: std::io::Error) -> Failure {
     Failure::new(Exit::Failed, error)
 }
 
-/// The same colour for the same process, every time.
+/// A process always has the same colour.
 fn colour_of(process: &str) -> Style {
     const COLOURS: [AnsiColor; 6] = [
         AnsiColor::Cyan,

@@ -1,9 +1,9 @@
-//! Which ways of a cluster are measured, how, and how it is shown; for `bench links` and `verify`.
+//! Measures the connections of a cluster and shows the results, for `bench links` and `verify`.
 //!
-//! Does not judge; `engine::native::links` does.
+//! Does not judge the results; `engine::native::links` does.
 //!
-//! *Invariant:* what is measured together is as the command says, everything else one after the
-//! other.
+//! *Invariant:* only measurements that the command asked to run together overlap; all others run
+//! one after another.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,28 +32,28 @@ use crate::wire::peer::MemoryKind;
 /// An ordered pair of workers.
 type Way = (String, String);
 
-/// Which ways and memory.
+/// What to measure: connections and kinds of memory.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Ways {
-    /// Only ways from this worker
+    /// Measure only connections from this worker
     #[arg(long, value_name = "WORKER")]
     from: Option<String>,
-    /// Only ways to this worker
+    /// Measure only connections to this worker
     #[arg(long, value_name = "WORKER")]
     to: Option<String>,
-    /// Where the bytes lie; by default in host memory, for 'verify' also on GPUs if there are any
+    /// Memory to measure [default: host; 'verify' also measures GPUs if there are any]
     #[arg(long, value_enum)]
     memory: Option<Memory>,
-    /// Rounds whose median is taken
+    /// Number of rounds; the median is reported
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = whole::<u32>)]
     rounds: u32,
-    /// Longest time for one way at one size; on slow lanes less is measured
+    /// Time limit per connection and size; slow lanes get fewer measurements
     #[arg(long, default_value = "1s", value_name = "SPAN")]
     budget: Span,
-    /// CPUs for the sender's and the receiver's UCX thread while they are measured, like 0,1
+    /// CPUs for the UCX threads of sender and receiver during the measurement, such as 0,1
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
     pin: Option<(u32, u32)>,
-    /// Whether somebody else's progress is on the screen.
+    /// Whether another progress display is on the screen.
     #[arg(skip)]
     quiet: bool,
 }
@@ -80,50 +80,50 @@ fn parse_cpus(text: &str) -> Result<(u32, u32), String> {
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// Host memory.
+    /// Host memory
     Host,
-    /// Device memory, or a simulated device's.
+    /// Device memory, or that of simulated devices
     Device,
-    /// One after the other.
+    /// Both, one after the other
     Both,
 }
 
 /// How it is shown.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A row for each pair and size.
+    /// A row for each pair and size
     #[default]
     Table,
-    /// A matrix for each size, coloured.
+    /// A coloured matrix for each size
     Heat,
-    /// For programs.
+    /// JSON with a stable schema
     Json,
-    /// The matrices as a picture.
+    /// The matrices as an SVG picture
     Svg,
 }
 
-/// What is measured at the same time.
+/// Which measurements run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Together {
-    /// One way at a time.
+    /// One connection at a time.
     None,
-    /// The two ways of a pair.
+    /// Both directions of a pair.
     BothWays,
-    /// Everything.
+    /// All connections.
     All,
 }
 
-/// A native cluster that is to be measured.
+/// A native cluster to measure.
 pub(super) struct Subject {
     name: ClusterName,
     root: PathBuf,
     plan: Plan,
-    /// The machine that its GPUs are in; `None` when they are simulated.
+    /// The machine that contains its GPUs; `None` if they are simulated.
     machine: Option<Topology>,
 }
 
 impl Subject {
-    /// A running cluster.
+    /// The subject for a running cluster.
     pub(super) fn found(cluster: &Found) -> Result<Self, Failure> {
         let path = cluster.paths.plan();
         let plan = read_plan(&path).map_err(|error| {
@@ -132,7 +132,7 @@ impl Subject {
         Self::new(cluster.name.clone(), cluster.paths.root().to_owned(), plan)
     }
 
-    /// A cluster with this plan and run directory.
+    /// The subject for a cluster with this plan and run directory.
     pub(super) fn new(name: ClusterName, root: PathBuf, plan: Plan) -> Result<Self, Failure> {
         if !matches!(plan.engine, EnginePlan::Native(_)) {
             let error = anyhow::anyhow!("{name} runs the {} engine", plan.engine.kind());
@@ -146,7 +146,7 @@ impl Subject {
         Ok(Self { name, root, plan, machine })
     }
 
-    /// Every kind of memory that its workers move.
+    /// All kinds of memory that the workers can move.
     pub(super) fn memories(&self) -> Memory {
         let has_gpu = |worker: &&WorkerPlan| worker.gpu.is_some();
         let gpus = self.plan.workers.iter().filter(has_gpu).count();
@@ -158,7 +158,7 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     Ok(Plan::parse(&std::fs::read_to_string(path)?)?)
 }
 
-/// What came of a measurement of many ways.
+/// The result of a measurement.
 pub(super) struct Outcome {
     name: ClusterName,
     simulated: bool,
@@ -174,10 +174,10 @@ struct Document<'a> {
     pairs: &'a [Pair],
 }
 
-/// Time between two looks whether the processes that are measured answer.
+/// Time between two checks whether the measured processes still answer.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Ends when a process that a measurement needs does not answer, with that as the failure.
+/// Returns a failure as soon as a process that the measurement needs stops answering.
 async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
     let control = Control::new(Paths::at(&subject.root).control());
     let needed = |process: &&ProcessState| {
@@ -185,7 +185,7 @@ async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
         name == cluster::SCHEDULER || ways.iter().any(|(from, to)| name == from || name == to)
     };
     loop {
-        // Whether there is a supervisor is not what is measured.
+        // A missing supervisor is no reason to fail the measurement.
         if let Ok(state) = control.read::<ClusterState>("/v1/state").await
             && let Some(process) = state.unresponsive().find(needed)
         {
@@ -201,8 +201,8 @@ async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
 }
 
 impl Ways {
-    /// Measures every way that was asked for, at the sizes that fit the memory, which is `usual`
-    /// unless another was asked for.
+    /// Measures each requested connection at the sizes that fit the memory; `usual` is the memory
+    /// measured unless another kind was requested.
     pub(super) async fn measure(
         &self,
         subject: &Subject,
@@ -253,7 +253,7 @@ impl Ways {
                     };
                     let mut streams: Vec<Measurement> = group.iter().map(stream).collect();
                     if let (Together::BothWays, [_, back]) = (together, &mut streams[..]) {
-                        // Each worker keeps its CPU, whichever way it sends.
+                        // A worker keeps its CPU in both directions.
                         back.cpus = back.cpus.map(|(first, second)| (second, first));
                     }
                     progress.show(&group);
@@ -268,7 +268,7 @@ impl Ways {
         Ok(Outcome { name: subject.name.clone(), simulated, pairs })
     }
 
-    /// The ordered pairs that were asked for.
+    /// The ordered pairs that were requested.
     fn ordered_pairs(&self, plan: &Plan) -> Result<Vec<Way>, Failure> {
         let names: Vec<&String> = plan.workers.iter().map(|worker| &worker.name).collect();
         for asked in [&self.from, &self.to].into_iter().flatten() {
@@ -289,7 +289,8 @@ impl Ways {
         Ok(ways)
     }
 
-    /// The ways that have such memory at both ends; all of them where it was asked for by name.
+    /// The pairs that have this kind of memory at both ends; all pairs if the kind was requested
+    /// explicitly.
     fn with_memory(&self, plan: &Plan, ways: &[Way], memory: MemoryKind) -> Vec<Way> {
         let asked = self.memory == Some(Memory::Device);
         let has = |name: &String| {
@@ -303,8 +304,8 @@ impl Ways {
         Measurement { cpus: self.pin, ..measurement }
     }
 
-    /// As much of each measurement as fits the time, by trials of all of them that grow as long as
-    /// there is time for it.
+    /// Limits each measurement to what fits its time budget, by running trials that grow until the
+    /// time is used up.
     async fn fitted(
         &self,
         client: &mut Client,
@@ -328,7 +329,7 @@ impl Ways {
             let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
             match own.map(|own| &own.result) {
                 Some(Ok(samples)) => links::within(left, full, trial, samples),
-                // It will say itself why it fails.
+                // The measurement itself will report why it fails.
                 _ => full,
             }
         });
@@ -362,7 +363,7 @@ fn unmeasured(error: native::Error) -> Failure {
     Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 
-/// The ways that are measured at the same time, group by group.
+/// Splits the connections into groups that are measured at the same time.
 fn groups(ways: &[Way], together: Together) -> Vec<Vec<Way>> {
     match together {
         Together::All => vec![ways.to_vec()],
@@ -379,7 +380,7 @@ fn groups(ways: &[Way], together: Together) -> Vec<Vec<Way>> {
     }
 }
 
-/// The rows of streams that were measured together, in their order.
+/// The results of streams that were measured together, in the order of the streams.
 fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured]) -> Vec<Pair> {
     let result_of = |stream: &Measurement| {
         results.iter().find(|result| result.from == stream.from && result.to == stream.to)
@@ -389,7 +390,7 @@ fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured
 }
 
 impl Outcome {
-    /// Shows the rows.
+    /// Prints the rows.
     pub(super) fn show(&self, form: Form) -> Result<(), Failure> {
         match form {
             Form::Json => {
@@ -428,7 +429,7 @@ fn cells(pair: &Pair) -> Vec<String> {
     ]
 }
 
-/// `450 (NV18)`; where there is no fixed limit, what is usual: `~10 (host memory)`.
+/// `450 (NV18)`; where there is no fixed limit, the usual value: `~10 (host memory)`.
 fn limit(pair: &Pair) -> String {
     let link = pair.link.as_deref().unwrap_or_default();
     match (pair.limit_gb_per_s, pair.usual_gb_per_s) {

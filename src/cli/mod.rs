@@ -2,8 +2,8 @@
 //!
 //! Does not decide or act; it parses, calls the floors below, and shows.
 //!
-//! *Invariant:* standard output carries what was asked for and nothing else; everything that is
-//! about the asking goes to standard error. Exit codes are those of [`Exit`].
+//! *Invariant:* standard output carries only the answer; notes, progress and errors go to standard
+//! error. Exit codes are those of [`Exit`].
 
 mod bench;
 mod doctor;
@@ -45,7 +45,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use failure::{Exit, Failure};
 
-/// Brings up one worker process per GPU on one machine.
+/// Runs one worker process per GPU on this machine, bound to nearby hardware and supervised
 #[derive(Parser, Debug)]
 #[command(name = "cuda-cluster", version, about, max_term_width = 100)]
 struct Arguments {
@@ -55,39 +55,39 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Shows a machine: its GPUs, NICs, CPUs, and how they reach each other.
+    /// Show a machine: its GPUs, NICs and CPUs, and how they are connected
     Topo(topo::Arguments),
-    /// Shows what would run, bound to what, and why.
+    /// Show what would run, where it would be bound, and why
     Plan(Box<plan::Arguments>),
-    /// Checks specs, and prints their JSON Schema.
+    /// Check spec files, or print their JSON Schema
     Spec(spec::Arguments),
-    /// Brings a cluster up: every process READY, or nothing left of it.
+    /// Start a cluster; if any process fails to become READY, nothing is left running
     Up(Box<up::Arguments>),
-    /// Runs a program on every GPU, one rank each, until the first fails or all are done.
+    /// Run a program with one rank per GPU, until one rank fails or all have finished
     Run(Box<run::Arguments>),
-    /// Binds this one process by its local rank and becomes a program (under srun, torchrun, …).
+    /// Bind this process by its local rank and execute a program (under srun, torchrun, …)
     Exec(Box<exec::Arguments>),
-    /// Shows running clusters and their processes; with -a also why others have ended.
+    /// Show running clusters and their processes; with -a, also clusters that have ended and why
     Ps(ps::Arguments),
-    /// Shows what the processes of a cluster, running or ended, wrote.
+    /// Show the output of a cluster's processes, also after it has ended
     Logs(logs::Arguments),
-    /// Shows what happened to a cluster, running or ended.
+    /// Show the events of a cluster, also after it has ended
     Events(events::Arguments),
-    /// Says why a task does not run, or why it ran where it did.
+    /// Explain why a task is not running, or why it ran where it did
     Explain(explain::Arguments),
-    /// Prints what a client of a running cluster needs in its environment.
+    /// Print the environment variables that clients of a running cluster need
     Env(env::Arguments),
-    /// Starts a process of a running cluster again.
+    /// Restart a process of a running cluster
     Restart(restart::Restart),
-    /// Changes how many workers of a running cluster run.
+    /// Change the number of running workers
     Scale(restart::Scale),
-    /// Checks what this machine has and lacks for clusters.
+    /// Check whether this machine is ready to run clusters
     Doctor(doctor::Arguments),
-    /// Ends a cluster: SIGTERM, then SIGKILL after the grace.
+    /// Stop a cluster: SIGTERM, then SIGKILL after the grace period
     Down(down::Arguments),
-    /// Checks that the workers of a running cluster use the links that they should.
+    /// Check that the workers of a running cluster communicate over the expected links
     Verify(verify::Arguments),
-    /// Measures what a running cluster can do.
+    /// Measure the performance of a running cluster
     Bench(bench::Arguments),
     /// Prints completions for a shell.
     Completions(pages::Completions),
@@ -116,7 +116,7 @@ pub fn main() -> ExitCode {
     match screen::close(exit).map_err(output::unwritable) {
         Err(failure) if exit == Exit::Done => {
             output::failure(&failure);
-            // Standard error may be refused, too, and then nobody is left to tell.
+            // Standard error may fail as well; then there is no way left to report it.
             let _ = screen::close(failure.exit);
             failure.exit.into()
         }

@@ -1,7 +1,7 @@
-//! Standard output and standard error: tables, JSON, errors, colours where they are wanted.
+//! Prints tables, JSON and errors on standard output and standard error, in colour where supported.
 //!
-//! *Invariant:* whatever goes to a terminal has passed [`super::sanitize`]; what goes elsewhere and
-//! was written by a program ([`relay`]) is that program's bytes.
+//! *Invariant:* text for a terminal has passed [`super::sanitize`]; bytes of a program ([`relay`])
+//! that go elsewhere are unchanged.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -18,13 +18,13 @@ use super::failure::{Exit, Failure};
 use super::sanitize::sanitized;
 use super::screen::{self, To};
 
-/// The forms of a command that shows a table.
+/// Output formats of commands that print a table.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
 pub(super) enum Form {
-    /// For people.
+    /// For people
     #[default]
     Table,
-    /// For programs, stable.
+    /// JSON with a stable schema
     Json,
 }
 
@@ -49,31 +49,31 @@ pub(super) fn failure(failure: &Failure) {
     tell(&text);
 }
 
-/// Writes to standard error. When that is gone there is nobody left to tell.
+/// Writes to standard error. A failure is ignored, because there is no other place to report it.
 fn tell(text: &str) {
-    let _ = emit(To::Error, text.as_bytes(), Wrote::We);
+    let _ = emit(To::Error, text.as_bytes(), Author::Us);
 }
 
-/// Who wrote a text.
+/// The author of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrote {
-    /// Its colours are for terminals that want them.
-    We,
-    /// Its colours are the program's business.
-    AProgram,
+enum Author {
+    /// Ours: coloured only if the terminal supports it.
+    Us,
+    /// A program's: its colours are kept.
+    Program,
 }
 
-/// Writes a text where it belongs: filtered for a terminal, and by the screen's thread where there
-/// is one.
-fn emit(to: To, text: &[u8], wrote: Wrote) -> io::Result<()> {
+/// Writes a text to its stream: filtered if that is a terminal, and through the screen's thread if
+/// it is running.
+fn emit(to: To, text: &[u8], wrote: Author) -> io::Result<()> {
     let (terminal, choice) = match to {
         To::Output => (io::stdout().is_terminal(), AutoStream::choice(&io::stdout())),
         To::Error => (io::stderr().is_terminal(), AutoStream::choice(&io::stderr())),
     };
     let harmless = if terminal { Cow::Owned(sanitized(text)) } else { Cow::Borrowed(text) };
     let bytes = match wrote {
-        Wrote::AProgram => harmless.into_owned(),
-        Wrote::We => {
+        Author::Program => harmless.into_owned(),
+        Author::Us => {
             let mut coloured = AutoStream::new(Vec::new(), choice);
             coloured.write_all(&harmless)?;
             coloured.into_inner()
@@ -88,54 +88,54 @@ fn emit(to: To, text: &[u8], wrote: Wrote) -> io::Result<()> {
     })
 }
 
-/// Prints what clap has to say: of wrong usage on standard error, help and version on standard
-/// output.
+/// Prints clap's messages: wrong usage on standard error, help and version on standard output.
 pub(super) fn usage(error: &clap::Error) {
     let text = error.render().ansi().to_string();
     match error.use_stderr() {
         true => tell(&text),
-        // Nobody reads any more, and nobody waits for an answer.
+        // The reader has gone; ignore the error.
         false => drop(print(&text)),
     }
 }
 
-/// Prints a remark that is not the answer: `note: …` on standard error.
+/// Prints a note on standard error: `note: …`.
 pub(super) fn note(text: &dyn std::fmt::Display) {
     remark("note", text);
 }
 
-/// Prints a remark under a heading word of its own on standard error.
+/// Prints a remark with a heading of its own on standard error.
 pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let yellow = heading(AnsiColor::Yellow);
     tell(&format!("{yellow}{word}:{yellow:#} {text}\n"));
 }
 
-/// Prints what is going on, on standard error.
+/// Prints a status message on standard error.
 pub(super) fn status(text: &str) {
     tell(&format!("{text}\n"));
 }
 
-/// Prints the answer.
+/// Prints the answer on standard output.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
-    emit(To::Output, text.as_bytes(), Wrote::We).map_err(unwritable)
+    emit(To::Output, text.as_bytes(), Author::Us).map_err(unwritable)
 }
 
-/// Prints a whole line that a program wrote, with its line feed, under a heading of ours:
+/// Prints a whole line of a program's output, including its line feed, after a heading of ours:
 /// sanitized on a terminal, byte for byte elsewhere.
 pub(super) fn relay(heading: &str, line: &[u8]) -> Result<(), Failure> {
     print(heading)?;
-    emit(To::Output, line, Wrote::AProgram).map_err(unwritable)
+    emit(To::Output, line, Author::Program).map_err(unwritable)
 }
 
-/// Prints the answer as JSON, two blanks a level, with a line feed.
+/// Prints the answer as JSON, indented by two spaces and followed by a line feed.
 pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string_pretty(value).map_err(|error| Failure::new(Exit::Failed, error))?;
     print(&(text + "\n"))
 }
 
-/// What a command ends with that cannot print its answer. A reader that has gone, as in
-/// `cuda-cluster … | head`, is no error to tell of; the command ends as if by SIGPIPE.
+/// The failure of a command that cannot print its answer. If the reader has gone, as in
+/// `cuda-cluster …
+/// head`, there is no message, and the command ends as if by SIGPIPE.
 pub(super) fn unwritable(error: io::Error) -> Failure {
     let exit = match error.kind() {
         io::ErrorKind::BrokenPipe => Exit::BROKEN_PIPE,
@@ -144,8 +144,7 @@ pub(super) fn unwritable(error: io::Error) -> Failure {
     Failure::new(exit, anyhow::Error::new(error).context("cannot write to standard output"))
 }
 
-/// Whether standard output and standard error go to the same place, as in a terminal or after
-/// `2>&1`.
+/// Whether standard output and standard error are the same file, as in a terminal or after `2>&1`.
 pub(super) fn streams_are_one() -> bool {
     let identity = |stream: &dyn AsFd| -> io::Result<(u64, u64)> {
         let file = File::from(stream.as_fd().try_clone_to_owned()?).metadata()?;
@@ -157,13 +156,13 @@ pub(super) fn streams_are_one() -> bool {
     }
 }
 
-/// A heading in capitals, unless it is a unit: `GB/s`, `µs`.
+/// A heading in capitals, except units such as `GB/s` and `µs`.
 fn shouted(heading: &str) -> String {
     let unit = heading.contains(|c: char| c.is_uppercase() || !c.is_ascii());
     if unit { heading.to_owned() } else { heading.to_uppercase() }
 }
 
-/// A table without frames: columns two blanks apart, headings in bold.
+/// A table without borders: columns two spaces apart, headings in bold.
 pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     use comfy_table::{Cell, ColumnConstraint, Table, presets};
     let mut table = Table::new();

@@ -1,8 +1,8 @@
-//! `cuda-cluster plan`: what would run, bound to what, and why.
+//! `cuda-cluster plan`: shows what would run, where it would be bound, and why.
 //!
-//! Does not decide; it shows the plan, whole or in parts.
+//! Does not decide; shows the plan, in whole or in part.
 //!
-//! *Invariant:* what is shown is what `up` would run with the same arguments.
+//! *Invariant:* shows exactly what `up` would run with the same arguments.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,32 +28,32 @@ use crate::{cluster, probe};
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
-    /// Say why: for every worker, or for one
+    /// Explain the decisions for all workers, or for one
     #[arg(long, value_name = "WORKER", num_args = 0..=1, default_missing_value = "")]
     explain: Option<String>,
-    /// Show the environment of this process alone, with '-o env': a worker, scheduler, client
+    /// Print the environment of this process only (with '-o env'): a worker, scheduler or client
     #[arg(long, value_name = "PROCESS")]
     process: Option<String>,
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }
 
-/// The forms that a plan can be shown in.
+/// Output formats of a plan.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Form {
-    /// For people.
+    /// For people
     #[default]
     Table,
-    /// Complete, for programs.
+    /// The complete plan, for programs
     Json,
-    /// Complete; 'up --plan' runs it.
+    /// The complete plan; run it with 'up --plan'
     Yaml,
-    /// Each process's variables, for a shell.
+    /// The variables of each process, for a shell
     Env,
 }
 
-/// Shows a plan.
+/// Prints a plan.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let plan = planned(&arguments.asked.request()?)?;
     match (arguments.output, &arguments.explain) {
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Plans a request for its machine, with this process's surroundings.
+/// Plans a request for its machine, given the environment of this process.
 pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
     let mut caller = probe::caller();
     let Some(src) = &request.spec.topology else {
@@ -82,8 +82,7 @@ pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
         })?;
         return Ok(plan);
     };
-    // This machine's cgroup says nothing about the memory of another, nor do its files about the
-    // libraries there.
+    // This machine's cgroup and installed libraries say nothing about another machine.
     caller.memory_limit_bytes = None;
     decided(&source::load(src)?, request, &caller)
 }
@@ -96,7 +95,7 @@ fn decided(
     plan::plan(topology, request, caller).map_err(|error| Keys::of(request).no_plan(error))
 }
 
-/// Reads a plan from a file, or `-`.
+/// Reads a plan from a file or standard input (`-`).
 pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
     let text = input::read(path, plan::TEXT_LIMIT).map_err(|error| error.failure("plan", path))?;
     Plan::parse(&text).map_err(|error| {
@@ -107,7 +106,7 @@ pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
     })
 }
 
-/// Shows a plan on a page, as `plan` without further arguments does.
+/// Prints the summary of a plan, like `plan` without further arguments.
 pub(super) fn show(plan: &Plan) -> Result<Exit, Failure> {
     output::print(&summary(plan))?;
     Ok(Exit::Done)
@@ -116,7 +115,7 @@ pub(super) fn show(plan: &Plan) -> Result<Exit, Failure> {
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 
-/// The plan on a page: a table of workers, what all share, who decided, what to know.
+/// The summary: a table of workers, shared settings, deciding keys, and notes.
 fn summary(plan: &Plan) -> String {
     let mut text = title(plan);
     text.push('\n');
@@ -182,7 +181,7 @@ fn human(bytes: u64) -> String {
     HumanBytes(bytes).to_string()
 }
 
-/// Long sets are cut in the table; every other form has them whole.
+/// Truncates long CPU sets; every other format has them in full.
 fn ellipsis(text: &str) -> String {
     const WIDEST: usize = 36;
     if text.len() <= WIDEST {
@@ -202,7 +201,7 @@ fn section(text: &mut String, heading: &str, lines: &[String]) {
     }
 }
 
-/// The variables that all workers have with the same value.
+/// The variables that have the same value in all workers.
 fn shared(plan: &Plan) -> BTreeMap<&str, &str> {
     let Some((first, others)) = plan.workers.split_first() else { return BTreeMap::new() };
     let same = |name: &String, value: &String| {
@@ -287,7 +286,7 @@ fn note_lines(plan: &Plan) -> Vec<String> {
     lines.collect()
 }
 
-/// Why each worker, or one, is as it is; what all share is said once.
+/// The decisions for all workers, or for one; shared decisions are printed once.
 fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
     let chosen: Vec<&WorkerPlan> =
         plan.workers.iter().filter(|w| worker.is_empty() || w.name == worker).collect();
@@ -328,7 +327,7 @@ fn reasons(text: &mut String, whys: &[&Why]) {
     }
 }
 
-/// What a choice is called in a sentence.
+/// The name of a choice in a sentence.
 fn label(why: &Why) -> &str {
     match why.choice.as_str() {
         "gpu" => "GPU",
@@ -341,7 +340,7 @@ fn label(why: &Why) -> &str {
     }
 }
 
-/// Widest line of an explanation.
+/// Maximum width of an explanation.
 const PAGE: usize = 100;
 
 fn because(text: &mut String, why: &Why, widest: usize) {
@@ -365,7 +364,7 @@ fn because(text: &mut String, why: &Why, widest: usize) {
     }
 }
 
-/// Rejected candidates with their reasons; neighbours with one reason share a line.
+/// Rejected candidates with reasons; adjacent candidates with the same reason share a line.
 fn alike(rejected: &[Rejected]) -> Vec<(Vec<&str>, &str)> {
     let mut groups: Vec<(Vec<&str>, &str)> = Vec::new();
     for Rejected { what, why } in rejected {
@@ -398,7 +397,7 @@ fn no_such_process(plan: &Plan, name: &str) -> Failure {
     Failure::new(Exit::Usage, error).hint(format!("the workers are {}", names.join(", ")))
 }
 
-/// The variables of each process, or of one, as shell assignments.
+/// The variables of every process, or of one, as shell assignments.
 fn environment(plan: &Plan, only: Option<&str>) -> Result<String, Failure> {
     let scheduler = plan.scheduler.iter().map(|scheduler| ("scheduler", &scheduler.env));
     let workers = plan.workers.iter().map(|worker| (worker.name.as_str(), &worker.env));
@@ -418,7 +417,7 @@ fn environment(plan: &Plan, only: Option<&str>) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Variables as a POSIX shell's assignments, a line each.
+/// The variables as POSIX shell assignments, one per line.
 pub(super) fn assignments(
     variables: impl Iterator<Item = (impl std::fmt::Display, impl AsRef<str>)>,
 ) -> String {
@@ -430,7 +429,7 @@ fn assignment(name: &impl std::fmt::Display, value: &impl AsRef<str>) -> String 
     format!("export {name}={}\n", quoted(value.as_ref()))
 }
 
-/// A value as a POSIX shell reads it back.
+/// A value quoted for a POSIX shell.
 fn quoted(value: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || ",./:_-^".contains(c);
     if !value.is_empty() && value.chars().all(plain) {

@@ -1,4 +1,5 @@
-//! The way to READY, on a terminal: one line that says how many are there and what the rest do.
+//! Progress towards READY on a terminal: one line with the number of READY workers and the state of
+//! the others.
 
 use std::time::Duration;
 
@@ -9,20 +10,21 @@ use super::screen;
 use crate::plan::Plan;
 use crate::supervise::{ClusterState, ProcessPhase};
 
-/// A line on standard error that is gone when the work is done; nothing where that is no terminal.
+/// A line on standard error that disappears at the end; nothing is shown if standard error is no
+/// terminal.
 pub(super) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Begins.
+    /// Starts the display.
     pub(super) fn new(plan: &Plan) -> Self {
         let workers = plan.workers.len() as u64;
         let bar = ProgressBar::with_draw_target(Some(workers), screen::progress());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} READY  {wide_msg}") {
             bar.set_style(style);
         }
-        // The tick has a thread, and indicatif panics where there is none to be had.
+        // The tick needs a thread, and indicatif panics if it can't start one.
         if !bar.is_hidden() && std::thread::Builder::new().spawn(|| ()).is_ok() {
             bar.enable_steady_tick(Duration::from_millis(120));
         }
@@ -44,19 +46,19 @@ impl Progress {
         self.bar.set_message(String::from_utf8_lossy(&message).into_owned());
     }
 
-    /// Ends, leaving no line.
+    /// Removes the line.
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// How far a measurement of many ways is; nothing where standard error is no terminal.
+/// Progress of a measurement; nothing is shown if standard error is no terminal.
 pub(super) struct Measuring {
     bar: ProgressBar,
 }
 
 impl Measuring {
-    /// Begins; `quiet` shows nothing.
+    /// Starts the display; `quiet` shows nothing.
     pub(super) fn new(all: u64, quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { screen::progress() };
         let bar = ProgressBar::with_draw_target(Some(all), target);
@@ -66,14 +68,14 @@ impl Measuring {
         Self { bar }
     }
 
-    /// Shows what is measured now.
+    /// Shows the connections being measured.
     pub(super) fn show(&self, ways: &[(String, String)]) {
         let names: Vec<String> =
             ways.iter().take(3).map(|(from, to)| format!("{from} to {to}")).collect();
         self.bar.set_message(names.join(", "));
     }
 
-    /// Counts ways that are measured.
+    /// Counts measured connections.
     pub(super) fn done(&self, ways: u64) {
         self.bar.inc(ways);
     }

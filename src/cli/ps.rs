@@ -1,4 +1,4 @@
-//! `ps`: the processes of running clusters, and how others have ended.
+//! `ps`: shows the processes of running clusters, and how others have ended.
 
 use std::collections::BTreeSet;
 
@@ -16,23 +16,23 @@ use crate::supervise::{ClusterPhase, ProcessState};
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The cluster; all of them when left out.
+    /// The cluster [default: all]
     name: Option<ClusterName>,
-    /// Also clusters that have ended, with the cause, until their names are used again.
+    /// Also show clusters that have ended and why, until their names are used again
     #[arg(short, long)]
     all: bool,
-    /// How to show them.
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// A table.
+    /// A table
     Table,
-    /// A table, with what keeps the processes together, their UCX, lanes and last exits.
+    /// A table that adds containment, UCX library, lanes and last exits
     Wide,
-    /// JSON, stable: a cluster, or with -a and without a name a list of them.
+    /// JSON with a stable schema: one cluster, or a list with -a and no name
     Json,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 impl Arguments {
     /// The clusters to show.
     fn meant(&self) -> Result<Clusters, Failure> {
-        // JSON without a list is one cluster.
+        // JSON without a list has exactly one cluster.
         let one = self.name.is_some() || (self.output == Form::Json && !self.all);
         let found = match one {
             true => cluster::find(self.name.as_ref()),
@@ -83,7 +83,7 @@ impl Arguments {
         let mut failures = Vec::new();
         let mut gap = "";
         for found in &running {
-            // One that cannot be shown does not hide the others.
+            // A cluster that cannot be shown must not hide the others.
             match state_of(found).and_then(|state| self.table(found, &state)) {
                 Ok(text) => {
                     output::print(&format!("{gap}{text}"))?;
@@ -132,12 +132,12 @@ impl Arguments {
         Ok(text)
     }
 
-    /// How a cluster ended, and what became of its processes.
+    /// How a cluster ended, and the last state of its processes.
     fn end_of(&self, ended: &Ended) -> String {
         let mut text = format!("{}: {}", ended.name, ended.story());
         let Some(state) = &ended.state else { return text + "\n" };
         if let Some(cause) = &state.cause {
-            // The last lines of the log follow the text.
+            // The last lines of the log come after this text.
             let whole = cause.to_string();
             text.push_str(whole.strip_prefix(&cause.text).unwrap_or_default());
         }
@@ -175,7 +175,7 @@ fn state_of(cluster: &Found) -> Result<ClusterState, Failure> {
     reach::block_on(cluster.control().read("/v1/state"))
 }
 
-/// The last state of a cluster that has ended; of one that had none, what stands for it.
+/// The last state of an ended cluster, or a substitute if none was written.
 fn final_state(ended: &Ended) -> Value {
     match &ended.state {
         Some(state) => json!(state),

@@ -1,4 +1,4 @@
-//! From a name on the command line to a running cluster, and its answers.
+//! Finds the cluster that a command line names, and sends requests to it.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::ids::ClusterName;
 use crate::os::event_loop;
 use crate::os::run_directory::{Paths, RunDirectoryError};
 
-/// Longest wait for the rest of a cluster whose supervisor cannot be reached.
+/// How long to wait for the other processes of a cluster whose supervisor is unreachable.
 const LAST_MOMENTS: Duration = Duration::from_secs(1);
 
-/// How often it is looked at.
+/// How often to check them.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The running cluster of this name, or the only one.
@@ -21,14 +21,15 @@ pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
     cluster::find(name).map_err(not_found)
 }
 
-/// There is no such running cluster, or nobody can tell.
+/// There is no such running cluster, or it can't be determined.
 pub(super) fn not_found(error: FindError) -> Failure {
     let exit = if matches!(error, FindError::Unreadable(_)) { Exit::Failed } else { Exit::Usage };
     let hint = error.hint();
     Failure::new(exit, error).maybe_hint(hint)
 }
 
-/// The files of the running cluster of this name, or of the ended one, which is said to be one.
+/// The files of the running cluster of this name, or of an ended one, which a status line points
+/// out.
 pub(super) fn find_also_ended(
     name: Option<&ClusterName>,
 ) -> Result<(Paths, Option<Found>), Failure> {
@@ -48,7 +49,7 @@ pub(super) fn unusable(error: RunDirectoryError) -> Failure {
     Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 
-/// Tells of all failures but the last, which is the command's.
+/// Prints all failures but the last, which becomes the command's own.
 pub(super) fn last_of(mut failures: Vec<Failure>) -> Result<Exit, Failure> {
     let last = failures.pop();
     failures.iter().for_each(output::failure);
@@ -62,15 +63,15 @@ pub(super) fn block_on<T>(
     runtime()?.block_on(answer).map_err(lost)
 }
 
-/// Asks a supervisor for something to be done.
+/// Sends a request for a change to a supervisor.
 pub(super) fn order(cluster: &Found, path: &str) -> Result<(), Failure> {
     block_on(cluster.control().order(path))
 }
 
-/// A supervisor that could not be asked, or refused.
+/// The failure of a request to a supervisor.
 pub(super) fn lost(error: ControlError) -> Failure {
     match error {
-        // It knows better than the user what there is: the wish was wrong.
+        // The supervisor knows what exists, so the request was wrong.
         ControlError::Refused { status, .. } if status.is_client_error() => {
             Failure::new(Exit::Usage, error)
         }
@@ -81,8 +82,8 @@ pub(super) fn lost(error: ControlError) -> Failure {
     }
 }
 
-/// How a cluster ended that was there a moment ago; `None` while it lives. Its supervisor may be
-/// gone some milliseconds before the rest.
+/// How a cluster that was running a moment ago has ended; `None` if it is still running. Waits
+/// briefly, because the supervisor may end some milliseconds before the other processes.
 pub(super) fn ended_meanwhile(cluster: &Found) -> Option<FindError> {
     let deadline = Instant::now() + LAST_MOMENTS;
     while cluster.paths.is_alive() && Instant::now() < deadline {

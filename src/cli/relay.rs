@@ -1,10 +1,10 @@
-//! What the ranks of a run write, on its way to standard output and standard error.
+//! Relays the output of the ranks of `run` to standard output and standard error.
 //!
-//! A thread of its own reads the ranks' pipe and writes; when it cannot write, the ranks have to
-//! wait, and nobody else.
+//! A thread of its own reads the ranks' pipe and writes. While it cannot write, only the ranks
+//! wait.
 //!
-//! *Invariant:* a stream's bytes are written as the rank wrote them, in order. Of several streams
-//! whole lines are written, as long as a line has at most [`LONGEST_LINE`] bytes.
+//! *Invariant:* each stream's bytes are written unchanged and in order. With several streams, whole
+//! lines are written, unless a line is longer than [`LONGEST_LINE`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,23 +22,23 @@ use super::sanitize::sanitized;
 use super::signals::Signals;
 use crate::wire::output::{LineBuffer, Source, Stream, read};
 
-/// A longer line is written in pieces.
+/// Longer lines are written in pieces.
 const LONGEST_LINE: usize = 64 << 20;
 
-/// After a signal, a reader that takes nothing for so long is given up.
+/// After a signal, a reader that takes nothing for this long is given up.
 const STALLED: Duration = Duration::from_millis(500);
 
-/// The thread, as its owner sees it.
+/// A handle to the relay thread.
 pub(super) struct Relay {
-    /// How it ended; taken when that was told.
+    /// Receives the thread's result; taken once the result has been received.
     end: Option<oneshot::Receiver<io::Result<()>>>,
-    /// Texts that were written.
+    /// Number of writes so far.
     written: Arc<AtomicU64>,
 }
 
 impl Relay {
-    /// Writes what comes from `pipe`, with a prefix for each line if it is wished. `names` are the
-    /// ranks'.
+    /// Starts to relay `pipe`, with a prefix for each line if `prefix` is set. `names` are those of
+    /// the ranks.
     pub(super) fn begin(
         pipe: Option<PipeReader>,
         names: Vec<String>,
@@ -68,7 +68,7 @@ impl Relay {
         Ok(Self { end: Some(end), written })
     }
 
-    /// Waits until it cannot write any more. Dropping the future loses nothing.
+    /// Waits for a write error. Cancel-safe.
     pub(super) async fn failed(&mut self) -> io::Error {
         if let Some(end) = &mut self.end {
             let ended = end.await;
@@ -80,8 +80,8 @@ impl Relay {
         std::future::pending().await
     }
 
-    /// Waits until everything is written that the ranks wrote; after a signal, only while somebody
-    /// takes it.
+    /// Waits until all output is written; after a signal, only as long as the reader makes
+    /// progress.
     pub(super) async fn finish(mut self, signals: &mut Signals) {
         let Some(mut end) = self.end.take() else { return };
         let mut before = None;
@@ -101,9 +101,9 @@ impl Relay {
     }
 }
 
-/// What is done with the streams' bytes.
+/// Splits the streams into lines and writes them.
 struct Lines {
-    /// Whether there is one stream only, which needs no care for lines.
+    /// Whether there is only one stream, whose lines need no care.
     alone: bool,
     names: Vec<String>,
     prefix: bool,
@@ -120,7 +120,7 @@ impl Lines {
             let text = self.text(source, &bytes);
             self.write(source, &text)?;
         }
-        // A guardian that was killed tells of no ends.
+        // A guardian that was killed has not reported the ends of streams.
         for source in self.buffers.keys().copied().collect::<Vec<_>>() {
             let text = self.text(source, &[]);
             self.write(source, &text)?;
@@ -128,12 +128,12 @@ impl Lines {
         Ok(())
     }
 
-    /// What is to be written now that a stream brought these bytes, or its end.
+    /// The text to write when a stream delivers these bytes, or (empty) ends.
     fn text(&mut self, source: Source, bytes: &[u8]) -> Vec<u8> {
         if self.alone {
             return bytes.to_vec();
         }
-        // Without a prefix a progress bar, which goes back to the beginning of its line, is shown.
+        // Without prefixes, a carriage return also ends a line, so that progress bars are shown.
         let ends: &[u8] = if self.prefix { b"\n" } else { b"\n\r" };
         let buffer =
             self.buffers.entry(source).or_insert_with(|| LineBuffer::new(ends, LONGEST_LINE));
@@ -156,7 +156,7 @@ impl Lines {
                 text.extend_from_slice(line);
             }
             if !line.ends_with(b"\n") {
-                // Another rank's prefix begins a line.
+                // The next rank's prefix must start on a new line.
                 text.push(b'\n');
             }
         }
@@ -166,7 +166,7 @@ impl Lines {
     fn write(&mut self, source: Source, text: &[u8]) -> io::Result<()> {
         match source.stream {
             Stream::Output => self.output.write(text)?,
-            // Without standard error, standard output goes on.
+            // If standard error is gone, standard output continues.
             Stream::Error => drop(self.error.write(text)),
         }
         self.written.fetch_add(1, Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl Lines {
     }
 }
 
-/// A standard stream, without a buffer of its own.
+/// An unbuffered standard stream.
 struct Sink {
     file: File,
     terminal: bool,
@@ -186,14 +186,14 @@ impl Sink {
         Ok(Self { file: File::from(stream.as_fd().try_clone_to_owned()?), terminal })
     }
 
-    /// Writes all of it, however long that takes.
+    /// Writes everything; blocks as long as that takes.
     fn write(&mut self, mut text: &[u8]) -> io::Result<()> {
         while !text.is_empty() {
             match self.file.write(text) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(length) => text = &text[length..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Somebody who shares the terminal has made it so.
+                // Another process that shares the terminal has made it non-blocking.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let mut file = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
                     poll(&mut file, PollTimeout::NONE)?;

@@ -1,4 +1,4 @@
-//! `restart` and `scale`: wishes that a running cluster's supervisor grants.
+//! `restart` and `scale`: request changes from a running cluster's supervisor.
 
 use clap::Args;
 
@@ -9,8 +9,8 @@ use crate::cluster::Found;
 /// Arguments of `restart`.
 #[derive(Args, Debug)]
 pub(super) struct Restart {
-    /// The cluster (may be left out when only one runs), then the process: gpu3, or scheduler for
-    /// the whole cluster
+    /// The cluster (optional if only one is running), then the process: a worker such as gpu3, or
+    /// scheduler for the whole cluster
     #[arg(num_args = 1..=2, required = true, value_name = "[NAME] PROCESS")]
     words: Vec<String>,
 }
@@ -18,13 +18,13 @@ pub(super) struct Restart {
 /// Arguments of `scale`.
 #[derive(Args, Debug)]
 pub(super) struct Scale {
-    /// The cluster (may be left out when only one runs), then how many workers shall run: the
-    /// first ones of the plan
+    /// The cluster (optional if only one is running), then the number of workers to run: the first
+    /// ones of the plan
     #[arg(num_args = 1..=2, required = true, value_name = "[NAME] WORKERS")]
     words: Vec<String>,
 }
 
-/// Has a process started again.
+/// Restarts a process.
 pub(super) fn restart(arguments: &Restart) -> Result<Exit, Failure> {
     let (found, process) = meant(&arguments.words)?;
     reach::order(&found, &format!("/v1/restart/{process}"))?;
@@ -32,7 +32,7 @@ pub(super) fn restart(arguments: &Restart) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Has this many workers run.
+/// Changes the number of running workers.
 pub(super) fn scale(arguments: &Scale) -> Result<Exit, Failure> {
     let (found, workers) = meant(&arguments.words)?;
     let workers: usize = workers.parse().map_err(|_| {
@@ -44,7 +44,7 @@ pub(super) fn scale(arguments: &Scale) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The cluster, and what is wished for.
+/// The cluster and the requested change.
 fn meant(words: &[String]) -> Result<(Found, &str), Failure> {
     let (wish, name) = match words {
         [wish] => (wish, None),
@@ -53,7 +53,7 @@ fn meant(words: &[String]) -> Result<(Found, &str), Failure> {
         }
         _ => unreachable!("clap takes one or two words"),
     };
-    // It becomes part of a URL's path or query.
+    // The word becomes part of a URL's path or query.
     if let Some(odd) = wish.chars().find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c))) {
         let error = anyhow::anyhow!("{wish:?} has a {odd:?}, which no name has");
         return Err(Failure::new(Exit::Usage, error));

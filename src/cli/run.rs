@@ -1,5 +1,5 @@
-//! `run`: one rank of a program per GPU, bound and supervised, until the first fails or all are
-//! done.
+//! `run`: runs one rank of a program per GPU, bound and supervised, until one fails or all have
+//! finished.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ stops only this command, and the ranks when nobody takes their output any more."
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
-    /// Begin each line of output with its rank's name
+    /// Prefix each line of output with its rank's name
     #[arg(long)]
     prefix: bool,
     /// The program and its arguments
@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = arguments.asked.request_with(|spec| {
         spec.engine = Some(EngineKind::Command);
         spec.command.argv = Some(arguments.command.iter().map(|text| encoded(text)).collect());
-        // Two runs at once are two clusters.
+        // Two runs at the same time are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
     })?;
     screen::open();
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }
 
-/// Passes the ranks' output on until they have ended.
+/// Relays the ranks' output until they have ended.
 async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
@@ -65,7 +65,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
         let report = tokio::select! {
             report = supervisor.next() => report.map_err(up::refused)?,
             error = relay.failed() => {
-                // Nobody reads any more: the ranks are to end as a pipe's writers do.
+                // The reader has gone; the ranks end as if their own pipe had broken.
                 unwritable = Some(output::unwritable(error));
                 supervisor.stop(Escalation::Graceful, None).await;
                 continue;
@@ -105,7 +105,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     }
 }
 
-/// The rank where it began, and what happened to it.
+/// The rank that failed first, and what happened to it.
 fn root(state: &ClusterState, text: &str) -> String {
     match state.workers.iter().position(|worker| began_at(state, worker)) {
         Some(rank) => format!("rank {rank}: {text}"),
@@ -113,7 +113,7 @@ fn root(state: &ClusterState, text: &str) -> String {
     }
 }
 
-/// The crash bundle of the rank where it began.
+/// The crash bundle of the rank that failed first.
 fn bundle(state: &ClusterState) -> Option<PathBuf> {
     let worker = state.workers.iter().find(|worker| began_at(state, worker))?;
     worker.last_exit.as_ref()?.bundle.clone()
@@ -124,7 +124,7 @@ fn began_at(state: &ClusterState, worker: &ProcessState) -> bool {
     process == Some(&worker.name)
 }
 
-/// A run ends as its first failed rank did.
+/// A run exits like its first failed rank.
 fn program_exit(exit: process::Exit) -> Exit {
     let byte = |number: i32| u8::try_from(number).ok();
     match (exit.code.and_then(byte), exit.signal.and_then(byte)) {

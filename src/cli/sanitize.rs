@@ -1,41 +1,42 @@
-//! Text from outside for a terminal: colours pass, every other control sequence is made visible.
+//! Makes text from outside safe for a terminal: colours pass, all other control sequences are made
+//! visible.
 //!
 //! A log, a worker's output or a name in a topology file can contain sequences that retitle the
-//! window, clear the screen, or make the terminal type an answer. Nothing is dropped: a byte that
-//! the terminal would obey is shown as `\x1b`, so that an unfinished sequence can't swallow what
-//! comes after it.
+//! window, clear the screen, or make the terminal type an answer. Nothing is dropped: an active
+//! control byte is shown as `\x1b`, so that an unfinished sequence can't swallow the text after it.
 //!
-//! *Invariant:* what is written depends on the bytes alone, not on how they were split; it holds
-//! printable UTF-8, line feeds (perhaps after a carriage return), tabs, and whole SGR sequences.
+//! *Invariant:* the output depends on the bytes alone, not on how they were split. It consists of
+//! printable UTF-8, line feeds (possibly after a carriage return), tabs, and complete SGR
+//! sequences.
 
 /// Longest SGR sequence that passes, in bytes; a 24-bit foreground and background need 40.
 const SGR_LIMIT: usize = 64;
 
-/// Filters one stream of bytes for a terminal. Keeps what may be the beginning of a sequence until
-/// the rest of it has come.
+/// Filters one stream of bytes for a terminal. An incomplete sequence is held back until the rest
+/// of it arrives.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sanitizer {
-    /// The beginning of a sequence or of a character, at most [`SGR_LIMIT`] bytes.
+    /// An incomplete sequence or character, at most [`SGR_LIMIT`] bytes.
     pending: Vec<u8>,
-    /// Whether a colour is in force.
+    /// Whether a colour is in effect.
     styled: bool,
 }
 
-/// What stands at the beginning of some bytes.
+/// What some bytes begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
-    /// This many bytes are harmless.
+    /// This many harmless bytes.
     Plain(usize),
-    /// This many bytes are an SGR sequence, which leaves a colour in force or not.
+    /// This many bytes of an SGR sequence, and whether it leaves a colour in effect.
     Sgr(usize, bool),
-    /// This many bytes are shown by their numbers.
+    /// This many bytes to show in hexadecimal.
     Hidden(usize),
-    /// Only what follows can tell.
+    /// Undecided without the next bytes.
     Incomplete,
 }
 
 impl Sanitizer {
-    /// Appends what a terminal may get of `bytes` to `out`.
+    /// Appends the safe form of `bytes` to `out`.
     pub(crate) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         if self.pending.is_empty() {
             let left = self.pass(bytes, out);
@@ -49,7 +50,7 @@ impl Sanitizer {
         }
     }
 
-    /// Ends the text: shows what was an unfinished sequence, and puts the colours back.
+    /// Ends the text: shows an incomplete sequence, and resets colours.
     pub(crate) fn finish(&mut self, out: &mut Vec<u8>) {
         for byte in std::mem::take(&mut self.pending) {
             show(byte, out);
@@ -59,7 +60,7 @@ impl Sanitizer {
         }
     }
 
-    /// Filters as much as is certain, and returns the rest.
+    /// Filters as much as can be decided, and returns the rest.
     fn pass<'a>(&mut self, mut bytes: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
         while !bytes.is_empty() {
             let length = match first_piece(bytes) {
@@ -84,7 +85,7 @@ impl Sanitizer {
     }
 }
 
-/// The whole of a text for a terminal.
+/// The safe form of a whole text.
 pub(crate) fn sanitized(text: &[u8]) -> Vec<u8> {
     let mut sanitizer = Sanitizer::default();
     let mut out = Vec::with_capacity(text.len());
@@ -93,7 +94,7 @@ pub(crate) fn sanitized(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A byte by its number, or as itself where it is printable.
+/// A byte in hexadecimal, or unchanged if it is printable.
 fn show(byte: u8, out: &mut Vec<u8>) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     match byte {
@@ -105,7 +106,7 @@ fn show(byte: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// What `bytes`, which are not empty, begin with.
+/// What the non-empty `bytes` begin with.
 fn first_piece(bytes: &[u8]) -> Piece {
     let plain = bytes.iter().take_while(|byte| matches!(byte, b' '..=b'~' | b'\n' | b'\t')).count();
     match bytes[plain.min(bytes.len() - 1)] {
@@ -114,7 +115,7 @@ fn first_piece(bytes: &[u8]) -> Piece {
         b'\r' => match bytes.get(1) {
             None => Piece::Incomplete,
             Some(b'\n') => Piece::Plain(2),
-            // Alone it would let the rest of a line overwrite its beginning.
+            // A lone carriage return would let the rest of a line overwrite its beginning.
             Some(_) => Piece::Hidden(1),
         },
         0x80.. => character(bytes),
@@ -122,7 +123,7 @@ fn first_piece(bytes: &[u8]) -> Piece {
     }
 }
 
-/// Judges bytes that begin with an escape: `ESC [ 0-9;: m` or not.
+/// Classifies bytes that begin with an escape: `ESC [ 0-9;: m` or not.
 fn sgr(bytes: &[u8]) -> Piece {
     let known = &bytes[..bytes.len().min(SGR_LIMIT)];
     match known.get(1) {
@@ -144,7 +145,7 @@ fn sgr(bytes: &[u8]) -> Piece {
     }
 }
 
-/// Judges bytes that begin a character beyond ASCII, or no character at all.
+/// Classifies bytes that begin with a character beyond ASCII, or with no valid character.
 fn character(bytes: &[u8]) -> Piece {
     let known = &bytes[..bytes.len().min(4)];
     let (length, text) = match std::str::from_utf8(known) {
@@ -158,7 +159,7 @@ fn character(bytes: &[u8]) -> Piece {
     };
     let first = text.chars().next();
     let length = first.map_or(length, char::len_utf8);
-    // U+0080 to U+009F are control characters: U+009B is an escape and '[' to many terminals.
+    // U+0080 to U+009F are control characters: many terminals read U+009B as an escape and '['.
     if first.is_some_and(char::is_control) { Piece::Hidden(length) } else { Piece::Plain(length) }
 }
 

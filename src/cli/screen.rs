@@ -1,8 +1,8 @@
-//! Standard output and standard error of a command that must go on listening: written by a thread
-//! of its own, because a terminal that is stopped (Ctrl-S) lets nobody write.
+//! Writes to standard output and standard error from a separate thread, for commands that must stay
+//! responsive while a stopped terminal (Ctrl-S) blocks every write.
 //!
-//! *Invariant:* what is written through it comes in order, and nobody who writes waits. What a
-//! reader does not take in time is dropped beyond [`LIMIT`], and counted.
+//! *Invariant:* output stays in order, and writers never block. If the reader is too slow, output
+//! beyond [`LIMIT`] is dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -16,10 +16,10 @@ use super::failure::Exit;
 /// Most bytes that wait to be written.
 const LIMIT: usize = 1 << 20;
 
-/// Longest wait for a reader after a signal.
+/// How long to wait for a reader after a signal.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Where to.
+/// The target of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
     Output,
@@ -29,13 +29,13 @@ pub(super) enum To {
 #[derive(Debug, Default)]
 struct Queue {
     texts: VecDeque<(To, Vec<u8>)>,
-    /// Bytes in `texts`.
+    /// Number of bytes in `texts`.
     waiting: usize,
-    /// Texts that found no room.
+    /// Number of texts that were dropped.
     dropped: u64,
     /// Whether the thread is writing.
     writing: bool,
-    /// Why standard output refused something, until somebody was told.
+    /// Why writing to standard output failed; taken when it is reported.
     refused: Option<io::Error>,
 }
 
@@ -47,7 +47,7 @@ struct Screen {
 
 static SCREEN: OnceLock<Screen> = OnceLock::new();
 
-/// From now on everything goes through the thread. Where there can be none, whoever prints writes.
+/// Starts the thread. If it cannot be started, callers write for themselves.
 pub(super) fn open() {
     let thread = std::thread::Builder::new().name("screen".to_owned());
     if thread.spawn(|| SCREEN.get_or_init(Screen::default).work()).is_ok() {
@@ -55,16 +55,16 @@ pub(super) fn open() {
     }
 }
 
-/// Has a text written by the thread; `None` where there is none, and the caller writes.
+/// Queues a text for the thread; `None` if there is no thread and the caller has to write.
 pub(super) fn write(to: To, text: &[u8]) -> Option<io::Result<()>> {
     SCREEN.get().map(|screen| screen.put(to, text.to_vec()))
 }
 
-/// Waits until everything is written. A command that ends by a signal does not wait for a reader
-/// that has stalled, and one that waits can be ended by a signal.
+/// Waits until everything is written. A command that ends by a signal does not wait for a stalled
+/// reader, and a signal also ends the wait.
 ///
 /// # Errors
-/// If standard output refused something.
+/// If writing to standard output failed.
 pub(super) fn close(exit: Exit) -> io::Result<()> {
     let Some(screen) = SCREEN.get() else { return Ok(()) };
     let busy = |queue: &mut Queue| queue.writing || !queue.texts.is_empty();
@@ -131,7 +131,7 @@ impl Screen {
     }
 }
 
-/// Where a progress bar is drawn: standard error, through the thread.
+/// The target of a progress bar: standard error, through the thread.
 pub(super) fn progress() -> ProgressDrawTarget {
     match SCREEN.get() {
         Some(_) if io::stderr().is_terminal() => ProgressDrawTarget::term_like(Box::new(Bar)),
@@ -140,14 +140,14 @@ pub(super) fn progress() -> ProgressDrawTarget {
     }
 }
 
-/// A terminal as a progress bar knows it.
+/// The terminal as indicatif sees it.
 #[derive(Debug)]
 struct Bar;
 
 impl Bar {
     fn send(text: String) -> io::Result<()> {
         let screen = SCREEN.get_or_init(Screen::default);
-        // A frame that has to wait is of no use later.
+        // A frame that has to wait is outdated when it is shown.
         if screen.locked().texts.len() < 64 {
             screen.put(To::Error, text.into_bytes())
         } else {

@@ -1,7 +1,7 @@
-//! Tells systemd, where it started this process, how the cluster stands.
+//! Notifies systemd, if it started this process, of the cluster's state.
 //!
-//! *Invariant:* without `NOTIFY_SOCKET` nothing happens; the watchdog hears of this process only
-//! while the supervisor answers.
+//! *Invariant:* does nothing without `NOTIFY_SOCKET`; keeps the watchdog alive only while the
+//! supervisor answers.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::os::notify::Notifier;
 use crate::os::run_directory::Paths;
 use crate::supervise::{ClusterPhase, ClusterState, ProcessPhase};
 
-/// Longest wait for the supervisor's answer, when its interval leaves as much.
+/// How long to wait for the supervisor's answer, if the watchdog's interval allows it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// The service manager, from READY on.
+/// The service manager, used once the cluster is READY.
 #[derive(Default)]
 pub(super) struct ServiceManager(Option<Service>);
 
@@ -26,7 +26,7 @@ struct Service {
 }
 
 impl ServiceManager {
-    /// Says READY.
+    /// Reports READY.
     pub(super) fn stand_by(state: &ClusterState) -> Self {
         let Some(manager) = Notifier::from_environment() else { return Self(None) };
         manager.ready(&summary(state));
@@ -35,7 +35,7 @@ impl ServiceManager {
         Self(Some(Service { manager, beats, control }))
     }
 
-    /// Says what has changed.
+    /// Reports a changed status.
     pub(super) fn tell(&self, state: &ClusterState) {
         let Some(Service { manager, .. }) = &self.0 else { return };
         manager.status(&summary(state));
@@ -44,8 +44,8 @@ impl ServiceManager {
         }
     }
 
-    /// Waits for the time to say that the cluster is looked after, and says so if it is. Dropping
-    /// the future skips one time at most.
+    /// Waits until the watchdog is due, and notifies it if the supervisor answers. Cancellation
+    /// skips at most one notification.
     pub(super) async fn beat(&mut self) {
         let Some(Service { manager, beats: Some(beats), control }) = &mut self.0 else {
             return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! Signals as a person sends them: the first asks, the second insists.
+//! Signals from the user: the first asks the cluster to stop, the second kills it.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -10,14 +10,14 @@ pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
-    /// How many came.
+    /// Number of signals so far.
     count: u32,
-    /// The number of the first one.
+    /// The first signal's number.
     first: Option<u8>,
 }
 
 impl Signals {
-    /// Listens from now on.
+    /// Starts to listen.
     pub(super) fn new() -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind).map_err(|error| {
@@ -34,7 +34,7 @@ impl Signals {
         })
     }
 
-    /// The number of the next one.
+    /// Waits for the next signal and returns its number.
     pub(super) async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => 2,
@@ -43,19 +43,19 @@ impl Signals {
         }
     }
 
-    /// Counts one, and says what it asks for.
+    /// Counts a signal, and returns what it asks for.
     pub(super) fn escalation(&mut self, number: u8) -> Escalation {
         self.count += 1;
         self.first.get_or_insert(number);
         Escalation::of_request(self.count)
     }
 
-    /// How many came.
+    /// Number of signals so far.
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// The number of the first one, if one came.
+    /// The first signal's number, if there was a signal.
     pub(super) fn first(&self) -> Option<u8> {
         self.first
     }

@@ -1,8 +1,8 @@
-//! Where a command's topology comes from: a file, standard input, a built-in machine, or this one.
+//! Loads a command's topology: from a file, standard input, a built-in machine, or this machine.
 //!
-//! Does not look for itself (that is `probe`) and does not read text (that is `topology`).
+//! Does not look at hardware (see `probe`) or parse text (see `topology`).
 //!
-//! *Invariant:* whatever goes wrong with a text names it as the user gave it, and exits with 2.
+//! *Invariant:* errors in a text name it as the user did, and exit with 2.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::input::{self, InputError};
 use crate::probe::{self, Options, ProbeError, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
 
-/// Looks at this machine.
+/// Probes this machine.
 pub(crate) fn live() -> Result<Probed, Failure> {
     Options::from_environment().and_then(|options| probe::probe(&options)).map_err(|error| {
         let hint = error.hint();
@@ -50,7 +50,7 @@ fn parse(src: &str, text: &str) -> Result<Topology, Failure> {
     })
 }
 
-/// What to do about a name that is neither a file nor a built-in machine.
+/// The hint for a name that is neither a file nor a built-in machine.
 fn nearest(src: &str) -> String {
     let stem = Path::new(src).file_stem().and_then(|stem| stem.to_str()).unwrap_or(src);
     crate::text::nearest(stem, topology::builtin_names()).map_or_else(

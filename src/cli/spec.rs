@@ -1,8 +1,8 @@
-//! `cuda-cluster spec`: checks spec files, and prints the schema that editors complete from.
+//! `cuda-cluster spec`: checks spec files, and prints their JSON Schema for editors.
 //!
-//! Does not plan; a spec can be right and still not fit a machine.
+//! Does not plan; a valid spec may still not fit a machine.
 //!
-//! *Invariant:* every file is checked, also after a wrong one.
+//! *Invariant:* every file is checked, even if an earlier one is invalid.
 
 use std::path::PathBuf;
 
@@ -21,11 +21,11 @@ pub(super) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Prints the JSON Schema of a spec.
+    /// Print the JSON Schema of a spec
     Schema,
-    /// Checks spec files ('-' for standard input).
+    /// Check spec files ('-' for standard input)
     Check {
-        /// The files
+        /// The files to check
         #[arg(required = true, value_name = "SPEC")]
         files: Vec<PathBuf>,
     },

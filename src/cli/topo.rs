@@ -1,8 +1,8 @@
-//! `cuda-cluster topo`: a machine, in any of its text forms.
+//! `cuda-cluster topo`: shows a machine in any of its text forms.
 //!
-//! Does not judge the machine; it shows what its source said.
+//! Does not judge the machine; shows what its source reported.
 //!
-//! *Invariant:* notes about the topology go to standard error, unless the form carries them.
+//! *Invariant:* notes about the topology go to standard error, unless the format includes them.
 
 use std::path::PathBuf;
 
@@ -16,46 +16,46 @@ use crate::topology::{LinkKind, Occupant, Topology};
 /// Arguments of `topo`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// A file, `-`, or a built-in machine such as dgx-h100, in any form that is recognised from
-    /// its content; without it, this machine
+    /// A file, '-', or a built-in machine such as dgx-h100; the format is detected [default: this
+    /// machine]
     #[arg(long, value_name = "SRC")]
     topology: Option<String>,
 
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 
-    /// Show the workers of this plan too, as 'plan -o yaml' printed it ('-' for standard input);
-    /// with '-o tree' or '-o svg'
+    /// Also show the workers of a plan printed by 'plan -o yaml' ('-' for standard input); requires
+    /// '-o tree' or '-o svg'
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
 
-    /// Leave out what identifies the machine (UUIDs, host name), to send it to somebody
+    /// Remove identifying data (UUIDs, host name), so that the output can be shared
     #[arg(long)]
     anonymize: bool,
 
-    /// Print how long NVML, hwloc and sysfs took, to standard error
+    /// Print to standard error how long NVML, hwloc and sysfs took
     #[arg(long, conflicts_with = "topology")]
     timings: bool,
 }
 
-/// The forms that a topology can be shown in.
+/// Output formats of a topology.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Form {
-    /// As `nvidia-smi topo -m` prints it.
+    /// A matrix like that of `nvidia-smi topo -m`
     #[default]
     Matrix,
-    /// Package, NUMA node, switch, device.
+    /// A tree: package, NUMA node, switch, device
     Tree,
-    /// Complete, for programs.
+    /// The complete topology, for programs
     Json,
-    /// Complete, as a file to keep, edit or send.
+    /// The complete topology, as a file to keep, edit or share
     Yaml,
-    /// For NCCL, through NCCL_TOPO_FILE.
+    /// For NCCL, through NCCL_TOPO_FILE
     Nccl,
-    /// For Graphviz.
+    /// For Graphviz
     Dot,
-    /// A picture.
+    /// A picture
     Svg,
 }
 
@@ -69,7 +69,7 @@ impl Form {
     }
 }
 
-/// Shows a machine.
+/// Prints a machine.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let workers = workers(arguments)?;
     let topology = read(arguments)?;
@@ -77,7 +77,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match arguments.output {
         Form::Json => output::print_json(&topology)?,
         Form::Yaml => output::print(&topology.to_yaml())?,
-        // A matrix of no devices says nothing; the rest of the machine does.
+        // Without devices the matrix would be empty; the rest of the machine is still useful.
         Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
             output::print(&topology.to_tree_with(&workers))?;
         }
@@ -96,7 +96,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The workers that are to be shown: none without a plan.
+/// The workers to show; none without a plan.
 fn workers(arguments: &Arguments) -> Result<Vec<Occupant>, Failure> {
     let Some(path) = &arguments.plan else { return Ok(Vec::new()) };
     if arguments.output.shows_workers() {
@@ -106,7 +106,7 @@ fn workers(arguments: &Arguments) -> Result<Vec<Occupant>, Failure> {
     Err(Failure::new(Exit::Usage, error).hint("ask for '-o svg' or '-o tree'"))
 }
 
-/// The machine that was asked for: a text's, or this one.
+/// The requested machine: from a text, or this one.
 fn read(arguments: &Arguments) -> Result<Topology, Failure> {
     match &arguments.topology {
         Some(src) => source::load(src),
@@ -120,7 +120,7 @@ fn read(arguments: &Arguments) -> Result<Topology, Failure> {
     }
 }
 
-/// The matrix with its heading in bold and its links by nearness; the colours reach terminals only.
+/// The matrix with a bold heading and links coloured by distance; colours are for terminals only.
 fn coloured(matrix: &str) -> String {
     let bold = Style::new().bold();
     let mut lines = matrix.lines();

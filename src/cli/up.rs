@@ -1,4 +1,4 @@
-//! `up`: plans, starts, shows the way to READY, and stays until the cluster is taken down.
+//! `up`: plans and starts a cluster, shows its progress to READY, and stays until it ends.
 
 mod audience;
 mod owner;
@@ -24,7 +24,7 @@ use crate::plan::{EnginePlan, Origin, Plan, difference};
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome};
 
-/// Signals after which a supervisor that is still there is killed.
+/// Number of signals after which a supervisor that is still running is killed.
 const MOST_SIGNALS: u32 = 3;
 
 /// Arguments of `up`.
@@ -35,8 +35,8 @@ pub(super) struct Arguments {
     /// Return when the cluster is READY, and leave it running
     #[arg(long)]
     detach: bool,
-    /// Run this plan, as 'plan -o yaml' or '-o json' printed it ('-' for standard input); beside it
-    /// only --name and --verify have a say
+    /// Run a plan printed by 'plan -o yaml' or '-o json' ('-' for standard input); can be combined
+    /// only with --name, --verify and --detach
     #[arg(
         long,
         value_name = "FILE",
@@ -44,14 +44,14 @@ pub(super) struct Arguments {
         conflicts_with_all = flags::deciding(),
     )]
     plan: Option<PathBuf>,
-    /// Show the plan that would run, and start nothing
+    /// Print the plan without starting anything
     #[arg(long)]
     dry_run: bool,
-    /// The form; as JSON a line for READY, each event, and the end
+    /// Output format; JSON has a line for READY, each event, and the end
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
-    /// For programs that start this one: the cluster ends with the process of this number, and with
-    /// standard input
+    /// For programs that start clusters: end the cluster when this process ends, or standard input
+    /// is closed
     #[arg(long, value_name = "PID", conflicts_with = "detach", value_parser = whole::<u32>)]
     owner: Option<u32>,
 }
@@ -65,7 +65,7 @@ impl Arguments {
     }
 }
 
-/// Brings a cluster up.
+/// Starts a cluster.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let done = bring_up(arguments);
     if let (Form::Json, Err(failure)) = (arguments.output, &done) {
@@ -93,7 +93,7 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
             prepare(&request)?
         }
     };
-    // Dask's workers prove their ways themselves.
+    // Dask's workers verify their own connections.
     prepared.to_be_verified =
         prepared.plan.requirements.verify && matches!(prepared.plan.engine, EnginePlan::Native(_));
     let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
@@ -106,7 +106,7 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
     reach::runtime()?.block_on(attend(prepared, lifetime, audience, &mut owner))
 }
 
-/// Reads a plan, to be run under the name that is asked for, if one is, and verified if that is.
+/// Reads a plan, and applies `--name` and `--verify`.
 fn filed(path: &Path, flags: &Flags) -> Result<Plan, Failure> {
     let mut plan = plan::load(path)?;
     if let Some(verify) = flags.verify() {
@@ -120,13 +120,13 @@ fn filed(path: &Path, flags: &Flags) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-/// Plans a request, and makes sure that this machine can run the plan. Notes go to standard error.
+/// Plans a request, and checks that this machine can run the plan. Notes go to standard error.
 pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
     let machine = request.spec.topology.as_deref().map(source::load).transpose()?;
     noted(cluster::prepare(request, machine.as_ref()), request)
 }
 
-/// Says what is worth knowing of a prepared plan, or why there is none.
+/// Prints the notes of a prepared plan, or translates the error.
 fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<Prepared, Failure> {
     let keys = Keys::of(request);
     let prepared = prepared.map_err(|error| keys.unprepared(error))?;
@@ -136,8 +136,8 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
     Ok(prepared)
 }
 
-/// Starts a plan under a supervisor of its own, and shows the way to READY. Returns then, if the
-/// cluster is to live on by itself; otherwise when it has ended, as it does with its owner, too.
+/// Starts a plan under a supervisor process, and shows the progress to READY. Returns then if the
+/// cluster is [`Lifetime::Free`], otherwise when it has ended.
 async fn attend(
     prepared: Prepared,
     lifetime: Lifetime,
@@ -215,8 +215,8 @@ async fn attend(
     }
 }
 
-/// Hands a signal on: the first asks, the next ones insist, and the last does without the
-/// supervisor.
+/// Forwards a signal: the first asks the supervisor to stop, the second to kill, and after
+/// [`MOST_SIGNALS`] the supervisor itself is killed.
 pub(super) async fn insist(
     supervisor: &mut Detached,
     signals: &mut Signals,
@@ -236,7 +236,7 @@ pub(super) async fn insist(
     }
 }
 
-/// What a cluster's end means for the command that owned it.
+/// Translates the end of a cluster into the result of the command that owned it.
 fn verdict(
     outcome: Outcome,
     signal: Option<u8>,
@@ -250,7 +250,7 @@ fn verdict(
             Ok(Exit::Signal(number))
         }
         (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
-        // A worker's death tells more than the verification that it broke.
+        // A worker's death explains more than the verification that failed because of it.
         (Outcome::Stopped { degraded: Some(cause) }, None) => Err(failed(Exit::Failed, &cause)),
         (Outcome::Stopped { degraded: None } | Outcome::Finished, None) => {
             unverified.map_or(Ok(Exit::Done), Err)
@@ -258,15 +258,16 @@ fn verdict(
     }
 }
 
-/// The verification of a cluster that is READY but for it.
+/// The verification of a cluster that is READY apart from it.
 #[derive(Default)]
 struct Verification(Option<Pin<Box<dyn Future<Output = Verified>>>>);
 
-/// What a verification found, in a sentence.
+/// The result of a verification: a sentence or a failure.
 type Verified = Result<String, Failure>;
 
 impl Verification {
-    /// Begins when the cluster has come so far. It may print, and so the progress ends.
+    /// Starts the verification as soon as the cluster is ready for it. Ends the progress display,
+    /// because the verification may print.
     fn begin_when_due(&mut self, state: &ClusterState, audience: &Audience<'_>) {
         if state.state == ClusterPhase::Verifying && self.0.is_none() {
             audience.finish();
@@ -279,17 +280,17 @@ impl Verification {
         }
     }
 
-    /// Waits for its end, which comes once. Dropping the future loses nothing.
+    /// Waits for the result, which is returned once. Cancel-safe.
     async fn end(&mut self) -> Verified {
         let Some(verification) = &mut self.0 else { return std::future::pending().await };
         let verified = verification.await;
-        // Not begun again: the phase may be seen once more before it changes.
+        // Prevents a second start: the phase may be seen once more before it changes.
         self.0 = Some(Box::pin(std::future::pending()));
         verified
     }
 }
 
-/// Says how the running cluster of a name differs from the one that was asked for now.
+/// Prints how the running cluster of the same name differs from the requested one.
 fn told_apart(failure: Failure, plan: &Plan) -> Failure {
     let Ok(found) = cluster::find(Some(&plan.name)) else { return failure };
     let Ok(running) = std::fs::read_to_string(found.paths.plan()) else { return failure };

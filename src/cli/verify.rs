@@ -1,4 +1,4 @@
-//! `verify`: whether the workers of a running cluster use the links that they should.
+//! `verify`: checks whether the workers of a running cluster communicate over the expected links.
 
 use clap::Args;
 
@@ -10,21 +10,22 @@ use crate::engine::native::links::Verdict;
 use crate::ids::ClusterName;
 use crate::wire::peer::MemoryKind;
 
-/// Message sizes at which a link shows what it can do, in bytes: host memory, device memory.
+/// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
+/// memory.
 const SIZES_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// The cluster; may be left out when only one runs
+    /// The cluster; optional if only one is running
     #[arg(value_name = "NAME")]
     name: Option<ClusterName>,
     #[command(flatten)]
     ways: Ways,
-    /// A slow link fails the verification, too
+    /// Also fail if a link is slow
     #[arg(long)]
     strict: bool,
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }
@@ -37,8 +38,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(if good(&outcome, arguments.strict) { Exit::Done } else { Exit::Unverified })
 }
 
-/// Verifies a cluster that is coming up, and says so in a sentence; prints its table when it is not
-/// as it should be.
+/// Verifies a cluster that is starting, and summarizes the result; prints the table if the
+/// verification fails.
 pub(super) async fn verified(cluster: &Found) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {
@@ -59,7 +60,7 @@ async fn measured(cluster: &Found, ways: &Ways) -> Result<Outcome, Failure> {
     ways.measure(&subject, subject.memories(), size, Together::None).await
 }
 
-/// Whether every way is as it should be.
+/// Whether every connection is as expected.
 fn good(outcome: &Outcome, strict: bool) -> bool {
     outcome.pairs.iter().all(|pair| match pair.verdict {
         Verdict::Ok => true,

@@ -1,4 +1,4 @@
-//! A cluster's processes as a table, and what happens to them as sentences.
+//! Shows a cluster's processes as a table, and its events as sentences.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::record::What;
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
 
-/// One column: its heading, and its cell of a process.
+/// A column: its heading, and its cell for a process.
 type Column = (&'static str, fn(&Row<'_>) -> String);
 
-/// A process as it is, and as it was planned.
+/// A process's state, with its plan.
 struct Row<'a> {
     process: &'a ProcessState,
     binding: Option<&'a Binding>,
@@ -20,13 +20,13 @@ struct Row<'a> {
 const FIRST: [Column; 2] =
     [("worker", |row| row.process.name.clone()), ("gpu", |row| gpu(row.worker))];
 
-/// CPUs and memory nodes of a machine that is here: those in force.
+/// CPUs and memory nodes in effect, where the planned machine is this one.
 const BOUND: [Column; 2] = [
     ("cpus", |row| some(row.process.cpus.as_ref())),
     ("mems", |row| some(row.process.mems.as_ref())),
 ];
 
-/// Of a simulated machine: those that were planned for it, and what the process has here.
+/// On a simulated machine: the planned CPUs and memory nodes, and the CPUs used here.
 const SIMULATED: [Column; 3] = [
     ("cpus", |row| some(row.binding.and_then(|binding| binding.cpus.as_ref()))),
     ("mems", |row| some(row.binding.and_then(|binding| binding.mems.as_ref()))),
@@ -48,8 +48,8 @@ const WIDE: [Column; 5] = [
     ("last exit", |row| some(row.process.last_exit.as_ref().map(|exit| &exit.reason))),
 ];
 
-/// The processes: the scheduler, then the workers in rank order. Wide: also how they are kept
-/// together and connected, and how they last ended.
+/// The processes: the scheduler, then the workers by rank. The wide form adds containment,
+/// connections and last exits.
 pub(super) fn table(state: &ClusterState, plan: &Plan, wide: bool) -> String {
     let bound: &[Column] = if state.simulated { &SIMULATED } else { &BOUND };
     let wide: &[Column] = if wide { &WIDE } else { &[] };
@@ -68,7 +68,7 @@ pub(super) fn table(state: &ClusterState, plan: &Plan, wide: bool) -> String {
     output::table(&headings, scheduler.chain(workers).map(cells))
 }
 
-/// The text of what is there, `-` for what is not.
+/// The text of a value, or `-`.
 fn some(value: Option<impl ToString>) -> String {
     let text = value.map(|value| value.to_string()).filter(|text| !text.is_empty());
     text.unwrap_or_else(|| "-".to_owned())
@@ -79,7 +79,7 @@ fn nics(worker: Option<&WorkerPlan>) -> String {
     some(Some(nics.map(ToString::to_string).collect::<Vec<_>>().join(",")))
 }
 
-/// The different lanes of all connections.
+/// The distinct lanes of all connections.
 fn lanes(process: &ProcessState) -> String {
     let all = process.peers.iter().flat_map(|peer| peer.lanes.iter().map(String::as_str));
     some(Some(all.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")))
@@ -97,7 +97,7 @@ fn gpu(planned: Option<&WorkerPlan>) -> String {
     text
 }
 
-/// Where clients and browsers find a Dask cluster's scheduler, and what it says about that.
+/// The addresses of a Dask cluster's scheduler and dashboard, and the scheduler's notes.
 pub(super) fn addresses(state: &ClusterState) -> Vec<String> {
     let scheduler = state.scheduler.iter().filter(|_| state.engine == EngineKind::Dask);
     let mut lines = Vec::new();
@@ -110,7 +110,7 @@ pub(super) fn addresses(state: &ClusterState) -> Vec<String> {
     lines
 }
 
-/// Who is not there and why, and who died so often that somebody should know.
+/// Processes that are not READY and why, and those that keep dying.
 pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
     let trouble = |process: &ProcessState| {
         let (exit, deaths) = (process.last_exit.as_ref()?, process.deaths_at_work);
@@ -129,19 +129,19 @@ pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
     state.scheduler.iter().chain(&state.workers).filter_map(trouble).collect()
 }
 
-/// What deaths in a row let one suspect.
+/// The likely cause of repeated deaths.
 fn by_a_task(deaths: u32) -> String {
     format!("it died {deaths} times in a row while READY, perhaps of a task")
 }
 
-/// What a person who watches a running cluster wants to know of; `None` for the rest.
+/// The event as a sentence if it matters to someone watching the cluster, otherwise `None`.
 pub(super) fn remark(record: &Record) -> Option<String> {
     let ordinary =
         matches!(record.what, What::Started { .. } | What::Step { .. } | What::Stopping { .. });
     (!ordinary).then(|| sentence(record))
 }
 
-/// An event in a sentence, without its time.
+/// An event as a sentence, without its time.
 pub(super) fn sentence(record: &Record) -> String {
     let of_guardian = matches!(record.what, What::NotAnswering { .. } | What::Answers { .. });
     let nobody = if of_guardian { "guardian" } else { "cluster" };

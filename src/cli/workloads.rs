@@ -17,16 +17,16 @@ use crate::wire::tasks::{Counters, LinkOverview, Overview};
 /// The version of the JSON form.
 const VERSION: u32 = 1;
 
-/// Which cluster, and how it is shown.
+/// The options that all workloads share.
 #[derive(Args, Debug)]
 struct Common {
-    /// The cluster; may be left out when only one runs
+    /// The cluster; optional if only one is running
     #[arg(value_name = "NAME")]
     name: Option<ClusterName>,
-    /// How often it is done; the figures are those of the median run
+    /// Number of runs; the figures are those of the median run
     #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = whole::<u32>)]
     runs: u32,
-    /// The form to show it in
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
 }
@@ -36,10 +36,10 @@ struct Common {
 pub(super) struct TasksArguments {
     #[command(flatten)]
     common: Common,
-    /// How many tasks
+    /// Number of tasks
     #[arg(long, default_value_t = 100_000, value_name = "COUNT", value_parser = whole::<usize>)]
     count: usize,
-    /// How they depend on each other; all three ways, unless said otherwise
+    /// How tasks depend on each other [default: all three patterns]
     #[arg(long, value_enum)]
     shape: Option<ShapeName>,
 }
@@ -66,16 +66,16 @@ impl ShapeName {
 pub(super) struct TransposeArguments {
     #[command(flatten)]
     common: Common,
-    /// Chunks in each direction
+    /// Number of chunks in each direction
     #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u64>)]
     chunks: u64,
-    /// Elements of a chunk in each direction, eight bytes each
+    /// Elements per chunk in each direction (8 bytes each)
     #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = whole::<u64>)]
     chunk_size: u64,
-    /// Decides the elements
+    /// Seed of the random elements
     #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Compare with the same computation in this process
+    /// Compare the result with that of a single process
     #[arg(long)]
     check: bool,
 }
@@ -85,16 +85,16 @@ pub(super) struct TransposeArguments {
 pub(super) struct MergeArguments {
     #[command(flatten)]
     common: Common,
-    /// Parts of each table
+    /// Number of parts of each table
     #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u32>)]
     parts: u32,
-    /// Rows of each part, sixteen bytes each
+    /// Rows per part (16 bytes each)
     #[arg(long, default_value_t = 1_000_000, value_name = "COUNT", value_parser = whole::<u64>)]
     rows: u64,
-    /// Decides keys and values
+    /// Seed of the random keys and values
     #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Compare with the same computation in this process
+    /// Compare the result with that of a single process
     #[arg(long)]
     check: bool,
 }
@@ -108,7 +108,7 @@ struct Document {
     workers: Vec<WorkerFigures>,
     /// Of all transfers since the bench began.
     links: Vec<LinkOverview>,
-    /// Of the scheduler's memory, while it waits.
+    /// Of the scheduler's memory per queued task.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_per_queued_task: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,7 +148,7 @@ fn client(common: &Common) -> Result<Client, Failure> {
 /// Runs `bench tasks`.
 pub(super) fn tasks(arguments: &TasksArguments) -> Result<Exit, Failure> {
     let client = client(&arguments.common)?;
-    // First, while the scheduler has no memory of earlier tasks to use again.
+    // Runs first, before the scheduler has freed memory to reuse.
     let queued = queued_task_bytes(&client, arguments.count).map_err(failed)?;
     let all = [ShapeName::Flat, ShapeName::Chains, ShapeName::Fans];
     let shapes = arguments.shape.map_or(all.to_vec(), |shape| vec![shape]);
@@ -189,7 +189,7 @@ pub(super) fn merge(arguments: &MergeArguments) -> Result<Exit, Failure> {
     show(common, &client, "merge", Found { runs, same, bytes_per_queued_task: None })
 }
 
-/// The median time, and what came of the last run.
+/// The run with the median time, and the last run's result.
 fn timed<T>(
     runs: u32,
     mut one: impl FnMut() -> Result<T, ClientError>,
@@ -211,11 +211,11 @@ fn run(shape: Option<String>, took: Duration, amount: u64, unit: &'static str) -
     Run { shape, seconds, amount, unit, per_second: amount as f64 / seconds.max(1e-9) }
 }
 
-/// What a bench has found out.
+/// The results of a bench.
 struct Found {
     runs: Vec<Run>,
     bytes_per_queued_task: Option<f64>,
-    /// Whether the result is that of one process.
+    /// Whether the result equals that of a single process.
     same: Option<bool>,
 }
 

@@ -1,6 +1,6 @@
 //! The flags that `plan`, `up`, `run` and `exec` share, as overrides of a spec.
 //!
-//! Does not give a flag a default: what nobody set is left to the spec, then to the plan.
+//! Sets no defaults: the spec, then the plan, decide whatever no flag sets.
 //!
 //! *Invariant:* every flag sets exactly one key of the spec, and has dask-cuda's name where
 //! dask-cuda has one.
@@ -22,7 +22,7 @@ use crate::spec::{
 };
 use crate::units::{Size, Span};
 
-/// What is asked for: a spec file and flags over it, for a machine.
+/// A request: the machine, a spec file, and flags that override it.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Asked {
     /// Spec file ('-' for standard input)
@@ -31,7 +31,7 @@ pub(crate) struct Asked {
     /// Machine to plan for: a file, or a built-in name like dgx-h100 [default: this machine]
     #[arg(long, value_name = "SRC")]
     pub(crate) topology: Option<String>,
-    /// Run the plan of a machine that is not here, with simulated devices
+    /// Run the plan of another machine here, with simulated devices
     #[arg(long)]
     pub(crate) simulate: bool,
     /// Turn notes into errors
@@ -47,7 +47,7 @@ pub(crate) struct Flags {
     /// Name of the cluster
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     name: Option<ClusterName>,
-    /// READY only when every pair of workers has moved data over the expected transport
+    /// Become READY only after every pair of workers has exchanged data over the expected transport
     #[arg(long, conflicts_with = "no_verify", help_heading = "Cluster")]
     verify: bool,
     #[arg(long, hide = true)]
@@ -65,7 +65,7 @@ pub(crate) struct Flags {
     dask: DaskFlags,
 }
 
-/// The flags that decide something of a plan: all but the name, and what is done when it runs.
+/// The flags that determine the plan: all except the name and those that matter only at run time.
 pub(super) fn deciding() -> Vec<Id> {
     let command = WorkerFlags::augment_args(Command::new("flags"));
     let command = UcxFlags::augment_args(RmmFlags::augment_args(command));
@@ -75,248 +75,247 @@ pub(super) fn deciding() -> Vec<Id> {
 
 #[derive(Args, Clone, Debug, Default)]
 struct WorkerFlags {
-    /// What runs in the processes: native, dask, command
+    /// Engine that runs the workers: native, dask, command
     #[arg(long, value_name = "ENGINE")]
     engine: Option<EngineKind>,
-    /// GPUs: all, none, 0-3,6, UUIDs, PCI addresses, MIG instances (0:1)
+    /// GPUs to use: all, none, 0-3,6, UUIDs, PCI addresses, MIG instances (0:1)
     #[arg(long, value_name = "GPUS")]
     gpus: Option<GpuSelection>,
-    /// Workers with a GPU; fewer than there are picks the best-connected ones
+    /// Number of workers with a GPU; if fewer than the GPUs, the best-connected GPUs are chosen
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     n_workers: Option<u32>,
-    /// Workers for each GPU
+    /// Number of workers per GPU
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     workers_per_gpu: Option<u32>,
-    /// Extra workers without a GPU
+    /// Number of additional workers without a GPU
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     cpu_workers: Option<u32>,
-    /// Threads of a worker that run tasks
+    /// Number of threads per worker that run tasks
     #[arg(long, value_name = "N", visible_alias = "nthreads", value_parser = whole::<u32>)]
     threads_per_worker: Option<u32>,
-    /// GPUs that other processes use: skip, warn, use
+    /// What to do with GPUs that other processes are using: skip, warn, use
     #[arg(long, value_name = "HOW")]
     busy_gpus: Option<Treatment>,
-    /// GPUs that drive a display: skip, warn, use
+    /// What to do with GPUs that drive a display: skip, warn, use
     #[arg(long, value_name = "HOW")]
     display_gpus: Option<Treatment>,
 
-    /// CPUs of a worker: local, split, none
+    /// CPU binding of workers: local, split, none
     #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
     cpus: Option<CpuBinding>,
-    /// Whole cores kept for the scheduler under --cpus split
+    /// Number of whole cores reserved for the scheduler with --cpus split
     #[arg(long, value_name = "N", help_heading = "CPUs and memory", value_parser = whole::<u32>)]
     scheduler_cores: Option<u32>,
-    /// Placement of memory: preferred, bind, none
+    /// NUMA memory policy: preferred, bind, none
     #[arg(long, value_name = "HOW", help_heading = "CPUs and memory")]
     memory_policy: Option<MemoryPolicy>,
-    /// Host memory of a worker, which the native engine fills to 3/4 before it uses the disk: auto,
-    /// none, 64GB, 0.1
+    /// Host memory per worker: auto, none, 64GB, 0.1; native workers spill to disk above 3/4 of it
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     memory_limit: Option<Limit>,
-    /// Device memory at which a worker spills: auto, none, 30GB, 0.8
+    /// Device memory above which a worker spills to host memory: auto, none, 30GB, 0.8
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     device_memory_limit: Option<Limit>,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 struct RmmFlags {
-    /// First size of the pool
+    /// Initial size of the RMM pool
     #[arg(long, value_name = "SIZE")]
     rmm_pool_size: Option<Size>,
-    /// Most that the pool may grow to
+    /// Maximum size of the RMM pool
     #[arg(long, value_name = "SIZE")]
     rmm_maximum_pool_size: Option<Size>,
-    /// Managed (unified) memory
+    /// Use managed (unified) memory
     #[arg(long, conflicts_with = "no_rmm_managed_memory")]
     rmm_managed_memory: bool,
     #[arg(long, hide = true)]
     no_rmm_managed_memory: bool,
-    /// CUDA's stream-ordered allocator
+    /// Use CUDA's stream-ordered allocator
     #[arg(long, conflicts_with = "no_rmm_async")]
     rmm_async: bool,
     #[arg(long, hide = true)]
     no_rmm_async: bool,
-    /// The asynchronous pool gives memory beyond this back
+    /// Size above which the asynchronous pool returns memory to the driver
     #[arg(long, value_name = "SIZE")]
     rmm_release_threshold: Option<Size>,
-    /// Log every allocation into this directory
+    /// Directory for logs of every allocation
     #[arg(long, value_name = "DIR")]
     rmm_log_directory: Option<String>,
-    /// Count allocations
+    /// Track allocations
     #[arg(long, conflicts_with = "no_rmm_track_allocations")]
     rmm_track_allocations: bool,
     #[arg(long, hide = true)]
     no_rmm_track_allocations: bool,
-    /// Libraries whose allocations go through RMM: cupy,torch
+    /// Libraries that allocate through RMM: cupy,torch
     #[arg(long, value_name = "LIBS", value_delimiter = ',')]
     set_rmm_allocator_for_libs: Option<Vec<String>>,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 struct UcxFlags {
-    /// Use NVLink; that there is none is a note, and an error with --strict
+    /// Use NVLink; if there is none, the plan notes it (with --strict: an error)
     #[arg(long, conflicts_with = "disable_nvlink")]
     enable_nvlink: bool,
-    /// Leave NVLink (cuda_ipc) out
+    /// Don't use NVLink (cuda_ipc)
     #[arg(long)]
     disable_nvlink: bool,
-    /// Use InfiniBand or RoCE; that no port can be used is a note, and an error with --strict
+    /// Use InfiniBand or RoCE; if no port is usable, the plan notes it (with --strict: an error)
     #[arg(long, conflicts_with = "disable_infiniband")]
     enable_infiniband: bool,
-    /// Leave InfiniBand and RoCE (rc) out
+    /// Don't use InfiniBand or RoCE (rc)
     #[arg(long)]
     disable_infiniband: bool,
-    /// TCP for data
+    /// Use TCP for data
     #[arg(long, conflicts_with = "disable_tcp_over_ucx")]
     enable_tcp_over_ucx: bool,
-    /// Leave TCP out where something else can carry every connection
+    /// Don't use TCP where another transport can carry every connection
     #[arg(long)]
     disable_tcp_over_ucx: bool,
-    /// Set connections up over RDMA
+    /// Establish connections over RDMA
     #[arg(long, conflicts_with = "disable_rdmacm")]
     enable_rdmacm: bool,
-    /// Set connections up over TCP
+    /// Establish connections over TCP
     #[arg(long)]
     disable_rdmacm: bool,
-    /// NICs: auto, none, pin, stripe, mlx5_0:1,mlx5_1:1, mlx5_{gpu//2}:1
+    /// NICs to use: auto, none, pin, stripe, mlx5_0:1,mlx5_1:1, mlx5_{gpu//2}:1
     #[arg(long, value_name = "NICS")]
     net_devices: Option<NetDevices>,
-    /// NICs that are not to be used
+    /// NICs never to use
     #[arg(long, value_name = "NICS", value_delimiter = ',')]
     exclude_nics: Option<Vec<String>>,
-    /// Network device for setting connections up
+    /// Network device for establishing connections
     #[arg(long, value_name = "DEVICE")]
     control_device: Option<String>,
-    /// Whose variables: none (ours), dask (exactly dask-cuda's)
+    /// UCX variables to set: none (our own), dask (exactly those of dask-cuda)
     #[arg(long, value_name = "WHOSE")]
     ucx_compat: Option<UcxCompat>,
-    /// Settings by GPU architecture and UCX version: auto, none
+    /// Settings for the GPU architecture and UCX version: auto, none
     #[arg(long, value_name = "PRESET")]
     ucx_preset: Option<UcxPreset>,
-    /// The libucp to load: its path, auto (the first that knows CUDA), system (the loader's)
+    /// libucp to load: a path, auto (the first with CUDA support), system (as the loader finds it)
     #[arg(long = "ucx", value_name = "PATH|auto")]
     ucx_library: Option<String>,
-    /// UCX version to plan for, like 1.18
+    /// UCX version to plan for, such as 1.18
     #[arg(long, value_name = "VERSION")]
     ucx_version: Option<UcxVersion>,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 struct ProcessFlags {
-    /// Address that the scheduler listens on
+    /// Address on which the scheduler listens
     #[arg(long, value_name = "ADDRESS")]
     host: Option<String>,
-    /// Network interface that the scheduler listens on
+    /// Network interface on which the scheduler listens
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
-    /// Port of the scheduler, or ports to try (8786:8800); 0 for any
+    /// Scheduler port, or a range of ports to try (8786:8800); 0 for any free port
     #[arg(long, value_name = "PORTS")]
     scheduler_port: Option<PortRange>,
-    /// Ports for the workers (a:b)
+    /// Range of worker ports (a:b)
     #[arg(long, value_name = "PORTS")]
     worker_port: Option<PortRange>,
-    /// Address that a single worker listens on
+    /// Address on which a single worker listens
     #[arg(long, value_name = "ADDRESS")]
     listen_address: Option<String>,
-    /// Address that a single worker is reached at
+    /// Address at which others reach a single worker
     #[arg(long, value_name = "ADDRESS")]
     contact_address: Option<String>,
     /// Directory for spilled data
     #[arg(long, value_name = "DIR")]
     local_directory: Option<String>,
-    /// File for the scheduler's address
+    /// File to write the scheduler's address to
     #[arg(long, value_name = "FILE")]
     scheduler_file: Option<String>,
-    /// File for the supervisor's process id
+    /// File to write the supervisor's process id to
     #[arg(long, value_name = "FILE")]
     pid_file: Option<String>,
-    /// Abstract resources, like "GPU=1 MEM=10e9"
+    /// Abstract resources of each worker, such as "GPU=1 MEM=10e9"
     #[arg(long, value_name = "RESOURCES", value_parser = resources)]
     resources: Option<Resources>,
-    /// When a dead worker is started again: never, on-failure, always
+    /// When to restart a process that has ended: never, on-failure, always
     #[arg(long, value_name = "WHEN")]
     restart: Option<RestartWhen>,
-    /// Time from start to READY of the whole cluster, like 60s
+    /// Time limit for the whole cluster to become READY, such as 60s
     #[arg(long, value_name = "SPAN")]
     ready_within: Option<Span>,
-    /// Time between SIGTERM and SIGKILL, like 5s
+    /// Grace period between SIGTERM and SIGKILL, such as 5s
     #[arg(long, value_name = "SPAN")]
     grace: Option<Span>,
-    /// A process that does not answer for this long is not READY until it does, like 30s
+    /// Time without an answer after which a process counts as unresponsive, such as 30s
     #[arg(long, value_name = "SPAN")]
     answer_within: Option<Span>,
-    /// What follows then: wait, restart
+    /// What to do with an unresponsive process: wait, restart
     #[arg(long, value_name = "WHAT")]
     unresponsive: Option<Unresponsive>,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 struct DaskFlags {
-    /// tcp, tls, ucx, ucxx
+    /// Protocol: tcp, tls, ucx, ucxx
     #[arg(long, value_name = "PROTOCOL")]
     protocol: Option<String>,
-    /// Serve a dashboard
+    /// Serve the dashboard
     #[arg(long, conflicts_with = "no_dashboard")]
     dashboard: bool,
-    /// Serve no dashboard
+    /// Don't serve the dashboard
     #[arg(long)]
     no_dashboard: bool,
-    /// Where the dashboard listens, like :8787
+    /// Address on which the dashboard listens, such as :8787
     #[arg(long, value_name = "ADDRESS")]
     dashboard_address: Option<String>,
     /// Prefix of the dashboard's URLs
     #[arg(long, value_name = "PREFIX")]
     dashboard_prefix: Option<String>,
-    /// Module or file that each worker loads at its start (repeatable)
+    /// Module or file that each worker loads when it starts (repeatable)
     #[arg(long, value_name = "MODULE")]
     preload: Option<Vec<String>>,
-    /// Modules imported before the workers start
+    /// Modules to import before the workers start
     #[arg(long, value_name = "MODULES", value_delimiter = ',')]
     pre_import: Option<Vec<String>>,
-    /// A worker without a scheduler for this long ends
+    /// Time without a scheduler after which a worker ends
     #[arg(long, value_name = "SPAN")]
     death_timeout: Option<Span>,
-    /// A worker of this age is replaced
+    /// Age at which a worker is replaced
     #[arg(long, value_name = "SPAN")]
     lifetime: Option<Span>,
-    /// Fewest workers; more, up to all, run when the scheduler's work needs them
+    /// Minimum number of workers; more are started, up to all, as the workload requires
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     adapt_minimum: Option<u32>,
-    /// Class of the workers
+    /// Python class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
-    /// What workers are called: process (gpu3), gpu (3)
+    /// How to name workers: process (gpu3), gpu (3)
     #[arg(long, value_name = "HOW")]
     worker_names: Option<WorkerNames>,
-    /// cuDF's own spilling
+    /// Enable cuDF's own spilling
     #[arg(long, conflicts_with = "disable_cudf_spill")]
     enable_cudf_spill: bool,
     #[arg(long, hide = true)]
     disable_cudf_spill: bool,
-    /// Statistics of cuDF's spilling, a level from 0
+    /// Level of cuDF's spill statistics, from 0
     #[arg(long, value_name = "LEVEL", value_parser = whole::<u32>)]
     cudf_spill_stats: Option<u32>,
-    /// Authorities to trust, PEM
+    /// PEM file with trusted certificate authorities
     #[arg(long, value_name = "FILE")]
     tls_ca_file: Option<String>,
-    /// Own certificate, PEM
+    /// PEM file with this side's certificate
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<String>,
-    /// Own key, PEM
+    /// PEM file with this side's private key
     #[arg(long, value_name = "FILE")]
     tls_key: Option<String>,
-    /// Python to run
+    /// Python interpreter to run
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
-    /// fork, spawn
+    /// How worker processes are started: fork, spawn
     #[arg(long, value_name = "HOW")]
     start_method: Option<String>,
-    /// Scheduler to join, instead of starting one
+    /// Scheduler to join instead of starting one: an address or a scheduler file
     #[arg(long, value_name = "ADDRESS", allow_hyphen_values = true)]
     join: Option<String>,
 }
 
-/// Reads a whole number, and says in words when it is none or too large.
+/// Reads a whole number; the error tells a malformed number from one that is too large.
 pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -329,7 +328,7 @@ pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
 
 type Resources = BTreeMap<String, f64>;
 
-/// Reads `GPU=1 MEM=10e9`, with blanks or commas between.
+/// Reads `GPU=1 MEM=10e9`, separated by spaces or commas.
 fn resources(text: &str) -> Result<Resources, String> {
     let parts = text.split([' ', ',']).filter(|part| !part.is_empty());
     let one = |part: &str| {
@@ -342,13 +341,13 @@ fn resources(text: &str) -> Result<Resources, String> {
         .collect()
 }
 
-/// The value of an on and an off flag.
+/// The value of a pair of on and off flags.
 fn switch(on: bool, off: bool) -> Option<bool> {
     (on || off).then_some(on)
 }
 
 impl Flags {
-    /// The flags as a spec that sets only what was given.
+    /// The flags as a spec that sets only the keys that were given.
     pub(crate) fn overrides(&self) -> ClusterSpec {
         let mut spec = ClusterSpec { name: self.name.clone(), ..ClusterSpec::default() };
         spec.verify = switch(self.verify, self.no_verify);
@@ -456,25 +455,24 @@ impl DaskFlags {
 }
 
 impl Flags {
-    /// Whether READY is to mean that every way between workers uses what it should, where that was
-    /// said.
+    /// Whether READY requires that every pair of workers uses the expected transport, if given.
     pub(crate) fn verify(&self) -> Option<bool> {
         switch(self.verify, self.no_verify)
     }
 
-    /// The name that was asked for.
+    /// The name given with `--name`.
     pub(crate) fn name(&self) -> Option<&ClusterName> {
         self.name.as_ref()
     }
 }
 
 impl Asked {
-    /// Reads the spec file and lays the flags over it.
+    /// Reads the spec file and applies the flags to it.
     pub(crate) fn request(&self) -> Result<Request, Failure> {
         self.request_with(|_| ())
     }
 
-    /// As [`Asked::request`], with the command's own changes among the flags.
+    /// Like [`Asked::request`]; `change` sets further keys on behalf of the command.
     pub(crate) fn request_with(
         &self,
         change: impl FnOnce(&mut ClusterSpec),
@@ -484,7 +482,7 @@ impl Asked {
         let here = std::env::current_dir().unwrap_or_default();
         flags.resolve_paths(&here);
         if let (Some(spec), Some(path)) = (&mut file, &self.file) {
-            // Standard input has no directory.
+            // Standard input has no directory to resolve relative paths against.
             let beside = path.parent().filter(|_| path.as_os_str() != "-");
             spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
         }

@@ -1,7 +1,7 @@
-//! Errors in the words of whoever typed flags: `--enable-nvlink` instead of `ucx.nvlink`.
+//! Translates errors for users of flags: `--enable-nvlink` instead of `ucx.nvlink`.
 //!
-//! The floors below know keys of the spec alone, and quote them in their sentences. A key that the
-//! spec file sets keeps its name; any other is what a flag sets, or could.
+//! The modules below know only the keys of the spec, and quote them in their messages. A key that
+//! the spec file sets keeps its name; any other key is replaced by its flag.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::plan::PlanError;
 use crate::spec::{ClusterSpec, Origin, Request, SpecError};
 use crate::topology::Note;
 
-/// Each key that a flag sets, the flag, and for a switch the flag that sets it to false.
+/// For each key: the flag that sets it and, for a switch, the flag that sets it to false.
 const FLAGS: [(&str, &str, &str); 68] = [
     ("name", "--name", ""),
     ("topology", "--topology", ""),
@@ -85,18 +85,18 @@ const FLAGS: [(&str, &str, &str); 68] = [
     ("dask.cudf_spill_stats", "--cudf-spill-stats", ""),
 ];
 
-/// Flags of Dask that are their own keys but for the section.
+/// The remaining flags of the `dask` section.
 const MORE: [(&str, &str, &str); 3] = [
     ("dask.python", "--python", ""),
     ("dask.start_method", "--start-method", ""),
     ("dask.join", "--join", ""),
 ];
 
-/// What is called by its key, because the spec file sets it.
+/// The keys that the spec file sets; messages keep their names.
 pub(in crate::cli) struct Keys<'a>(Vec<&'a str>);
 
 impl<'a> Keys<'a> {
-    /// The keys of the file in a merged request.
+    /// The keys that a merged request took from the spec file.
     pub(in crate::cli) fn of(request: &'a Request) -> Self {
         let from_file = |(key, origin): (&'a String, &Origin)| {
             (*origin == Origin::Spec).then_some(key.as_str())
@@ -104,7 +104,7 @@ impl<'a> Keys<'a> {
         Self(request.origins.iter().filter_map(from_file).collect())
     }
 
-    /// The flag that sets a key, or would.
+    /// The flag that sets `key`; `None` if the spec file sets it or no flag does.
     fn flag(&self, key: &str) -> Option<(&'static str, &'static str)> {
         if self.0.contains(&key) {
             return None;
@@ -113,7 +113,7 @@ impl<'a> Keys<'a> {
         rows.filter(|(name, ..)| *name == key).map(|(_, on, off)| (*on, *off)).next()
     }
 
-    /// A key, or a key with its value (`cpus: split`), as it is typed.
+    /// A quoted key, or key and value (`cpus: split`), as the user would type it.
     fn typed(&self, quoted: &str) -> Option<String> {
         let (key, value) = quoted.split_once(": ").unwrap_or((quoted, ""));
         let (on, off) = self.flag(key)?;
@@ -124,7 +124,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A sentence with the keys that it quotes as they are typed.
+    /// The message with each quoted key replaced by its flag.
     pub(in crate::cli) fn in_flags(&self, sentence: &str) -> String {
         let mut text = String::new();
         let mut rest = sentence;
@@ -137,7 +137,7 @@ impl<'a> Keys<'a> {
                     text.push_str(&typed);
                     rest = after;
                 }
-                // An apostrophe, or a quotation of something else.
+                // An apostrophe, or a quotation that is not a key.
                 None => {
                     text.push('\'');
                     rest = &from[1..];
@@ -147,13 +147,13 @@ impl<'a> Keys<'a> {
         text + rest
     }
 
-    /// A note about a key as one about what was typed.
+    /// A note with the keys in it replaced by flags.
     pub(in crate::cli) fn note(&self, note: &Note) -> Note {
         let about = self.flag(&note.about).map_or(note.about.as_str(), |(on, _)| on);
         Note::new(about, self.in_flags(&note.text))
     }
 
-    /// The failure of values that contradict each other.
+    /// The failure for values that contradict each other.
     pub(in crate::cli) fn contradiction(&self, error: &SpecError) -> Failure {
         let problem = self.in_flags(&error.problem.to_string());
         let text = match self.flag(&error.key) {
@@ -164,7 +164,7 @@ impl<'a> Keys<'a> {
         self.failure(text, error.hint())
     }
 
-    /// The failure of a request that no plan could be made for.
+    /// The failure for a request that cannot be planned.
     pub(in crate::cli) fn no_plan(&self, error: PlanError) -> Failure {
         let hint = error.hint();
         match error {
@@ -177,7 +177,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The failure of a plan that this machine cannot run.
+    /// The failure for a plan that this machine cannot run.
     pub(in crate::cli) fn unprepared(&self, error: PrepareError) -> Failure {
         let hint = error.hint();
         match error {
@@ -186,7 +186,7 @@ impl<'a> Keys<'a> {
                 let error = anyhow::Error::new(error);
                 let cause = error.root_cause().to_string();
                 let text = error.to_string();
-                // What was tried, and what the system said to it.
+                // What was attempted, and the system's error.
                 let text = if cause == text { text } else { format!("{text}: {cause}") };
                 let exit = Failure::new(Exit::Usage, error).exit;
                 Failure { exit, ..self.failure(self.in_flags(&text), hint) }
@@ -201,7 +201,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The failure of a spec file and flags that contradict each other.
+/// The failure for a contradiction between the spec file and the flags.
 pub(super) fn contradiction(error: &SpecError, file: Option<&ClusterSpec>) -> Failure {
     let mut paths = BTreeMap::new();
     if let Some(file) = file.and_then(|file| serde_json::to_value(file).ok()) {
@@ -210,7 +210,7 @@ pub(super) fn contradiction(error: &SpecError, file: Option<&ClusterSpec>) -> Fa
     Keys(paths.keys().map(String::as_str).collect()).contradiction(error)
 }
 
-/// The path of every value.
+/// Collects the path of every value.
 fn collect_paths(value: &Value, path: &str, paths: &mut BTreeMap<String, ()>) {
     if !path.is_empty() {
         paths.insert(path.to_owned(), ());
