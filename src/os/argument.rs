@@ -1,24 +1,24 @@
-//! Arguments of a program as texts, for plans and instructions, which are JSON.
+//! Program arguments as text, for plans and instructions in JSON.
 //!
-//! A program's arguments are bytes. A byte that is not part of UTF-8 text stands as one of 128
-//! private characters, from U+10FF80 on, as in Unicode's own proposals for this; a text that has
-//! such a character already stands as its bytes.
+//! Arguments are bytes. A byte that is not part of UTF-8 text is encoded as one of 128 private
+//! characters, from U+10FF80 on, as in Unicode's own proposals for this. If a text already contains
+//! such a character, the character's own bytes are encoded.
 //!
-//! *Invariant:* [`decoded`] gives back exactly what [`encoded`] was given, and text without private
-//! characters stands as itself.
+//! *Invariant:* [`decoded`] returns exactly what [`encoded`] was given, and text without private
+//! characters is unchanged.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// The character of byte 0x80.
+/// The private character for byte 0x80.
 const FIRST: u32 = 0x10_ff80;
 
-/// The byte that a private character stands for.
+/// The byte that a private character encodes.
 fn byte(character: char) -> Option<u8> {
     u32::from(character).checked_sub(FIRST).and_then(|offset| u8::try_from(offset + 0x80).ok())
 }
 
-/// An argument as a text.
+/// Encodes an argument as text.
 pub fn encoded(argument: &OsStr) -> String {
     let mut text = String::new();
     for chunk in argument.as_bytes().utf8_chunks() {
@@ -37,12 +37,12 @@ pub fn encoded(argument: &OsStr) -> String {
     text
 }
 
-/// The private character of a byte from 0x80.
+/// The private character for a byte from 0x80 on.
 fn private(byte: u8) -> Option<char> {
     char::from_u32(FIRST + u32::from(byte & 0x7f))
 }
 
-/// The argument that a text stands for.
+/// Decodes an argument.
 pub fn decoded(text: &str) -> OsString {
     let mut bytes = Vec::with_capacity(text.len());
     for character in text.chars() {

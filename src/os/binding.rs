@@ -1,8 +1,8 @@
-//! CPU affinity and memory policy: setting them for this process, and reading them back.
+//! Sets CPU affinity and memory policy for this process, and reads them back.
 //!
-//! Does not decide which CPUs and nodes; the plan did.
+//! Does not choose CPUs and nodes; the plan does.
 //!
-//! *Invariant:* what is reported as in force was read from the kernel, never assumed.
+//! *Invariant:* reported bindings have been read from the kernel.
 
 use std::fs;
 use std::io;
@@ -20,19 +20,19 @@ const MPOL_PREFERRED: libc::c_int = 1;
 const MPOL_BIND: libc::c_int = 2;
 const MPOL_PREFERRED_MANY: libc::c_int = 5;
 
-/// CPUs and memory nodes in force, and what differs from what was asked for.
+/// The CPUs and memory nodes in effect, and how they differ from the requested ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
     /// CPUs that this thread may run on.
     pub cpus: CpuSet,
     /// Nodes of the memory policy; empty for the default policy.
     pub mems: NodeSet,
-    /// What could not be applied, a sentence each.
+    /// What could not be applied, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Applies a binding to this thread, and so to whatever it executes, and reads it back. Other
-/// threads of this process stay as they are.
+/// Applies a binding to this thread, and so to any program it executes, and reads it back. Other
+/// threads of this process are not affected.
 pub fn apply(binding: &Binding) -> InForce {
     let mut notes = Vec::new();
     if let Some(cpus) = &binding.cpus
@@ -53,13 +53,13 @@ pub fn apply(binding: &Binding) -> InForce {
     {
         notes.push(format!("CPUs {asked} were asked for, {cpus} are in force"));
     }
-    // Without a policy there is nothing to read, and a kernel without NUMA is no failure.
+    // The default policy needs no check, and a kernel without NUMA is not an error.
     let mems = memory_nodes().unwrap_or_default();
     InForce { cpus, mems, notes }
 }
 
-/// Restricts this thread to `cpus`. The kernel leaves out those that do not exist, and refuses
-/// (`EINVAL`) only when none is left, `sched_setaffinity(2)`.
+/// Restricts this thread to `cpus`. The kernel ignores CPUs that don't exist, and fails (`EINVAL`)
+/// only if none is left, `sched_setaffinity(2)`.
 fn set_cpus(cpus: &CpuSet) -> Result<(), Errno> {
     let mask = mask_of(cpus);
     let size = size_of_val(mask.as_slice());
@@ -77,14 +77,14 @@ fn own_cpus() -> Result<CpuSet, Errno> {
     Ok(set_of(&mask))
 }
 
-/// Sets the memory policy; what the kernel or a sandbox does not allow becomes a note.
+/// Sets the memory policy; a refusal by the kernel or a sandbox becomes a note.
 fn set_memory(policy: MemoryPolicy, mems: &NodeSet, notes: &mut Vec<String>) {
     let applied = match policy {
         MemoryPolicy::None => return,
         MemoryPolicy::Bind => set_mempolicy(MPOL_BIND, mems),
         MemoryPolicy::Preferred => match set_mempolicy(MPOL_PREFERRED_MANY, mems) {
-            // Before Linux 5.15 only one node can be preferred. The same answer is given for nodes
-            // that do not exist, and then the second call gives it too.
+            // Before Linux 5.15 only one node can be preferred. The kernel gives the same error for
+            // nodes that don't exist; then the second call fails too.
             Err(Errno::EINVAL) => {
                 let first: NodeSet = mems.first().into_iter().collect();
                 let applied = set_mempolicy(MPOL_PREFERRED, &first);
@@ -103,14 +103,14 @@ fn set_memory(policy: MemoryPolicy, mems: &NodeSet, notes: &mut Vec<String>) {
 
 fn set_mempolicy(mode: libc::c_int, nodes: &NodeSet) -> Result<(), Errno> {
     let mask = mask_of(nodes);
-    // One more than there are: the kernel takes one off, `set_mempolicy(2)` "BUGS".
+    // One bit more than the mask has, because the kernel subtracts one, `set_mempolicy(2)` "BUGS".
     let bits = mask.len() * 64 + 1;
     // SAFETY: `mask` outlives the call and has at least `bits - 1` bits, which it only reads.
     let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), bits) };
     Errno::result(result).map(drop)
 }
 
-/// Nodes of this thread's memory policy; none for the default policy.
+/// The nodes of this thread's memory policy; none for the default policy.
 fn memory_nodes() -> Result<NodeSet, Errno> {
     let mut mode: libc::c_int = MPOL_DEFAULT;
     let mut mask = [0u64; 1024 / 64];
@@ -145,7 +145,8 @@ fn set_of<Kind>(mask: &[u64]) -> IdSet<Kind> {
     bits.filter(|(_, set)| *set == 1).map(|(id, _)| id).collect()
 }
 
-/// Looks at every thread of a process (`/proc/PID/task/*/status`) and at its pages (`numa_maps`).
+/// Reads the binding of every thread of a process (`/proc/PID/task/*/status`) and the nodes of its
+/// pages (`numa_maps`).
 ///
 /// # Errors
 /// If the process is gone or another user's.
@@ -158,7 +159,7 @@ pub fn observe(pid: u32, asked: &Binding) -> io::Result<Observed> {
         local_memory: local_share(&process, asked),
     };
     for thread in fs::read_dir(process.join("task"))? {
-        // A thread that ended since the directory was read does not count.
+        // Ignore threads that have ended since the directory was read.
         let Ok(status) = fs::read_to_string(thread?.path().join("status")) else { continue };
         let Some(cpus) = allowed_cpus(&status) else { continue };
         seen.threads += 1;
@@ -180,8 +181,8 @@ fn local_share(process: &Path, asked: &Binding) -> Option<f64> {
     share_on(nodes, &maps)
 }
 
-/// The share of pages on `nodes` in the text of a `numa_maps`: fields `N0=12` count pages, and
-/// `kernelpagesize_kB=4` says how large they are, proc(5).
+/// The share of pages on `nodes` in a `numa_maps` text: fields such as `N0=12` count pages, and
+/// `kernelpagesize_kB=4` gives their size, proc(5).
 fn share_on(nodes: &NodeSet, maps: &str) -> Option<f64> {
     let (mut local, mut all) = (0.0, 0.0);
     for line in maps.lines() {

@@ -1,25 +1,25 @@
-//! What keeps a cluster's processes together, so that all of them can be ended.
+//! Groups a cluster's processes, so that all of them can be killed together.
 //!
-//! Does not end anything by itself; the guardian and the supervisor do.
+//! Does not kill anything by itself; the guardian and the supervisor do.
 //!
-//! *Invariant:* a [`Cgroup`] is one that this program made, below the one it was started in.
+//! *Invariant:* a [`Cgroup`] was created by this program, below the group it was started in.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A version 2 control group of our own making.
+/// A version 2 control group that this program has created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
-/// How the names of our control groups begin; nothing else is ever removed.
+/// Prefix of the names of our control groups; groups with other names are never removed.
 const PREFIX: &str = "cuda-cluster-";
 
 impl Cgroup {
-    /// Makes the cluster's group below the one that this process is in.
+    /// Creates the cluster's group below the current group of this process.
     ///
     /// # Errors
     /// If there is no version 2 hierarchy, it may not be written, or the kernel has no
@@ -37,12 +37,12 @@ impl Cgroup {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no cgroup.kill"))
     }
 
-    /// One that exists, by its path.
+    /// An existing group, by its path.
     pub fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Makes a group inside it.
+    /// Creates a child group.
     ///
     /// # Errors
     /// If the system refuses.
@@ -54,12 +54,12 @@ impl Cgroup {
         }
     }
 
-    /// Where it is.
+    /// The group's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Moves this process into it.
+    /// Moves this process into the group.
     ///
     /// # Errors
     /// If the system refuses.
@@ -67,7 +67,7 @@ impl Cgroup {
         fs::write(self.path.join("cgroup.procs"), "0")
     }
 
-    /// Takes this process out of it, into the group above, and removes it.
+    /// Moves this process out of the group, into its parent, and removes the group.
     pub fn leave(&self) {
         let home = self.path.parent().map(|home| Self::at(home.to_owned()));
         if !home.is_some_and(|home| home.enter().is_ok()) {
@@ -81,19 +81,19 @@ impl Cgroup {
         }
     }
 
-    /// Sends SIGKILL to everything in it and below it.
+    /// Sends SIGKILL to all processes in the group and below it.
     pub fn kill(&self) {
-        // It fails only when the group is gone, and then nothing is in it.
+        // Fails only if the group is gone, and then it has no processes.
         let _ = fs::write(self.path.join("cgroup.kill"), "1");
     }
 
-    /// Whether a living process is in it or below it.
+    /// Whether the group, or a group below it, has a living process.
     pub fn is_populated(&self) -> bool {
         fs::read_to_string(self.path.join("cgroup.events"))
             .is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
     }
 
-    /// Removes it and the groups below it, if they are empty; says whether it is gone.
+    /// Removes the group and those below it, if they are empty; returns whether it is gone.
     pub fn remove(&self) -> bool {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
@@ -105,9 +105,9 @@ impl Cgroup {
         }
     }
 
-    /// Ends and removes what a supervisor and its guardian, both killed, could not.
+    /// Kills and removes what is left of a cluster whose supervisor and guardian were both killed.
     ///
-    /// A path that is not one of our groups is left alone.
+    /// Ignores paths that are not one of our groups.
     pub fn remove_left_over(path: &Path) {
         let ours = path.file_name().and_then(|name| name.to_str());
         let in_hierarchy = path.join("cgroup.kill").exists();
@@ -125,11 +125,11 @@ impl Cgroup {
     }
 }
 
-/// An empty group this old is not one that somebody is about to enter.
+/// No process is about to enter an empty group that is older than this.
 const OLD: Duration = Duration::from_secs(60);
 
-/// Removes groups of ours in which nothing lives any more: a supervisor and its guardian that were
-/// both killed, and a run directory that was removed before anybody cleaned it, leave such.
+/// Removes empty groups of ours. They are left behind when supervisor and guardian were both killed
+/// and the run directory was removed before a clean-up.
 fn remove_empty(home: &Path) {
     for entry in fs::read_dir(home).into_iter().flatten().flatten() {
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
@@ -142,7 +142,7 @@ fn remove_empty(home: &Path) {
     }
 }
 
-/// The directory of the version 2 control group that this process is in.
+/// The directory of this process's version 2 control group.
 pub(super) fn own_path() -> io::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let membership = fs::read_to_string("/proc/self/cgroup")?;
@@ -152,7 +152,7 @@ pub(super) fn own_path() -> io::Result<PathBuf> {
 
 /// Finds that directory in the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
 ///
-/// A mount shows only what is below its root (a container's), so that root is taken off the path.
+/// A mount in a container shows only what is below its root, so the root is removed from the path.
 fn find(mounts: &str, membership: &str) -> Option<PathBuf> {
     let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {

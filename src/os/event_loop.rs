@@ -1,29 +1,29 @@
-//! The event loop that every program of ours runs on: one thread, and one more for blocking work.
+//! The event loop of all our programs: one thread, plus one for blocking work.
 //!
-//! *Invariant:* blocking work is always done, late where the user has run out of threads: the loop
-//! has one thread for it from the beginning to the end, and starts more only where it can.
+//! *Invariant:* blocking work always runs, even if late because the user has no threads left: the
+//! loop keeps one thread for it throughout, and starts more only if possible.
 
 use std::io;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Longer than any program runs: the thread for blocking work never ends for want of work.
+/// Longer than any program runs, so that the idle thread for blocking work is kept.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Makes an event loop on this thread.
+/// Creates an event loop on this thread.
 ///
-/// tokio panics when it has no thread for blocking work and cannot start one; with one that waits,
-/// it queues the work instead.
+/// tokio panics if it has no thread for blocking work and can't start one; if a thread exists,
+/// tokio queues the work instead.
 ///
 /// # Errors
-/// If there are no descriptors for it, or there is no thread.
+/// If descriptors or threads have run out.
 pub fn new() -> io::Result<Runtime> {
     let event_loop =
         Builder::new_current_thread().enable_all().thread_keep_alive(FOR_EVER).build()?;
-    // Whether a thread can be had is asked of the system here, where the answer is an error.
+    // Starting a thread here turns a lack of threads into an error instead of a panic.
     let trial = std::thread::Builder::new().spawn(|| ())?;
-    // A thread that does nothing ends well.
+    // The thread does nothing, so joining it cannot fail.
     let _ = trial.join();
     drop(event_loop.spawn_blocking(|| ()));
     Ok(event_loop)

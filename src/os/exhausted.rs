@@ -1,7 +1,6 @@
-//! What a machine or a user has run out of, told from a failed call.
+//! Recognises from a failed call which resource of the machine or user has run out.
 //!
-//! Such a failure is nobody's wrong input, whatever the call was for, and what to do about it is
-//! always the same.
+//! Such a failure is never caused by wrong input, and its remedy does not depend on the call.
 
 use std::error::Error;
 use std::fmt;
@@ -10,10 +9,10 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
-/// What there is no more of.
+/// The exhausted resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exhausted {
-    /// Room on a disk, or in a quota.
+    /// Disk space or quota.
     Disk,
     /// Descriptors of this process.
     Descriptors,
@@ -26,7 +25,7 @@ pub enum Exhausted {
 }
 
 impl Exhausted {
-    /// Looks for a failed call among an error and its causes.
+    /// Finds the resource in an error or its causes.
     pub fn behind(error: &(dyn Error + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(error) = next {
@@ -40,20 +39,21 @@ impl Exhausted {
         None
     }
 
-    /// What an error number means, if it means that.
+    /// The resource that an error number stands for, if any.
     fn of(errno: Errno) -> Option<Self> {
         match errno {
             Errno::ENOSPC | Errno::EDQUOT => Some(Self::Disk),
             Errno::EMFILE => Some(Self::Descriptors),
             Errno::ENFILE => Some(Self::MachineDescriptors),
-            // Of fork(2) and clone(2); a read or write that would wait is not told to people.
+            // From fork(2) and clone(2); a read or write that would block is never reported to
+            // users.
             Errno::EAGAIN => Some(Self::Processes),
             Errno::ENOMEM => Some(Self::Memory),
             _ => None,
         }
     }
 
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(self) -> String {
         match self {
             Self::Disk => "free some space; run directories lie in XDG_RUNTIME_DIR, else in /tmp, \
@@ -76,7 +76,7 @@ impl Exhausted {
     }
 }
 
-/// A limit in words.
+/// A limit as text.
 fn soft(resource: Resource) -> String {
     match getrlimit(resource) {
         Ok((libc::RLIM_INFINITY, _)) => "any number of".to_owned(),
@@ -85,7 +85,7 @@ fn soft(resource: Resource) -> String {
     }
 }
 
-/// A failed call with what to do about it where something ran out, in one line.
+/// A failed call on one line, with a hint if a resource has run out.
 #[derive(Clone, Copy, Debug)]
 pub struct Explained<'a>(pub &'a io::Error);
 

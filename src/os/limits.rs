@@ -1,59 +1,59 @@
-//! Whether this user's limits leave room for a cluster, asked before anything is started.
+//! Checks that the user's limits leave room for a cluster before anything is started.
 //!
-//! A cluster that begins without enough descriptors or threads fails somewhere in the middle, often
-//! inside a library that aborts. What is asked for here is the least with which one became READY;
-//! what runs in it needs more.
+//! Without enough descriptors or threads a cluster fails somewhere during start-up, often inside a
+//! library that aborts. The check demands only the minimum with which a cluster has become READY;
+//! its workload needs more.
 //!
-//! *Invariant:* a limit that does not hold for this user, or that cannot be read, refuses nothing.
+//! *Invariant:* a limit that does not apply to this user, or can't be read, is ignored.
 
 use std::fs;
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{Uid, geteuid};
 
-/// Descriptors of the process of a cluster that has the most, without any for its peers.
+/// Descriptors of the cluster's process that needs the most, without connections to peers.
 const DESCRIPTORS: u64 = 32;
 
-/// Descriptors of that process for each other process.
+/// Additional descriptors of that process for each other process.
 const DESCRIPTORS_FOR_EACH: u64 = 2;
 
-/// Threads of a cluster beside those of its processes: supervisor, guardian, whoever waits.
+/// Threads other than those of the cluster's processes: supervisor, guardian, starter.
 const THREADS: u64 = 3;
 
-/// A limit above which the user's threads are not counted: that reads a file of every process.
+/// Above this limit the user's threads are not counted, because that reads a file per process.
 const MANY_THREADS: u64 = 1 << 14;
 
-/// A limit that leaves too little room.
+/// A limit that is too low.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooFew {
-    /// Of open files for a process.
+    /// On open files per process.
     #[error(
         "a cluster of {processes} processes needs at least {needed} open files in each, and the limit is {limit}"
     )]
     Descriptors {
-        /// Processes of the cluster.
+        /// Number of the cluster's processes.
         processes: u64,
-        /// The least that they need.
+        /// The minimum that each needs.
         needed: u64,
         limit: u64,
     },
-    /// Of processes and threads for this user.
+    /// On processes and threads of this user.
     #[error(
         "a cluster of {processes} processes needs at least {needed} threads; this user has {present}, and the limit is {limit}"
     )]
     Threads {
-        /// Processes of the cluster.
+        /// Number of the cluster's processes.
         processes: u64,
-        /// The least that they need.
+        /// The minimum that they need.
         needed: u64,
-        /// What this user has already.
+        /// The user's current number.
         present: u64,
         limit: u64,
     },
 }
 
 impl TooFew {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> String {
         match self {
             Self::Descriptors { .. } => "raise it with 'ulimit -n', or LimitNOFILE of a unit",
@@ -63,10 +63,10 @@ impl TooFew {
     }
 }
 
-/// Checks that a cluster of this many processes, with this many threads each, can become READY.
+/// Checks that a cluster with this many processes, and threads in each, can become READY.
 ///
 /// # Errors
-/// If it certainly cannot.
+/// If it cannot.
 pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
     let processes = processes as u64;
     let needed = DESCRIPTORS + DESCRIPTORS_FOR_EACH * processes;
@@ -75,7 +75,7 @@ pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
     {
         return Err(TooFew::Descriptors { processes, needed, limit });
     }
-    // The kernel does not count for root, nor for whoever may raise limits.
+    // The kernel does not apply the limit to root and users with certain capabilities.
     let limit = soft(Resource::RLIMIT_NPROC).filter(|_| !geteuid().is_root());
     if let Some(limit) = limit.filter(|limit| *limit <= MANY_THREADS) {
         let needed = THREADS + threads_each * processes;
@@ -87,13 +87,13 @@ pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
     Ok(())
 }
 
-/// A soft limit; `None` without one.
+/// A soft limit; `None` if unlimited.
 fn soft(resource: Resource) -> Option<u64> {
     let (soft, _) = getrlimit(resource).ok()?;
     (soft != libc::RLIM_INFINITY).then_some(soft)
 }
 
-/// Threads of a user's processes that this one can see.
+/// The number of threads in the user's processes, as far as visible.
 fn threads_of(user: Uid) -> u64 {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
@@ -103,7 +103,7 @@ fn threads_of(user: Uid) -> u64 {
     statuses.filter_map(|status| threads_in(&status, user)).sum()
 }
 
-/// The number of threads in a `/proc/PID/status`, if the process is the user's (by its real uid,
+/// The number of threads in a `/proc/PID/status`, if the process belongs to the user (by real uid,
 /// which is what the limit counts).
 fn threads_in(status: &str, user: Uid) -> Option<u64> {
     let field = |name: &str| {

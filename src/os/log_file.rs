@@ -1,16 +1,16 @@
-//! One process's log: written line by line with time stamps, rotated by size, and read back.
+//! A process's log: written line by line with time stamps, rotated by size, and read back.
 //!
-//! The process writes into a pipe and the guardian's thread writes the file. A file handed to the
-//! process itself could not be rotated without losing lines or asking every program to reopen it,
-//! and a full disk would make the program's own writes fail. The guardian outlives a supervisor
-//! that is killed, so its death neither loses nor blocks output; were the guardian killed, the
-//! kernel would end the process too, and only what is still in the pipe (64 KiB) would be lost.
+//! The process writes into a pipe, and a thread of the guardian writes the file. If the process
+//! wrote to the file itself, rotation would lose lines or require every program to reopen it, and a
+//! full disk would make the program's own writes fail. The guardian outlives a killed supervisor,
+//! so the supervisor's death neither loses nor blocks output. If the guardian is killed, the kernel
+//! kills the process too, and only the pipe's contents (64 KiB) are lost.
 //!
-//! A log of which a part was rotated away says so where it is read. For that, every file but a
-//! log's first begins with a line that numbers it: `# part 3 of this log`.
+//! Readers report parts of a log that have been rotated away. For that, every file of a log except
+//! the first begins with its number: `# part 3 of this log`.
 //!
-//! *Invariant:* each line of output begins with the time at which its first byte came, and the
-//! rest is as the process wrote it; what could not be written is counted and said.
+//! *Invariant:* each line begins with the time at which its first byte arrived, and is otherwise
+//! unchanged; output that could not be written is counted and reported.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -20,10 +20,10 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-/// Bytes of a stamp with its blank: `2026-01-31T23:59:59.000Z `.
+/// Length in bytes of a time stamp with its space: `2026-01-31T23:59:59.000Z `.
 const STAMP: usize = 25;
 
-/// How the line begins that numbers a file, from 0; the first file has none.
+/// Prefix of the line that contains a file's number; the first file, number 0, has no such line.
 const PART: &str = "# part ";
 
 /// The number of the file that begins with these bytes.
@@ -43,26 +43,26 @@ pub(super) struct LogWriter {
     keep: u32,
     file: Option<File>,
     size: u64,
-    /// The number of the file.
+    /// The number of the current file.
     part: u64,
     inside_line: bool,
     lost: u64,
 }
 
 impl LogWriter {
-    /// A writer of `path`, rotated when it is larger than `limit` bytes, `keep` old ones kept.
+    /// A writer of `path` that rotates files above `limit` bytes and keeps `keep` old ones.
     pub(super) fn new(path: PathBuf, limit: u64, keep: u32) -> Self {
         Self { path, limit, keep, file: None, size: 0, part: 0, inside_line: false, lost: 0 }
     }
 
-    /// Writes output that came at `now`. Never fails: what a full disk refuses is counted, and
-    /// said as soon as there is room again.
+    /// Writes output that arrived at `now`. Never fails: output that a full disk refuses is
+    /// counted, and reported when there is room again.
     pub(super) fn append(&mut self, output: &[u8], now: SystemTime) {
         if output.is_empty() {
             return;
         }
         if self.size > self.limit.saturating_mul(2) {
-            // A line without an end must not keep a file from being rotated.
+            // An endless line must not prevent rotation.
             self.end_line(now);
         }
         self.append_raw(output, now);
@@ -93,13 +93,13 @@ impl LogWriter {
             }
             Err(_) => {
                 self.lost += output.len() as u64;
-                // The next attempt begins with the file's name again.
+                // The next attempt opens the file again.
                 self.file = None;
             }
         }
     }
 
-    /// Ends a line that its writer left without an end, so that what comes next is not part of it.
+    /// Terminates an unfinished line, so that later output does not continue it.
     pub(super) fn end_line(&mut self, now: SystemTime) {
         if self.inside_line {
             self.append_raw(b"\n", now);
@@ -109,14 +109,15 @@ impl LogWriter {
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
         self.open()?;
         if self.size > 0 && !self.inside_line && self.size + text.len() as u64 > self.limit {
-            // When it cannot be rotated, a log that is too large is better than none.
+            // If rotation fails, a log that is too large is better than none.
             let _ = self.rotate();
             self.open()?;
         }
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
         let before = self.size;
         file.write_all(text).inspect_err(|_| {
-            // Half a text would be taken for all of it. If this fails too, nothing can be done.
+            // A partial text would be taken for a complete one. If removing it fails too, nothing
+            // more can be done.
             let _ = file.set_len(before);
         })?;
         self.size += text.len() as u64;
@@ -131,11 +132,11 @@ impl LogWriter {
             return Ok(());
         }
         if self.file.take().is_some() {
-            // Somebody removed it: what it held is missing.
+            // The file was removed, so its contents are missing.
             self.part += 1;
         }
         if let Some(parent) = self.path.parent() {
-            // Where it exists, or its own parent does not, opening the file tells.
+            // Ignore errors: opening the file fails if the directory is missing.
             let _ = fs::DirBuilder::new().mode(0o700).create(parent);
         }
         let mut options = OpenOptions::new();
@@ -157,7 +158,7 @@ impl LogWriter {
     fn rotate(&mut self) -> io::Result<()> {
         self.file = None;
         for age in (1..self.keep).rev() {
-            // A gap in the ages is no fault.
+            // A gap between rotated files is not an error.
             let _ = fs::rename(aged(&self.path, age), aged(&self.path, age + 1));
         }
         match self.keep {
@@ -169,21 +170,21 @@ impl LogWriter {
     }
 }
 
-/// The `age`-th rotated file of a log: `gpu3.log.1` is the youngest.
+/// The `age`-th rotated file of a log; `gpu3.log.1` is the youngest.
 fn aged(path: &Path, age: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{age}"));
     name.into()
 }
 
-/// One line of a log.
+/// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// When its first byte came; RFC 3339 as text.
+    /// When its first byte arrived; serialized as RFC 3339.
     #[serde(serialize_with = "as_rfc3339")]
     pub at: SystemTime,
-    /// As the process wrote it, without its line feed; in a text form, what is not UTF-8 is
-    /// U+FFFD.
+    /// The line as written by the process, without its line feed; when serialized, invalid UTF-8
+    /// becomes U+FFFD.
     #[serde(serialize_with = "as_text")]
     pub text: Vec<u8>,
 }
@@ -197,14 +198,14 @@ fn as_text<S: serde::Serializer>(text: &[u8], serializer: S) -> Result<S::Ok, S:
 }
 
 impl Line {
-    /// Takes a stored line apart; `None` for one without a stamp.
+    /// Parses a stored line; `None` if it has no time stamp.
     fn parse(line: &[u8]) -> Option<Self> {
         let (stamp, text) = line.split_at_checked(STAMP)?;
         let at = humantime::parse_rfc3339(std::str::from_utf8(stamp).ok()?.trim_end()).ok()?;
         Some(Self { at, text: text.to_vec() })
     }
 
-    /// Says that something is missing before `next`.
+    /// A line that reports missing output before `next`.
     fn gap(next: Option<&Line>) -> Self {
         let at = next.map_or(SystemTime::UNIX_EPOCH, |line| line.at);
         Self { at, text: b"[output is missing here: the log was rotated]".to_vec() }
@@ -224,12 +225,12 @@ impl Part {
     }
 }
 
-/// Reads a log, its rotated files included, and then what is appended to it.
+/// Reads a log including its rotated files, and then follows it.
 #[derive(Debug)]
 pub struct LogReader {
     path: PathBuf,
     current: Option<Current>,
-    /// What was read and is no whole line yet.
+    /// Incomplete last line.
     rest: Vec<u8>,
 }
 
@@ -241,19 +242,19 @@ struct Current {
     part: u64,
 }
 
-/// Which of a log's old lines are wanted.
+/// Selects old lines of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// At most this many of the last.
+    /// At most this many of the last lines.
     pub tail: Option<usize>,
-    /// None before this.
+    /// No lines before this time.
     pub since: Option<SystemTime>,
 }
 
 impl LogReader {
-    /// A reader of the log at `path`, and the lines that it has, oldest first.
+    /// Opens the log at `path`, and returns its existing lines, oldest first.
     ///
-    /// A log that does not exist yet has no lines. Where files are missing, a line says so.
+    /// A log that does not exist yet has no lines. A special line reports missing files.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -272,7 +273,7 @@ impl LogReader {
             if older.number + 1 < number {
                 lines.insert(0, Line::gap(lines.first()));
             }
-            // One that was rotated between two looks has been read already.
+            // A file that was rotated in the meantime has been read already.
             if older.number < number || number == 0 {
                 lines.splice(0..0, older.lines);
                 number = older.number;
@@ -288,8 +289,8 @@ impl LogReader {
         Ok((reader, lines))
     }
 
-    /// Complete lines that were appended since the last call. Rotations in between are followed;
-    /// where files are missing, a line says so.
+    /// Complete lines that were appended since the last call. Follows rotation; a special line
+    /// reports missing files.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -302,7 +303,7 @@ impl LogReader {
             if named.ok() == Some(current.inode) {
                 return Ok(self.take_lines());
             }
-            // It was rotated; what was written to it between the two looks is its end.
+            // The file was rotated; the rest of it was written since the last call.
             current.file.read_to_end(&mut self.rest)?;
             before = Some(current.part);
             lines = self.take_lines();
@@ -325,7 +326,7 @@ impl LogReader {
         Ok(lines)
     }
 
-    /// The lines of the files between two, as far as they are still there.
+    /// The lines of the files between two, as far as they still exist.
     fn between(&self, before: u64, after: u64, next: Option<&Line>) -> io::Result<Vec<Line>> {
         let missing = after.saturating_sub(before).saturating_sub(1);
         let mut found = Vec::new();
@@ -343,7 +344,7 @@ impl LogReader {
         Ok(lines)
     }
 
-    /// The line that was begun and has no end yet.
+    /// The unfinished last line.
     pub fn unfinished(&self) -> Option<Line> {
         Line::parse(&self.rest)
     }
@@ -363,8 +364,8 @@ fn whole(path: &Path) -> io::Result<Option<Part>> {
     }
 }
 
-/// The last `count` lines of a log without their stamps, an unfinished one included; none if it
-/// cannot be read. Reads at most the last 64 KiB.
+/// The last `count` lines of a log without time stamps, including an unfinished one; none if the
+/// log can't be read. Reads at most the last 64 KiB.
 pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
     const REACH: u64 = 64 << 10;
     let read = || -> io::Result<Vec<u8>> {

@@ -1,6 +1,6 @@
-//! Gives memory back that a process needed to start, and does not need at rest.
+//! Releases memory that a process needed only to start.
 //!
-//! *Invariant:* only pages that nobody wrote to are given back, so nothing is lost but time.
+//! *Invariant:* only unmodified pages are released, so the only cost is reading them again.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MmapAdvise, madvise};
 
-/// Gives back freed heap, and the pages of this program's code; those that are used again are
-/// mapped again from the page cache, at a microsecond each.
+/// Releases freed heap and the pages of this program's code. Pages that are used again are mapped
+/// from the page cache, which takes about a microsecond each.
 ///
-/// For a process that starts, and then waits for hours. Failing to do so harms nobody.
+/// For processes that wait for hours after start-up. Errors are ignored.
 pub fn give_back_memory() {
     give_back_freed_heap();
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
@@ -27,17 +27,17 @@ pub fn give_back_memory() {
     }
 }
 
-/// Gives back what is freed and still in the heap.
+/// Releases freed memory that is still in the heap.
 pub fn give_back_freed_heap() {
     // SAFETY: malloc_trim has no preconditions.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// From now on, the heap keeps about so many bytes of what is freed.
+/// Limits how many freed bytes the heap keeps.
 ///
-/// By itself, glibc keeps more and more: up to 64 MiB at the end of each of as many heaps as there
-/// are threads (mallopt(3), `M_TRIM_THRESHOLD` and `M_ARENA_MAX`). All that is freed at once costs
-/// a fault for each page that is used again.
+/// By default glibc keeps more and more: up to 64 MiB at the end of each heap, with as many heaps
+/// as threads (mallopt(3), `M_TRIM_THRESHOLD` and `M_ARENA_MAX`). Releasing everything at once
+/// would cost a page fault for each page that is used again.
 pub fn keep_freed_up_to(bytes: u64) {
     let each = bytes / 2;
     let settings = [

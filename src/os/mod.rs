@@ -1,8 +1,8 @@
 //! The operating system: processes, their binding and containment, the run directory.
 //!
-//! Does not decide when anything is started or ended; `supervise` does.
+//! Does not decide when processes start or end; `supervise` does.
 //!
-//! *Invariant:* a process that this module starts is bound before its first instruction and has a
+//! *Invariant:* a process started by this module is bound before its first instruction, and has a
 //! parent-death signal.
 #![allow(unsafe_code)]
 
@@ -26,8 +26,8 @@ pub mod run_directory;
 pub mod shared_memory;
 pub mod shim;
 
-/// Does the work of a hidden subcommand (`__guard`, `__shim`), when this process was started for
-/// one. Every program that starts clusters calls it first thing in `main`, single-threaded.
+/// Runs a hidden subcommand (`__guard`, `__shim`), if this process was started for one. Every
+/// program that starts clusters calls this at the start of `main`, while single-threaded.
 pub fn dispatch() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned());
     let work: fn(&[String]) -> ExitCode = match arguments.next()?.as_str() {
@@ -50,8 +50,8 @@ pub fn default_broken_pipe() {
     debug_assert!(result.is_ok(), "SIGPIPE has a default action");
 }
 
-/// Restores the default actions of the signals that ask a process to end, for one that listens to
-/// them no more.
+/// Restores the default actions of the termination signals, for a process that no longer handles
+/// them.
 pub fn default_stop_signals() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {

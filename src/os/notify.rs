@@ -1,13 +1,13 @@
-//! Tells the service manager how this process stands (`sd_notify(3)`): READY, alive, stopping.
+//! Notifies the service manager (`sd_notify(3)`) of this process's status: READY, alive, stopping.
 //!
-//! *Invariant:* without `NOTIFY_SOCKET` nothing is sent, and nothing here ever fails a caller.
+//! *Invariant:* sends nothing without `NOTIFY_SOCKET`, and never fails.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// A service manager that listens.
+/// A connection to the service manager.
 #[derive(Debug)]
 pub struct Notifier {
     socket: UnixDatagram,
@@ -15,7 +15,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// The one that started this process, if there is one.
+    /// The service manager that started this process, if any.
     pub fn from_environment() -> Option<Self> {
         let path = std::env::var_os("NOTIFY_SOCKET")?;
         let manager = match path.as_bytes() {
@@ -25,35 +25,35 @@ impl Notifier {
         Some(Self { socket: UnixDatagram::unbound().ok()?, manager: manager.ok()? })
     }
 
-    /// How often it wants to hear that this process is alive; half of `WATCHDOG_USEC`.
+    /// The interval of keep-alive messages; half of `WATCHDOG_USEC`.
     pub fn watchdog(&self) -> Option<Duration> {
         let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
         let meant = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         number("WATCHDOG_USEC").filter(|_| meant).map(|usec| Duration::from_micros(usec / 2))
     }
 
-    /// The cluster is READY; `status` is for people.
+    /// Reports READY; `status` is for people.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={}", one_line(status)));
     }
 
-    /// What is going on, for people.
+    /// Reports a status, for people.
     pub fn status(&self, status: &str) {
         self.send(&format!("STATUS={}", one_line(status)));
     }
 
-    /// This process is alive.
+    /// Reports that this process is alive.
     pub fn alive(&self) {
         self.send("WATCHDOG=1");
     }
 
-    /// This process is ending.
+    /// Reports that this process is ending.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
     }
 
     fn send(&self, message: &str) {
-        // A manager that does not listen has chosen so.
+        // A manager that does not read its socket misses the message.
         let _ = self.socket.send_to_addr(message.as_bytes(), &self.manager);
     }
 }

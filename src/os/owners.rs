@@ -1,8 +1,8 @@
-//! Who keeps a cluster, written down in its run directory for whoever must end it when nobody
-//! answers: its supervisor, its guardian, and the mark that all its processes carry.
+//! Identifies a cluster's supervisor, guardian and the mark that its processes carry. Stored in the
+//! run directory, so that the cluster can be killed when neither answers.
 //!
-//! *Invariant:* the kernel gives numbers of processes anew, so each is kept with the moment of its
-//! start: a signal reaches the process that was written down, or nobody.
+//! *Invariant:* the kernel reuses process ids, so each is stored with its start time: a signal
+//! reaches the recorded process or none.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,39 +16,39 @@ use serde::{Deserialize, Serialize};
 use super::guardian::kill_marked;
 use super::pidfd::PidFd;
 
-/// The supervisor and the guardian of a cluster, and what its other processes are known by.
+/// The supervisor and guardian of a cluster, and the mark of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owners {
-    /// Whoever took the run directory.
+    /// The process that has acquired the run directory.
     pub supervisor: Option<Identity>,
-    /// The parent of the cluster's processes, once there is one.
+    /// The parent of the cluster's processes, once it exists.
     pub guardian: Option<Identity>,
-    /// An entry (`VARIABLE=value`) of the environment of every process of the cluster, and of no
-    /// other.
+    /// An environment entry (`VARIABLE=value`) that all processes of the cluster have, and no
+    /// others.
     pub mark: Option<String>,
 }
 
-/// One process, and never another with its number.
+/// A process, identified so that a reused process id is never mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its process id.
     pub pid: u32,
-    /// When it was started, in clock ticks since boot.
+    /// Its start time, in clock ticks since boot.
     started: u64,
 }
 
 impl Owners {
-    /// This process as a supervisor that has no guardian yet.
+    /// This process as a supervisor without a guardian.
     pub fn this_process() -> Self {
         Self { supervisor: Identity::of(std::process::id()), guardian: None, mark: None }
     }
 
-    /// Reads what was written down; `None` if nothing was, or nothing that can be read.
+    /// Reads the file; `None` if it is missing or invalid.
     pub(super) fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Kills every process that carries the mark.
+    /// Kills all processes that carry the mark.
     pub(super) fn kill_marked(&self) {
         if let Some(mark) = &self.mark {
             kill_marked(mark);
@@ -57,29 +57,29 @@ impl Owners {
 }
 
 impl Identity {
-    /// A process that lives.
+    /// A running process.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, started: started(pid)? })
     }
 
-    /// Kills the process and waits for its end, at most this long; says whether it is gone.
+    /// Kills the process and waits at most this long for its end; returns whether it is gone.
     pub(super) fn kill(&self, within: Duration) -> bool {
         let Some(process) = self.open() else { return true };
         process.signal(Signal::SIGKILL);
         process.wait(within)
     }
 
-    /// The process, if it lives and is this user's.
+    /// The process, if it is running and belongs to this user.
     fn open(&self) -> Option<PidFd> {
         let process = PidFd::open(Pid::from_raw(self.pid.cast_signed())).ok()?;
-        // Looked at after it was opened: what is read is of the process that is held.
+        // Read after the pidfd was opened, so the start time is that of the opened process.
         let own = fs::metadata(format!("/proc/{}", self.pid))
             .is_ok_and(|found| found.uid() == Uid::effective().as_raw());
         (own && started(self.pid) == Some(self.started)).then_some(process)
     }
 }
 
-/// The 22nd field of `/proc/PID/stat`; the second, the name, may hold anything, proc(5).
+/// The 22nd field of `/proc/PID/stat`; the second, the name, may contain any character, proc(5).
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after) = stat.rsplit_once(") ")?;

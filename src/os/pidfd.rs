@@ -1,6 +1,6 @@
-//! A descriptor for a process: readable when it has ended, and never another process's.
+//! A descriptor for a process: readable when the process has ended, and never that of another one.
 //!
-//! *Invariant:* a signal through a [`PidFd`] reaches the process that it was opened for, or nobody.
+//! *Invariant:* a signal through a [`PidFd`] reaches the process for which it was opened, or none.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -15,8 +15,8 @@ use tokio::io::unix::AsyncFd;
 pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// Opens a process, which must be checked to be the meant one afterwards, unless it is a child
-    /// that was not reaped.
+    /// Opens a process. Unless it is a child that has not been reaped, the caller must check
+    /// afterwards that it is the intended one.
     pub(crate) fn open(pid: Pid) -> Result<Self, Errno> {
         // SAFETY: the call takes two integers.
         let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
@@ -25,7 +25,7 @@ impl PidFd {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
     }
 
-    /// Sends a signal; a process that has ended gets none.
+    /// Sends a signal; does nothing if the process has ended.
     pub(crate) fn signal(&self, signal: Signal) {
         let info = std::ptr::null::<libc::siginfo_t>();
         // SAFETY: a null `info` asks the kernel to fill one in as `kill(2)` does.
@@ -40,7 +40,7 @@ impl PidFd {
         };
     }
 
-    /// Waits until the process has ended, at most this long; says whether it has.
+    /// Waits at most this long for the process to end; returns whether it has.
     pub(crate) fn wait(&self, within: std::time::Duration) -> bool {
         let millis = u16::try_from(within.as_millis()).unwrap_or(u16::MAX);
         let mut watched = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
@@ -48,14 +48,15 @@ impl PidFd {
     }
 }
 
-/// Waits until a process has ended, whoever its parent is. At once if there is none of that number.
+/// Waits until a process, which need not be a child, has ended. Returns at once if it does not
+/// exist.
 pub(crate) async fn ended(pid: u32) {
     let Ok(process) = PidFd::open(Pid::from_raw(pid.cast_signed())) else { return };
     // SAFETY: a `PidFd` holds one open descriptor for all its life.
     let Ok(process) = (unsafe { AsyncFd::register(process) }) else {
         return std::future::pending().await;
     };
-    // An error is no news of the process.
+    // After an error nothing is known of the process.
     if process.readable().await.is_err() {
         std::future::pending().await
     }

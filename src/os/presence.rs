@@ -1,9 +1,9 @@
-//! Notices that a run directory, or a file in it, was taken away.
+//! Detects the removal of a run directory or of a file in it.
 //!
-//! The kernel tells (inotify), so that watching costs nothing while nothing happens. The parent is
-//! watched too: a directory that somebody holds open is not said to be gone by itself.
+//! Uses inotify, so watching costs nothing while nothing happens. Also watches the parent, because
+//! the kernel does not report the removal of a directory that is still open.
 //!
-//! *Invariant:* it only says that something was removed; what is missing is for the owner to see.
+//! *Invariant:* reports only that something was removed; the owner checks what is missing.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that is readable when something was removed.
+/// A descriptor that is readable when something has been removed.
 #[derive(Debug)]
 struct Descriptor(Inotify);
 
@@ -23,12 +23,12 @@ impl AsRawFd for Descriptor {
     }
 }
 
-/// Watches one run directory.
+/// Watches a run directory.
 #[derive(Debug)]
 pub(crate) struct Presence(AsyncFd<Descriptor>);
 
 impl Presence {
-    /// Begins to watch; `None` where the system has no watches left, and then nothing is noticed.
+    /// Starts to watch; `None` if the system has no watches left, and then nothing is detected.
     pub(crate) fn watch(directory: &Path) -> Option<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
         let removed = AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM;
@@ -39,13 +39,13 @@ impl Presence {
         Some(Self(descriptor.ok()?))
     }
 
-    /// Waits until something was removed.
+    /// Waits until something has been removed.
     pub(crate) async fn disturbed(&self) {
         let read = |descriptor: &Descriptor| match descriptor.0.read_events() {
             Err(Errno::EAGAIN) => Err(std::io::ErrorKind::WouldBlock.into()),
             other => other.map(drop).map_err(std::io::Error::from),
         };
-        // An error would come again at once; nothing more is noticed then.
+        // The error would repeat at once, so watching stops.
         if self.0.async_io(Interest::READABLE, read).await.is_err() {
             std::future::pending::<()>().await;
         }

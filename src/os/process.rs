@@ -1,8 +1,8 @@
-//! How processes end, which ones there are, and what this one is among them.
+//! Facts about processes: how they end, whether they are stopped, and about this process itself.
 //!
-//! Starts nothing: the `guardian` does.
+//! Does not start processes; the `guardian` does.
 //!
-//! *Invariant:* what is told of a process was read from the kernel.
+//! *Invariant:* everything reported has been read from the kernel.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -15,7 +15,7 @@ use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
 
 use crate::wire::process::Exit;
 
-/// How a process ended, when that is what `waitpid` said.
+/// How a process ended, given what `waitpid` returned.
 pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
     match status {
         WaitStatus::Exited(_, code) => Some(Exit::status(code)),
@@ -26,18 +26,18 @@ pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
     }
 }
 
-/// Whether a process is stopped, by a signal or a debugger; `None` if there is no such process.
+/// Whether a process is stopped, by a signal or a debugger; `None` if it does not exist.
 pub fn is_stopped(pid: u32) -> Option<bool> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The state follows the name, which is in parentheses and may hold any characters, proc(5).
+    // The state follows the name, which is in parentheses and may contain any character, proc(5).
     let (_, rest) = stat.rsplit_once(") ")?;
     Some(matches!(rest.chars().next(), Some('T' | 't')))
 }
 
-/// A descriptor that this process was born with, by its number, from now on closed by `exec`.
+/// Takes a descriptor that this process inherited, and marks it to be closed by `exec`.
 ///
 /// # Errors
-/// If there is no such descriptor.
+/// If the descriptor is not open.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -50,7 +50,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
 }
 
-/// Resident memory of a process in bytes; `None` if there is no such process.
+/// Resident memory of a process in bytes; `None` if it does not exist.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     // The second field counts pages, proc(5).
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
@@ -59,16 +59,16 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
     Some(pages * u64::try_from(page).ok()?)
 }
 
-/// Largest core file of this process and those that it starts, in bytes; `None` for no limit.
+/// Maximum size in bytes of core files of this process and its children; `None` if unlimited.
 pub fn core_limit_bytes() -> Option<u64> {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE);
     let (soft, _) = limit.ok()?;
     (soft != nix::sys::resource::RLIM_INFINITY).then_some(soft)
 }
 
-/// The program that this process runs, to be started again as something else.
+/// The path of this process's program, to start it again with other arguments.
 ///
-/// Its path for people to recognise in `ps`, or `/proc/self/exe` when the file has been replaced.
+/// `/proc/self/exe` if the file has been replaced, otherwise the path that users recognise in `ps`.
 pub fn own_program() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,
@@ -76,13 +76,14 @@ pub fn own_program() -> PathBuf {
     }
 }
 
-/// Leaves the terminal's session, so that its end and its Ctrl-C reach this process no more.
+/// Leaves the terminal's session, so that its hang-up and Ctrl-C no longer reach this process.
 pub fn become_session_leader() {
-    // Fails only for a process that leads its group already, and then it has what it needs.
+    // Fails only if this process already leads its group, which is sufficient.
     let _ = setsid();
 }
 
-/// Points standard input, output and error at `/dev/null`: whoever read them goes on without.
+/// Redirects standard input, output and error to `/dev/null`, so that readers of the old ones see
+/// their end.
 ///
 /// # Errors
 /// If `/dev/null` cannot be opened.
@@ -94,7 +95,7 @@ pub fn let_go_of_output() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Asks a process to end. One that is gone already has.
+/// Asks a process to end; does nothing if it has ended.
 pub fn terminate(pid: u32) {
     if let Ok(pid) = i32::try_from(pid) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);

@@ -1,10 +1,10 @@
-//! The last thing that runs before a program of ours: binds the process, then becomes the program.
+//! The shim: binds its own process, then executes the program.
 //!
-//! A hidden subcommand (`__shim GUARDIAN_PID`), single-threaded, so that whatever it sets holds for
-//! every thread and every page of the program from its first instruction. Starts nothing else.
+//! A hidden subcommand (`__shim GUARDIAN_PID`), single-threaded, so that its settings hold for
+//! every thread and page of the program from its first instruction. Starts no other processes.
 //!
-//! *Invariant:* the program runs only if the guardian lives, and keeps no descriptor but standard
-//! input (`/dev/null`), output and error (the log), and the status pipe where it is to use it.
+//! *Invariant:* the program runs only while the guardian lives, and inherits no descriptors except
+//! standard input (`/dev/null`), output and error (the log), and the status pipe if it uses it.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
@@ -30,16 +30,16 @@ use crate::wire::status::{self, Status};
 /// The hidden subcommand.
 pub(super) const SUBCOMMAND: &str = "__shim";
 
-/// Where the guardian puts the instructions (a file with their JSON).
+/// Descriptor of the instructions, a file with JSON.
 pub(super) const INSTRUCTIONS_FD: RawFd = 3;
 
-/// Where the guardian puts the status pipe's writing end.
+/// Descriptor of the status pipe's writing end.
 pub(super) const STATUS_FD: RawFd = 4;
 
-/// The status of a shim that could not do as it was told.
+/// Exit status of a shim that failed.
 const REFUSED: u8 = 125;
 
-/// What the shim does, and what it becomes.
+/// Instructions for the shim.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {
     /// What it becomes.
@@ -49,13 +49,13 @@ pub struct Instructions {
     pub limits: BTreeMap<String, Option<u64>>,
     /// The control group to enter.
     pub cgroup: Option<PathBuf>,
-    /// Whether the program is given the status pipe, rather than its being closed by `exec`.
+    /// Whether the program inherits the status pipe.
     pub keep_status: bool,
-    /// Whether what could not be applied is a refusal.
+    /// Whether to fail if a part of the binding could not be applied.
     pub strict: bool,
 }
 
-/// Why the program does not run.
+/// Why the program was not executed.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("the guardian is gone")]
@@ -69,7 +69,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// As shells have it: 127 for a program that is not there, 126 for one that cannot run.
+    /// The codes that shells use: 127 if the program does not exist, 126 if it can't be executed.
     fn code(&self) -> u8 {
         match self {
             Self::Execute { errno: Errno::ENOENT, .. } => 127,
@@ -79,7 +79,7 @@ impl Refusal {
     }
 }
 
-/// Does the subcommand's work; returns only if the program does not run.
+/// Runs the subcommand; returns only if the program was not executed.
 pub(super) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the guardian put the status pipe there for this process alone, and nothing else in
     // this process has taken the descriptor.
@@ -89,7 +89,7 @@ pub(super) fn main(arguments: &[String]) -> ExitCode {
         Err(refusal) => refusal,
     };
     let failed = status::encode(&Status::Failed { reason: refusal.to_string() });
-    // A supervisor that is gone needs no reason.
+    // If the supervisor is gone, the reason is of no use.
     let _ = pipe.write_all(failed.as_bytes());
     ExitCode::from(refusal.code())
 }
@@ -115,12 +115,12 @@ fn become_program(
     set_environment(&instructions)?;
     close_the_rest(pipe, instructions.keep_status);
     let bound = status::encode(&Status::Bound { cpus, mems, notes });
-    // A supervisor that is gone takes this process with it; nothing to report to.
+    // If the supervisor is gone, this process will be killed; ignore the error.
     let _ = pipe.write_all(bound.as_bytes());
     execute(&instructions.program.argv)
 }
 
-/// Asks for SIGKILL when the guardian's thread ends, and looks whether it already has.
+/// Requests SIGKILL for when the guardian's thread ends, and checks that it has not ended yet.
 fn die_with_guardian(arguments: &[String]) -> Result<(), Refusal> {
     let guardian: Option<i32> = arguments.first().and_then(|text| text.parse().ok());
     let signal = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
@@ -135,7 +135,7 @@ fn read_instructions() -> Result<Instructions, Refusal> {
     // SAFETY: as for the status pipe.
     let mut file = File::from(unsafe { OwnedFd::from_raw_fd(INSTRUCTIONS_FD) });
     let mut text = String::new();
-    // A fork server that did not answer in time may have read them: the place in it is shared.
+    // A fork server that answered too late may have read the file, and the offset is shared.
     file.rewind()
         .and_then(|()| file.read_to_string(&mut text))
         .map_err(|error| Refusal::Instructions(error.to_string()))?;
@@ -150,7 +150,7 @@ fn set_limits(limits: &BTreeMap<String, Option<u64>>, notes: &mut Vec<String>) {
         };
         let applied = getrlimit(resource).and_then(|(_, hard)| {
             let wanted = wanted.unwrap_or(libc::RLIM_INFINITY);
-            // The hard limit is raised where that is allowed, and left where it already suffices.
+            // Raise the hard limit if allowed; otherwise keep it if it is high enough.
             setrlimit(resource, wanted, hard.max(wanted))
         });
         if let Err(errno) = applied {
@@ -195,19 +195,19 @@ fn set_environment(instructions: &Instructions) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Marks everything beyond standard error to be closed by `exec`, but for the status pipe if the
-/// program is to have it.
+/// Marks all descriptors beyond standard error to be closed by `exec`, except the status pipe if
+/// the program is to inherit it.
 fn close_the_rest(pipe: &File, keep_status: bool) {
     let close_on_exec = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     // SAFETY: the call changes flags of descriptors only; none is closed while this process runs.
     let marked =
         unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, close_on_exec) };
     if marked != 0 {
-        // Before Linux 5.11. The guardian gave this process these two descriptors and no others.
+        // Before Linux 5.11. The guardian passed these two descriptors and no others.
         let _ = fcntl(pipe, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
     if keep_status {
-        // It cannot fail on a descriptor that is open.
+        // Cannot fail on an open descriptor.
         let _ = fcntl(pipe, FcntlArg::F_SETFD(FdFlag::empty()));
     }
     debug_assert_eq!(pipe.as_raw_fd(), STATUS_FD);
@@ -222,7 +222,7 @@ fn execute(argv: &[String]) -> Result<std::convert::Infallible, Refusal> {
         argv.iter().map(|argument| CString::new(argument.as_bytes())).collect();
     let arguments = arguments.map_err(|_| refusal(Errno::EINVAL))?;
     let first = arguments.first().ok_or_else(|| refusal(Errno::ENOENT))?;
-    // Rust's runtime ignores SIGPIPE, and `exec` would hand that on.
+    // Rust's runtime ignores SIGPIPE, which the program would inherit.
     super::default_broken_pipe();
     nix::unistd::execvp(first, &arguments).map_err(refusal)
 }

@@ -1,8 +1,8 @@
-//! Puts what NVML, hwloc and the kernel told into one topology.
+//! Combines the answers of NVML, hwloc and the kernel into one topology.
 //!
-//! Reads no more than the places of the devices that the sources named.
+//! Reads only the PCI positions of devices that the sources have listed.
 //!
-//! *Invariant:* a device's place comes from its own PCI address, never from another's number.
+//! *Invariant:* a device's position comes from its own PCI address, never from another number.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::topology::{
     Bridge, Device, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
 };
 
-/// The machine.
+/// The topology of the machine.
 pub(super) fn topology(
     mut findings: Findings,
     processors: Option<Processors>,
@@ -68,7 +68,7 @@ pub(super) fn topology(
     machine
 }
 
-/// Takes NVML's word for pairs of GPUs whose place in the PCI tree is unknown (sandboxes).
+/// Uses NVML's answers for pairs of GPUs whose position in the PCI tree is unknown (sandboxes).
 fn paths_by_nvml(machine: &mut Topology, paths: &[(GpuIndex, GpuIndex, LinkKind)]) {
     let mut taken = 0;
     for (a, b, kind) in paths {
@@ -84,14 +84,15 @@ fn paths_by_nvml(machine: &mut Topology, paths: &[(GpuIndex, GpuIndex, LinkKind)
     }
 }
 
-/// Says when there is no driver, and which GPUs on the bus it does not serve.
+/// Notes a missing driver, and GPUs on the bus that the driver does not serve.
 fn driver_notes(findings: &Findings, host: &Host) -> Vec<Note> {
     let listed: BTreeSet<PciAddress> =
         findings.gpus.iter().filter_map(|seen| seen.gpu.pci).collect();
     let on_bus = || host.pci.gpus().filter(|(place, _)| !listed.contains(place));
     let Some(absent) = findings.absent else {
         let unserved = on_bus().filter_map(|(place, driver)| match driver {
-            // The driver's own list tells a GPU that failed from one hidden from a container.
+            // The driver's own list distinguishes a failed GPU from one that is hidden from a
+            // container.
             Some("nvidia") => host.driver_gpus.contains(&place).then(|| {
                 Note::new("nvml", format!("NVML does not list {place}, though the driver has it"))
             }),
@@ -116,12 +117,12 @@ fn driver_notes(findings: &Findings, host: &Host) -> Vec<Note> {
     vec![Note::new("nvml", text)]
 }
 
-/// hwloc's membership with the kernel's sizes; marks those that are GPU memory.
+/// hwloc's membership with the kernel's sizes; marks nodes that are GPU memory.
 fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<NumaNode> {
     let kernel = |id: NumaId| host.nodes.iter().find(|node| node.id == id);
     let hwloc_ids = processors.cpus.iter().flat_map(|(_, nodes)| nodes.iter()).map(NumaId);
     let ids: BTreeSet<NumaId> = hwloc_ids.chain(host.nodes.iter().map(|node| node.id)).collect();
-    // The package around all of a node's CPUs, for a memory-only node those that are near it.
+    // The package that contains all of a node's CPUs; for a memory-only node, of the CPUs near it.
     let package = |cpus: &CpuSet| {
         let around = |(_, all): &&(u32, CpuSet)| !cpus.is_empty() && cpus.is_subset(all);
         processors.packages.iter().find(around).map(|(id, _)| *id)
@@ -131,7 +132,7 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
         .map(|id| {
             let members = processors.cpus.iter().filter(|(_, nodes)| nodes.contains(id.0));
             let members: CpuSet = members.map(|(cpu, _)| *cpu).collect();
-            // hwloc counts a memory-only node as around the CPUs that are near it.
+            // hwloc reports a memory-only node for the CPUs that are near it.
             let cpus = match kernel(id) {
                 Some(node) if node.cpus.is_empty() || members.is_empty() => node.cpus.clone(),
                 _ => members.clone(),
@@ -144,7 +145,7 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
     for seen in gpus {
         let told = seen.gpu.memory_numa.or_else(|| host.gpu_memory.get(&seen.gpu.pci?).copied());
         let node = nodes.iter_mut().find(|node| Some(node.id) == told);
-        // A node with CPUs is host memory, whatever the driver says.
+        // A node with CPUs is host memory, whatever the driver reports.
         let node = node.filter(|node| node.cpus.as_ref().is_none_or(CpuSet::is_empty));
         seen.gpu.memory_numa = node.map(|node| {
             node.gpu_memory = true;
@@ -154,7 +155,7 @@ fn numa_nodes(processors: &Processors, gpus: &mut [Seen], host: &Host) -> Vec<Nu
     nodes
 }
 
-/// Resolves NVLink ends of which NVML gave the place alone.
+/// Resolves NVLink ends for which NVML gave only a PCI address.
 fn resolve_far_ends(gpus: &mut [Seen], host: &Host) {
     for seen in gpus {
         for link in seen.gpu.nvlinks.iter_mut().filter(|link| link.peer == NvLinkPeer::Unknown) {
@@ -171,7 +172,7 @@ fn resolve_far_ends(gpus: &mut [Seen], host: &Host) {
     }
 }
 
-/// A note when active NVLinks end nowhere that is known, so that they join nothing.
+/// A note if active NVLinks have unknown ends, so that they connect no known devices.
 fn unknown_far_ends(seen: &Seen) -> Option<Note> {
     let links = seen.gpu.nvlinks.iter();
     let unknown = links.filter(|link| link.active && link.peer == NvLinkPeer::Unknown).count();
@@ -181,9 +182,10 @@ fn unknown_far_ends(seen: &Seen) -> Option<Note> {
     })
 }
 
-/// Counts the NVSwitches that NVLinks end in; `None` when an end is unknown.
+/// Counts the NVSwitches at which NVLinks end; `None` if an end is unknown.
 ///
-/// The far ends' places count first: switches of other machines (NVL72) are not on this one's bus.
+/// The addresses at the far ends have priority: switches of other machines (NVL72) are not on this
+/// bus.
 fn nvswitches(gpus: &[Seen], host: &Host) -> Option<u32> {
     let mut places = BTreeSet::new();
     let mut hidden = false;
@@ -248,16 +250,16 @@ fn placed_nic(
     Nic { numa, pcie: place.link, parent: bridges.add(place.above), ..nic }
 }
 
-/// What a device does with its PCIe link while it has nothing to do.
+/// How an idle device uses its PCIe link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Idle {
-    /// GPUs: a low speed says nothing; fewer lanes and a slower slot do.
+    /// GPUs reduce the speed when idle; only fewer lanes and a slower slot are a loss.
     LowersSpeed,
-    /// NICs: every speed below the best is a loss.
+    /// NICs keep the speed; any speed below the best is a loss.
     KeepsSpeed,
 }
 
-/// A note when a device's PCIe link is below what the device could do.
+/// A note if a device's PCIe link is slower than the device supports.
 fn slow_link(about: &str, place: &Place, idle: Idle) -> Option<Note> {
     let link = place.link?;
     let (now, lanes) = (link.gt_per_s?, link.width?);
@@ -297,9 +299,9 @@ impl Bridges {
         nearest
     }
 
-    /// All bridges, with the packages that the host bridges' NUMA nodes belong to.
+    /// All bridges, with the packages of the host bridges' NUMA nodes.
     ///
-    /// A bridge below has a NUMA node of its own only where it differs from the one above.
+    /// Other bridges have a NUMA node of their own only if it differs from that of their parent.
     fn with_packages(self, numa: &[NumaNode]) -> Vec<Bridge> {
         let above = |bridge: &Bridge| {
             let parent = bridge.parent.as_ref()?;

@@ -1,9 +1,9 @@
-//! What surrounds the caller: variables, network interfaces, the cgroup's memory limit; and what a
-//! plan of another machine is cut down to here.
+//! Collects what a plan depends on besides the topology: variables, network interfaces, the
+//! cgroup's memory limit; for a plan of another machine, the limits of this one.
 //!
-//! Decides nothing; `plan` does with what stands here.
+//! Makes no decisions; `plan` does.
 //!
-//! *Invariant:* only variables that a plan may depend on are taken along, so that no secret of the
+//! *Invariant:* only variables that a plan may depend on are read, so that no secret of the
 //! caller's environment ends up in a plan.
 
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ use nix::net::if_::InterfaceFlags;
 use crate::plan::{CallerEnvironment, Here, Interface};
 use crate::topology::{PortState, Topology};
 
-/// Beginnings of the names of variables that a plan may depend on.
+/// Prefixes of the names of variables that a plan may depend on.
 const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
 
-/// Whole names of more such variables.
+/// Further names of such variables.
 const NAMES: [&str; 7] = [
     "CUDA_CLUSTER_UCX",
     "LD_LIBRARY_PATH",
@@ -31,7 +31,7 @@ const NAMES: [&str; 7] = [
     "OPENBLAS_NUM_THREADS",
 ];
 
-/// Looks around this process.
+/// Collects the context of this process.
 pub fn caller() -> CallerEnvironment {
     let matters = |name: &str| {
         NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
@@ -49,7 +49,7 @@ pub fn caller() -> CallerEnvironment {
     }
 }
 
-/// The part of a live topology, and of this machine's network, that a foreign plan depends on.
+/// The facts about this machine and its network on which a plan for another machine depends.
 pub fn here(live: &Topology) -> Here {
     let allowed = live.allowed.clone();
     let cpus = allowed.as_ref().map(|allowed| allowed.cpus.clone()).or_else(|| live.cpus());
@@ -89,16 +89,16 @@ fn interfaces() -> Vec<Interface> {
         .collect()
 }
 
-/// The address that this machine would be reached at, as distributed works it out: that of the
-/// route to the outside. Connecting a datagram socket sends nothing.
+/// The address at which others reach this machine, determined like distributed does: from the route
+/// to the outside. Connecting a datagram socket sends nothing.
 fn main_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    // An address that no machine has (RFC 5737), behind the same route as all others.
+    // An address that no machine has (RFC 5737); it is routed like all other outside addresses.
     socket.connect("192.0.2.1:80").ok()?;
     Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
-/// The least `memory.max` of this process's cgroup and those above it.
+/// The smallest `memory.max` of this process's cgroup and its ancestors.
 fn memory_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;

@@ -1,6 +1,7 @@
 //! Packages, cores and NUMA membership of every CPU, through hwloc.
 //!
-//! Does not tell memory sizes or memory-only NUMA nodes, which this binding of hwloc cannot reach.
+//! Does not report memory sizes and memory-only NUMA nodes, which this binding of hwloc does not
+//! expose.
 //!
 //! *Invariant:* a CPU belongs to the package and core whose sets contain it, and to every NUMA node
 //! in its own node set.
@@ -9,18 +10,18 @@ use hwloc2::{Bitmap, ObjectType, Topology, TopologyFlag, TopologyObject};
 
 use crate::cpuset::{CpuSet, IdSet, LIMIT, NodeSet};
 
-/// The processors of a machine, those that this process may not use included.
+/// The processors of a machine, including those that this process may not use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Processors {
     /// Packages by number, with their CPUs.
     pub(super) packages: Vec<(u32, CpuSet)>,
     /// Physical cores by their first CPU.
     pub(super) cores: Vec<CpuSet>,
-    /// CPUs by number, each with the NUMA nodes around it.
+    /// CPUs by number, each with its NUMA nodes.
     pub(super) cpus: Vec<(u32, NodeSet)>,
 }
 
-/// Asks hwloc. `None` when it cannot load the machine.
+/// Queries hwloc. `None` if it can't load the machine.
 pub(super) fn look() -> Option<Processors> {
     let machine = Topology::with_flags(vec![TopologyFlag::IncludeDisallowed])?;
     let packages = objects(&machine, ObjectType::Package);
@@ -39,7 +40,7 @@ pub(super) fn look() -> Option<Processors> {
     Some(Processors { packages, cores, cpus })
 }
 
-/// Objects of a type that has a depth of its own. NUMA nodes have none, and asking for them panics.
+/// Objects of a type that has its own depth. NUMA nodes have none, and asking for them panics.
 fn objects(machine: &Topology, kind: ObjectType) -> Vec<&TopologyObject> {
     machine.objects_with_type(&kind).unwrap_or_default()
 }

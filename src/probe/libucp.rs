@@ -1,9 +1,9 @@
-//! Which libucp are installed, whether they know CUDA and InfiniBand, and whether one lies where a
-//! user says.
+//! Finds the installed libucp, checks them for CUDA and InfiniBand support, and checks paths that
+//! users give.
 //!
 //! Looks at files only: a process that opened two libucp would mix their parts.
 //!
-//! *Invariant:* every path is there, and none is listed twice.
+//! *Invariant:* every listed path exists, and none is listed twice.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -13,39 +13,39 @@ use std::path::{Path, PathBuf};
 
 use crate::plan::InstalledUcx;
 
-/// The name that every libucp since 1.0 has.
+/// The file name of every libucp since 1.0.
 const LIBRARY: &str = "libucp.so.0";
 
 /// The first bytes of every program and library (`ELFMAG` in `elf.h`).
 const MAGIC: [u8; 4] = *b"\x7fELF";
 
-/// Why a path cannot be that of a libucp.
+/// Why a path is not that of a libucp.
 #[derive(Debug, thiserror::Error)]
 pub enum NoLibucp {
-    /// There is nothing to read.
+    /// The path does not exist.
     #[error("cannot read a libucp at {path:?}")]
     Unreadable {
-        /// As the user named it.
+        /// The path as given.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The directory has none.
+    /// The directory contains none.
     #[error("there is no libucp in {}: neither {LIBRARY} nor lib/{LIBRARY}", path.display())]
     NotWithin {
-        /// As the user named it.
+        /// The path as given.
         path: PathBuf,
     },
-    /// The file is something else.
+    /// The file is not a library.
     #[error("{} is not a shared library, so it is no libucp", path.display())]
     NotALibrary {
-        /// As the user named it.
+        /// The path as given.
         path: PathBuf,
     },
 }
 
 impl NoLibucp {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         let text = "check the path that --ucx, ucx.library or CUDA_CLUSTER_UCX names: a libucp.so.0, \
                     its directory, or the installation with it in lib";
@@ -53,12 +53,12 @@ impl NoLibucp {
     }
 }
 
-/// Makes sure that a libucp lies at a path: the file, its directory, or its installation's.
+/// Checks that a path is that of a libucp: the file, its directory, or its installation's.
 ///
-/// A bare file name that is not here is the dynamic loader's to find, and is let pass.
+/// A bare file name that does not exist here is left to the dynamic loader.
 ///
 /// # Errors
-/// If there is none.
+/// If it is not.
 pub fn check_libucp(path: &Path) -> Result<(), NoLibucp> {
     if path.is_dir() {
         let within = ["", "lib"].map(|folder| path.join(folder).join(LIBRARY));
@@ -77,8 +77,8 @@ pub fn check_libucp(path: &Path) -> Result<(), NoLibucp> {
     }
 }
 
-/// Every libucp where one is usually found: the active Python environment's, HPC-X's, conda's, the
-/// system's, in this order.
+/// Every libucp in the usual places: the active Python environment, HPC-X, conda, the system, in
+/// this order.
 pub(super) fn installed(variable: impl Fn(&str) -> Option<OsString>) -> Vec<InstalledUcx> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -135,7 +135,7 @@ fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, &'static
     places
 }
 
-/// Where the first Python of a search path is installed.
+/// The installation directory of the first Python on a search path.
 fn first_python(search: Option<OsString>) -> Option<PathBuf> {
     let search = search?;
     let bin = std::env::split_paths(&search).find(|bin| bin.join("python3").exists())?;
@@ -152,7 +152,7 @@ fn site_packages(python: &Path) -> Vec<PathBuf> {
     versions.map(|version| version.join("site-packages")).collect()
 }
 
-/// What is in a directory, in order; nothing if it cannot be read.
+/// Sorted entries of a directory; none if it can't be read.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let entries = directory.read_dir().into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

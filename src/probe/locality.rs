@@ -1,8 +1,8 @@
-//! Which CPUs and NUMA nodes are near a device, when the sources differ or are silent.
+//! Determines the CPUs and NUMA nodes near a device where sources differ or give no answer.
 //!
-//! Only weighs what was read; reads nothing.
+//! Only compares answers; reads nothing.
 //!
-//! *Invariant:* every source but the first leaves a note, except where there is only one answer (a
+//! *Invariant:* using any source but the first adds a note, unless only one answer is possible (a
 //! machine with a single NUMA node).
 
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use crate::topology::{Note, NumaNode};
 /// What is near a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Locality {
-    /// The NUMA node, when it is one.
+    /// The NUMA node, if there is exactly one.
     pub(super) numa: Option<NumaId>,
-    /// The NUMA nodes, when they are several.
+    /// The NUMA nodes, if there are several.
     pub(super) numa_set: Option<NodeSet>,
     pub(super) cpus: Option<CpuSet>,
 }
 
-/// What NVML told about a GPU's locality.
+/// NVML's answers about a GPU's locality.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NvmlAffinity<'a> {
     pub(super) cpus: Option<&'a CpuSet>,
@@ -31,9 +31,9 @@ pub(super) struct NvmlAffinity<'a> {
 
 /// The host's NUMA nodes.
 pub(super) struct HostNodes<'a> {
-    /// Those with CPUs.
+    /// Nodes with CPUs.
     nodes: Vec<(NumaId, &'a CpuSet)>,
-    /// Those with host memory alone, and the packages that they belong to.
+    /// Nodes with host memory but no CPUs, and their packages.
     bare: Vec<(NumaId, Option<u32>)>,
     /// The CPUs of each package.
     packages: BTreeMap<u32, CpuSet>,
@@ -41,7 +41,7 @@ pub(super) struct HostNodes<'a> {
 }
 
 impl<'a> HostNodes<'a> {
-    /// Leaves nodes out that are a GPU's memory.
+    /// Excludes nodes that are GPU memory.
     pub(super) fn new(numa: &'a [NumaNode]) -> Self {
         let with_cpus = |node: &'a NumaNode| {
             let cpus = node.cpus.as_ref().filter(|cpus| !cpus.is_empty())?;
@@ -61,7 +61,7 @@ impl<'a> HostNodes<'a> {
         Self { nodes, bare, packages, all }
     }
 
-    /// The CPUs of the package of a node that has none itself.
+    /// The CPUs of the package of a node without CPUs.
     fn cpus_beside(&self, id: NumaId) -> Option<&CpuSet> {
         let (_, package) = self.bare.iter().find(|(node, _)| *node == id)?;
         self.packages.get(&(*package)?).filter(|cpus| !cpus.is_empty())
@@ -75,7 +75,7 @@ impl<'a> HostNodes<'a> {
         self.nodes.iter().find(|(node, _)| *node == id).map(|(_, cpus)| *cpus)
     }
 
-    /// The only node, when there is only one.
+    /// The only node, if there is exactly one.
     fn only(&self) -> Option<NumaId> {
         match self.nodes[..] {
             [(id, _)] => Some(id),
@@ -89,7 +89,7 @@ impl<'a> HostNodes<'a> {
         place.numa.filter(known).or_else(|| self.only())
     }
 
-    /// What is near a GPU: the kernel's word, then NVML's, then that of the NUMA node.
+    /// What is near a GPU: by the kernel, else by NVML, else by the NUMA node.
     pub(super) fn of_gpu(
         &self,
         about: &str,
@@ -123,7 +123,7 @@ impl<'a> HostNodes<'a> {
         note: &mut impl FnMut(String),
     ) -> Option<NumaId> {
         if let Some(node) = place.and_then(|place| place.numa) {
-            // A node without CPUs has memory all the same.
+            // A node without CPUs still has memory.
             if self.cpus(node).is_some() || self.is_bare(node) {
                 return Some(node);
             }
@@ -131,7 +131,7 @@ impl<'a> HostNodes<'a> {
         }
         let told: Vec<NumaId> =
             nvml.nodes.iter().flat_map(|nodes| nodes.iter()).map(NumaId).collect();
-        // Without sysfs, hwloc sees a single node, whatever there is.
+        // Without sysfs, hwloc always reports a single node.
         let unseen = place.is_none() && self.nodes.len() <= 1;
         match told[..] {
             [node] if self.only() == Some(node) => Some(node),
@@ -151,12 +151,12 @@ impl<'a> HostNodes<'a> {
         note: &mut impl FnMut(String),
     ) -> Option<CpuSet> {
         let here = |cpus: &CpuSet| {
-            // Where no node is known, none can object.
+            // Without a known node there is nothing to contradict.
             let here =
                 if self.all.is_empty() { cpus.clone() } else { cpus.intersection(&self.all) };
             Some(here).filter(|here| !here.is_empty())
         };
-        // A list of all CPUs is no locality, unless they are all on one node.
+        // A list of all CPUs says nothing about locality, unless they are all on one node.
         let tells = |cpus: &CpuSet| self.only().is_some() || *cpus != self.all;
         let kernel = place.and_then(|place| place.cpus.as_ref()).and_then(here);
         if let Some(cpus) = kernel.as_ref().filter(|cpus| tells(cpus)) {

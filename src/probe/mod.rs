@@ -1,8 +1,8 @@
-//! Looks at this machine: NVML for GPUs, hwloc for CPUs and NUMA nodes, sysfs for PCI and NICs.
+//! Probes this machine: NVML for GPUs, hwloc for CPUs and NUMA nodes, sysfs for PCI and NICs.
 //!
-//! Decides nothing. What could not be read becomes a note on the topology.
+//! Makes no decisions. What can't be read becomes a note on the topology.
 //!
-//! *Invariant:* the answer states what was read, and notes what was not.
+//! *Invariant:* a topology contains what was read, and a note for what was not.
 
 mod assemble;
 mod caller;
@@ -32,27 +32,27 @@ pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
 pub use xid::{XidEvent, XidWatch};
 
-/// Names another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
+/// The path of another `libnvidia-ml.so.1`, or `none` to look for no GPUs.
 pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";
-/// Names another place than `/sys`.
+/// Replaces `/sys`.
 pub const SYSFS_VARIABLE: &str = "CUDA_CLUSTER_SYSFS";
-/// Names another place than `/proc`.
+/// Replaces `/proc`.
 pub const PROCFS_VARIABLE: &str = "CUDA_CLUSTER_PROCFS";
-/// How long NVML may take before it counts as hung, like `30s`.
+/// Time after which NVML counts as hung, such as `30s`.
 pub const LIMIT_VARIABLE: &str = "CUDA_CLUSTER_NVML_LIMIT";
 
-/// How long the NVIDIA driver may take. Without its persistence daemon it initialises every GPU
-/// anew, which takes seconds each.
+/// Default time limit for the NVIDIA driver. Without its persistence daemon it initialises every
+/// GPU anew, which takes seconds each.
 const NVML_LIMIT: Duration = Duration::from_secs(120);
 
-/// Where to look. [`Options::default`] is this machine; tests name another.
+/// Where to look. [`Options::default`] is this machine; tests use other places.
 ///
 /// hwloc has its own switch, the environment variable `HWLOC_XMLFILE`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where NVML may be.
+    /// Where to look for NVML.
     pub nvml: Libraries,
-    /// How long NVML may take before it counts as hung.
+    /// Time after which NVML counts as hung.
     pub nvml_limit: Duration,
     /// Mount point of sysfs.
     pub sysfs: PathBuf,
@@ -72,11 +72,11 @@ impl Default for Options {
 }
 
 impl Options {
-    /// This machine, or what [`NVML_VARIABLE`], [`SYSFS_VARIABLE`] and [`PROCFS_VARIABLE`] name
-    /// instead; [`LIMIT_VARIABLE`] holds too.
+    /// This machine, or the places in [`NVML_VARIABLE`], [`SYSFS_VARIABLE`] and
+    /// [`PROCFS_VARIABLE`], with the limit in [`LIMIT_VARIABLE`].
     ///
     /// # Errors
-    /// If [`LIMIT_VARIABLE`] is no span of time.
+    /// If [`LIMIT_VARIABLE`] is not a time span.
     pub fn from_environment() -> Result<Self, ProbeError> {
         let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty());
         let usual = Self::default();
@@ -101,25 +101,25 @@ impl Options {
     }
 }
 
-/// A machine that was looked at, and how long looking took.
+/// A probed machine, and how long probing took.
 #[derive(Clone, Debug)]
 pub struct Probed {
-    /// The machine. Its `driver` is `None` when there is no NVIDIA driver, and a note says so.
+    /// The machine. Its `driver` is `None` if there is no NVIDIA driver, which is also noted.
     pub topology: Topology,
-    /// Where the time went.
+    /// How long each source took.
     pub timings: Timings,
 }
 
-/// How long looking took, by source. They are asked side by side: the parts can exceed the whole.
+/// Probing times by source. The sources are queried concurrently, so the sum can exceed the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// Milliseconds in NVML, loading the library included.
+    /// Milliseconds in NVML, including loading the library.
     pub nvml_ms: f64,
     /// Milliseconds in hwloc.
     pub hwloc_ms: f64,
     /// Milliseconds in sysfs and procfs.
     pub sysfs_ms: f64,
-    /// Milliseconds from beginning to end.
+    /// Milliseconds in total.
     pub total_ms: f64,
 }
 
@@ -131,28 +131,28 @@ impl std::fmt::Display for Timings {
     }
 }
 
-/// Why this machine could not be looked at.
+/// Why this machine could not be probed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// There is no thread to ask the driver in.
+    /// No thread could be started to query the driver.
     #[error("cannot start a thread to look at the machine")]
     Thread(#[source] std::io::Error),
-    /// There is an NVIDIA driver, and it does not work.
+    /// The NVIDIA driver is broken.
     #[error("the NVIDIA driver does not work")]
     Driver(#[source] DriverFault),
-    /// The environment asks for a limit that is none.
+    /// The environment's time limit is invalid.
     #[error("the environment variable {LIMIT_VARIABLE} is wrong")]
     Limit(#[source] UnitError),
-    /// NVML did not come back.
+    /// NVML did not return in time.
     #[error("the NVIDIA driver did not answer within {}", Span(*limit))]
     DriverHangs {
-        /// How long it was given.
+        /// The time limit.
         limit: Duration,
     },
 }
 
 impl ProbeError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             ProbeError::Driver(fault) => fault.hint(),
@@ -165,21 +165,21 @@ impl ProbeError {
     }
 }
 
-/// Looks at the machine.
+/// Probes the machine.
 ///
 /// # Errors
-/// If there is an NVIDIA driver that does not work. Without any driver the answer has no GPUs and
-/// a note.
+/// If there is an NVIDIA driver that does not work. Without a driver the topology has no GPUs and a
+/// note.
 pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
     let begin = Instant::now();
     let (sender, answer) = mpsc::channel();
     let libraries = options.nvml.clone();
-    // A thread of its own, because a broken driver can hang in the kernel for ever; a scoped one
-    // would have to be waited for.
+    // A separate thread, because a broken driver can hang in the kernel forever, and a scoped
+    // thread would have to be waited for.
     let ask = move || {
         let begin = Instant::now();
         let findings = nvml::look(&libraries);
-        // Nobody listens any more when the time limit has passed.
+        // After the time limit the receiver is gone.
         let _ = sender.send((findings, begin.elapsed()));
     };
     std::thread::Builder::new().spawn(ask).map_err(ProbeError::Thread)?;
@@ -189,7 +189,7 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
         let host = timed(|| sysfs::look(&options.sysfs, &options.procfs));
         let processors = match processors {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            // One after the other then.
+            // Without a second thread, query one after the other.
             Err(_) => timed(hwloc::look),
         };
         (processors, host)
@@ -210,9 +210,9 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
     Ok(Probed { topology, timings })
 }
 
-/// What this process may use, without looking at anything else.
+/// The CPUs and memory that this process may use, without probing anything else.
 ///
-/// `None` when the kernel did not tell.
+/// `None` if the kernel does not report it.
 pub fn allowed(options: &Options) -> Option<Allowed> {
     own::allowed(&options.procfs)
 }

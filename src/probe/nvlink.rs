@@ -1,9 +1,9 @@
 //! The NVLinks and chip-to-chip links of one GPU.
 //!
-//! Calls NVML's raw functions for the far end's kind and for speeds: the wrapper loses the first
-//! and cannot name a link in the second.
+//! Calls NVML's raw functions for the far end's kind and for speeds: the wrapper drops the former
+//! and can't select a link for the latter.
 //!
-//! *Invariant:* a far end that NVML does not name is [`NvLinkPeer::Unknown`].
+//! *Invariant:* a far end that NVML does not identify is [`NvLinkPeer::Unknown`].
 
 #![allow(unsafe_code)]
 
@@ -18,12 +18,12 @@ use crate::topology::{ChipLinks, NvLink, NvLinkPeer};
 /// `NVML_NVLINK_MAX_LINKS`: no GPU has more.
 const LINKS: u32 = 18;
 
-/// What leaves one GPU.
+/// The links of one GPU.
 #[derive(Debug, Default)]
 pub(super) struct Wires {
-    /// NVLinks by number, inactive ones included.
+    /// NVLinks by number, including inactive ones.
     pub(super) links: Vec<NvLink>,
-    /// Where they end, as far as NVML gives a place.
+    /// Their far ends, as far as NVML gives an address.
     pub(super) remotes: Vec<Remote>,
     /// Links to the CPU of a superchip.
     pub(super) c2c: Option<ChipLinks>,
@@ -34,7 +34,7 @@ pub(super) struct Wires {
 pub(super) struct Remote {
     /// Link number on this GPU.
     pub(super) link: u32,
-    /// Place of the far end.
+    /// PCI address of the far end.
     pub(super) pci: PciAddress,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn read(device: &Device<'_>, asked: &mut Questions<'_>) -> Result<Wir
     Ok(wires)
 }
 
-/// Machines that hide their switches give all ones for their place.
+/// Machines that hide their switches report an address of all ones.
 fn is_real(pci: &PciAddress) -> bool {
     pci.domain < 0x0fff_ffff && *pci != PciAddress { domain: 0, bus: 0, device: 0, function: 0 }
 }
@@ -92,7 +92,7 @@ fn remote_kind(device: &Device<'_>, link: u32) -> Result<RemoteKind, NvmlError> 
     })
 }
 
-/// Fills in the links' speeds: one call for all of them.
+/// Sets the links' speeds, with one call for all of them.
 ///
 /// Drivers before 515 know only the older fields, one for each of the first twelve links.
 fn speeds(device: &Device<'_>, links: &mut [NvLink]) {
@@ -115,7 +115,7 @@ fn older_speed_field(link: u32) -> Option<u32> {
     }
 }
 
-/// The links between the chips of a superchip, when there are any.
+/// The chip-to-chip links of a superchip, if any.
 fn chip_links(device: &Device<'_>) -> Option<ChipLinks> {
     let count = field_values(device, &[(field_id::NVML_FI_DEV_C2C_LINK_COUNT, 0)]).first()?.value;
     let count = u32::try_from(count).ok().filter(|count| (1..=LINKS).contains(count))?;
@@ -151,7 +151,7 @@ struct Told {
     value: u64,
 }
 
-/// Values of fields, each for a scope (a link). Those that the driver does not tell are absent.
+/// Field values, each for a scope (a link). Values that the driver does not report are missing.
 fn field_values(device: &Device<'_>, wanted: &[(u32, u32)]) -> Vec<Told> {
     let Ok(function) = device.nvml().lib().nvmlDeviceGetFieldValues.as_ref() else {
         return Vec::new();

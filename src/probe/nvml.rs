@@ -1,9 +1,9 @@
-//! GPUs as NVML describes them: identity, place, memory, MIG instances, peer access.
+//! GPUs as reported by NVML: identity, position, memory, MIG instances, peer access.
 //!
-//! Does not tell locality (that is `locality`) nor the PCI tree (that is `sysfs`). NVLinks are read
-//! by `nvlink`.
+//! Does not determine locality (see `locality`) or the PCI tree (see `sysfs`). `nvlink` reads
+//! NVLinks.
 //!
-//! *Invariant:* a GPU that NVML lists is in the answer or in a note, never neither.
+//! *Invariant:* a GPU that NVML lists is in the answer or in a note.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
@@ -16,10 +16,10 @@ use crate::cpuset::{CpuSet, IdSet, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
 use crate::topology::{ComputeCapability, Gpu, LinkKind, MigInstance, Note, PcieLink};
 
-/// What NVML told.
+/// NVML's answers.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Why there is no driver; `None` when there is one.
+    /// Why there is no driver; `None` if there is one.
     pub(super) absent: Option<Absent>,
     /// Driver version.
     pub(super) driver: Option<String>,
@@ -27,28 +27,28 @@ pub(super) struct Findings {
     pub(super) cuda: Option<String>,
     /// GPUs that answer, in NVML order.
     pub(super) gpus: Vec<Seen>,
-    /// How pairs of GPUs reach each other over PCIe, where the driver tells.
+    /// PCIe paths between pairs of GPUs, where the driver reports them.
     pub(super) paths: Vec<(GpuIndex, GpuIndex, LinkKind)>,
     /// What could not be read.
     pub(super) notes: Vec<Note>,
 }
 
-/// A GPU as NVML sees it.
+/// NVML's answers about a GPU.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Its facts, without locality and PCI ancestry.
+    /// Its properties, without locality and PCI ancestry.
     pub(super) gpu: Gpu,
-    /// Host CPUs near it, by NVML; empty where NVML answers an empty mask.
+    /// Host CPUs near it; empty if NVML returns an empty mask.
     pub(super) cpus: Option<CpuSet>,
-    /// Host NUMA nodes near it, by NVML.
+    /// Host NUMA nodes near it.
     pub(super) nodes: Option<NodeSet>,
-    /// Its PCIe link, by NVML.
+    /// Its PCIe link.
     pub(super) pcie: Option<PcieLink>,
-    /// Far ends of its NVLinks, where NVML gives their place.
+    /// Far ends of its NVLinks, where NVML gives their addresses.
     pub(super) remotes: Vec<Remote>,
 }
 
-/// Asks NVML about every GPU.
+/// Queries NVML about every GPU.
 pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
     let nvml = match nvml_library::open(libraries)? {
         Opened::Absent(why) => return Ok(Findings { absent: Some(why), ..Findings::default() }),
@@ -80,17 +80,17 @@ pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
     Ok(findings)
 }
 
-/// Questions about one GPU, and the notes that the answers leave.
+/// Queries about one GPU, and the notes that they produce.
 pub(super) struct Questions<'a> {
     about: String,
     notes: &'a mut Vec<Note>,
 }
 
 impl Questions<'_> {
-    /// A fact that every GPU has: not telling it is worth a note.
+    /// A property of every GPU; a missing answer is noted.
     ///
     /// # Errors
-    /// If the GPU is lost, so that nothing more can be asked.
+    /// If the GPU is lost, so that further queries are pointless.
     fn must<T>(&mut self, what: &str, told: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
         match told {
             Ok(fact) => Ok(Some(fact)),
@@ -102,7 +102,7 @@ impl Questions<'_> {
         }
     }
 
-    /// A fact that not every GPU has, or not every driver tells.
+    /// A property that some GPUs don't have, or some drivers don't report.
     ///
     /// # Errors
     /// As [`Questions::must`].
@@ -182,7 +182,7 @@ const NODE_WORDS: usize = 16;
 /// `NVML_AFFINITY_SCOPE_NODE`.
 const NEAREST_NODE: u32 = 0;
 
-/// NVML's masks: the lowest word first, bits by rising number.
+/// Decodes NVML's masks: lowest word first, lowest bit first.
 fn set<Kind>(words: &[u64]) -> IdSet<Kind> {
     let bits = (0u32..).step_by(64).zip(words);
     bits.flat_map(|(base, word)| {
@@ -198,14 +198,14 @@ fn parsed<T: std::str::FromStr<Err = crate::ids::IdError>>(
     text.parse().inspect_err(|error| asked.note(format!("NVML says {error}"))).ok()
 }
 
-/// Whether a display is connected or active. Newer drivers have stopped to tell of headless GPUs.
+/// Whether a display is connected or active. Newer drivers no longer report it for headless GPUs.
 fn display(device: &Device<'_>, asked: &mut Questions<'_>) -> Result<Option<bool>, NvmlError> {
     let connected = asked.may("display", device.is_display_connected())?;
     let active = asked.may("display", device.is_display_active())?;
     Ok(connected.into_iter().chain(active).reduce(|a, b| a || b))
 }
 
-/// Process ids with a compute context. Those of other PID namespaces are not told.
+/// Process ids with a compute context. Those in other PID namespaces are not reported.
 fn processes(device: &Device<'_>, asked: &mut Questions<'_>) -> Result<Vec<u32>, NvmlError> {
     let told = asked.may("processes", device.running_compute_processes())?;
     let mut ids: Vec<u32> = told.into_iter().flatten().map(|process| process.pid).collect();
@@ -251,8 +251,8 @@ fn mig_instances(
     Ok(instances)
 }
 
-/// A MIG profile's name from its sizes: eighths of the GPU's memory, and compute slices when they
-/// are fewer than the instance has.
+/// A MIG profile's name from its sizes: eighths of the GPU's memory, and compute slices if they are
+/// fewer than the instance has.
 fn mig_profile(compute: u32, slices: u32, bytes: u64, whole_bytes: u64) -> String {
     let eighths = (bytes * 8).div_ceil(whole_bytes.max(1));
     let gigabytes = (eighths * whole_bytes.div_ceil(1 << 30) + 4) / 8;
@@ -263,7 +263,7 @@ fn mig_profile(compute: u32, slices: u32, bytes: u64, whole_bytes: u64) -> Strin
     }
 }
 
-/// The GPU's PCIe link; `None` where the driver tells nothing about it.
+/// The GPU's PCIe link; `None` if the driver reports nothing about it.
 fn pcie(device: &Device<'_>) -> Option<PcieLink> {
     let link = PcieLink {
         gt_per_s: device.current_pcie_link_gen().ok().and_then(transfer_rate),
@@ -287,13 +287,13 @@ fn transfer_rate(generation: u32) -> Option<f64> {
     })
 }
 
-/// The nearest common ancestor of each pair of GPUs, in the words of `nvidia-smi topo -m`, which
-/// asks the same question (`nvmlGpuTopologyLevel_t`).
+/// The nearest common ancestor of each pair of GPUs, as `nvidia-smi topo -m` shows it with the same
+/// query (`nvmlGpuTopologyLevel_t`).
 fn paths(devices: &[Device<'_>], seen: &[Seen]) -> Vec<(GpuIndex, GpuIndex, LinkKind)> {
     let mut paths = Vec::new();
     for (a, device) in devices.iter().enumerate() {
         for (b, other) in devices.iter().enumerate().skip(a + 1) {
-            // The wrapper takes the other device as its own.
+            // The wrapper's method takes ownership of the other device.
             let Ok(other) = other.nvml().device_by_index(seen[b].gpu.index.0) else { continue };
             let kind = match device.topology_common_ancestor(other) {
                 Ok(TopologyLevel::Internal | TopologyLevel::Single) => LinkKind::Pix,
@@ -309,7 +309,7 @@ fn paths(devices: &[Device<'_>], seen: &[Seen]) -> Vec<(GpuIndex, GpuIndex, Link
     paths
 }
 
-/// Fills in which GPUs can read each other's memory, where the driver tells.
+/// Sets which GPUs can access each other's memory, where the driver reports it.
 fn peer_access(devices: &[Device<'_>], seen: &mut [Seen]) {
     for a in 0..devices.len() {
         for b in a + 1..devices.len() {

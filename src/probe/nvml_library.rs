@@ -1,9 +1,9 @@
-//! Opens NVML, and tells a missing driver from a broken one.
+//! Opens NVML, and distinguishes a missing driver from a broken one.
 //!
-//! Asks nothing of it but to initialise.
+//! Calls nothing but the initialisation.
 //!
-//! *Invariant:* "no driver" is said only when no library was found or the kernel module is not
-//! loaded; every other failure is a fault with its cause.
+//! *Invariant:* the driver counts as missing only if no library was found or the kernel module is
+//! not loaded; every other failure is an error with its cause.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,19 @@ use std::path::{Path, PathBuf};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-/// Where NVML may be.
+/// Where to look for NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Libraries {
-    /// Where the dynamic linker finds it, and where containers, WSL and NixOS put it.
+    /// Where the dynamic linker finds it, and where containers, WSL and NixOS install it.
     #[default]
     Usual,
-    /// This file, and it must exist.
+    /// This file, which must exist.
     Named(PathBuf),
-    /// Nowhere: look for no GPUs.
+    /// Nowhere: use no GPUs.
     None,
 }
 
-/// `libnvidia-ml.so` without the number comes with the development files alone, so it is not asked
-/// for.
+/// `libnvidia-ml.so` without a number belongs to the development files, so it is not used.
 const USUAL: [&str; 4] = [
     "libnvidia-ml.so.1",
     "/usr/lib/wsl/lib/libnvidia-ml.so.1",
@@ -32,7 +31,7 @@ const USUAL: [&str; 4] = [
     "/run/opengl-driver/lib/libnvidia-ml.so.1",
 ];
 
-/// A library, or why there is no driver.
+/// A library, or the reason why there is no driver.
 #[derive(Debug)]
 pub(super) enum Opened {
     /// NVML works.
@@ -44,28 +43,28 @@ pub(super) enum Opened {
 /// Why there is no driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// It was not to be looked for.
+    /// NVML was disabled.
     NotAsked,
     /// No `libnvidia-ml.so.1`.
     NoLibrary,
-    /// The library is there; the kernel module is not loaded.
+    /// The library exists, but the kernel module is not loaded.
     NotLoaded,
 }
 
-/// What is wrong with a driver that is there.
+/// Why an installed driver does not work.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverFault {
-    /// The library is there and cannot be loaded.
+    /// The library can't be loaded.
     #[error("NVML cannot be loaded: {reason}")]
     Library {
         library: PathBuf,
-        /// The dynamic linker's words, which begin with the file.
+        /// The dynamic linker's message, which begins with the file.
         reason: String,
     },
-    /// The library belongs to another version of the driver than the kernel module.
+    /// The library's version differs from that of the kernel module.
     #[error("the library {} and the kernel module have different versions", library.display())]
     Mismatch { library: PathBuf },
-    /// The device files may not be opened.
+    /// Access to the device files is denied.
     #[error("this user may not use the NVIDIA device files")]
     NoPermission,
     /// NVML failed for another reason.
@@ -74,7 +73,7 @@ pub enum DriverFault {
 }
 
 impl DriverFault {
-    /// What the user can do.
+    /// A hint for the user.
     pub(super) fn hint(&self) -> Option<String> {
         let hint = match self {
             DriverFault::Library { .. } => {
@@ -101,7 +100,7 @@ impl DriverFault {
     }
 }
 
-/// Opens the first library that is there, and initialises it.
+/// Opens the first existing library and initialises it.
 pub(super) fn open(libraries: &Libraries) -> Result<Opened, DriverFault> {
     match libraries {
         Libraries::None => Ok(Opened::Absent(Absent::NotAsked)),
@@ -119,7 +118,7 @@ pub(super) fn open(libraries: &Libraries) -> Result<Opened, DriverFault> {
     }
 }
 
-/// Whether the dynamic linker speaks of this library and not of one that it needs.
+/// Whether the dynamic linker's message is about this library, and not about one that it needs.
 fn not_found(library: &Path, reason: &str) -> bool {
     reason.contains(&format!("{}: cannot open shared object file", library.display()))
 }

@@ -1,8 +1,10 @@
-//! Who holds a GPU's memory, and whether the GPU still answers: asked while a cluster runs.
+//! Reports which processes use a GPU's memory, and whether the GPU still answers, while a cluster
+//! runs.
 //!
-//! Decides nothing; the supervisor waits and judges.
+//! Makes no decisions; the supervisor does.
 //!
-//! *Invariant:* NVML is open only while it is asked, so that a supervisor at rest holds no driver.
+//! *Invariant:* NVML is open only during a query, so that an idle supervisor does not hold the
+//! driver.
 
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -12,16 +14,16 @@ use super::nvml_library::{self, Opened};
 use super::{DriverFault, Options};
 use crate::ids::GpuUuid;
 
-/// A process that holds memory of a GPU.
+/// A process that uses memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process id, as this process's PID namespace has it.
+    /// Its process id in this process's PID namespace.
     pub pid: u32,
-    /// How much; `None` where the driver does not tell (WDDM, some virtual machines).
+    /// The amount; `None` if the driver does not report it (WDDM, some virtual machines).
     pub bytes: Option<u64>,
 }
 
-/// Why a GPU cannot be asked.
+/// Why a GPU can't be queried.
 #[derive(Debug, thiserror::Error)]
 pub enum OccupancyError {
     /// There is no driver.
@@ -30,10 +32,10 @@ pub enum OccupancyError {
     /// The driver is broken.
     #[error(transparent)]
     Driver(#[from] DriverFault),
-    /// The GPU does not answer any more.
+    /// The GPU no longer answers.
     #[error("{uuid} does not answer any more: {source}")]
     Lost { uuid: GpuUuid, source: NvmlError },
-    /// NVML does not tell.
+    /// NVML does not report it.
     #[error("NVML does not tell who uses {uuid}")]
     Silent { uuid: GpuUuid, source: NvmlError },
 }
@@ -41,7 +43,7 @@ pub enum OccupancyError {
 /// The processes that compute on a GPU or MIG instance.
 ///
 /// # Errors
-/// If there is no driver, the GPU is lost, or NVML does not tell.
+/// If there is no driver, the GPU is lost, or NVML does not report them.
 pub fn holders(options: &Options, uuid: &GpuUuid) -> Result<Vec<Holder>, OccupancyError> {
     let Opened::Working(nvml) = nvml_library::open(&options.nvml)? else {
         return Err(OccupancyError::NoDriver);

@@ -1,9 +1,9 @@
-//! What this process was given: its CPUs and memory nodes, and its memory policy.
+//! The CPUs and memory nodes that this process may use, and its memory policy.
 //!
-//! Sets none; the shim of each process does. Does not tell who restricted it: affinity and cgroup
-//! cpuset look the same from here.
+//! Sets nothing; the shim of each process does. Can't tell which mechanism restricts the process:
+//! affinity and cgroup cpuset look the same from here.
 //!
-//! *Invariant:* what the kernel does not tell is `None`, not everything.
+//! *Invariant:* what the kernel does not report is `None`, not everything.
 
 #![allow(unsafe_code)]
 
@@ -33,8 +33,8 @@ fn parse(status: &str) -> Option<Allowed> {
 /// Room for 1024 NUMA nodes, the kernel's largest `MAX_NUMNODES`.
 const WORDS: usize = 16;
 
-/// The policy that this process was started with, as `numactl` sets it, with its nodes: `bind 1`,
-/// `interleave 0-3`. `None` for the usual one.
+/// The memory policy with which this process was started, in the words of `numactl`: `bind 1`,
+/// `interleave 0-3`. `None` for the default.
 pub(super) fn memory_policy() -> Option<String> {
     let mut mode: c_int = 0;
     let mut nodes: [c_ulong; WORDS] = [0; WORDS];
@@ -66,7 +66,7 @@ fn shown(mode: c_int, nodes: &[c_ulong]) -> Option<String> {
         3 => "interleave",
         5 => "preferred-many",
         6 => "weighted-interleave",
-        // Default and local are what processes have anyway.
+        // Default and local are the usual policies.
         _ => return None,
     };
     let bits = (0u32..).step_by(64).zip(nodes);

@@ -1,9 +1,9 @@
-//! Listens for the errors that the NVIDIA driver reports for GPUs: Xid events.
+//! Receives the errors that the NVIDIA driver reports for GPUs: Xid events.
 //!
-//! Judges nothing; whoever deals with a death asks what was reported.
+//! Does not judge them; the code that handles a death asks for them.
 //!
-//! *Invariant:* at most [`KEPT`] errors are kept, the oldest go first; the listening thread ends
-//! within [`PATIENCE`] of the drop of its [`XidWatch`].
+//! *Invariant:* keeps the last [`KEPT`] errors; the thread ends within [`PATIENCE`] of the drop of
+//! its [`XidWatch`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,25 +19,25 @@ use super::Options;
 use super::nvml_library::{self, Opened};
 use crate::ids::GpuUuid;
 
-/// Errors that are kept.
+/// Maximum number of errors to keep.
 const KEPT: usize = 256;
 
-/// Longest wait for an event; a thread at rest wakes this often.
+/// Longest wait for an event; an idle thread wakes this often.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An error that the driver reported.
+/// An error reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XidEvent {
-    /// The GPU it was reported for.
+    /// The GPU for which it was reported.
     pub gpu: GpuUuid,
     /// NVIDIA's number.
     pub xid: u64,
-    /// When it was heard.
+    /// When it was received.
     pub at: SystemTime,
 }
 
 impl XidEvent {
-    /// What the number stands for, as NVIDIA's *Xid Errors* guide names it.
+    /// The meaning of the number, from NVIDIA's *Xid Errors* guide.
     pub fn meaning(&self) -> &'static str {
         match self.xid {
             8 => "GPU stopped processing",
@@ -65,7 +65,7 @@ impl XidEvent {
     }
 }
 
-/// A thread that listens, until this is dropped.
+/// The receiving thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct XidWatch {
     heard: Arc<Heard>,
@@ -92,11 +92,11 @@ impl Heard {
 }
 
 impl XidWatch {
-    /// Listens for the errors of these GPUs. Those that NVML cannot watch (some virtual ones, MIG
-    /// instances) are left out; without a driver nothing is ever heard.
+    /// Starts to receive errors of these GPUs. GPUs that NVML can't watch (some virtual ones, MIG
+    /// instances) are ignored; without a driver there are no errors.
     ///
     /// # Errors
-    /// If no thread can be had.
+    /// If the thread can't be started.
     pub fn start(options: &Options, gpus: Vec<GpuUuid>) -> std::io::Result<Self> {
         let heard = Arc::<Heard>::default();
         let (listener, libraries) = (Arc::clone(&heard), options.nvml.clone());
@@ -109,7 +109,7 @@ impl XidWatch {
         Ok(Self { heard })
     }
 
-    /// What was heard of a GPU since a time, oldest first.
+    /// The errors of a GPU since a time, oldest first.
     pub fn since(&self, gpu: &GpuUuid, since: SystemTime) -> Vec<XidEvent> {
         let wanted = |event: &&XidEvent| event.gpu == *gpu && event.at >= since;
         self.heard.events().iter().filter(wanted).cloned().collect()
@@ -122,7 +122,7 @@ impl Drop for XidWatch {
     }
 }
 
-/// Listens until nobody asks any more, or NVML has nothing to tell.
+/// Receives errors until the watch is dropped or NVML has nothing to report.
 fn listen(nvml: &Nvml, gpus: &[GpuUuid], heard: &Heard) {
     let Some(set) = registered(nvml, gpus) else { return };
     let patience = u32::try_from(PATIENCE.as_millis()).unwrap_or(u32::MAX);
@@ -138,14 +138,14 @@ fn listen(nvml: &Nvml, gpus: &[GpuUuid], heard: &Heard) {
                 }
             }
             Err(NvmlError::Timeout) => {}
-            // A lost GPU ends the wait at once, each time; it is known by other means.
+            // With a lost GPU the wait returns at once; the loss is detected elsewhere.
             Err(NvmlError::GpuLost) => std::thread::sleep(PATIENCE),
             Err(_) => return,
         }
     }
 }
 
-/// A set of events for the GPUs that can be watched; `None` when there are none.
+/// An event set for the GPUs that can be watched; `None` if there are none.
 fn registered<'nvml>(nvml: &'nvml Nvml, gpus: &[GpuUuid]) -> Option<EventSet<'nvml>> {
     let mut set = nvml.create_event_set().ok()?;
     let mut any = false;
@@ -156,7 +156,7 @@ fn registered<'nvml>(nvml: &'nvml Nvml, gpus: &[GpuUuid]) -> Option<EventSet<'nv
                 set = more;
                 any = true;
             }
-            // The set is lost with a refusal of unknown cause; one without these GPUs is made.
+            // An error of unknown cause consumes the set, so create one without these GPUs.
             Err(_) => return registered(nvml, &without(gpus, uuid)),
         }
     }

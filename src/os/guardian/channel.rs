@@ -1,7 +1,7 @@
 //! The socket between supervisor and guardian: whole messages, with descriptors.
 //!
-//! *Invariant:* one packet is one JSON message; packets above [`LIMIT`] are not sent. Descriptors
-//! that arrive are closed by `exec` unless they are handed on.
+//! *Invariant:* a packet is one JSON message, at most [`LIMIT`] bytes long. Received descriptors
+//! are closed by `exec` unless they are passed on.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -13,25 +13,25 @@ use nix::sys::socket::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Longest message, in bytes; well below the smallest send buffer in use.
+/// Maximum length of a message in bytes; well below the smallest send buffer in use.
 const LIMIT: usize = 32 << 10;
 
-/// Most descriptors of one message.
+/// Maximum number of descriptors in a message.
 const DESCRIPTORS: usize = 2;
 
-/// One end.
+/// One end of the socket.
 #[derive(Debug)]
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Two connected ends, both closed by `exec`, neither blocking.
+    /// A connected pair, closed by `exec` and non-blocking.
     pub(super) fn pair() -> io::Result<(Self, Self)> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
         Ok((Self(a), Self(b)))
     }
 
-    /// The end that another process was given.
+    /// The end that was passed to another process.
     pub(super) fn from_descriptor(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
@@ -55,7 +55,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message with its descriptors; `None` when the other end is gone.
+    /// Receives a message with its descriptors; `None` if the other end is gone.
     pub(super) fn receive<Message: DeserializeOwned>(
         &self,
     ) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
@@ -65,7 +65,7 @@ impl Channel {
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
         let received =
             match recvmsg::<()>(self.0.as_raw_fd(), &mut packet, Some(&mut control), flags) {
-                // The other end died with messages of ours unread.
+                // The other end died with unread messages of ours.
                 Err(Errno::ECONNRESET) => return Ok(None),
                 other => other?,
             };
@@ -84,9 +84,9 @@ impl Channel {
         Ok(Some((serde_json::from_slice(&text[..length])?, descriptors)))
     }
 
-    /// Tells the other end that this one is gone, whoever else holds a copy of the descriptor.
+    /// Shuts the connection down, even if other processes hold copies of the descriptor.
     pub(super) fn close(&self) {
-        // It fails only on a socket that is not connected any more.
+        // Fails only if the socket is no longer connected.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 }

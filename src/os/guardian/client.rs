@@ -1,7 +1,7 @@
 //! The supervisor's side of the guardian.
 //!
-//! *Invariant:* when a [`Guardian`] was dropped, the guardian's process has ended and with it every
-//! process of the cluster, but for those that even SIGKILL cannot end.
+//! *Invariant:* after a [`Guardian`] has been dropped, its process and all processes of the cluster
+//! have ended, except those that even SIGKILL cannot end.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -29,13 +29,13 @@ use crate::os::shared_memory;
 use crate::os::shim::Instructions;
 use crate::wire::process::{Containment, Key};
 
-/// Longest wait for the guardian's end when the supervisor lets go of it.
+/// How long dropping a [`Guardian`] waits for its process to end.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// Longest wait for the guardian to be at its post.
+/// How long to wait until the guardian is ready.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
 
-/// Why there is no guardian, or none any more.
+/// Why the guardian could not be started or no longer works.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardianError {
     /// Its process could not be started.
@@ -43,29 +43,29 @@ pub enum GuardianError {
     Spawn {
         /// The program.
         helper: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The program does not do a guardian's work.
+    /// The program does not respond like a guardian.
     #[error("{} does not answer as guardian", helper.display())]
     Mute {
         /// The program.
         helper: PathBuf,
     },
-    /// It does not take requests.
+    /// It accepts no requests.
     #[error("the guardian (process {pid}) does not take requests")]
     Deaf {
         /// Its process id.
         pid: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl GuardianError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Mute { .. } => Some(
@@ -78,7 +78,7 @@ impl GuardianError {
     }
 }
 
-/// A guardian at its post.
+/// A running guardian.
 #[derive(Debug)]
 pub struct Guardian {
     channel: AsyncFd<Channel>,
@@ -87,20 +87,20 @@ pub struct Guardian {
     cgroup: Option<Cgroup>,
     shared_memory: PathBuf,
     mark: String,
-    /// Whether it was told to end everything; locked while somebody waits for that.
+    /// Whether it was told to end everything; locked while a thread waits for that.
     released: Mutex<bool>,
 }
 
 impl Guardian {
-    /// Starts the guardian and waits until it watches.
+    /// Starts the guardian and waits until it is ready.
     ///
-    /// `label` names the control group, without one there is none; `mark` is an entry
-    /// (`VARIABLE=value`) of the environment of every process of the cluster, and of no other;
-    /// the guardian holds the lock of `directory` too. What processes write that are started with
-    /// `deliver_as` goes into `output`, as `wire::output` has it.
+    /// `label` names the control group (`None`: no group). `mark` is an environment entry
+    /// (`VARIABLE=value`) that all processes of the cluster have, and no others. The guardian also
+    /// holds the lock of `directory`. Output of processes that are started with `deliver_as` goes
+    /// to `output`, encoded by `wire::output`.
     ///
     /// # Errors
-    /// If `helper` cannot be started or is no program of ours.
+    /// If `helper` can't be started or is not one of our programs.
     pub async fn start(
         helper: &Path,
         directory: &RunDirectory,
@@ -140,7 +140,7 @@ impl Guardian {
         if !matches!(first, Ok(Some(Report::Watching))) {
             return Err(GuardianError::Mute { helper: helper.to_owned() });
         }
-        // It entered the group before it answered, or has no right to.
+        // The guardian joins the group before it answers, or is not permitted to.
         if !guardian.cgroup.as_ref().is_some_and(Cgroup::is_populated) {
             guardian.cgroup.take().inspect(|group| {
                 group.remove();
@@ -154,21 +154,21 @@ impl Guardian {
         self.pid.as_raw().cast_unsigned()
     }
 
-    /// The mechanism in use.
+    /// The containment mechanism in use.
     pub fn containment(&self) -> Containment {
         if self.cgroup.is_some() { Containment::Cgroup } else { Containment::Subreaper }
     }
 
-    /// The cluster's control group, where there is one.
+    /// The cluster's control group, if it has one.
     pub fn cgroup(&self) -> Option<&Cgroup> {
         self.cgroup.as_ref()
     }
 
-    /// Starts a process; what becomes of it comes as reports. Returns the supervisor's end of its
-    /// status pipe.
+    /// Starts a process, whose fate arrives in reports. Returns the supervisor's end of its status
+    /// pipe.
     ///
     /// # Errors
-    /// If the guardian takes no requests, or descriptors have run out.
+    /// If the guardian accepts no requests, or descriptors have run out.
     pub fn spawn(
         &self,
         mut start: Start,
@@ -188,18 +188,18 @@ impl Guardian {
         Ok(status)
     }
 
-    /// Sends a signal to a process and its group. One that has ended gets none.
+    /// Sends a signal to a process and its group; does nothing if it has ended.
     ///
     /// # Errors
-    /// If the guardian takes no requests.
+    /// If the guardian accepts no requests.
     pub fn signal(&self, key: Key, signal: i32) -> Result<(), GuardianError> {
         self.request(&Request::Signal { key, signal })
     }
 
-    /// Sends SIGKILL to a process and everything that it started.
+    /// Sends SIGKILL to a process and all its descendants.
     ///
     /// # Errors
-    /// If the guardian takes no requests.
+    /// If the guardian accepts no requests.
     pub fn kill(&self, key: Key) -> Result<(), GuardianError> {
         self.request(&Request::Kill { key })
     }
@@ -207,29 +207,30 @@ impl Guardian {
     /// Asks for [`Report::Alive`].
     ///
     /// # Errors
-    /// If the guardian takes no requests.
+    /// If the guardian accepts no requests.
     pub fn ask(&self) -> Result<(), GuardianError> {
         self.request(&Request::Ask)
     }
 
-    /// Asks the guardian to kill what is left, to hand on what the ranks wrote, and to end. With
-    /// `hurry` it waits only while the reader takes something; it may be asked again so.
+    /// Asks the guardian to kill the remaining processes, to deliver the ranks' remaining output,
+    /// and to end. With `hurry` it waits only as long as the reader makes progress; it can be
+    /// called again with `hurry`.
     ///
     /// # Errors
-    /// If the guardian takes no requests.
+    /// If the guardian accepts no requests.
     pub fn deliver(&self, hurry: bool) -> Result<(), GuardianError> {
         self.request(&Request::Deliver { hurry })
     }
 
-    /// The next report; `None` when the guardian is gone.
+    /// The next report; `None` if the guardian is gone.
     pub async fn report(&self) -> Option<Report> {
         let received =
             self.channel.async_io(Interest::READABLE, |channel| channel.receive::<Report>()).await;
         received.ok().flatten().map(|(report, _)| report)
     }
 
-    /// Lets the guardian end everything, and waits for it: milliseconds, unless something cannot
-    /// be killed. Whoever calls it meanwhile waits too; afterwards it does nothing.
+    /// Lets the guardian end everything, and waits for it: milliseconds, unless a process can't be
+    /// killed. Concurrent callers wait too; later calls do nothing.
     pub fn end(&self) {
         let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *released, true) {
@@ -243,8 +244,8 @@ impl Guardian {
         self.bury();
     }
 
-    /// Lets the guardian end everything, and waits at most this long; it goes on without us. Says
-    /// whether it has ended, or was let go before.
+    /// Lets the guardian end everything, and waits at most this long; the guardian continues on its
+    /// own. Returns whether it has ended.
     pub fn let_go(&self, patience: Duration) -> bool {
         let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *released, true) {
@@ -258,15 +259,15 @@ impl Guardian {
         ended
     }
 
-    /// Asks the guardian to kill what is left, and to end. It would by the end of the channel
-    /// alone, but then it says that this supervisor ended without a word.
+    /// Asks the guardian to kill the remaining processes and end. Closing the channel has the same
+    /// effect, but the guardian then records that the supervisor disappeared.
     fn say_farewell(&self) {
-        // One that takes no requests is killed in the end.
+        // A guardian that accepts no requests is killed at the end.
         let _ = self.request(&Request::Finish);
         self.channel.get_ref().close();
     }
 
-    /// Reaps the guardian, and does what it did not.
+    /// Reaps the guardian, and does the clean-up that it has not done.
     fn bury(&self) {
         let ended = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
         if !matches!(ended, Ok(WaitStatus::Exited(_, 0))) {
@@ -282,8 +283,8 @@ impl Guardian {
         GuardianError::Deaf { pid: self.pid(), source }
     }
 
-    /// Does the guardian's work in its place: kills and removes the control group, or whatever
-    /// carries the mark, and frees the shared memory.
+    /// Does the guardian's clean-up: kills and removes the control group, or all processes with the
+    /// mark, and frees the shared memory.
     fn stand_in(&self) {
         match &self.cgroup {
             Some(group) => Cgroup::remove_left_over(group.path()),
@@ -301,7 +302,7 @@ impl Drop for Guardian {
     }
 }
 
-/// Puts the instructions into a file without a name, which the shim inherits.
+/// Writes the instructions to an unnamed file that the shim inherits.
 fn write_down(instructions: &Instructions) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"instructions", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(&serde_json::to_vec(instructions)?)?;

@@ -1,7 +1,7 @@
-//! Who descends from a process, and who carries a cluster's mark, read from `/proc`.
+//! Finds the descendants of a process, and the processes with a cluster's mark, in `/proc`.
 //!
-//! *Invariant:* a snapshot is never complete while processes fork; whoever kills by it looks again
-//! until nothing is left.
+//! *Invariant:* a snapshot is incomplete while processes fork, so callers that kill repeat it until
+//! nothing is left.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,14 +11,14 @@ use nix::unistd::Pid;
 
 use crate::os::pidfd::PidFd;
 
-/// All processes by their parents, at one moment.
+/// A snapshot of all processes, by parent.
 #[derive(Debug, Default)]
 pub(super) struct Family {
     children: BTreeMap<i32, Vec<i32>>,
 }
 
 impl Family {
-    /// Looks at `/proc`.
+    /// Reads `/proc`.
     pub(super) fn look() -> Self {
         let mut family = Self::default();
         for pid in pids() {
@@ -52,26 +52,25 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The fourth field of `/proc/PID/stat`; the second, the name, may hold anything, proc(5).
+/// The fourth field of `/proc/PID/stat`; the second, the name, may contain any character, proc(5).
 fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after) = stat.rsplit_once(") ")?;
     after.split(' ').nth(1)?.parse().ok()
 }
 
-/// Whether the environment that a process was started with has the entry `mark`
-/// (`VARIABLE=value`).
+/// Whether the process was started with the entry `mark` (`VARIABLE=value`) in its environment.
 pub(super) fn carries(pid: Pid, mark: &str) -> bool {
     fs::read(format!("/proc/{pid}/environ"))
         .is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()))
 }
 
-/// Kills every process with the entry `mark` in its environment, but this one, until none is left
-/// or after some rounds; says how many were seen in the last.
+/// Kills every process, except this one, with the entry `mark` in its environment, until none is
+/// left or after some rounds; returns the number found in the last round.
 ///
-/// The last layer, for when the guardian was killed and there is no control group. The mark is
-/// known to this user alone, so that whoever carries it was started by the cluster. A pidfd is
-/// opened before the environment is read, so that the process killed is the process read.
+/// The last resort, when the guardian was killed and there is no control group. Only this user
+/// knows the mark, so the cluster has started every process that carries it. The pidfd is opened
+/// before the environment is read, so that the process killed is the one that was read.
 pub(in crate::os) fn kill_marked(mark: &str) -> usize {
     let own = std::process::id().cast_signed();
     let mut left = 0;

@@ -1,10 +1,10 @@
 //! Asks a fork server for a process, instead of executing one.
 //!
-//! The server is a process of the cluster that has loaded what the new one needs. It forks twice,
-//! so that the guardian adopts the new process, which then follows the shim's instructions by
+//! The server is a process of the cluster that has already loaded what the new one needs. It forks
+//! twice, so that the guardian adopts the new process, which then follows the shim's instructions
 //! itself.
 //!
-//! *Invariant:* a process id that is returned is that of a child of this process.
+//! *Invariant:* a returned process id is that of a child of this process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,17 +21,17 @@ use serde::{Deserialize, Serialize};
 use super::channel::Channel;
 use crate::wire::status::{self, Status};
 
-/// Longest wait for an answer, in seconds; the guardian does nothing else meanwhile.
+/// How long to wait for an answer, in seconds; the guardian is blocked meanwhile.
 const ANSWER_WITHIN: i64 = 5;
 
-/// What is asked; the instructions, the status pipe and the output come along as descriptors.
+/// The request; the instructions, status pipe and output are sent along as descriptors.
 #[derive(Debug, Serialize)]
 struct Question {
-    /// Whose child the process is to be.
+    /// The intended parent of the process.
     guardian: i32,
 }
 
-/// What is answered.
+/// The server's answer.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -39,7 +39,7 @@ enum Answer {
     Refused(String),
 }
 
-/// Has a process forked.
+/// Has the server fork a process.
 pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
     let end = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
     let patience = TimeVal::seconds(ANSWER_WITHIN);
@@ -54,15 +54,15 @@ pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<P
         Answer::Pid(pid) => Pid::from_raw(pid),
         Answer::Refused(reason) => return Err(io::Error::other(reason)),
     };
-    // It fails for everything but a child of this process.
+    // Fails unless the process is a child of this one.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?;
     Ok(pid)
 }
 
-/// Tells on a process's status pipe why it is executed and not forked.
+/// Reports on a process's status pipe why it is executed instead of forked.
 pub(super) fn excuse(pipe: &OwnedFd, error: &io::Error) {
     let text = format!("executed, not forked: {error}");
-    // Without the pipe nobody would hear of the process either.
+    // Without the pipe the process could not report anything either.
     let _ = pipe
         .try_clone()
         .map(File::from)

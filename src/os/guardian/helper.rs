@@ -1,7 +1,7 @@
-//! Starts a program of ours with a hidden subcommand.
+//! Starts one of our programs with a hidden subcommand.
 //!
-//! *Invariant:* the new process has the descriptors that it is given, and besides them standard
-//! input, output and error only; whatever else is open here is closed by `exec`.
+//! *Invariant:* the new process inherits standard input, output and error and the given
+//! descriptors; all others are closed by `exec`.
 
 use std::ffi::CString;
 use std::io;
@@ -14,9 +14,9 @@ use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
-/// Starts this program again with a hidden subcommand, as leader of its own process group, with
-/// default signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors`
-/// (its number here, its number there) besides.
+/// Starts this program with a hidden subcommand, as leader of its own process group, with default
+/// signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors` (number
+/// here, number in the new process).
 pub(super) fn spawn_at(
     helper: &Path,
     arguments: &[String],
@@ -24,7 +24,7 @@ pub(super) fn spawn_at(
 ) -> io::Result<Pid> {
     let mut actions = PosixSpawnFileActions::init()?;
     actions.add_open(0, c"/dev/null", OFlag::O_RDONLY, Mode::empty())?;
-    // First to numbers beyond every source and target, so that none overwrites another.
+    // Move them beyond all sources and targets first, so that none overwrites another.
     let used = descriptors.iter().flat_map(|(source, target)| [*source, *target]);
     let beyond = used.max().unwrap_or(2) + 1;
     for (source, target) in descriptors {

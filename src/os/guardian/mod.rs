@@ -1,14 +1,13 @@
 //! The guardian: one small process per cluster, the parent of all its processes.
 //!
-//! The supervisor may live in any program, with threads, children and a SIGCHLD handling of its
-//! own, and it may be killed. So the processes of a cluster are children of a process that does
-//! nothing else. It is single-threaded where that matters: one thread starts every child, and
-//! lives as long as the guardian, because the parent-death signal follows the *thread*. It adopts
-//! grandchildren that lost their parents (subreaper), reaps everything, writes the logs, and
-//! watches the supervisor through a pidfd: when that is gone, it kills everything that descends
-//! from it, and ends.
+//! The supervisor may live in any program, with threads, children and SIGCHLD handling of its own,
+//! and it may be killed. So the processes of a cluster are children of a separate process. One
+//! thread starts every child and lives as long as the guardian, because the parent-death signal is
+//! tied to the *thread*. The guardian adopts orphaned descendants (subreaper), reaps everything,
+//! writes the logs, and watches the supervisor through a pidfd: when the supervisor is gone, it
+//! kills all its descendants and ends.
 //!
-//! Which death is covered by what:
+//! What happens on each death:
 //! - the supervisor's: the guardian kills the control groups, or, without them, all its
 //!   descendants, until none is left;
 //! - the guardian's: the kernel kills its children (parent-death signal), and the supervisor the
@@ -17,10 +16,10 @@
 //! - both at once: the kernel kills the children; what they left in the control group, or with the
 //!   mark, is ended by whoever next takes the run directory.
 //!
-//! Decides nothing else: the supervisor says what is started, signalled and killed.
+//! Makes no decisions: the supervisor decides what to start, signal and kill.
 //!
-//! *Invariant:* the guardian signals only processes that it has not reaped, so a number that the
-//! kernel gave to somebody else is never hit.
+//! *Invariant:* the guardian signals only processes that it has not reaped, so it never hits a
+//! process with a reused id.
 
 mod channel;
 mod client;
@@ -44,10 +43,10 @@ pub(super) use process::main;
 /// The hidden subcommand.
 pub(super) const SUBCOMMAND: &str = "__guard";
 
-/// What is started, as far as it concerns the guardian; the rest is in the shim's instructions.
+/// The part of a start request that concerns the guardian; the rest is in the shim's instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Names this start.
+    /// Identifies this start.
     pub key: Key,
     /// The process's name.
     pub name: String,
@@ -57,70 +56,70 @@ pub struct Start {
     pub log_rotate_bytes: u64,
     /// Rotated logs kept.
     pub log_keep: u32,
-    /// The rank as which its output is handed on to whoever reads the ranks' output.
+    /// The rank under which its output is delivered to the reader of the ranks' output.
     pub deliver_as: Option<u32>,
-    /// Whether its standard output and its standard error are two streams, rather than one.
+    /// Whether standard output and standard error are two streams.
     pub separate_streams: bool,
-    /// Its control group, which exists.
+    /// Its existing control group.
     pub cgroup: Option<PathBuf>,
-    /// The socket of a server to ask for a fork, rather than executing a shim.
+    /// The socket of a fork server to use instead of executing a shim.
     pub fork_server: Option<PathBuf>,
 }
 
 impl Start {
-    /// The entry of its environment (`VARIABLE=value`) by which its descendants are known when they
-    /// left every group.
+    /// An environment entry (`VARIABLE=value`) that identifies the process's descendants after they
+    /// have left all groups.
     fn mark(&self) -> String {
         format!("{PROCESS_VARIABLE}={}", self.name)
     }
 }
 
-/// What the supervisor asks for.
+/// Requests from the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Request {
-    /// Start a shim. The instructions and the status pipe come along as descriptors.
+    /// Start a shim. Instructions and status pipe are sent along as descriptors.
     Start(Start),
     /// Send a signal to a process group.
     Signal { key: Key, signal: i32 },
-    /// Send SIGKILL to a process and everything that it started.
+    /// Send SIGKILL to a process and all its descendants.
     Kill { key: Key },
-    /// Say [`Report::Alive`].
+    /// Send [`Report::Alive`].
     Ask,
-    /// Kill what is left, wait until the ranks' output is handed on, and end; with `hurry`, wait
-    /// only while its reader takes something.
+    /// Kill the remaining processes, deliver the ranks' output, and end; with `hurry`, wait only as
+    /// long as the reader makes progress.
     Deliver { hurry: bool },
-    /// Kill what is left, and end.
+    /// Kill the remaining processes, and end.
     Finish,
 }
 
-/// What the guardian tells.
+/// Reports to the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// It is at its post.
+    /// The guardian is ready.
     Watching,
-    /// It was asked whether it answers.
+    /// The guardian answers a request.
     Alive,
-    /// A shim runs.
+    /// A shim has been started.
     Started {
-        /// Which.
+        /// Its start.
         key: Key,
-        /// Its process id, which is also its group's.
+        /// Its process id, which is also that of its group.
         pid: u32,
     },
     /// A shim could not be started.
     NotStarted {
-        /// Which.
+        /// The start.
         key: Key,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A process has ended, its group was killed, and its output is in the log.
+    /// A process has ended, its group has been killed, and its output is in the log.
     Exited {
-        /// Which.
+        /// Its start.
         key: Key,
-        /// How.
+        /// How it ended.
         exit: Exit,
     },
 }

@@ -1,14 +1,13 @@
-//! What the processes write: a thread for each stream puts it into the log, and hands it on to
-//! whoever started a run.
+//! The output of processes: a thread per stream writes it to the log, and passes it on to the
+//! starter of a run.
 //!
-//! What is handed on goes through a queue that holds a bounded number of bytes for each stream, and
-//! from there through one thread into one pipe. So a reader that stalls stalls the ranks, as a pipe
-//! does, and nobody else: not the guardian, and not the supervisor. When a process has ended, the
-//! rest of its output (what its pipe holds) is taken at once, so that its end and its last lines
-//! are known however slow the reader is.
+//! Output for the starter goes through a queue with a limit per stream, and then through one thread
+//! into one pipe. So a stalled reader blocks the ranks, as a pipe does, but neither the guardian
+//! nor the supervisor. When a process has ended, the rest of its output (what its pipe holds) is
+//! read at once, so that its end and its last lines are known even if the reader is slow.
 //!
-//! *Invariant:* the bytes of a stream reach the log and the reader in the order in which they were
-//! written, and all of them, unless the reader has gone or was given up.
+//! *Invariant:* all bytes of a stream reach the log and the reader in the order in which they were
+//! written, unless the reader has gone or was given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -22,18 +21,18 @@ use crate::os::log_file::LogWriter;
 use crate::wire::output::{LIMIT, LineBuffer, Source, encode};
 use crate::wire::process::Key;
 
-/// Bytes of one stream that wait for the reader before the process has to.
+/// Bytes of a stream that may wait for the reader before the process blocks.
 const QUEUED: usize = 256 << 10;
 
-/// A line of a log that is longer than this comes in pieces, where two streams share the log.
+/// Longer lines are split if two streams share a log.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// Tells the guardian's loop which processes' streams have come to their ends.
+/// Notifies the guardian's loop when the streams of a process have ended.
 #[derive(Debug)]
 pub(super) struct Ends {
     sender: Sender<Key>,
     receiver: Receiver<Key>,
-    /// Wakes the loop when something is in the channel.
+    /// Wakes the loop when the channel has a message.
     wake: Arc<io::PipeWriter>,
     woken: PipeReader,
 }
@@ -45,23 +44,23 @@ impl Ends {
         Ok(Self { sender, receiver, wake: Arc::new(wake), woken })
     }
 
-    /// Readable when an end may have come.
+    /// Readable when a stream may have ended.
     pub(super) fn readable(&self) -> &PipeReader {
         &self.woken
     }
 
-    /// Takes the bytes that woke the loop; they say nothing, the channel does.
+    /// Discards the bytes that woke the loop; the message is in the channel.
     pub(super) fn rearm(&mut self) {
         let mut bytes = [0; 64];
         let _ = self.woken.read(&mut bytes);
     }
 
-    /// The next end that has come.
+    /// The next ended stream.
     pub(super) fn next(&self) -> Option<Key> {
         self.receiver.try_recv().ok()
     }
 
-    /// The next end, waited for until `by`.
+    /// Waits until `by` for the next ended stream.
     pub(super) fn next_by(&self, by: Instant) -> Option<Key> {
         self.receiver.recv_timeout(by.saturating_duration_since(Instant::now())).ok()
     }
@@ -74,21 +73,21 @@ pub(super) struct Output {
     pub(super) name: String,
     pub(super) pipe: PipeReader,
     pub(super) log: Arc<Mutex<LogWriter>>,
-    /// Whether another stream shares the log: then it gets whole lines.
+    /// Whether another stream shares the log, so that whole lines must be written.
     pub(super) shares_log: bool,
-    /// Where it is handed on, and as what.
+    /// Where to deliver it, and as which source.
     pub(super) delivery: Option<(Arc<Delivery>, Source)>,
 }
 
 impl Output {
-    /// Gives the stream a thread, which ends with it.
+    /// Starts the stream's thread, which ends with the stream.
     pub(super) fn follow(self, ends: &Ends) -> io::Result<()> {
         let (sender, wake) = (ends.sender.clone(), Arc::clone(&ends.wake));
         let name = self.name.chars().take(15).collect();
         let work = move || {
             let key = self.key;
             self.pass_on();
-            // When nobody listens the guardian is ending.
+            // The receiver is gone only when the guardian is ending.
             let _ = sender.send(key);
             let _ = (&*wake).write(&[0]);
         };
@@ -122,7 +121,7 @@ impl Output {
     }
 }
 
-/// Hands on what the ranks write, frame by frame.
+/// Delivers the ranks' output, frame by frame.
 #[derive(Debug)]
 pub(super) struct Delivery {
     queue: Mutex<Queue>,
@@ -132,22 +131,22 @@ pub(super) struct Delivery {
 #[derive(Debug, Default)]
 struct Queue {
     frames: VecDeque<(Source, Vec<u8>)>,
-    /// Bytes that wait, by stream.
+    /// Queued bytes, by stream.
     waiting: BTreeMap<Source, usize>,
-    /// Processes that have ended: what their pipes hold is taken without waiting.
+    /// Processes that have ended: their pipes are read without waiting for the reader.
     ended: BTreeSet<Key>,
-    /// The reader has gone.
+    /// Whether the reader has gone.
     closed: bool,
-    /// Nothing more will be put.
+    /// Whether no more output will be added.
     complete: bool,
-    /// Everything that was put is handed on, or nobody reads any more.
+    /// Whether everything has been delivered, or the reader has gone.
     done: bool,
-    /// Frames that were handed on.
+    /// Number of delivered frames.
     taken: u64,
 }
 
 impl Delivery {
-    /// Writes into `pipe` from now on, in a thread of its own.
+    /// Starts a thread that writes to `pipe`.
     pub(super) fn begin(pipe: OwnedFd) -> io::Result<Arc<Self>> {
         let delivery = Arc::new(Self { queue: Mutex::default(), changed: Condvar::new() });
         let own = Arc::clone(&delivery);
@@ -159,7 +158,7 @@ impl Delivery {
         Ok(delivery)
     }
 
-    /// Puts bytes of a stream behind those that wait, and waits while there are too many.
+    /// Queues bytes of a stream; blocks while the queue is full.
     fn put(&self, key: Key, source: Source, bytes: &[u8]) {
         let full = |queue: &mut Queue| {
             let waiting = queue.waiting.get(&source).copied().unwrap_or(0);
@@ -174,19 +173,19 @@ impl Delivery {
         self.changed.notify_all();
     }
 
-    /// A process has ended: what is left of its output is bounded, and need not wait.
+    /// Marks a process as ended: the rest of its output is limited, and is queued without waiting.
     pub(super) fn let_through(&self, key: Key) {
         self.locked().ended.insert(key);
         self.changed.notify_all();
     }
 
-    /// No more output comes.
+    /// Marks the end of all output.
     pub(super) fn complete(&self) {
         self.locked().complete = true;
         self.changed.notify_all();
     }
 
-    /// Waits until everything is handed on, at most this long; says whether it is, and how much.
+    /// Waits at most this long until everything is delivered; returns whether it is, and how much.
     pub(super) fn wait(&self, at_most: Duration) -> (bool, u64) {
         let (queue, _) = self
             .changed
@@ -195,7 +194,7 @@ impl Delivery {
         (queue.done, queue.taken)
     }
 
-    /// Writes what is put, until all is written.
+    /// Writes queued output until all is written.
     fn hand_on(&self, pipe: &mut File) {
         loop {
             let idle = |queue: &mut Queue| queue.frames.is_empty() && !queue.complete;
@@ -207,7 +206,7 @@ impl Delivery {
                 return;
             };
             drop(queue);
-            // The reader may take its time over this: nobody waits for the lock meanwhile.
+            // The reader may be slow, so the lock is not held while writing.
             let written = pipe.write_all(&encode(source, &bytes));
             let mut queue = self.locked();
             queue.taken += 1;

@@ -1,7 +1,7 @@
-//! What the guardian does: one loop over the supervisor's socket, its pidfd, and SIGCHLD.
+//! The guardian's main loop: the supervisor's socket and pidfd, and SIGCHLD.
 //!
-//! *Invariant:* every child is in `children` until it is reaped, and is reaped only after its
-//! group, its control group and its marked orphans were sent SIGKILL.
+//! *Invariant:* a child is in `children` until it is reaped, and is reaped only after its group,
+//! its control group and its marked orphans have been sent SIGKILL.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,37 +30,37 @@ use crate::os::{process, run_directory, shared_memory, shim};
 use crate::wire::output::{Source, Stream};
 use crate::wire::process::{Exit, Key};
 
-/// Where the supervisor puts the socket.
+/// Descriptor of the supervisor's socket.
 pub(super) const CHANNEL_FD: RawFd = 3;
 
-/// Where the supervisor puts the run directory's lock.
+/// Descriptor of the run directory's lock.
 pub(super) const LOCK_FD: RawFd = 4;
 
-/// Where the supervisor puts the pipe for the ranks' output, if somebody is to read it.
+/// Descriptor of the pipe for the ranks' output, if it has a reader.
 pub(super) const OUTPUT_FD: RawFd = 5;
 
-/// What stands in the arguments for a control group, where there is none.
+/// The argument that stands for no control group.
 pub(super) const NO_CGROUP: &str = "-";
 
-/// What stands in the arguments where there is a pipe for the ranks' output.
+/// The argument that stands for a pipe for the ranks' output.
 pub(super) const WITH_OUTPUT: &str = "output";
 
-/// Longest wait for a dead process's last output; a descendant that still dies may hold the pipe.
+/// How long to wait for a dead process's last output; a dying descendant may hold the pipe.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
-/// Longest wait for the ends of streams without writers: their threads may be slow to read them.
+/// How long to wait for the ends of streams without writers, whose threads may read slowly.
 const LAST_STREAMS: Duration = Duration::from_secs(3);
 
-/// Longest wait for a reader of the ranks' output that takes nothing, once the end was asked for.
+/// How long to wait for a stalled reader of the ranks' output, once the end was requested.
 const STALLED: Duration = Duration::from_secs(2);
 
-/// Longest wait for a reader when the supervisor waits for nothing more.
+/// How long to wait for a reader when the supervisor no longer waits.
 const LAST_DELIVERY: Duration = Duration::from_millis(200);
 
-/// Longest wait for processes to end that were sent SIGKILL; a driver may hold them.
+/// How long to wait for the end of processes that were sent SIGKILL; a driver may delay it.
 const UNKILLABLE: Duration = Duration::from_secs(30);
 
-/// Looks for an ended child and leaves it there.
+/// Waits for an ended child without reaping it.
 const PEEK: WaitPidFlag =
     WaitPidFlag::WEXITED.union(WaitPidFlag::WNOHANG).union(WaitPidFlag::WNOWAIT);
 
@@ -68,58 +68,59 @@ struct Child {
     start: Start,
     pid: Pid,
     exit: Option<Exit>,
-    /// Streams whose end was not seen yet.
+    /// Number of streams that have not ended.
     streams: usize,
-    /// When its exit is reported even so.
+    /// When to report its exit even if streams are open.
     report_by: Option<Instant>,
 }
 
 struct Guard {
     channel: Channel,
-    /// The cluster's place for files of shared memory.
+    /// The cluster's directory for shared memory files.
     shared_memory: PathBuf,
     cgroup: Option<Cgroup>,
     children: BTreeMap<Key, Child>,
-    /// Reports that the socket had no room for.
+    /// Reports that did not fit into the socket.
     unsent: VecDeque<Report>,
-    /// Control groups of dead processes, to be removed when they are empty.
+    /// Control groups of dead processes, to be removed when empty.
     leaving: Vec<Cgroup>,
     logs: BTreeMap<PathBuf, Arc<Mutex<LogWriter>>>,
-    /// Where streams tell of their ends.
+    /// Where streams report their ends.
     ends: Ends,
-    /// Streams whose end was not seen yet, those of processes whose exit is reported already, too.
+    /// Number of streams that have not ended, including those of processes whose exit was reported.
     streams: usize,
-    /// Who reads what the ranks write.
+    /// The reader of the ranks' output.
     delivery: Option<Arc<Delivery>>,
-    /// How long the end waits for that reader.
+    /// How long to wait for that reader at the end.
     patience: Patience,
-    /// Whether the supervisor told it to end, rather than vanish.
+    /// Whether the supervisor requested the end, rather than disappeared.
     dismissed: bool,
 }
 
-/// How long a reader of the ranks' output is waited for.
+/// How long to wait for the reader of the ranks' output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
-    /// As long as it takes.
+    /// Without limit.
     Full,
-    /// As long as it takes something.
+    /// As long as it makes progress.
     WhileTaking,
-    /// A moment.
+    /// Briefly.
     Short,
 }
 
-/// Does the subcommand's work: `__guard SUPERVISOR_PID SHARED_MEMORY CGROUP|- [output]`.
+/// Runs the subcommand: `__guard SUPERVISOR_PID SHARED_MEMORY CGROUP
+/// - [output]`.
 pub(in crate::os) fn main(arguments: &[String]) -> ExitCode {
     // SAFETY: the supervisor put the socket there for this process alone.
     let channel = Channel::from_descriptor(unsafe { OwnedFd::from_raw_fd(CHANNEL_FD) });
-    // The lock is held as long as this process lives.
+    // The lock is held for the lifetime of this process.
     // SAFETY: as for the socket.
     let lock = unsafe { OwnedFd::from_raw_fd(LOCK_FD) };
     let with_output = arguments.get(3).is_some_and(|word| word == WITH_OUTPUT);
     // SAFETY: as for the socket; the argument says that it is there.
     let output = with_output.then(|| unsafe { OwnedFd::from_raw_fd(OUTPUT_FD) });
     let last = if with_output { OUTPUT_FD } else { LOCK_FD };
-    // What the program of the supervisor left open, like a pipe whose reader waits for its end.
+    // Close what the supervisor's program left open, such as a pipe whose reader waits for its end.
     // SAFETY: no object in this process owns a descriptor above these yet. Before Linux 5.9 the
     // call fails, and the descriptors stay.
     unsafe { libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0) };
@@ -138,7 +139,7 @@ fn watch(
     let signals = prepare()?;
     let supervisor = supervisor(arguments)?;
     let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
-    // Everything is born there. Without the right to enter it, there is none.
+    // All processes are started in the group. If this process may not enter it, there is no group.
     let cgroup = cgroup.map(|path| Cgroup::at(path.into()));
     let cgroup =
         cgroup.filter(|group| group.child("guardian").is_ok_and(|own| own.enter().is_ok()));
@@ -157,17 +158,16 @@ fn watch(
         patience: Patience::Short,
         dismissed: false,
     };
-    // Whatever goes wrong with the channel, nothing of the cluster is to be left.
+    // If the channel fails, nothing of the cluster may be left.
     while guard.turn(&supervisor, &signals).unwrap_or(false) {}
     let (dismissed, ended) = (guard.dismissed, std::time::SystemTime::now());
     guard.finish(&supervisor);
     if dismissed { Ok(()) } else { run_directory::write_orphaned(lock, ended) }
 }
 
-/// Leaves the terminal and its signals, adopts orphans, and takes SIGCHLD and SIGTERM as
-/// descriptors.
+/// Leaves the terminal's session, adopts orphans, and turns SIGCHLD and SIGTERM into descriptors.
 fn prepare() -> io::Result<SignalFd> {
-    // It fails only for a group's leader, and then this is one already.
+    // Fails only for a group leader, which this process then is.
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
     nix::sys::prctl::set_name(c"cluster-guard")?;
@@ -183,12 +183,12 @@ fn supervisor(arguments: &[String]) -> io::Result<PidFd> {
     let pid: Option<i32> = arguments.first().and_then(|text| text.parse().ok());
     let pid = Pid::from_raw(pid.ok_or(io::ErrorKind::InvalidInput)?);
     let supervisor = PidFd::open(pid)?;
-    // Were it dead already, this process would have another parent by now.
+    // If the supervisor had died already, this process would have another parent.
     if getppid() == pid { Ok(supervisor) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 impl Guard {
-    /// Waits for something and deals with it; says whether to go on.
+    /// Waits for an event and handles it; returns whether to continue.
     fn turn(&mut self, supervisor: &PidFd, signals: &SignalFd) -> io::Result<bool> {
         let waiting = if self.unsent.is_empty() {
             PollFlags::POLLIN
@@ -212,7 +212,7 @@ impl Guard {
         }
         while signalled && let Ok(Some(signal)) = signals.read_signal() {
             if signal.ssi_signo == Signal::SIGTERM as u32 {
-                // Somebody else's wish, of which the supervisor tells.
+                // SIGTERM from elsewhere: ends as if dismissed, and the supervisor reports it.
                 self.dismissed = true;
                 return Ok(false);
             }
@@ -231,7 +231,7 @@ impl Guard {
         Ok(true)
     }
 
-    /// How long nothing needs to be done: for ever at rest.
+    /// How long nothing needs to be done; without limit when idle.
     fn patience(&self) -> PollTimeout {
         let soonest = self.children.values().filter_map(|child| child.report_by).min();
         let exit = soonest.map(|by| by.saturating_duration_since(Instant::now()));
@@ -242,7 +242,7 @@ impl Guard {
         }
     }
 
-    /// Does what the supervisor asks for; says whether to go on.
+    /// Handles a request of the supervisor; returns whether to continue.
     fn obey(&mut self) -> io::Result<bool> {
         loop {
             match self.channel.receive::<Request>() {
@@ -281,13 +281,13 @@ impl Guard {
         }
     }
 
-    /// Starts a process; says which, and how many streams it writes.
+    /// Starts a process; returns its id and its number of output streams.
     fn spawn(&mut self, start: &Start, descriptors: &[OwnedFd]) -> io::Result<(Pid, usize)> {
         let [instructions, status] = descriptors else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "two descriptors belong here"));
         };
         let separate = start.separate_streams;
-        // Should the start fail, the writing ends are dropped, and the threads end.
+        // If the start fails, the writing ends are dropped, and the threads end.
         let output = self.stream(start, Stream::Output)?;
         let error = separate.then(|| self.stream(start, Stream::Error)).transpose()?;
         let streams = 1 + usize::from(separate);
@@ -309,7 +309,7 @@ impl Guard {
         Ok((pid, streams))
     }
 
-    /// Makes a stream for a process to write, and has it followed.
+    /// Creates an output stream for a process, and starts its thread.
     fn stream(&mut self, start: &Start, stream: Stream) -> io::Result<io::PipeWriter> {
         let (pipe, writer) = io::pipe()?;
         let log = self.logs.entry(start.log.clone()).or_insert_with(|| {
@@ -335,10 +335,10 @@ impl Guard {
             return;
         };
         let Ok(signal) = Signal::try_from(signal) else { return };
-        // The group exists as long as its leader is not reaped.
+        // The group exists until its leader is reaped.
         let _ = killpg(child.pid, signal);
         if signal != Signal::SIGKILL {
-            // A stopped process would not hear it.
+            // A stopped process would not receive the signal.
             let _ = killpg(child.pid, Signal::SIGCONT);
         }
     }
@@ -349,10 +349,10 @@ impl Guard {
         }
     }
 
-    /// Sends SIGKILL to a child that was not reaped, its group, its control group, and what left
-    /// all of them.
+    /// Sends SIGKILL to a child that has not been reaped, its group, its control group, and
+    /// descendants that have left them.
     fn kill_all_of(&self, child: &Child) {
-        // It fails only when nothing is left to kill.
+        // Fails only if nothing is left to kill.
         let _ = killpg(child.pid, Signal::SIGKILL);
         match &child.start.cgroup {
             Some(path) => Cgroup::at(path.clone()).kill(),
@@ -360,8 +360,8 @@ impl Guard {
         }
     }
 
-    /// Without a control group: kills the process's descendants, and the adopted ones that carry
-    /// its name in their environment, with theirs.
+    /// Without a control group: kills the process's descendants, and adopted processes (with their
+    /// descendants) that carry its name in their environment.
     fn kill_orphans_of(&self, child: &Child) {
         let family = Family::look();
         let known: Vec<Pid> = self.children.values().map(|child| child.pid).collect();
@@ -369,14 +369,14 @@ impl Guard {
         let marked = adopted.filter(|pid| carries(*pid, &child.start.mark()));
         for root in marked.chain([child.pid]) {
             for pid in family.descendants(root).into_iter().chain([root]) {
-                // This process reaps its own only later, and what has another parent was there an
-                // instant ago: numbers are not given anew before all others were.
+                // This process reaps its own children only later, and other processes existed an
+                // instant ago: the kernel reuses a process id only after it has used all others.
                 let _ = kill(pid, Signal::SIGKILL);
             }
         }
     }
 
-    /// Takes note of ended children, kills what they left, and reaps them and every orphan.
+    /// Records ended children, kills what they have left behind, and reaps them and all orphans.
     fn reap(&mut self) {
         while let Ok(status) = waitid(Id::All, PEEK) {
             let Some(pid) = status.pid() else { return };
@@ -411,7 +411,7 @@ impl Guard {
         }
     }
 
-    /// Reports the ends of processes whose output is complete, or waited for long enough.
+    /// Reports exits whose output is complete, or was waited for long enough.
     fn report_exits(&mut self) {
         let now = Instant::now();
         let complete = |child: &Child| {
@@ -439,7 +439,7 @@ impl Guard {
         self.unsent.push_back(report);
     }
 
-    /// Sends what there is room for. A supervisor that is gone is noticed elsewhere.
+    /// Sends pending reports as far as there is room. A lost supervisor is detected elsewhere.
     fn flush(&mut self) {
         while let Some(report) = self.unsent.front() {
             if self.channel.send(report, &[]).is_err() {
@@ -449,7 +449,7 @@ impl Guard {
         }
     }
 
-    /// Kills everything that descends from this process, until nothing is left, and cleans up.
+    /// Kills all descendants of this process until none is left, and cleans up.
     fn finish(mut self, supervisor: &PidFd) {
         let deadline = Instant::now() + UNKILLABLE;
         let alone = loop {
@@ -457,7 +457,7 @@ impl Guard {
                 self.kill_all_of(child);
             }
             for pid in Family::look().descendants(getpid()) {
-                // As in `kill_orphans_of`.
+                // See `kill_orphans_of`.
                 let _ = kill(pid, Signal::SIGKILL);
             }
             self.reap();
@@ -473,7 +473,7 @@ impl Guard {
         self.deliver(supervisor);
     }
 
-    /// Waits until the ranks' output is handed on, as long as the supervisor wishes.
+    /// Waits until the ranks' output is delivered, as long as the supervisor wants.
     fn deliver(&mut self, supervisor: &PidFd) {
         let Some(delivery) = self.delivery.take() else { return };
         delivery.complete();
@@ -504,7 +504,7 @@ impl Guard {
         }
     }
 
-    /// Waits for the logs' threads, whose pipes have no writers any more.
+    /// Waits for the log threads, whose pipes have no writers any more.
     fn finish_logs(&mut self, at_most: Duration) {
         let deadline = Instant::now() + at_most;
         if let Some(delivery) = &self.delivery {

@@ -1,13 +1,13 @@
-//! A cluster's run directory: where its socket, plan, secret, events and logs are, and who owns it.
+//! A cluster's run directory: its socket, plan, secret, events and logs, and the lock of its owner.
 //!
-//! `$XDG_RUNTIME_DIR/cuda-cluster/NAME`, or `/tmp/cuda-cluster-UID/NAME` without one. Does not know
-//! what is in the files, but for those that say who lives there. A cluster that ended badly leaves
-//! its directory, until its name is used again.
+//! The path is `$XDG_RUNTIME_DIR/cuda-cluster/NAME`, or `/tmp/cuda-cluster-UID/NAME` if the
+//! variable is unset. This module does not interpret the files, except those that identify the
+//! owner. A cluster that has failed leaves its directory until its name is used again.
 //!
 //! *Invariant:* a [`RunDirectory`] holds the lock (`flock` on the directory itself), belongs to
-//! this user, and is closed to all others (0700). The lock passes to the guardian too, so that a
-//! free lock means that no process of the cluster is left to be waited for. systemd-tmpfiles also
-//! leaves locked directories alone.
+//! this user, and is closed to all others (0700). The guardian holds the lock too, so a free lock
+//! means that no process of the cluster is left. systemd-tmpfiles also leaves locked directories
+//! alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -34,16 +34,16 @@ pub use paths::{Paths, SecretFileError};
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
 pub const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Longest wait for the last processes of the cluster that had the name before.
+/// How long to wait for the last processes of an earlier cluster of the same name.
 pub const LAST_MOMENTS: Duration = Duration::from_secs(10);
 
-/// How often a lock is looked at that somebody holds.
+/// How often to check a lock that is held.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Why a run directory cannot be used.
+/// Why a run directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirectoryError {
-    /// Another supervisor (or its guardian) lives in it.
+    /// Another supervisor (or its guardian) owns it.
     #[error("a cluster named {name} is already running in {}", path.display())]
     Taken {
         /// The name.
@@ -51,7 +51,7 @@ pub enum RunDirectoryError {
         /// The directory.
         path: PathBuf,
     },
-    /// It is not this user's.
+    /// It belongs to another user.
     #[error("{} belongs to user {owner}, not to user {wanted}", path.display())]
     Foreign {
         /// The path.
@@ -61,15 +61,15 @@ pub enum RunDirectoryError {
         /// This user.
         wanted: u32,
     },
-    /// A link or a file where a directory should be.
+    /// There is a link or a file in place of the directory.
     #[error("{} is {what}, not a directory", path.display())]
     NoDirectory {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
     },
-    /// Others may write to it.
+    /// Other users may write to it.
     #[error("{} is open to other users (mode {mode:03o})", path.display())]
     Open {
         /// The path.
@@ -77,7 +77,7 @@ pub enum RunDirectoryError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Its socket's path would not fit into a socket address.
+    /// The socket's path would not fit into a socket address.
     #[error("{} has {length} bytes, and a socket's path at most {SOCKET_PATH_LIMIT}", path.display())]
     TooLong {
         /// The socket's path.
@@ -85,21 +85,21 @@ pub enum RunDirectoryError {
         /// Its length.
         length: usize,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On what.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl RunDirectoryError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Taken { name, .. } => {
@@ -121,7 +121,7 @@ impl RunDirectoryError {
     }
 }
 
-/// A locked run directory. The lock is released when this and its guardian are gone.
+/// A locked run directory. The lock is released when this value and its guardian are gone.
 #[derive(Debug)]
 pub struct RunDirectory {
     name: ClusterName,
@@ -130,19 +130,19 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes, checks and locks the run directory of `name`; what a dead owner left there is ended
-    /// and removed, and so are old directories of clusters whose names nobody chose. Waits for a
-    /// cluster that is ending, and blocks for as long.
+    /// Creates, checks and locks the run directory of `name`. Kills and removes what a dead owner
+    /// has left there, and removes old directories of clusters with generated names. Blocks while a
+    /// cluster is ending.
     ///
     /// # Errors
-    /// If a living cluster has it, it is not this user's alone, or the system refuses.
+    /// If a running cluster owns it, it is not private to this user, or a system call fails.
     pub fn acquire(name: &ClusterName) -> Result<Self, RunDirectoryError> {
         let directory = Self::acquire_within(&base(), name, LAST_MOMENTS)?;
         prune::prune(&base());
         Ok(directory)
     }
 
-    /// As [`RunDirectory::acquire`], below another directory of run directories, without waiting.
+    /// Like [`RunDirectory::acquire`], below another base directory, without waiting.
     ///
     /// # Errors
     /// As there.
@@ -150,10 +150,10 @@ impl RunDirectory {
         Self::acquire_within(base, name, Duration::ZERO)
     }
 
-    /// As [`RunDirectory::acquire`], below another directory of run directories, waiting at most
-    /// this long for a cluster that is ending.
+    /// Like [`RunDirectory::acquire`], below another base directory, waiting at most this long for
+    /// a cluster that is ending.
     ///
-    /// # Errors
+    /// As there.
     /// As there.
     pub fn acquire_within(
         base: &Path,
@@ -172,7 +172,7 @@ impl RunDirectory {
             if let Some(lock) = lock_fresh(base, paths.root())? {
                 break lock;
             }
-            // The last moments of a cluster are its guardian's, who answers nobody.
+            // A cluster that is ending has only its guardian left, which does not answer requests.
             if Instant::now() >= deadline || paths.has_supervisor() {
                 return Err(taken());
             }
@@ -185,11 +185,11 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// Locks the directory that a dead cluster left, as it is; `None` if there is none. Waits for a
-    /// cluster that is ending, and blocks for as long.
+    /// Locks the unchanged directory of a dead cluster; `None` if there is none. Blocks while a
+    /// cluster is ending.
     ///
     /// # Errors
-    /// If somebody lives there, it is not this user's, or the system refuses.
+    /// If a cluster is running there, it is not this user's, or a system call fails.
     pub fn left_over(
         name: &ClusterName,
         paths: &Paths,
@@ -208,7 +208,7 @@ impl RunDirectory {
                 Ok(lock) if is_at(&lock, path) => {
                     return Ok(Some(Self { name: name.clone(), paths: paths.clone(), lock }));
                 }
-                // Somebody was quicker to remove it, or to use the name again.
+                // Another process has removed it, or has used the name again.
                 Ok(_) => {}
                 Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
                     return Err(RunDirectoryError::Taken { name: name.clone(), path: path.into() });
@@ -219,11 +219,11 @@ impl RunDirectory {
         }
     }
 
-    /// Kills whoever keeps the cluster and all that they started, and locks the directory; `None`
-    /// if there is none any more. Waits at most `within` for each of them.
+    /// Kills the owners of a cluster and all their processes, and locks the directory; `None` if it
+    /// no longer exists. Waits at most `within` for each owner.
     ///
     /// # Errors
-    /// If somebody lives there even so, it is not this user's, or the system refuses.
+    /// If a cluster is still running there, it is not this user's, or a system call fails.
     pub fn take_by_force(
         name: &ClusterName,
         paths: &Paths,
@@ -232,7 +232,7 @@ impl RunDirectory {
         let kill = |owner: Option<Identity>| owner.is_none_or(|owner| owner.kill(within));
         if let Some(owners) = Owners::read(&paths.owners()) {
             kill(owners.supervisor);
-            // The guardian then ends the processes and itself, unless it hears nothing either.
+            // The guardian then kills the processes and ends, unless it hangs too.
             if matches!(Self::left_over(name, paths, within), Err(RunDirectoryError::Taken { .. }))
             {
                 kill(owners.guardian);
@@ -245,10 +245,10 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// Writes down who keeps the cluster.
+    /// Records the owners of the cluster.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If a system call fails.
     pub fn write_owners(&self, owners: &Owners) -> Result<(), RunDirectoryError> {
         let path = self.paths.owners();
         let io = |source| RunDirectoryError::Io { action: "write", path: path.clone(), source };
@@ -266,29 +266,29 @@ impl RunDirectory {
         &self.paths
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         self.paths.root()
     }
 
-    /// Whether it is still where it was made.
+    /// Whether the directory still exists at its path.
     pub fn is_in_place(&self) -> bool {
         is_at(&self.lock, self.path())
     }
 
-    /// The lock's descriptor, to be passed to the guardian.
+    /// The lock's descriptor, for the guardian.
     pub(crate) fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
 
-    /// Writes one of its files, readable by this user alone, whole or not at all.
+    /// Writes one of the files atomically, readable by this user only.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If a system call fails.
     pub fn write_private(&self, path: &Path, content: &[u8]) -> Result<(), RunDirectoryError> {
         let io = |action| move |source| RunDirectoryError::Io { action, path: path.into(), source };
         let draft = path.with_extension("new");
-        // A draft left by a writer that died is of no use to anyone.
+        // A draft that was left by a dead writer is of no use.
         let _ = fs::remove_file(&draft);
         let mut file = OpenOptions::new()
             .write(true)
@@ -300,15 +300,15 @@ impl RunDirectory {
         fs::rename(&draft, path).map_err(io("write"))
     }
 
-    /// Removes everything in it and itself, and releases the lock. The directory of run
-    /// directories goes too, if this was the last.
+    /// Removes the directory with its contents, and releases the lock. Also removes the base
+    /// directory if it is empty.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If a system call fails.
     pub fn remove(self) -> Result<(), RunDirectoryError> {
         let path = self.paths.root().to_owned();
         if !self.is_in_place() {
-            // It was taken away, and another cluster may have made its own there.
+            // It was removed, and another cluster may have created its own there.
             return Ok(());
         }
         shared_memory::remove(&self.paths.shared_memory());
@@ -317,15 +317,15 @@ impl RunDirectory {
                 Err(RunDirectoryError::Io { action: "remove", path, source })
             }
             _ => {
-                // Another cluster's directory in it keeps it.
+                // Fails while other clusters have directories in it.
                 let _ = path.parent().map(fs::remove_dir);
                 Ok(())
             }
         }
     }
 
-    /// Ends the processes that a supervisor and its guardian, both killed, could not, and frees
-    /// their shared memory. What tells how the cluster ended stays.
+    /// Kills the processes that a killed supervisor and guardian have left, and frees their shared
+    /// memory. Keeps the files that record how the cluster ended.
     pub fn sweep(&self) {
         if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
             Cgroup::remove_left_over(Path::new(cgroup.trim()));
@@ -337,7 +337,7 @@ impl RunDirectory {
         self.retire();
     }
 
-    /// Removes what only a living cluster needs.
+    /// Removes the files that only a running cluster needs.
     pub fn retire(&self) {
         if !self.is_in_place() {
             return;
@@ -347,12 +347,12 @@ impl RunDirectory {
         let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
         let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
         for path in sockets.map(|entry| entry.path()).chain(files) {
-            // What is gone already needs no removing, and what cannot be removed hurts nobody.
+            // Ignore errors: what is gone needs no removal, and what can't be removed does no harm.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// Removes what a cluster that is gone left here; its logs too, which are of another cluster.
+    /// Removes all files of a dead cluster, including its logs, which belong to another cluster.
     fn clean(&self) -> Result<(), RunDirectoryError> {
         let root = self.paths.root();
         let io = |source| RunDirectoryError::Io { action: "clean", path: root.into(), source };
@@ -369,16 +369,16 @@ impl RunDirectory {
     }
 }
 
-/// Says in a run directory, which the guardian holds open, when the supervisor ended that could not
-/// say so itself.
+/// Records in a run directory, which the guardian holds open, the time at which its supervisor
+/// disappeared.
 pub(super) fn write_orphaned(directory: &OwnedFd, at: SystemTime) -> io::Result<()> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
-    // By the descriptor: the path may lead to another cluster's directory by now.
+    // Uses the descriptor, because the path may lead to another cluster's directory by now.
     let file = openat(directory, paths::ORPHANED, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
     File::from(file).write_all(humantime::format_rfc3339_millis(at).to_string().as_bytes())
 }
 
-/// The directory of this user's run directories.
+/// The base directory of this user's run directories.
 pub fn base() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(path) if Path::new(&path).is_absolute() => Path::new(&path).join("cuda-cluster"),
@@ -386,10 +386,10 @@ pub fn base() -> PathBuf {
     }
 }
 
-/// Names of clusters that have a run directory below this user's [`base`], living or not, sorted.
+/// Names of all clusters with a run directory below this user's [`base`], running or not, sorted.
 ///
 /// # Errors
-/// If that cannot be read, or is not this user's.
+/// If the directory can't be read, or is not this user's.
 pub fn names() -> Result<Vec<ClusterName>, RunDirectoryError> {
     names_below(&base())
 }
@@ -404,7 +404,7 @@ fn names_below(base: &Path) -> Result<Vec<ClusterName>, RunDirectoryError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(io)?;
-        // Files are none of ours, whatever they are called.
+        // Files are not run directories, whatever their names.
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
         }
@@ -413,14 +413,14 @@ fn names_below(base: &Path) -> Result<Vec<ClusterName>, RunDirectoryError> {
     Ok(names)
 }
 
-/// Makes and locks the directory; `None` if somebody else holds the lock. Another process may
-/// remove the directory between the two; then again.
+/// Creates and locks the directory; `None` if another process holds the lock. Tries again if
+/// another process removes the directory in between.
 fn lock_fresh(base: &Path, root: &Path) -> Result<Option<Flock<OwnedFd>>, RunDirectoryError> {
     let io = |action| move |source| RunDirectoryError::Io { action, path: root.into(), source };
     for _ in 0..16 {
         make_private(base)?;
         match make_private(root) {
-            // The end of the last other cluster took the base along.
+            // The last other cluster has removed the base directory.
             Err(RunDirectoryError::Io { source, .. })
                 if source.kind() == io::ErrorKind::NotFound =>
             {
@@ -457,7 +457,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Makes a directory that is this user's alone, or checks that it is one.
+/// Creates a directory that is private to this user, or checks that it is.
 fn make_private(path: &Path) -> Result<(), RunDirectoryError> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
@@ -470,7 +470,7 @@ fn make_private(path: &Path) -> Result<(), RunDirectoryError> {
 
 fn check_private(path: &Path) -> Result<(), RunDirectoryError> {
     check_own(path)?;
-    // A directory that was removed in between is made again by whoever called.
+    // If the directory has been removed in between, the caller creates it again.
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     match metadata.mode() & 0o077 {
         0 => Ok(()),
@@ -478,7 +478,7 @@ fn check_private(path: &Path) -> Result<(), RunDirectoryError> {
     }
 }
 
-/// Checks that a path is a directory of this user's, if it is there at all.
+/// Checks that a path is a directory of this user, if it exists.
 fn check_own(path: &Path) -> Result<(), RunDirectoryError> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();

@@ -1,6 +1,6 @@
-//! The files of a run directory, and whether somebody lives there.
+//! The files of a run directory, and whether its cluster is running.
 //!
-//! *Invariant:* looking leaves nothing behind, and two that look do not disturb each other.
+//! *Invariant:* checking leaves no traces, and concurrent checks do not disturb each other.
 
 use std::fs;
 use std::io::{self, Read};
@@ -29,13 +29,13 @@ const CRASHES: &str = "crashes";
 const CGROUP: &str = "cgroup";
 const OWNERS: &str = "owners.json";
 const STATE: &str = "state.json";
-/// Made by a guardian whose supervisor vanished.
+/// Created by a guardian whose supervisor has disappeared.
 pub(super) const ORPHANED: &str = "orphaned";
 
-/// Longest wait for a supervisor's answer.
+/// How long to wait for a supervisor's answer.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Why a cluster's secret cannot be had.
+/// Why a cluster's secret can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
     /// The file cannot be read.
@@ -43,37 +43,37 @@ pub enum SecretFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The file is malformed.
     #[error("{} holds no secret", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: SecretError,
     },
 }
 
-/// The files of a run directory, by name; says nothing about whether they exist.
+/// The paths of a run directory's files, whether or not they exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
     root: PathBuf,
 }
 
 impl Paths {
-    /// Those of a cluster, below this user's [`base`].
+    /// The paths for a cluster below this user's [`base`].
     pub fn of(name: &ClusterName) -> Self {
         Self::below(&base(), name)
     }
 
-    /// Those of a cluster below another directory of run directories.
+    /// The paths for a cluster below another base directory.
     pub fn below(base: &Path, name: &ClusterName) -> Self {
         Self { root: base.join(name.as_str()) }
     }
 
-    /// Those of the cluster with this run directory.
+    /// The paths for this run directory.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
@@ -101,7 +101,7 @@ impl Paths {
     /// Reads the cluster's secret.
     ///
     /// # Errors
-    /// If there is none, or its file holds something else.
+    /// If the file is missing or malformed.
     pub fn read_secret(&self) -> Result<Secret, SecretFileError> {
         let path = self.secret();
         let text = fs::read_to_string(&path)
@@ -114,7 +114,7 @@ impl Paths {
         self.root.join(format!("{process}.sock"))
     }
 
-    /// What happened, one JSON object a line.
+    /// The events, one JSON object per line.
     pub fn events(&self) -> PathBuf {
         self.root.join(EVENTS)
     }
@@ -134,41 +134,41 @@ impl Paths {
         self.root.join(CRASHES)
     }
 
-    /// Holds the path of the cluster's control group, where it has one, for whoever cleans up.
+    /// Contains the path of the cluster's control group, if it has one, for clean-up.
     pub fn cgroup(&self) -> PathBuf {
         self.root.join(CGROUP)
     }
 
-    /// Who keeps the cluster: `os::owners`, as JSON.
+    /// The owners of the cluster: `os::owners`, as JSON.
     pub fn owners(&self) -> PathBuf {
         self.root.join(OWNERS)
     }
 
-    /// The state, as JSON, as it was when the cluster's phase last changed.
+    /// The state as of the last change of the cluster's phase, as JSON.
     pub fn state(&self) -> PathBuf {
         self.root.join(STATE)
     }
 
-    /// Holds the time at which the guardian saw that its supervisor was gone.
+    /// Contains the time at which the guardian noticed that its supervisor was gone.
     pub fn orphaned(&self) -> PathBuf {
         self.root.join(ORPHANED)
     }
 
-    /// The cluster's own place for files of shared memory, elsewhere.
+    /// The cluster's directory for shared memory files, which is elsewhere.
     pub fn shared_memory(&self) -> PathBuf {
         shared_memory::beside(&self.root)
     }
 
-    /// Whether a supervisor or a guardian lives here, as far as can be seen: what cannot be read
-    /// counts as in use.
+    /// Whether a supervisor or a guardian owns the directory; a directory that can't be read counts
+    /// as owned.
     pub fn is_alive(&self) -> bool {
         self.look().unwrap_or(true)
     }
 
-    /// Whether a supervisor or a guardian lives here.
+    /// Whether a supervisor or a guardian owns the directory.
     ///
     /// # Errors
-    /// If the directory cannot be read, or is not this user's.
+    /// If the directory can't be read, or is not this user's.
     pub fn look(&self) -> Result<bool, RunDirectoryError> {
         let io = |source| RunDirectoryError::Io { action: "read", path: self.root.clone(), source };
         check_own(&self.root)?;
@@ -176,7 +176,7 @@ impl Paths {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(io)?,
         };
-        // Shared, so that of two that look neither takes the other for a supervisor.
+        // A shared lock, so that concurrent checks do not take each other for a supervisor.
         match Flock::lock(directory, FlockArg::LockSharedNonblock) {
             Ok(_) => Ok(false),
             Err((_, Errno::EWOULDBLOCK)) => Ok(true),
@@ -184,8 +184,8 @@ impl Paths {
         }
     }
 
-    /// Whether a supervisor is at its work. One that was just killed may still hold its socket; one
-    /// that is stopped says nothing, and counts as being there.
+    /// Whether a supervisor is working. A supervisor that was just killed may still hold its
+    /// socket; one that is stopped does not answer, and counts as working.
     pub(super) fn has_supervisor(&self) -> bool {
         match self.ask() {
             Ok(answer) => !answer.is_empty(),
@@ -193,8 +193,8 @@ impl Paths {
         }
     }
 
-    /// Asks the supervisor how it is; the first bytes of its answer, none if it hung up. An error
-    /// of the kind `WouldBlock` when there is no answer, or no room for the question.
+    /// Asks the supervisor for its health, and returns the first bytes of the answer, or none if it
+    /// hung up. An error of kind `WouldBlock` means no answer, or no room for the request.
     fn ask(&self) -> io::Result<Vec<u8>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let end = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -202,7 +202,7 @@ impl Paths {
         let mut stream = UnixStream::from(end);
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(ANSWER))?;
-        // A listener that is gone must not end this process by SIGPIPE.
+        // A closed connection must not kill this process by SIGPIPE.
         send(stream.as_raw_fd(), b"GET /health HTTP/1.0\r\n\r\n", MsgFlags::MSG_NOSIGNAL)?;
         let mut answer = vec![0; 1024];
         let length = stream.read(&mut answer)?;

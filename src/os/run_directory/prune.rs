@@ -1,7 +1,7 @@
-//! Removes old run directories of clusters whose names nobody chose (`run-123`): nobody will ever
-//! use those names again, and so nobody else would.
+//! Removes old run directories of clusters with generated names (`run-123`), because no later
+//! cluster uses those names again.
 //!
-//! *Invariant:* the directory of a cluster that lives, or whose name somebody chose, stays.
+//! *Invariant:* directories of running clusters, and of clusters with chosen names, are kept.
 
 use std::fs;
 use std::path::Path;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use super::{Paths, RunDirectory, names_below};
 use crate::ids::ClusterName;
 
-/// Of the directories that clusters with made-up names left, these many are kept however old.
+/// This many of the directories with generated names are kept, however old.
 const KEPT: usize = 8;
 
-/// And these many if they are young: somebody may be about to look at them.
+/// This many are kept while they are young, in case somebody is about to look at them.
 const KEPT_YOUNG: usize = 64;
 
-/// Younger than this is young.
+/// The age at which a directory is no longer young.
 const YOUNG: Duration = Duration::from_secs(600);
 
-/// Removes those below `base`; what they left running is ended.
+/// Removes old directories below `base`, and kills what their clusters have left running.
 pub(super) fn prune(base: &Path) {
     let dead = names_below(base).unwrap_or_default().into_iter().filter(is_made_up);
     let mut dead: Vec<_> = dead
@@ -33,18 +33,18 @@ pub(super) fn prune(base: &Path) {
             && let Ok(Some(directory)) = RunDirectory::left_over(&name, &paths, Duration::ZERO)
         {
             directory.sweep();
-            // What cannot be removed now is tried again the next time.
+            // Directories that can't be removed now are tried again next time.
             let _ = directory.remove();
         }
     }
 }
 
-/// Whether the `nth` youngest of the directories stays.
+/// Whether to keep the `nth` youngest directory.
 fn is_kept(nth: usize, age: Duration) -> bool {
     nth < KEPT || (nth < KEPT_YOUNG && age < YOUNG)
 }
 
-/// `run-123`, `embedded-123-0`, `python-123-0`: with the id of the process that made the name up.
+/// `run-123`, `embedded-123-0`, `python-123-0`: with the id of the process that generated the name.
 fn is_made_up(name: &ClusterName) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match name.as_str().split_once('-') {
@@ -54,10 +54,10 @@ fn is_made_up(name: &ClusterName) -> bool {
     }
 }
 
-/// How long ago something was last made or removed in a directory.
+/// The time since an entry was last created or removed in a directory.
 fn unchanged_for(directory: &Path) -> Option<Duration> {
     let modified = fs::symlink_metadata(directory).ok()?.modified().ok()?;
-    // One from the future is new.
+    // A time in the future counts as now.
     Some(modified.elapsed().unwrap_or_default())
 }
 

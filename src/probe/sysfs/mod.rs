@@ -1,8 +1,8 @@
-//! What the kernel tells in sysfs and procfs: PCI functions, RDMA devices, NUMA nodes, limits.
+//! Reads sysfs and procfs: PCI functions, RDMA devices, NUMA nodes, limits.
 //!
-//! Only reads files. Does not know NVML or hwloc.
+//! Only reads files. Does not use NVML or hwloc.
 //!
-//! *Invariant:* every path is below the roots it was given, symbolic links included.
+//! *Invariant:* every path read is below the given roots, including the targets of symbolic links.
 
 mod numa;
 mod pci;
@@ -19,20 +19,20 @@ use super::own;
 use crate::ids::{NumaId, PciAddress};
 use crate::topology::{Allowed, Nic, Note};
 
-/// What the kernel told.
+/// The kernel's answers.
 #[derive(Debug)]
 pub(super) struct Host {
     /// Host name.
     pub(super) name: Option<String>,
-    /// What this process may use.
+    /// The CPUs and memory nodes that this process may use.
     pub(super) allowed: Option<Allowed>,
     /// NUMA nodes by number.
     pub(super) nodes: Vec<Node>,
     /// PCI functions.
     pub(super) pci: PciTree,
-    /// RDMA devices in the natural order of their names, without NUMA node and ancestry.
+    /// RDMA devices in natural order of their names, without NUMA node and ancestry.
     pub(super) nics: Vec<Nic>,
-    /// NUMA nodes that are GPU memory, where the driver's procfs tells (POWER9).
+    /// NUMA nodes that are GPU memory, where the driver's procfs reports them (POWER9).
     pub(super) gpu_memory: BTreeMap<PciAddress, NumaId>,
     /// GPUs that the NVIDIA kernel module lists.
     pub(super) driver_gpus: BTreeSet<PciAddress>,
@@ -40,7 +40,7 @@ pub(super) struct Host {
     pub(super) notes: Vec<Note>,
 }
 
-/// Reads everything that does not need to know which GPUs there are.
+/// Reads everything that does not depend on the list of GPUs.
 pub(super) fn look(sysfs: &Path, procfs: &Path) -> Host {
     let root = Root(sysfs.to_owned());
     let mut notes = Vec::new();
@@ -70,9 +70,9 @@ impl Root {
         self.0.join(path)
     }
 
-    /// Where a symbolic link leads that points to `../../…/devices/…`, as sysfs's links do.
+    /// The target of a symbolic link to `../../…/devices/…`, as in sysfs.
     ///
-    /// One system call, and it cannot leave the root.
+    /// One system call, which can't leave the root.
     fn follow(&self, link: &Path) -> Option<PathBuf> {
         let target = std::fs::read_link(link).ok()?;
         let below = target.components().skip_while(|part| *part == std::path::Component::ParentDir);
@@ -81,24 +81,24 @@ impl Root {
     }
 }
 
-/// A file of one line, trimmed; `None` when it is absent, unreadable or empty.
+/// The content of a one-line file, trimmed; `None` if missing, unreadable or empty.
 fn first_line(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().next().unwrap_or_default().trim();
     (!line.is_empty()).then(|| line.to_owned())
 }
 
-/// A file that holds one value.
+/// The content of a file with a single value.
 fn value<T: std::str::FromStr>(path: &Path) -> Option<T> {
     first_line(path)?.parse().ok()
 }
 
-/// A device's `numa_node`; the kernel says -1 when the firmware did not tell.
+/// A device's `numa_node`; the kernel reports -1 if the firmware gave none.
 fn numa_node(device: &Path) -> Option<NumaId> {
     value::<i64>(&device.join("numa_node")).and_then(|node| node.try_into().ok()).map(NumaId)
 }
 
-/// Names in a directory; none when it is absent.
+/// Names in a directory; none if it is missing.
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries

@@ -1,8 +1,8 @@
 //! NUMA nodes: their CPUs, their memory, and which of them are a GPU's.
 //!
-//! Does not tell packages and cores; hwloc does.
+//! Does not report packages and cores; hwloc does.
 //!
-//! *Invariant:* a node without CPUs is listed with an empty set, not left out.
+//! *Invariant:* a node without CPUs is listed with an empty set.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{Root, first_line, names};
 use crate::cpuset::CpuSet;
 use crate::ids::{NumaId, PciAddress};
 
-/// A NUMA node as `/sys/devices/system/node` shows it.
+/// A NUMA node in `/sys/devices/system/node`.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::probe) struct Node {
     /// The kernel's number.
@@ -21,7 +21,7 @@ pub(in crate::probe) struct Node {
     pub(in crate::probe) memory_bytes: Option<u64>,
 }
 
-/// All nodes by rising number.
+/// All nodes in numerical order.
 pub(super) fn nodes(root: &Root) -> Vec<Node> {
     let all = root.join("devices/system/node");
     let ids = names(&all).into_iter().filter_map(|name| name.strip_prefix("node")?.parse().ok());
@@ -32,7 +32,7 @@ pub(super) fn nodes(root: &Root) -> Vec<Node> {
 
 fn node(all: &Path, id: NumaId) -> Option<Node> {
     let path = all.join(format!("node{id}"));
-    // The file is there and empty for a node without CPUs.
+    // The file exists but is empty for a node without CPUs.
     let cpus = std::fs::read_to_string(path.join("cpulist")).ok()?.trim().parse().ok()?;
     Some(Node { id, cpus, memory_bytes: memory(&path) })
 }
@@ -45,8 +45,8 @@ fn memory(node: &Path) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// Which NUMA node each GPU's memory is, from the driver's `numa_status`, whose first line reads
-/// `Node:         255`. Only drivers on POWER9 have it; newer ones tell through NVML.
+/// The NUMA node of each GPU's memory, from the driver's `numa_status`, whose first line is `Node:
+/// 255`. Only drivers on POWER9 have the file; newer ones report the node through NVML.
 pub(super) fn gpu_memory(procfs: &Path) -> BTreeMap<PciAddress, NumaId> {
     let gpus = procfs.join("driver/nvidia/gpus");
     let node = |name: &str| {

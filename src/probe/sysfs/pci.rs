@@ -1,9 +1,9 @@
-//! The PCI tree: where a function hangs, what it is near to, how wide its link is.
+//! The PCI tree: the position of a function, what is near it, and the speed of its link.
 //!
-//! Does not work out links between devices; `topology::pci` does.
+//! Does not determine links between devices; `topology::pci` does.
 //!
-//! *Invariant:* ancestry is the resolved device path, so PCI domains, nested switches and odd bus
-//! numbers need no rules.
+//! *Invariant:* ancestry is the resolved device path, so PCI domains, nested switches and unusual
+//! bus numbers need no special rules.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -37,7 +37,7 @@ struct Function {
     driver: Option<String>,
 }
 
-/// What a PCI function is, as far as the far end of an NVLink goes.
+/// The kinds of PCI functions that can be the far end of an NVLink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::probe) enum Role {
     /// An NVIDIA GPU.
@@ -49,23 +49,23 @@ pub(in crate::probe) enum Role {
     Other,
 }
 
-/// Where a function is.
+/// The position of a function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::probe) struct Place {
     /// Bridges above it, the host bridge first.
     pub(in crate::probe) above: Vec<Bridge>,
-    /// NUMA node, where the firmware tells.
+    /// NUMA node, if the firmware reports it.
     pub(in crate::probe) numa: Option<NumaId>,
-    /// CPUs near it. The kernel names all of them when it does not know the NUMA node.
+    /// CPUs near it. The kernel lists all CPUs if it does not know the NUMA node.
     pub(in crate::probe) cpus: Option<CpuSet>,
-    /// Its own end of its PCIe link.
+    /// The device's end of its PCIe link.
     pub(in crate::probe) link: Option<PcieLink>,
-    /// What the port above it can do at best.
+    /// The maximum speed of the port above it.
     pub(in crate::probe) slot: Option<PcieLink>,
 }
 
 impl PciTree {
-    /// Reads which functions there are.
+    /// Reads the list of functions.
     pub(super) fn read(root: Root, notes: &mut Vec<Note>) -> Self {
         let all = root.join("bus/pci/devices");
         if !all.is_dir() {
@@ -81,7 +81,7 @@ impl PciTree {
         Self { functions: names(&all).iter().filter_map(|name| function(name)).collect() }
     }
 
-    /// NVIDIA GPUs on the bus, virtual functions aside, with the kernel driver bound to each.
+    /// NVIDIA GPUs on the bus, except virtual functions, with their kernel drivers.
     pub(in crate::probe) fn gpus(&self) -> impl Iterator<Item = (PciAddress, Option<&str>)> {
         let gpus = self.functions.iter().filter(|(_, function)| function.role() == Role::Gpu);
         let gpus = gpus.filter(|(address, _)| self.physical(**address).is_none());
@@ -93,7 +93,7 @@ impl PciTree {
         self.functions.values().filter(|function| function.role() == Role::NvSwitch).count()
     }
 
-    /// What a function is; `None` when there is none at this address.
+    /// The kind of a function; `None` if there is none at this address.
     pub(in crate::probe) fn role(&self, address: PciAddress) -> Option<Role> {
         self.functions.get(&address).map(Function::role)
     }
@@ -109,7 +109,7 @@ impl PciTree {
         self.functions.get(&address).map(|function| function.path.as_path())
     }
 
-    /// Where a function is; `None` when there is none at this address.
+    /// The position of a function; `None` if there is none at this address.
     pub(in crate::probe) fn place(&self, address: PciAddress) -> Option<Place> {
         let path = self.path(address)?;
         let cpus = std::fs::read_to_string(path.join("local_cpulist")).ok();
@@ -125,8 +125,8 @@ impl PciTree {
 }
 
 impl Function {
-    /// Reads a function's `uevent`, which has everything in one file:
-    /// `DRIVER=nvidia`, `PCI_CLASS=30200`, `PCI_ID=10DE:2330`.
+    /// Reads a function's `uevent`, which has everything in one file: `DRIVER=nvidia`,
+    /// `PCI_CLASS=30200`, `PCI_ID=10DE:2330`.
     fn parse(path: PathBuf, uevent: &str) -> Option<Self> {
         let field =
             |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -143,7 +143,7 @@ impl Function {
         match (self.vendor, self.class >> 8) {
             // VGA controllers and 3D controllers.
             (NVIDIA, 0x0300 | 0x0302) => Role::Gpu,
-            // Bridges of no other kind.
+            // The PCI class "other bridge".
             (NVIDIA, 0x0680) => Role::NvSwitch,
             (IBM, 0x0680) => Role::Cpu,
             _ => Role::Other,
@@ -188,24 +188,24 @@ fn ancestors(path: &Path) -> Vec<Bridge> {
             id: name_of(at).to_owned(),
             parent: parent.map(|parent| parent.id.clone()),
             kind,
-            // A host bridge has no file of its own; what hangs off it has.
+            // A host bridge has no such file, but the devices below it have.
             numa: numa_node(at).or_else(|| numa_node(below)),
             package: None,
         });
     }
-    // No device hangs off a switch's upper port: what the structure took for one is something else.
+    // No device is attached to a switch's upstream port, so the guess from the structure was wrong.
     if let Some(last) = bridges.last_mut().filter(|last| last.kind == BridgeKind::SwitchUp) {
         last.kind = BridgeKind::Bridge;
     }
     bridges
 }
 
-/// What a port is: from its PCI Express capability, else its port services, else its place.
+/// A port's type: from its PCI Express capability, else its port services, else its position.
 ///
-/// Only root may read a capability, beyond the first 64 bytes of `config`. The kernel's services
-/// are open to all, but not every port has one. By its place: under the host bridge there are
-/// root ports, under a root port or a switch's lower port there can only be a switch's upper port,
-/// and under that only lower ones (PCI Express Base Specification, 1.3).
+/// Only root may read a capability, which lies beyond the first 64 bytes of `config`. The kernel's
+/// services are readable by all, but not every port has one. By position: ports below the host
+/// bridge are root ports; below a root port or a switch's downstream port there can only be an
+/// upstream port, and below that only downstream ports (PCI Express Base Specification, 1.3).
 fn port_kind(port: &Path, above: BridgeKind) -> BridgeKind {
     capability(port).or_else(|| service(port)).unwrap_or(match above {
         BridgeKind::Host => BridgeKind::RootPort,
@@ -221,7 +221,7 @@ fn capability(port: &Path) -> Option<BridgeKind> {
     std::fs::File::open(port.join("config")).ok()?.take(256).read_to_end(&mut config).ok()?;
     let byte = |at: usize| config.get(at).copied();
     let mut at = usize::from(byte(0x34)?);
-    // 48 capabilities of four bytes fill the space; more would be a circle.
+    // 48 capabilities of four bytes fill the space; more means a loop.
     for _ in 0..48 {
         let (id, next) = (byte(at)?, byte(at + 1)?);
         if id == 0x10 {
@@ -259,7 +259,7 @@ fn port_type(kind: u32) -> BridgeKind {
     }
 }
 
-/// What one end of a link runs at and what it could do; `None` when nothing is known.
+/// The current and the maximum speed of one end of a link; `None` if unknown.
 fn link(device: &Path) -> Option<PcieLink> {
     // `16.0 GT/s PCIe`, `8 GT/s`, `Unknown speed`
     let speed = |file| first_line(&device.join(file))?.split_whitespace().next()?.parse().ok();

@@ -1,6 +1,6 @@
 //! RDMA devices: every port with its state, rate, link layer and network device.
 //!
-//! Does not judge them: whether a virtual function or a port that is down is used, `plan` decides.
+//! Does not judge them: `plan` decides whether to use virtual functions or ports that are down.
 //!
 //! *Invariant:* every entry of `/sys/class/infiniband` is in the answer.
 
@@ -12,7 +12,7 @@ use super::{Root, first_line, names, value};
 use crate::ids::PciAddress;
 use crate::topology::{LinkLayer, Nic, NicKind, Note, Port, PortState};
 
-/// All RDMA devices in the natural order of their names (`mlx5_2` before `mlx5_10`).
+/// All RDMA devices in natural order of their names (`mlx5_2` before `mlx5_10`).
 pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Nic> {
     let class = root.join("class/infiniband");
     let mut found = names(&class);
@@ -26,12 +26,12 @@ pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Ni
         let physical = nic.pci.and_then(|place| tree.physical(place));
         let members = bonds.iter().filter(|other| *other == bond).count();
         nic.kind = if physical.is_some_and(|place| places.contains(&place)) {
-            // A container may own a virtual function whose physical function it cannot see.
+            // A container may own a virtual function whose physical function is not visible.
             NicKind::VirtualFunction
         } else if bond.is_some() && members > 1 {
             NicKind::BondSlave
         } else if bond.is_some() || is_bond(root, nic) {
-            // One RDMA device over all members, even if a member's name stands in its GID table.
+            // One RDMA device over all members, even if its GID table names a member.
             NicKind::Bond
         } else {
             NicKind::Physical
@@ -55,15 +55,15 @@ fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<
     Nic { name, pci, ports, kind, ..Nic::default() }
 }
 
-/// The PCI function that a device hangs off, directly or (mlx5 subfunctions) further up.
+/// The PCI function to which a device belongs, directly or (mlx5 subfunctions) further up.
 fn function_above(device: &Path) -> Option<PciAddress> {
     device.ancestors().skip(1).find_map(|above| above.file_name()?.to_str()?.parse().ok())
 }
 
-/// Whether there is no RDMA hardware below a device: SoftRoCE (rxe) or SoftiWARP (siw).
+/// Whether a device has no RDMA hardware: SoftRoCE (rxe) or SoftiWARP (siw).
 ///
-/// They have no parent, except in older kernels, where they hang off the Ethernet card that
-/// they use. rxe names that card in `parent` (`rxe_verbs.c`), siw itself in `node_desc` (`siw.h`).
+/// They have no parent, except in older kernels, where their parent is the Ethernet card that they
+/// use. rxe names that card in `parent` (`rxe_verbs.c`), siw itself in `node_desc` (`siw.h`).
 fn is_software(root: &Root, device: &Path) -> bool {
     device.starts_with(root.join("devices/virtual"))
         || device.join("parent").exists()
@@ -92,7 +92,7 @@ fn port(
         link_layer: layer.and_then(|text| match text.as_str() {
             "InfiniBand" => Some(LinkLayer::InfiniBand),
             "Ethernet" => Some(LinkLayer::Ethernet),
-            // What adapters of neither kind say (EFA).
+            // Other adapters (EFA).
             _ => None,
         }),
         rate_gbps: rate
@@ -121,10 +121,10 @@ fn gigabits(text: &str) -> Option<f64> {
     (unit.starts_with("Gb/sec") && rate.is_finite()).then_some(rate)
 }
 
-/// The network device on a port: what the GID table names, else the PCI function's own one.
+/// The network device on a port: the one in the GID table, else the PCI function's own.
 ///
 /// `gid_attrs/ndevs/0` names a bond rather than its members, and a function's main interface rather
-/// than those that a switch driver makes for virtual functions. InfiniBand ports have no network
+/// than those that a switch driver creates for virtual functions. InfiniBand ports have no network
 /// device there; theirs (IPoIB) count `dev_port` from 0.
 fn netdev(root: &Root, port: &Path, number: u32, netdevs: &[String]) -> Option<String> {
     first_line(&port.join("gid_attrs/ndevs/0")).or_else(|| {
@@ -137,7 +137,7 @@ fn netdev(root: &Root, port: &Path, number: u32, netdevs: &[String]) -> Option<S
     })
 }
 
-/// What `class/net` shows of a NIC's network devices.
+/// A NIC's network devices in `class/net`.
 fn interfaces(root: &Root, nic: &Nic) -> impl Iterator<Item = PathBuf> {
     let names = nic.ports.iter().filter_map(|port| port.netdev.as_ref());
     names.map(|netdev| root.join(&format!("class/net/{netdev}")))
@@ -158,7 +158,7 @@ fn bond_above(root: &Root, nic: &Nic) -> Option<String> {
     interfaces(root, nic).find_map(master)
 }
 
-/// A name cut into texts and numbers, so that 10 comes after 9.
+/// A name split into text and numbers, so that 10 comes after 9.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts: Vec<(String, u64)> = vec![(String::new(), 0)];
     let mut in_number = false;
