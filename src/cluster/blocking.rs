@@ -7,7 +7,7 @@ use crate::os::event_loop;
 use crate::plan::Plan;
 use crate::supervise::ClusterState;
 
-/// A running cluster, owned by this program; as [`super::Cluster`], with calls that block.
+/// A running cluster, owned by this program; like [`super::Cluster`], with blocking calls.
 #[derive(Debug)]
 pub struct Cluster {
     cluster: super::Cluster,
@@ -21,7 +21,7 @@ pub(super) fn launch(builder: Builder) -> Result<Cluster, LaunchFailure> {
 }
 
 impl Cluster {
-    /// What was decided, with reasons.
+    /// The plan with its reasons.
     pub fn plan(&self) -> &Plan {
         self.cluster.plan()
     }
@@ -29,28 +29,28 @@ impl Cluster {
     /// The phase of the cluster and of each process, as `ps -o json` prints them.
     ///
     /// # Errors
-    /// If the supervisor cannot be asked.
+    /// If the supervisor can't be reached.
     pub fn state(&self) -> Result<ClusterState, ControlError> {
         self.runtime.block_on(self.cluster.state())
     }
 
-    /// Starts a worker again, or, with the scheduler's name, the whole cluster.
+    /// Restarts a worker or, given the scheduler's name, the whole cluster.
     ///
     /// # Errors
-    /// If no process has that name, or the supervisor cannot be asked.
+    /// If no process has that name, or the supervisor can't be reached.
     pub fn restart(&self, process: &str) -> Result<(), ControlError> {
         self.runtime.block_on(self.cluster.restart(process))
     }
 
-    /// Has this many workers run: the first ones of the plan.
+    /// Changes the number of running workers: the first ones of the plan.
     ///
     /// # Errors
-    /// If the plan has fewer, or the supervisor cannot be asked.
+    /// If the plan has fewer, or the supervisor can't be reached.
     pub fn scale(&self, workers: usize) -> Result<(), ControlError> {
         self.runtime.block_on(self.cluster.scale(workers))
     }
 
-    /// Takes it down, and returns when nothing of it is left.
+    /// Stops the cluster, and returns when nothing of it is left.
     pub fn stop(self) {
         self.runtime.block_on(self.cluster.stop());
     }

@@ -1,4 +1,4 @@
-//! The client of a supervisor's control API: HTTP over the run directory's Unix socket.
+//! A client of a supervisor's control API: HTTP over the run directory's Unix socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,48 +12,48 @@ use tokio::net::UnixStream;
 
 use crate::supervise::Record;
 
-/// Longest answer that is read.
+/// Maximum length of an answer.
 const ANSWER_LIMIT: usize = 64 << 20;
 
-/// Time in which a supervisor that lives answers anything but a stream.
+/// Time limit for an answer, except streams.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// Why a supervisor did not answer as it should.
+/// Why a supervisor could not be asked.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ControlError {
-    /// Nobody listens.
+    /// There is no listener.
     #[error("cannot reach the supervisor at {}", socket.display())]
     Connect {
         socket: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// It listens, but does not answer.
+    /// It accepts connections, but does not answer.
     #[error("the supervisor at {} does not answer", socket.display())]
     Silent { socket: PathBuf },
     /// The connection broke.
     #[error("lost the connection to the supervisor")]
     Lost(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It refused.
+    /// It rejected the request.
     #[error("the supervisor refused: {message}")]
     Refused {
         /// HTTP status.
         status: StatusCode,
         message: String,
     },
-    /// It answered something else than this version understands.
+    /// This version does not understand the answer.
     #[error("cannot read the supervisor's answer to {path}")]
     Answer {
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: serde_json::Error,
     },
 }
 
 impl ControlError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             ControlError::Silent { socket } => {
@@ -65,14 +65,14 @@ impl ControlError {
     }
 }
 
-/// One supervisor, by its socket.
+/// A supervisor, identified by its socket.
 #[derive(Clone, Debug)]
 pub struct Control {
     socket: PathBuf,
 }
 
 impl Control {
-    /// The supervisor that listens on `socket`; nothing is connected yet.
+    /// A client of the supervisor at `socket`; does not connect yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
@@ -85,22 +85,22 @@ impl Control {
     /// Reads a JSON answer.
     ///
     /// # Errors
-    /// If the supervisor cannot be reached, refuses, or answers something else.
+    /// If the supervisor can't be reached, rejects the request, or its answer is not understood.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlError> {
         let bytes = self.ask(Method::GET, path, ANSWER_WITHIN).await?;
         serde_json::from_slice(&bytes)
             .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
     }
 
-    /// Asks for something to be done; it has begun when this returns.
+    /// Sends a request for a change; returns when the supervisor has accepted it.
     ///
     /// # Errors
-    /// If the supervisor cannot be reached, or refuses.
+    /// If the supervisor can't be reached, or rejects the request.
     pub async fn order(&self, path: &str) -> Result<(), ControlError> {
         self.order_within(path, ANSWER_WITHIN).await
     }
 
-    /// As [`Control::order`], with the longest wait for the answer.
+    /// Like [`Control::order`], with a time limit for the answer.
     ///
     /// # Errors
     /// As there.
@@ -139,7 +139,7 @@ impl Control {
             .map_err(|source| ControlError::Connect { socket: self.socket.clone(), source })?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        // Ends with the exchange: when the sender and the body are dropped.
+        // Ends with the exchange, when the sender and the body are dropped.
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -166,13 +166,13 @@ impl Control {
 pub struct Lines {
     body: Incoming,
     read: Vec<u8>,
-    /// Whether the cluster's end has been told: a supervisor may then go without a farewell.
+    /// Whether the cluster's end was received: then the supervisor may disconnect at any time.
     over: bool,
 }
 
 impl Lines {
-    /// The data of the next server-sent event; `None` after the cluster's end. Comments, which
-    /// keep the connection alive, and the blank lines between events are passed over.
+    /// The data of the next server-sent event; `None` after the cluster's end. Skips keep-alive
+    /// comments and blank lines.
     ///
     /// # Errors
     /// If the connection breaks.

@@ -1,12 +1,11 @@
-//! A supervisor in a process of its own: both ends of what is between it and whoever started it.
+//! Both ends of the connection between a supervisor process and its starter.
 //!
-//! The plan goes in on standard input, and after it what the starter wishes. Reports come out on
-//! standard output: until READY, or for a starter that attends, until the end. On standard error
-//! comes what the ranks of a run write, as `wire::output` has it. The supervisor never waits for a
-//! starter that reads nothing: states that were not taken are replaced by newer ones, and at the
-//! end it waits for a moment only.
+//! The plan and later requests arrive on standard input. Reports go to standard output, until READY
+//! or, for a starter that attends, until the end. The output of a run's ranks goes to standard
+//! error, encoded by `wire::output`. The supervisor never waits for a slow starter: newer states
+//! replace unread ones, and at the end it waits only briefly.
 //!
-//! With [`Lifetime::Owned`] the end of standard input is the owner's, and the cluster's.
+//! With [`Lifetime::Owned`], the cluster ends when standard input is closed.
 
 use std::io::{PipeReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,20 +32,20 @@ use crate::supervise::{
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
 
-/// Longest wait for a starter to take the last report.
+/// How long to wait for a starter to take the last report.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Whether a cluster lives on without whoever started it.
+/// Whether a cluster outlives its starter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
-    /// Until somebody takes it down.
+    /// It runs until it is stopped.
     Free,
-    /// Until its owner closes the pipe or dies.
+    /// It runs until its owner closes the pipe or dies.
     Owned,
 }
 
-/// What the supervisor process is told first, one JSON line.
+/// The first message to the supervisor process, one JSON line.
 #[derive(Serialize, Deserialize)]
 struct Instructions {
     prepared: Prepared,
@@ -56,67 +55,67 @@ struct Instructions {
     output: Option<OutputForm>,
 }
 
-/// How what the ranks write is handed on.
+/// How to deliver the ranks' output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputForm {
-    /// Whether a rank's standard output and standard error are two streams, rather than one in
-    /// which the order of both is kept.
+    /// Whether a rank's standard output and standard error are two streams, rather than one that
+    /// keeps their common order.
     pub separate_streams: bool,
 }
 
-/// What the starter says later, a JSON line each.
+/// Later messages from the starter, one JSON line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
-    /// The cluster is as it should be.
+    /// The cluster has been verified.
     Verified,
-    /// It is to end.
+    /// The cluster is to end.
     Stop {
         how: Escalation,
-        /// The signal by which the ranks of a run are to hear of it.
+        /// The signal that the ranks of a run receive.
         signal: Option<i32>,
     },
 }
 
-/// What the supervisor process tells, a JSON line each.
+/// Messages from the supervisor process, one JSON line each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The state changed.
+    /// The state has changed.
     State(Box<ClusterState>),
-    /// Something happened; only for a starter that attends.
+    /// An event; only for a starter that attends.
     Event(Box<Record>),
-    /// It is READY for the first time.
+    /// The cluster is READY for the first time.
     Ready(Box<ClusterState>),
-    /// It could not begin.
+    /// The supervisor could not start.
     Refused {
         /// The error with its causes.
         message: String,
         /// What to do.
         hint: Option<String>,
-        /// Whether something ran out: nothing that was asked for is wrong.
+        /// Whether a resource has run out, so that the request is not to blame.
         #[serde(default)]
         exhausted: bool,
     },
-    /// It has ended, and nothing of it is left.
+    /// The cluster has ended, and nothing of it is left.
     Ended {
         /// How.
         outcome: Outcome,
-        /// As it last was.
+        /// Its last state.
         state: Box<ClusterState>,
     },
 }
 
-/// What a starter asks of a supervisor process.
+/// How to start a supervisor process.
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
     /// A `cuda-cluster` binary, or one that embeds this crate.
     pub program: &'a Path,
-    /// Whether the cluster lives on without the starter.
+    /// Whether the cluster outlives the starter.
     pub lifetime: Lifetime,
     /// Whether the starter reads reports until the end.
     pub attended: bool,
-    /// Whether the starter reads what the ranks of a run write, and how.
+    /// Whether and how the starter reads the ranks' output.
     pub output: Option<OutputForm>,
 }
 
@@ -125,14 +124,14 @@ pub struct Start<'a> {
 pub struct Detached {
     child: Child,
     reports: Lines<BufReader<ChildStdout>>,
-    /// Its end is the owner's.
+    /// Standard input of the supervisor; closing it ends an owned cluster.
     words: Option<ChildStdin>,
 }
 
 impl Detached {
-    /// Starts `program __supervise` in a session of its own, and hands it a plan. With
-    /// [`Start::output`] there is a pipe to read, and to go on reading: ranks whose output nobody
-    /// takes have to wait.
+    /// Starts `program __supervise` in a session of its own, and sends it a plan. With
+    /// [`Start::output`], the caller must keep reading the output pipe, because ranks whose output
+    /// is not read block.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -161,15 +160,15 @@ impl Detached {
         Ok((Self { child, reports, words: Some(words) }, reader))
     }
 
-    /// Process id of the supervisor, while it lives.
+    /// Process id of the supervisor, while it is running.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// The next report; `None` when there will be none. Dropping the future loses nothing.
+    /// The next report; `None` after the last. Cancel-safe.
     ///
     /// # Errors
-    /// If it could not begin, or died before it said what had to be said.
+    /// If the supervisor could not start, or died before its last report.
     pub async fn next(&mut self) -> Result<Option<Report>, UpError> {
         match self.reports.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
@@ -177,7 +176,7 @@ impl Detached {
                     Err(UpError::Refused { message, hint, exhausted })
                 }
                 Ok(report) => Ok(Some(report)),
-                // A supervisor that could not wait for this reader has broken off.
+                // A supervisor that could not wait for this reader has stopped reporting.
                 Err(error) if error.is_eof() => Ok(None),
                 Err(error) => Err(UpError::Silent { status: error.to_string() }),
             },
@@ -186,8 +185,8 @@ impl Detached {
         }
     }
 
-    /// How a cluster ended whose supervisor said nothing more: its exit status tells as much as
-    /// that it was stopped.
+    /// The outcome of a cluster whose supervisor has stopped reporting: its exit status shows
+    /// whether it was stopped.
     ///
     /// # Errors
     /// If it failed, or died.
@@ -199,14 +198,14 @@ impl Detached {
         }
     }
 
-    /// Says that the cluster is as it should be, where READY waits for that; one without an owner
-    /// then lives on by itself.
+    /// Reports that the cluster has been verified, if READY waits for that; a cluster that is free
+    /// then outlives its starter.
     pub async fn verified(&mut self) {
         self.say(Word::Verified).await;
     }
 
-    /// Asks for the end; the reports go on until it has come. The ranks of a run hear of it by
-    /// `signal`, where there is one.
+    /// Requests the end; reports continue until then. The ranks of a run receive `signal`, if
+    /// given.
     pub async fn stop(&mut self, how: Escalation, signal: Option<i32>) {
         self.say(Word::Stop { how, signal }).await;
     }
@@ -215,31 +214,31 @@ impl Detached {
         let Some(words) = &mut self.words else { return };
         let Ok(mut line) = serde_json::to_vec(&word) else { return };
         line.push(b'\n');
-        // One that has ended says so in its reports.
+        // If the supervisor has ended, its reports say so.
         let _ = words.write_all(&line).await;
     }
 
-    /// Lets go of a cluster, which then ends if it is owned or still to be verified. The reports go
-    /// on until it has.
+    /// Closes the connection: the cluster ends if it is owned or not yet verified. Reports continue
+    /// until then.
     pub fn let_go(&mut self) {
         self.words = None;
     }
 
-    /// Ends a supervisor that does not answer; the guardian ends its processes.
+    /// Kills a supervisor that does not answer; the guardian then ends its processes.
     pub fn kill(&mut self) {
-        // One that has ended needs no killing.
+        // An ended supervisor needs no killing.
         let _ = self.child.start_kill();
     }
 
-    /// Lets go of an owned cluster, and waits until its supervisor has ended.
+    /// Closes the connection to an owned cluster, and waits until its supervisor has ended.
     pub async fn end(mut self) {
         self.let_go();
-        // It cannot be waited for when somebody else has reaped it, and then it has ended.
+        // Waiting fails if someone else has reaped it, and then it has ended.
         let _ = self.child.wait().await;
     }
 }
 
-/// Does the subcommand's work: becomes the supervisor of the plan on standard input.
+/// Runs the subcommand: becomes the supervisor of the plan on standard input.
 pub fn main() -> ExitCode {
     process::become_session_leader();
     let worked = match event_loop::new() {
@@ -249,7 +248,7 @@ pub fn main() -> ExitCode {
     match worked {
         Ok(code) => code,
         Err(refused) => {
-            // Nobody else writes there then, and a line fits into an empty pipe.
+            // No other thread writes yet, and a line fits into an empty pipe.
             if let Ok(line) = line(&refused) {
                 let _ = std::io::stdout().lock().write_all(&line);
             }
@@ -297,7 +296,7 @@ async fn work() -> Result<ExitCode, Report> {
     let supervisor = start(&prepared, &process::own_program(), output).await.map_err(refusal)?;
     let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
     let reports = Reports::begin(reports, attended, &supervisor);
-    // From here on nobody writes to the three but the reports' task, and the guardian.
+    // From here on only the report task and the guardian write to the standard streams.
     let _ = process::let_go_of_output();
     let to_be_verified = prepared.to_be_verified;
     drop(prepared);
@@ -328,8 +327,7 @@ async fn work() -> Result<ExitCode, Report> {
     Ok(code)
 }
 
-/// Tells the starter what happens, in a task of its own, so that only the task waits for a starter
-/// that does not read.
+/// Reports to the starter in a task of its own, so that only that task waits for a slow starter.
 struct Reports {
     task: JoinHandle<()>,
     last: oneshot::Sender<Report>,
@@ -344,7 +342,7 @@ impl Reports {
     }
 
     async fn end(self, report: Report) {
-        // Whoever attends no more has closed the pipe, and the task has ended.
+        // If nobody attends any more, the pipe is closed and the task has ended.
         let _ = self.last.send(report);
         let _ = tokio::time::timeout(FAREWELL, self.task).await;
     }
@@ -369,7 +367,7 @@ async fn tell(
                 if first { Report::Ready(now) } else { Report::State(now) }
             }
             last = &mut farewell => {
-                // Without a last word the supervisor has broken off, and its exit status tells.
+                // Without a last report the exit status shows the outcome.
                 if let Some(Ok(line)) = last.ok().map(|last| line(&last)) {
                     let _ = pipe.write_all(&line).await;
                 }
@@ -378,16 +376,16 @@ async fn tell(
         };
         let Ok(line) = line(&report) else { continue };
         let gone = pipe.write_all(&line).await.is_err();
-        // A starter that does not attend goes on now, and sees by the end of the pipe that no more
-        // will come.
+        // A starter that does not attend continues now; the end of the pipe shows it that no
+        // reports will follow.
         if gone || (matches!(report, Report::Ready(_)) && events.is_none()) {
             return;
         }
     }
 }
 
-/// What happens next; `None` when nothing will, or nobody attends. A starter that lags behind
-/// misses some, and finds them in `events.jsonl`.
+/// The next event; `None` after the last, or if nobody attends. A starter that lags behind misses
+/// events, and finds them in `events.jsonl`.
 async fn next_event(events: &mut Option<broadcast::Receiver<Record>>) -> Option<Record> {
     loop {
         match events.as_mut()?.recv().await {
@@ -398,8 +396,8 @@ async fn next_event(events: &mut Option<broadcast::Receiver<Record>>) -> Option<
     }
 }
 
-/// Who started this process: ends an owned cluster by its own end, and one that is to be verified
-/// until it is.
+/// The starter of this process. Its end also ends an owned cluster, and one that is not verified
+/// yet.
 struct Starter {
     words: Option<Lines<BufReader<Receiver>>>,
     lifetime: Lifetime,
@@ -407,12 +405,12 @@ struct Starter {
 }
 
 impl Starter {
-    /// Waits for the next word; `None` is the starter's end, which comes once. Dropping the future
-    /// loses nothing.
+    /// Waits for the next message; `None` is the starter's end, which is returned once.
+    /// Cancel-safe.
     async fn next(&mut self) -> Option<Word> {
         let Some(words) = &mut self.words else { return std::future::pending().await };
         while let Ok(Some(line)) = words.next_line().await {
-            // What else it says is passed over.
+            // Other messages are ignored.
             if let Ok(word) = serde_json::from_str(&line) {
                 return Some(word);
             }
@@ -437,7 +435,7 @@ impl Starter {
     }
 }
 
-/// The signals that ask a supervisor to end.
+/// The signals that request a supervisor's end.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,

@@ -1,6 +1,6 @@
-//! What this machine has and lacks for clusters, checked one by one.
+//! Checks whether this machine can run clusters, one requirement at a time.
 //!
-//! Changes nothing on the machine, but for a control group that is made and removed at once.
+//! Changes nothing on the machine, except for a control group that is created and removed at once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,28 +20,28 @@ use crate::topology::{PortState, Topology};
 use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext};
 use crate::units::HumanBytes;
 
-/// One thing that was checked.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What: `nvidia driver`, `ucx`, `containment`, …
+    /// What was checked: `nvidia driver`, `ucx`, `containment`, …
     pub check: String,
-    /// How it stands.
+    /// The verdict.
     pub verdict: Verdict,
-    /// In a sentence without a full stop.
+    /// A description without a full stop.
     pub text: String,
-    /// What to do.
+    /// A hint for the user.
     pub hint: Option<String>,
 }
 
-/// How a thing stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Something works less well, or not at all, that not everybody needs.
+    /// Something that not everybody needs is slower or missing.
     Warning,
-    /// No cluster of the native engine can come up.
+    /// No cluster of the native engine can start.
     Failed,
 }
 
@@ -63,7 +63,7 @@ impl Finding {
     }
 }
 
-/// Checks everything.
+/// Runs all checks.
 pub async fn doctor() -> Vec<Finding> {
     let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
     let mut findings = match &probed {
@@ -114,7 +114,7 @@ fn machine(topology: &Topology) -> Vec<Finding> {
     findings
 }
 
-/// The libucp that native workers on this machine's GPUs get, and the others that are here.
+/// The libucp for native workers on this machine's GPUs, and the others that are installed.
 fn ucx() -> Vec<Finding> {
     let caller = probe::caller();
     let installed = caller.ucx_libraries;
@@ -169,7 +169,8 @@ fn ucx() -> Vec<Finding> {
     findings
 }
 
-/// What a libucp says of itself. This process opens one only: two would mix their parts.
+/// The version of a libucp, as it reports it. This process opens only one: two would mix their
+/// parts.
 fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
     let library = Library::open(path)?;
     let transports = UcpContext::new(&library, &[])?.transports()?.join(" ");
@@ -177,7 +178,8 @@ fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
     Ok((version, format!("{version} from {name}: {transports}")))
 }
 
-/// Without it, the UCX of today does not survive every loss of a peer; nothing is said where it is.
+/// Warns if variables disable UCX's registration cache, without which current UCX versions do not
+/// survive every loss of a peer; `None` otherwise.
 fn registration_cache(
     version: UcxVersion,
     variables: &BTreeMap<String, String>,
@@ -224,7 +226,7 @@ fn run_directories() -> Finding {
     Finding::ok("run directories", text)
 }
 
-/// UCX's shared-memory transports use System V segments, or files here.
+/// Checks how UCX's shared-memory transports get memory: System V segments, or files here.
 fn shared_memory() -> Finding {
     const LEAST: u64 = 64 << 20;
     match statvfs("/dev/shm") {

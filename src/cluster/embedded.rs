@@ -1,4 +1,4 @@
-//! A cluster inside a program: built, launched, watched, told, and taken down.
+//! A cluster inside a program: plan, launch, observe, change, and stop it.
 
 use std::path::{Path, PathBuf};
 
@@ -17,27 +17,27 @@ use crate::topology::Topology;
 /// Why a cluster could not be launched; nothing of it is left.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchFailure {
-    /// The spec is wrong.
+    /// The spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// There is no plan that this machine can run.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// It could not begin.
+    /// It could not start.
     #[error(transparent)]
     Up(#[from] UpError),
-    /// It did not become READY; everything is torn down.
+    /// It did not become READY, and was torn down.
     #[error("the cluster did not become READY{}: {cause}", if *late { " in time" } else { "" })]
     NotReady {
-        /// Whether time ran out.
+        /// Whether the time limit was exceeded.
         late: bool,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
 }
 
 impl LaunchFailure {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             LaunchFailure::Spec(error) => error.hint(),
@@ -48,7 +48,7 @@ impl LaunchFailure {
     }
 }
 
-/// What a cluster shall be, before it is launched.
+/// A cluster to be launched.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), cuda_cluster::cluster::LaunchFailure> {
@@ -70,38 +70,38 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Everything as a spec says; later calls override it.
+    /// Applies a spec; later calls override it.
     pub fn spec(mut self, spec: ClusterSpec) -> Self {
         self.spec = spec;
         self
     }
 
-    /// The cluster's name. Without one, it is `embedded-` and this process's id with a count.
+    /// The cluster's name. Default: `embedded-`, this process's id and a count.
     pub fn name(mut self, name: ClusterName) -> Self {
         self.spec.name = Some(name);
         self
     }
 
-    /// Another machine than this one; its GPUs are simulated.
+    /// Plans for another machine than this one, with simulated GPUs.
     pub fn simulate(mut self, machine: Topology) -> Self {
         self.spec.simulate = Some(true);
         self.machine = Some(machine);
         self
     }
 
-    /// As many workers, on the best-connected GPUs.
+    /// The number of workers; the best-connected GPUs are used.
     pub fn workers(mut self, workers: u32) -> Self {
         self.spec.workers = Some(workers);
         self
     }
 
-    /// NVLink must be there, and be used.
+    /// Requires NVLink, and uses it.
     pub fn enable_nvlink(mut self) -> Self {
         self.spec.ucx.nvlink = Some(true);
         self
     }
 
-    /// InfiniBand or RoCE must be there, and be used.
+    /// Requires InfiniBand or RoCE, and uses it.
     pub fn enable_infiniband(mut self) -> Self {
         self.spec.ucx.infiniband = Some(true);
         self
@@ -114,10 +114,10 @@ impl Builder {
         self
     }
 
-    /// What [`Builder::launch`] would run here and now: looks at this machine, and decides.
+    /// The plan that [`Builder::launch`] would run now, from probing this machine.
     ///
     /// # Errors
-    /// If the spec is wrong, this machine cannot be looked at, or it has not what is asked for.
+    /// If the spec is invalid, or this machine can't be probed or lacks something required.
     pub fn plan(&self) -> Result<Plan, LaunchFailure> {
         Ok(self.prepared()?.plan)
     }
@@ -129,17 +129,17 @@ impl Builder {
         Ok(super::prepare(&Request::of(spec)?, self.machine.as_ref())?)
     }
 
-    /// Brings the cluster up under a supervisor process that ends it when this process does.
+    /// Launches the cluster under a supervisor process that ends it when this process ends.
     ///
     /// # Errors
-    /// If the spec is wrong, nothing can be planned, or not everything became READY; then nothing
-    /// of it is left.
+    /// If the spec is invalid, there is no plan, or not every process became READY; then nothing of
+    /// it is left.
     pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
         bring_up(self.prepared()?, &program).await
     }
 
-    /// As [`Builder::launch`], for a program without an event loop.
+    /// Like [`Builder::launch`], for a program without an event loop.
     ///
     /// # Errors
     /// As there.
@@ -148,12 +148,12 @@ impl Builder {
     }
 }
 
-/// A name that no other cluster of this user has: several may live in one process.
+/// A name that no other cluster of this user has; a process may own several clusters.
 fn own_name() -> ClusterName {
     use std::sync::atomic::{AtomicU32, Ordering};
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // Digits and dashes only, far below a name's length.
+    // Digits and dashes only, and far shorter than the limit.
     format!("embedded-{}-{count}", std::process::id()).parse().unwrap_or_default()
 }
 
@@ -176,7 +176,7 @@ async fn bring_up(prepared: Prepared, program: &Path) -> Result<Cluster, LaunchF
     Ok(Cluster { supervisor, control, plan })
 }
 
-/// Why a cluster is not there that ended before it was READY.
+/// The failure for a cluster that ended before it was READY.
 fn not_ready(outcome: Outcome) -> LaunchFailure {
     let stopped = || Cause {
         process: None,
@@ -195,7 +195,7 @@ fn not_ready(outcome: Outcome) -> LaunchFailure {
 
 /// A running cluster, owned by this program.
 ///
-/// Dropping it, or the end of this process, however it comes, takes the cluster down.
+/// Dropping it stops the cluster, as does any end of this process.
 #[derive(Debug)]
 pub struct Cluster {
     supervisor: Detached,
@@ -204,22 +204,22 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster with every default: one native worker for each GPU of this machine.
+    /// Starts a cluster with default settings: one native worker per GPU of this machine.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The name that it was launched under, also that of its run directory.
+    /// The cluster's name, which is also that of its run directory.
     pub fn name(&self) -> &ClusterName {
         &self.plan.name
     }
 
-    /// What was decided, with reasons.
+    /// The plan with its reasons.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Its files: logs, events, sockets.
+    /// Paths of its files: logs, events, sockets.
     pub fn paths(&self) -> Paths {
         Paths::of(&self.plan.name)
     }
@@ -228,52 +228,52 @@ impl Cluster {
     /// lanes, as `ps -o json` prints them.
     ///
     /// # Errors
-    /// If the supervisor cannot be asked.
+    /// If the supervisor can't be reached.
     pub async fn state(&self) -> Result<ClusterState, ControlError> {
         self.control.read("/v1/state").await
     }
 
-    /// Phases, deaths and notes from now on, a [`Record`] each.
+    /// Phases, deaths and notes from now on, one [`Record`] each.
     ///
     /// # Errors
-    /// If the supervisor cannot be asked.
+    /// If the supervisor can't be reached.
     pub async fn events(&self) -> Result<Events, ControlError> {
         Ok(Events { lines: self.control.stream("/v1/events").await? })
     }
 
-    /// Starts a worker again, or, with the scheduler's name, the whole cluster.
+    /// Restarts a worker or, given the scheduler's name, the whole cluster.
     ///
     /// # Errors
-    /// If no process has that name, or the supervisor cannot be asked.
+    /// If no process has that name, or the supervisor can't be reached.
     pub async fn restart(&self, process: &str) -> Result<(), ControlError> {
         self.control.order(&format!("/v1/restart/{process}")).await
     }
 
-    /// Has this many workers run: the first ones of the plan.
+    /// Changes the number of running workers: the first ones of the plan.
     ///
     /// # Errors
-    /// If the plan has fewer, or the supervisor cannot be asked.
+    /// If the plan has fewer, or the supervisor can't be reached.
     pub async fn scale(&self, workers: usize) -> Result<(), ControlError> {
         self.control.order(&format!("/v1/scale?workers={workers}")).await
     }
 
-    /// Takes it down, and returns when nothing of it is left.
+    /// Stops the cluster, and returns when nothing of it is left.
     pub async fn stop(self) {
         self.supervisor.end().await;
     }
 }
 
-/// The events of a running cluster, as they come.
+/// The stream of a running cluster's events.
 #[derive(Debug)]
 pub struct Events {
     lines: Lines,
 }
 
 impl Events {
-    /// The next one; `None` when the cluster has ended.
+    /// The next event; `None` when the cluster has ended.
     ///
     /// # Errors
-    /// If the connection breaks, or the supervisor speaks another version's language.
+    /// If the connection breaks, or the supervisor is of an incompatible version.
     pub async fn next(&mut self) -> Result<Option<Record>, ControlError> {
         let Some(record) = self.lines.next_event().await? else { return Ok(None) };
         serde_json::from_str(&record)

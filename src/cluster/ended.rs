@@ -1,6 +1,6 @@
-//! The story of a cluster that has ended, from what it left in its run directory.
+//! Explains how a cluster has ended, from the files in its run directory.
 //!
-//! *Invariant:* nothing is made up: what nobody saw is said to be unknown.
+//! *Invariant:* nothing is made up: unknown facts are reported as unknown.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,19 +10,19 @@ use crate::ids::ClusterName;
 use crate::os::run_directory::{Paths, RunDirectoryError};
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
 
-/// A cluster that has ended, and whose name was not used again.
+/// A cluster that has ended, and whose name has not been used again.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// Its name.
     pub name: ClusterName,
-    /// Its files: logs, records, crash bundles.
+    /// Paths of its files: logs, records, crash bundles.
     pub paths: Paths,
-    /// Its last state, with the end and the cause in it; `None` if it ended before it had one.
+    /// Its last state, including outcome and cause; `None` if it ended before it wrote one.
     pub state: Option<ClusterState>,
 }
 
 impl Ended {
-    /// What is left of the cluster of this name, which does not live; `None` if it left nothing.
+    /// The remains of the cluster of this name, which is not running; `None` if there are none.
     pub(super) fn read(name: &ClusterName) -> Option<Self> {
         let paths = Paths::of(name);
         let traces = [paths.state(), paths.events(), paths.owners()];
@@ -38,7 +38,7 @@ impl Ended {
         Some(Self { name: name.clone(), paths, state })
     }
 
-    /// How, when and why it ended, as in `failed at 2026-01-31T12:00:00.000Z: gpu1 ended with
+    /// How, when and why it ended, such as `failed at 2026-01-31T12:00:00.000Z: gpu1 ended with
     /// status 3`.
     pub fn story(&self) -> String {
         let Some(state) = &self.state else {
@@ -54,10 +54,10 @@ impl Ended {
         text
     }
 
-    /// Ends the processes that it left, if it could not end them itself. The story stays.
+    /// Kills processes that it has left running. Keeps the files that explain its end.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If a system call fails.
     pub fn sweep(&self) -> Result<(), RunDirectoryError> {
         takedown::sweep(&self.name, &self.paths)
     }
@@ -66,7 +66,7 @@ impl Ended {
 /// The last state of a cluster whose supervisor was killed: the guardian, or the kernel, has ended
 /// all of its processes.
 fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
-    // The guardian saw it, unless it was killed too.
+    // The guardian has recorded the time, unless it was killed too.
     state.ended_at = fs::read_to_string(paths.orphaned()).ok();
     let mut text =
         format!("the supervisor (process {}) ended without a word", state.supervisor_pid);
@@ -89,6 +89,6 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
 
 fn last_record(paths: &Paths) -> Option<Record> {
     let lines = BufReader::new(fs::File::open(paths.events()).ok()?).lines();
-    // The last line may be half there.
+    // The last line may be incomplete.
     lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).last()
 }

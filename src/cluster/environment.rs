@@ -1,6 +1,6 @@
-//! What a client of a running cluster needs in its environment.
+//! The environment that a client of a running cluster needs.
 //!
-//! *Invariant:* a client with these variables reaches this cluster, or none.
+//! *Invariant:* a client with these variables connects to this cluster, or to none.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,36 +11,36 @@ use crate::ids::ClusterName;
 use crate::plan::{DaskPlan, EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessPhase, RUN_DIRECTORY_VARIABLE};
 
-/// What `distributed.Client()` connects to: the environment's form of the key `scheduler-address`.
+/// The variable for the key `scheduler-address`, to which `distributed.Client()` connects.
 const DASK_SCHEDULER: &str = "DASK_SCHEDULER_ADDRESS";
 
-/// Why nobody can say.
+/// Why the environment is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
     /// Its supervisor does not answer.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// There is no scheduler to connect to now.
+    /// There is currently no scheduler to connect to.
     #[error("the scheduler of {cluster} is {phase}, so clients cannot reach it now")]
     NotReady {
         /// The cluster.
         cluster: ClusterName,
-        /// Where its scheduler stands.
+        /// The scheduler's phase.
         phase: ProcessPhase,
     },
-    /// A file with a part of the answer is not as it should be.
+    /// A file with a part of the answer is missing or malformed.
     #[error("cannot read {}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl EnvironmentError {
-    /// What the user can do about the cluster of this name.
+    /// A hint for the user of the cluster with this name.
     pub fn hint(&self, name: &ClusterName) -> Option<String> {
         match self {
             Self::NotReady { .. } => Some(format!("see when it is READY: cuda-cluster ps {name}")),
@@ -49,10 +49,9 @@ impl EnvironmentError {
     }
 }
 
-/// The variables that a client of a cluster needs: the transport's, the security's, and where it
-/// finds the scheduler.
+/// The variables that a client needs: for transport, security, and the scheduler's address.
 ///
-/// # Errors
+/// If the cluster can't be reached, or clients can't connect to it now.
 /// If the cluster cannot be asked, or cannot be reached by clients now.
 pub async fn client_environment(
     found: &Found,

@@ -1,44 +1,44 @@
 //! Finds clusters by their run directories.
 //!
-//! *Invariant:* what cannot be read is an error, and never "no cluster".
+//! *Invariant:* a directory that can't be read is an error, not "no cluster".
 
 use super::{Control, Ended};
 use crate::ids::ClusterName;
 use crate::os::run_directory::{self, Paths, RunDirectoryError};
 
-/// Why no one cluster is meant.
+/// Why a name does not identify exactly one running cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// None runs.
+    /// No cluster is running.
     #[error("no cluster is running")]
     None {
-        /// Those that have ended, and left something to read.
+        /// Clusters that have ended, and left files.
         ended: Vec<ClusterName>,
     },
-    /// None of this name runs.
+    /// No cluster of this name is running.
     #[error("no cluster named {name} is running")]
     Unknown {
         /// The name.
         name: ClusterName,
-        /// Those that run.
+        /// The running clusters.
         running: Vec<ClusterName>,
     },
-    /// The one of this name has ended.
+    /// The cluster of this name has ended.
     #[error("{} is not running: it {}", .0.name, .0.story())]
     Ended(Box<Ended>),
-    /// Several run, and none was named.
+    /// Several are running, and no name was given.
     #[error("several clusters are running: {}", list(running))]
     Several {
-        /// Those that run.
+        /// The running clusters.
         running: Vec<ClusterName>,
     },
-    /// Whether one runs cannot be seen.
+    /// It can't be determined which clusters are running.
     #[error("cannot tell which clusters are running")]
     Unreadable(#[source] RunDirectoryError),
 }
 
 impl FindError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             FindError::None { ended } if ended.is_empty() => {
@@ -79,7 +79,7 @@ impl Found {
         Self { paths: Paths::of(&name), name }
     }
 
-    /// Its control API.
+    /// A client of its control API.
     pub fn control(&self) -> Control {
         Control::new(self.paths.control())
     }
@@ -88,11 +88,11 @@ impl Found {
 /// This user's clusters, by name.
 #[derive(Debug, Default)]
 pub struct Clusters {
-    /// Those whose supervisors live.
+    /// Running clusters.
     pub running: Vec<Found>,
-    /// Those that have ended, and whose names were not used again.
+    /// Clusters that have ended, and whose names have not been used again.
     pub ended: Vec<Ended>,
-    /// Why of some it cannot be told.
+    /// Why the state of others is unknown.
     pub unreadable: Vec<RunDirectoryError>,
 }
 
@@ -102,10 +102,10 @@ impl Clusters {
     }
 }
 
-/// Looks for all of this user's clusters.
+/// Finds all of this user's clusters.
 ///
 /// # Errors
-/// If the run directories cannot be read.
+/// If the run directories can't be read.
 pub fn clusters() -> Result<Clusters, FindError> {
     let mut clusters = Clusters::default();
     for name in run_directory::names().map_err(FindError::Unreadable)? {
@@ -122,7 +122,7 @@ pub fn clusters() -> Result<Clusters, FindError> {
 /// The running cluster of this name, or the only one.
 ///
 /// # Errors
-/// If it is not running, or without a name not exactly one is.
+/// If it is not running or, without a name, if not exactly one is running.
 pub fn find(name: Option<&ClusterName>) -> Result<Found, FindError> {
     match name {
         Some(name) => named(name),
@@ -131,7 +131,7 @@ pub fn find(name: Option<&ClusterName>) -> Result<Found, FindError> {
 }
 
 fn named(name: &ClusterName) -> Result<Found, FindError> {
-    // Were the directory above not readable, this one would not seem to be there.
+    // If the directory above were unreadable, this one would seem not to exist.
     run_directory::names().map_err(FindError::Unreadable)?;
     let cluster = Found::new(name.clone());
     if cluster.paths.look().map_err(FindError::Unreadable)? {

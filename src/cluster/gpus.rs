@@ -1,4 +1,4 @@
-//! The supervisor's eyes on GPUs: NVML, as `probe` opens it.
+//! The supervisor's access to GPUs: NVML, as `probe` opens it.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -9,18 +9,18 @@ use crate::supervise::ProcessGpu;
 use crate::supervise::gpu::{GpuHolder, GpuWatch};
 use crate::supervise::record::GpuError;
 
-/// Asks NVML, each time anew.
+/// Queries NVML, which it opens for each query.
 pub(super) struct NvmlWatch {
     options: Options,
-    /// `None` where no thread could be had to listen.
+    /// `None` if no thread could be started to receive errors.
     errors: Option<XidWatch>,
 }
 
 impl NvmlWatch {
-    /// With the driver that the environment names, or the usual one; listens for the errors of
-    /// these GPUs from now on.
+    /// Uses the driver that the environment selects, or the default one; receives errors of these
+    /// GPUs from now on.
     pub(super) fn new(gpus: Vec<GpuUuid>) -> Self {
-        // A wrong limit was refused when the machine was looked at.
+        // An invalid limit was rejected when the machine was probed.
         let options = Options::from_environment().unwrap_or_default();
         let errors = XidWatch::start(&options, gpus).ok();
         Self { options, errors }

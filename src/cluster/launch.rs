@@ -1,5 +1,5 @@
-//! From a plan to the processes that carry it out. The only place that knows the engines' programs
-//! and the supervisor's terms.
+//! Turns a plan into the processes that carry it out. Only this module knows both the engines'
+//! programs and the supervisor.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::os::run_directory::Paths;
 use crate::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
 use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
-/// Names where UCX makes files of shared memory; all versions since 1.12 read it.
+/// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";
 
 /// Share of a Dask worker's memory limit at which it is ended, because it spills before that:
@@ -28,13 +28,13 @@ pub enum LaunchError {
     /// This program was built without the native engine.
     #[error("this program was built without the native engine")]
     NotNative,
-    /// The command engine has nothing to run.
+    /// The command engine has no program to run.
     #[error("the command engine was given no program")]
     NoProgram,
 }
 
 impl LaunchError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             LaunchError::Dask(error) => error.hint(),
@@ -48,27 +48,27 @@ impl LaunchError {
     }
 }
 
-/// What a launch depends on beyond its plan.
+/// What a launch depends on besides its plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
     /// A `cuda-cluster` binary, or one that embeds this crate.
     pub program: &'a Path,
-    /// The cluster's run directory, which exists.
+    /// The cluster's existing run directory.
     pub paths: &'a Paths,
-    /// The cluster's own place for files of shared memory, where there is one.
+    /// The cluster's directory for shared memory files, if there is one.
     pub shared_memory: Option<&'a Path>,
-    /// Where rank 0 of the command engine shall listen.
+    /// The address on which rank 0 of the command engine is to listen.
     pub rendezvous: SocketAddr,
     /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
-    /// Whether READY waits until the cluster is verified.
+    /// Whether READY waits for verification.
     pub to_be_verified: bool,
 }
 
-/// The processes of a plan.
+/// Creates the processes of a plan.
 ///
 /// # Errors
-/// If the engine cannot be launched.
+/// If the engine can't be launched.
 pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
     let mut notes = Vec::new();
     let (mut first_alone, mut workers_wait) = (false, false);
@@ -88,7 +88,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
     };
     for process in scheduler.iter_mut().chain(&mut workers) {
         if let Some(place) = around.shared_memory {
-            // A caller's own choice stands in the plan.
+            // A value chosen by the caller is part of the plan.
             let place = || place.display().to_string();
             process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
         }
@@ -110,8 +110,8 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
     })
 }
 
-/// The native engine: this program, under its hidden subcommands. The workers may be another's,
-/// because they run its functions.
+/// The native engine: this program with its hidden subcommands. Workers may run another program,
+/// which provides their functions.
 fn native(
     plan: &Plan,
     told: &NativePlan,
@@ -125,8 +125,8 @@ fn native(
     (scheduler(plan, argv(program, "__scheduler")), workers.collect())
 }
 
-/// The Dask engine: a Python for each, forked where that can be from the first of them: the
-/// scheduler, or the first worker where there is none.
+/// The Dask engine: one Python each, forked if possible from the first process: the scheduler, or
+/// the first worker if there is no scheduler.
 fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
     let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
     let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
@@ -151,7 +151,7 @@ fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
     })
 }
 
-/// The command engine: the user's program, told its rank. It knows nothing of the status pipe.
+/// The command engine: the user's program with its rank. It does not use the status pipe.
 fn ranks(
     plan: &Plan,
     told: &CommandPlan,

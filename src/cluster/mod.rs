@@ -1,8 +1,8 @@
 //! The embedded API: launches plans, finds running clusters, and talks to them.
 //!
-//! Prints nothing; decides nothing about hardware.
+//! Prints nothing, and decides nothing about hardware.
 //!
-//! *Invariant:* a cluster that was launched is READY, or nothing of it is left.
+//! *Invariant:* a launched cluster is READY, or nothing of it is left.
 
 pub mod blocking;
 #[cfg(feature = "native")]
@@ -41,7 +41,7 @@ pub use prepare::PrepareError;
 pub use start::UpError;
 pub use takedown::TakeDownError;
 
-// What other modules define, and a program that embeds a cluster handles.
+// Types of other modules that an embedding program uses.
 pub use crate::os::run_directory::Paths;
 pub use crate::supervise::{
     Cause, ClusterPhase, ClusterState, Outcome, ProcessPhase, ProcessState, Record,
@@ -72,11 +72,11 @@ pub use prepare::{Prepared, check_interface, check_libraries, prepare, prepare_p
 #[doc(hidden)]
 pub use start::start;
 
-/// Does the work of a hidden subcommand, when this process was started for one: the guardian, the
-/// shim, the supervisor, and the native engine's scheduler and workers.
+/// Runs a hidden subcommand, if this process was started for one: the guardian, the shim, the
+/// supervisor, and the native engine's scheduler and workers.
 ///
-/// A program that launches clusters as itself calls this first thing in `main`, before it starts a
-/// thread, and exits with the code.
+/// A program that launches clusters calls this at the start of `main`, before it starts a thread,
+/// and exits with the returned code.
 pub fn dispatch() -> Option<ExitCode> {
     #[cfg(feature = "native")]
     return dispatch_with(Registry::built_in);
@@ -84,7 +84,7 @@ pub fn dispatch() -> Option<ExitCode> {
     return supervision();
 }
 
-/// The subcommands that clusters of every engine have.
+/// The subcommands of clusters of all engines.
 fn supervision() -> Option<ExitCode> {
     let supervisor = || {
         let subcommand = std::env::args_os().nth(1)?;

@@ -1,5 +1,5 @@
-//! What clusters of the native engine have beyond others: clients of their tasks, functions that a
-//! program brings, and the processes that run them.
+//! Features of native clusters: clients of their tasks, functions provided by programs, and the
+//! processes that run them.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use crate::engine::native::worker::registry::Registry;
 use crate::engine::native::{scheduler, worker};
 use crate::os::run_directory::Paths;
 
-/// As [`super::dispatch`], for a program whose workers run functions of its own.
+/// Like [`super::dispatch`], for a program whose workers run its own functions.
 pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     if let Some(code) = super::supervision() {
         return Some(code);
@@ -20,7 +20,7 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     };
     Some(match worked {
         Ok(()) => ExitCode::SUCCESS,
-        // It has logged the error and told the supervisor.
+        // The error has been logged and reported to the supervisor.
         Err(_) => ExitCode::FAILURE,
     })
 }
@@ -29,7 +29,7 @@ impl Cluster {
     /// A client of its tasks.
     ///
     /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
+    /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
         Client::connect(self.paths().root())
     }
@@ -39,7 +39,7 @@ impl blocking::Cluster {
     /// A client of its tasks.
     ///
     /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
+    /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
         Client::connect(Paths::of(&self.plan().name).root())
     }
@@ -49,7 +49,7 @@ impl Found {
     /// A client of its tasks.
     ///
     /// # Errors
-    /// If its scheduler cannot be reached, or it is of another engine.
+    /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
         Client::connect(self.paths.root())
     }

@@ -1,7 +1,7 @@
-//! Whether the directories and files that a plan names can be used, looked at before anything is
-//! started: a worker would find out when it spills for the first time.
+//! Checks that the directories and files named in a plan are usable before anything is started;
+//! otherwise a worker would notice only when it spills for the first time.
 //!
-//! *Invariant:* nothing is left of the look: what it made it removes.
+//! *Invariant:* a check leaves nothing behind: it removes whatever it has created.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -10,46 +10,46 @@ use std::path::{Path, PathBuf};
 
 use crate::plan::{EnginePlan, Plan};
 
-/// A place that cannot be used.
+/// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// A directory that cannot be made, or written into.
+    /// A directory that can't be created, or written to.
     #[error("'{key}': nothing can be written into {}", path.display())]
     Directory {
         /// The key of the spec that names it.
         key: &'static str,
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A program that cannot be run.
+    /// A program that can't be run.
     #[error("'{key}': {} cannot be run", path.display())]
     Program {
         /// The key of the spec that names it.
         key: &'static str,
         /// The program.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A file that cannot be written.
+    /// A file that can't be written.
     #[error("'{key}': {} cannot be written", path.display())]
     File {
         /// The key of the spec that names it.
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl PlaceError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> String {
         match self {
             Self::Directory { .. } => "name a directory that is yours, or one that can be made",
@@ -60,10 +60,10 @@ impl PlaceError {
     }
 }
 
-/// Looks at every place that the plan's processes are to use.
+/// Checks all paths that the plan's processes will use.
 ///
 /// # Errors
-/// At the first that cannot be used.
+/// If one of them can't be used.
 pub(super) fn check(plan: &Plan) -> Result<(), PlaceError> {
     if let Some(path) = &plan.supervision.pid_file {
         file("worker.pid_file", path)?;
@@ -94,26 +94,26 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlaceError> {
     Ok(())
 }
 
-/// Makes a directory with those above it, writes into it, and removes all of it again.
+/// Creates a directory with its parents, writes into it, and removes everything again.
 fn directory(key: &'static str, path: &Path) -> Result<(), PlaceError> {
     let above = path.ancestors().filter(|part| !part.as_os_str().is_empty());
     let missing: Vec<&Path> = above.take_while(|part| !part.exists()).collect();
     let written = fs::create_dir_all(path).and_then(|()| write_in(path));
     for made in missing {
-        // It is not there, or somebody has put something into it meanwhile.
+        // Removal fails if it was not created, or if it contains files of others.
         let _ = fs::remove_dir(made);
     }
     written.map_err(|source| PlaceError::Directory { key, path: path.to_owned(), source })
 }
 
-/// Makes a file of a name that nobody else uses, and removes it.
+/// Creates a file with a unique name, and removes it.
 fn write_in(directory: &Path) -> io::Result<()> {
     let trial = directory.join(format!(".cuda-cluster-{}", std::process::id()));
     OpenOptions::new().write(true).create_new(true).open(&trial)?;
     fs::remove_file(&trial)
 }
 
-/// Looks whether a file could be written, without changing one that is there.
+/// Checks that a file could be written, without changing an existing one.
 fn file(key: &'static str, path: &Path) -> Result<(), PlaceError> {
     let looked = match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
@@ -126,7 +126,7 @@ fn file(key: &'static str, path: &Path) -> Result<(), PlaceError> {
     looked.map_err(|source| PlaceError::File { key, path: path.to_owned(), source })
 }
 
-/// Looks whether a program could be run. One without a slash is looked up when it is.
+/// Checks that a program could be run. One without a slash is searched when it is run.
 fn program(key: &'static str, path: &Path) -> Result<(), PlaceError> {
     if path.components().count() == 1 && path.is_relative() {
         return Ok(());

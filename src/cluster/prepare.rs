@@ -1,4 +1,4 @@
-//! Looks and decides: from a request to a plan that this machine can run.
+//! Turns a request into a plan that this machine can run.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,18 +9,18 @@ use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
 use crate::spec::Request;
 use crate::topology::{Note, Topology};
 
-/// A plan, and the version of it that this machine can run.
+/// A plan, in a form that this machine can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prepared {
-    /// As decided, for the machine that it was decided for. What is shown.
+    /// The plan for the requested machine; shown to users.
     pub plan: Plan,
-    /// What the processes get: the same, but for a simulated machine's plan.
+    /// The plan for the processes: the same, unless the machine is simulated.
     pub launched: Plan,
-    /// How the two differ.
+    /// The differences between the two.
     pub notes: Vec<Note>,
     /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
-    /// Whether READY waits until whoever starts the cluster has verified it.
+    /// Whether READY waits until the starter has verified the cluster.
     pub to_be_verified: bool,
 }
 
@@ -36,7 +36,7 @@ impl Prepared {
         }
     }
 
-    /// A plan for another machine, cut down to what this one has.
+    /// A plan for another machine, adapted to this one.
     pub fn simulated(plan: Plan, here: &Here) -> Self {
         let (launched, notes) = adapt_to_here(&plan, here);
         Self { launched, notes, ..Self::here(plan) }
@@ -47,25 +47,25 @@ impl Prepared {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum PrepareError {
-    /// This machine cannot be looked at.
+    /// This machine can't be probed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
-    /// The request and the machine do not fit.
+    /// The request does not fit the machine.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The libucp that the processes are to load is not there.
+    /// The libucp that the processes are to load does not exist.
     #[error(transparent)]
     Libucp(#[from] NoLibucp),
-    /// Something that the plan's processes are to write cannot be written.
+    /// A path that the plan's processes need can't be used.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// A network interface was asked for that is not here.
+    /// A requested network interface does not exist here.
     #[error(
         "'scheduler.interface': there is no network interface {name} here; there {}",
         list(present)
     )]
     NoInterface { name: String, present: Vec<String> },
-    /// The plan is for GPUs that are not here.
+    /// The plan is for GPUs of another machine.
     #[error("the GPUs of {machine} are not in this machine")]
     Elsewhere {
         /// The plan's machine.
@@ -74,7 +74,7 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             PrepareError::Probe(error) => error.hint(),
@@ -92,11 +92,11 @@ impl PrepareError {
     }
 }
 
-/// Plans a request for `machine`, or for this machine, and makes sure that it can run here.
+/// Plans a request for `machine`, or for this machine, and checks that this machine can run it.
 ///
 /// # Errors
-/// If this machine cannot be looked at, there is no plan, its GPUs are elsewhere and not to be
-/// simulated, or no libucp lies where it was said.
+/// If this machine can't be probed, there is no plan, its GPUs are elsewhere and not to be
+/// simulated, or the named libucp does not exist.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
     let live = look()?;
     let caller = probe::caller();
@@ -105,14 +105,14 @@ pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared
     fit(decided, &live, machine.is_none())
 }
 
-/// Makes sure that a network interface that is asked for is here, where the processes will be.
+/// Checks that a requested network interface exists on this machine, where the processes will run.
 ///
 /// # Errors
-/// If it is not, or is down.
+/// If it does not exist, or is down.
 pub fn check_interface(request: &Request, caller: &CallerEnvironment) -> Result<(), PrepareError> {
     let Some(name) = &request.spec.scheduler.interface else { return Ok(()) };
     let present: Vec<String> = caller.interfaces.iter().map(|one| one.name.clone()).collect();
-    // Without any the kernel was not willing to tell.
+    // An empty list means that the kernel did not report them.
     if present.is_empty() || present.contains(name) {
         return Ok(());
     }
@@ -126,11 +126,11 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// Makes sure that a plan made earlier can run here.
+/// Checks that this machine can run an existing plan.
 ///
 /// # Errors
-/// If this machine cannot be looked at, the plan's GPUs are elsewhere and not to be simulated, or
-/// no libucp lies where it was said.
+/// If this machine can't be probed, the plan's GPUs are elsewhere and not to be simulated, or the
+/// named libucp does not exist.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     let live = look()?;
     fit(decided, &live, false)
@@ -155,7 +155,7 @@ fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareErr
     Ok(prepared)
 }
 
-/// Makes sure that a plan for this machine names a libucp that is there.
+/// Checks that the libucp named in a plan for this machine exists.
 ///
 /// # Errors
 /// If it does not.
@@ -163,7 +163,7 @@ pub fn check_libraries(plan: &Plan) -> Result<(), NoLibucp> {
     libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))
 }
 
-/// Whether every GPU of a plan is in this machine, told by its identity.
+/// Whether all GPUs of a plan are in this machine, identified by UUID.
 fn is_here(plan: &Plan, live: &Topology) -> bool {
     let has = |uuid: &GpuUuid| {
         live.gpus.iter().any(|gpu| {

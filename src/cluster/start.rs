@@ -17,34 +17,34 @@ use crate::supervise::gpu::GpuWatch;
 use crate::supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
 use crate::wire::secret::{LENGTH, Secret};
 
-/// Least threads of a worker or scheduler of ours or of Dask's, with the one that writes its log.
+/// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
 
-/// Why a cluster could not begin to start.
+/// Why a cluster could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
-    /// This user's limits leave no room for it.
+    /// This user's limits are too low for it.
     #[error(transparent)]
     Limits(#[from] TooFew),
-    /// The run directory cannot be had.
+    /// The run directory can't be used.
     #[error(transparent)]
     RunDirectory(#[from] RunDirectoryError),
-    /// The plan's engine cannot be launched.
+    /// The plan's engine can't be launched.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The supervisor could not begin.
+    /// The supervisor could not start.
     #[error(transparent)]
     Supervisor(#[from] StartError),
-    /// The system has no randomness for the secret.
+    /// The system has no random numbers for the secret.
     #[error("cannot make a secret: {0}")]
     Secret(getrandom::Error),
-    /// There is no port for rank 0 of the command engine.
+    /// There is no free port for rank 0 of the command engine.
     #[error("there is no free port for rank 0 to listen on")]
     Rendezvous(#[source] std::io::Error),
-    /// The plan has no text form.
+    /// The plan can't be serialized.
     #[error("cannot write the plan as JSON")]
     Plan(#[source] serde_json::Error),
-    /// There is no event loop to be had.
+    /// No event loop could be started.
     #[error("cannot start an event loop")]
     Runtime(#[source] std::io::Error),
     /// The supervisor process could not be started.
@@ -52,30 +52,30 @@ pub enum UpError {
     Spawn {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// The supervisor process ended without a word.
+    /// The supervisor process ended without reporting an outcome.
     #[error("the supervisor process ended without saying how the cluster ended ({status})")]
     Silent {
         /// How it ended.
         status: String,
     },
-    /// The supervisor process refused.
+    /// The supervisor process reported a failure.
     #[error("{message}")]
     Refused {
-        /// Its words.
+        /// Its message.
         message: String,
-        /// What to do.
+        /// A hint for the user.
         hint: Option<String>,
-        /// Whether something ran out: nothing that was asked for is wrong.
+        /// Whether a resource has run out, so that the request is not to blame.
         exhausted: bool,
     },
 }
 
 impl UpError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             UpError::Limits(error) => Some(error.hint()),
@@ -90,12 +90,12 @@ impl UpError {
 
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
-/// The run directory holds `plan.json` and `secret` before the first process starts. What the ranks
-/// of a run write goes into `output` too. Call it inside a tokio runtime, in a process whose
-/// children are all its own: the supervisor reaps them.
+/// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
+/// of a run's ranks also goes to `output`. Must be called inside a tokio runtime, in a process
+/// without children of other origin, because the supervisor reaps all children.
 ///
 /// # Errors
-/// If the name is taken, or the supervisor cannot begin.
+/// If the name is taken, or the supervisor can't start.
 pub async fn start(
     prepared: &Prepared,
     program: &Path,
@@ -104,19 +104,19 @@ pub async fn start(
     let plan = &prepared.plan;
     let threads_each = match plan.engine {
         EnginePlan::Native(_) | EnginePlan::Dask(_) => THREADS_EACH,
-        // Its own, and the one that writes its log.
+        // The process's own, and the one that writes its log.
         EnginePlan::Command(_) => 2,
     };
     limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let name = plan.name.clone();
-    // It may wait for the end of the cluster that had the name.
+    // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
     let launch = match begin(prepared, program, &directory, rendezvous).await {
         Ok(launch) => launch,
         Err(error) => {
-            // The error that is told is the first one.
+            // Report the first error.
             let _ = directory.remove();
             return Err(error);
         }
@@ -124,14 +124,14 @@ pub async fn start(
     let options = Options {
         helper: program.to_owned(),
         output,
-        // Simulated GPUs are in no driver's list.
+        // Simulated GPUs are unknown to the driver.
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
     Ok(Supervisor::start(launch, directory, options).await?)
 }
 
-/// Fills the run directory with what the processes find there, and turns the plan into a launch.
+/// Writes the files that processes need to the run directory, and turns the plan into a launch.
 async fn begin(
     prepared: &Prepared,
     program: &Path,

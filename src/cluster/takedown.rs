@@ -1,6 +1,6 @@
-//! Takes a running cluster down, also one whose supervisor does not answer.
+//! Stops a running cluster, even if its supervisor does not answer.
 //!
-//! *Invariant:* what is killed is this cluster's, by the names that its run directory gives.
+//! *Invariant:* only processes of this cluster are killed, as identified in its run directory.
 
 use std::time::{Duration, Instant};
 
@@ -10,52 +10,52 @@ use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 use crate::supervise::Escalation;
 use crate::units::Span;
 
-/// Longest wait for a supervisor's answer before it counts as hung.
+/// How long to wait for a supervisor's answer before it counts as hung.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Longest wait for a supervisor that was told to kill its cluster before it is killed with it.
+/// How long to wait for a supervisor that was asked to kill its cluster, before it is killed too.
 const KILL: Duration = Duration::from_secs(3);
 
-/// Longest wait for each of those that were killed.
+/// How long to wait for the end of each killed process.
 const DEATH: Duration = Duration::from_secs(3);
 
-/// How often a cluster that ends is looked at.
+/// How often to check a cluster that is ending.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Longest wait for somebody who only looks at a run directory.
+/// How long to wait for readers that hold the run directory's lock.
 const LOOKERS: Duration = Duration::from_millis(500);
 
-/// Why a cluster is not down.
+/// Why a cluster could not be stopped.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TakeDownError {
-    /// Its supervisor hears nothing.
+    /// Its supervisor does not answer.
     #[error("the supervisor of {name} does not answer")]
     Unanswered {
         name: ClusterName,
-        /// What it did instead.
+        /// The failure of the request.
         #[source]
         source: ControlError,
     },
-    /// It takes longer than it was given.
+    /// It has not ended within the time limit.
     #[error("{name} is still ending after {within}")]
     StillEnding {
         name: ClusterName,
-        /// The time that it was given.
+        /// The time limit.
         within: Span,
     },
-    /// Even killed, something of it holds the run directory.
+    /// Its processes were killed, but the run directory is still in use.
     #[error("{name} was killed, and something of it is left")]
     Left {
         name: ClusterName,
-        /// What is in the way.
+        /// The cause.
         #[source]
         source: RunDirectoryError,
     },
 }
 
 impl TakeDownError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unanswered { name, .. } | Self::StillEnding { name, .. } => {
@@ -70,11 +70,11 @@ impl TakeDownError {
     }
 }
 
-/// Ends what a cluster that does not live has left running; its story stays.
+/// Kills processes that an ended cluster has left running; keeps the files that explain its end.
 pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirectoryError> {
     match RunDirectory::left_over(name, paths, LOOKERS) {
         Ok(left) => left.iter().for_each(RunDirectory::sweep),
-        // Who uses the name again has swept already.
+        // If the name is in use again, its new owner has already cleaned up.
         Err(RunDirectoryError::Taken { .. }) => {}
         Err(error) => return Err(error),
     }
@@ -82,10 +82,10 @@ pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirector
 }
 
 impl Found {
-    /// Asks for the cluster's end, and waits until no process of it is left.
+    /// Requests the cluster's end, and waits until no process of it is left.
     ///
     /// # Errors
-    /// If the supervisor does not answer, or the end takes longer than `within`.
+    /// If the supervisor does not answer, or the cluster does not end within `within`.
     pub async fn stop(&self, how: Escalation, within: Duration) -> Result<(), TakeDownError> {
         let deadline = Instant::now() + within;
         self.ask_to_end(how, deadline).await?;
@@ -100,22 +100,22 @@ impl Found {
         self.sweep().await
     }
 
-    /// Ends what a supervisor and a guardian left that were killed meanwhile.
+    /// Cleans up in case that supervisor and guardian were killed meanwhile.
     async fn sweep(&self) -> Result<(), TakeDownError> {
         let cluster = self.clone();
         let swept = tokio::task::spawn_blocking(move || {
             sweep(&cluster.name, &cluster.paths)
                 .map_err(|source| TakeDownError::Left { name: cluster.name, source })
         });
-        // It does not panic, and nobody cancels it.
+        // The task does not panic and is not cancelled.
         swept.await.unwrap_or(Ok(()))
     }
 
-    /// Has the cluster killed. If nobody does, within a few seconds, this process kills the
-    /// supervisor, the guardian and all that they started, and removes the run directory.
+    /// Requests that the cluster be killed. If that fails within a few seconds, this process kills
+    /// the supervisor, the guardian and all their processes, and removes the run directory.
     ///
     /// # Errors
-    /// If something is left that not even SIGKILL ends.
+    /// If a process is left that not even SIGKILL ends.
     pub async fn kill(&self, within: Duration) -> Result<(), TakeDownError> {
         if self.stop(Escalation::Kill, within.min(KILL)).await.is_ok() {
             return Ok(());
@@ -126,11 +126,11 @@ impl Found {
                 .and_then(|directory| directory.map_or(Ok(()), RunDirectory::remove))
                 .map_err(|source| TakeDownError::Left { name: cluster.name, source })
         });
-        // It does not panic, and nobody cancels it.
+        // The task does not panic and is not cancelled.
         killed.await.unwrap_or(Ok(()))
     }
 
-    /// Returns when the supervisor has heard, or the cluster has ended meanwhile.
+    /// Returns when the supervisor has accepted the request, or the cluster has ended meanwhile.
     async fn ask_to_end(&self, how: Escalation, deadline: Instant) -> Result<(), TakeDownError> {
         let control = self.control();
         let path = format!("/v1/stop?how={how}");
@@ -142,8 +142,8 @@ impl Found {
                 Err(_) if !self.paths.is_alive() => return Ok(()),
                 Err(source) => source,
             };
-            // A supervisor that begins does not listen yet, and one that ends not any more: the
-            // guardian is there a moment longer.
+            // A supervisor that is starting does not listen yet, and one that is ending no longer;
+            // the guardian is there slightly longer.
             let passing =
                 matches!(source, ControlError::Connect { .. } | ControlError::Lost { .. });
             if !passing || Instant::now() >= deadline {

@@ -1,7 +1,7 @@
-//! The workloads that judge a cluster: many small tasks, a matrix and its transpose, a join.
+//! Workloads for benchmarks: many small tasks, a matrix with its transpose, a join.
 //!
-//! Does not measure time or print; `bench` does. Each has a counterpart that computes the same in
-//! this process alone, with plain loops.
+//! Does not measure time or print; `bench` does. Each workload has a counterpart that computes the
+//! same result in this process, with plain loops.
 //!
 //! *Invariant:* the same seed and sizes give the same numbers on any number of workers.
 
@@ -13,24 +13,24 @@ use crate::engine::native::worker::built_in::{matrix_element, table_row};
 /// How small tasks depend on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Not at all.
+    /// They are independent.
     Flat,
-    /// Each on the one before, in sixteen chains.
+    /// Sixteen chains, each task depending on the one before.
     Chains,
-    /// All on one, and one on all; a hundred at a time.
+    /// Fans of a hundred tasks: all depend on one, and one depends on all.
     Fans,
 }
 
-/// Chains that run next to each other.
+/// Number of concurrent chains.
 const CHAINS: usize = 16;
 
-/// Tasks between the two ends of a fan.
+/// Number of tasks between the two ends of a fan.
 const FAN: usize = 100;
 
 /// Runs `count` tasks that do nothing, and waits for all of them.
 ///
 /// # Errors
-/// If one of them fails, or the scheduler is gone.
+/// If a task fails, or the scheduler is gone.
 pub fn small_tasks(client: &Client, shape: Shape, count: usize) -> Result<(), ClientError> {
     let noop = |inputs: &[&Remote]| client.submit("noop", &(), inputs);
     let mut tasks: Vec<Remote> = Vec::with_capacity(count);
@@ -63,19 +63,19 @@ pub fn small_tasks(client: &Client, shape: Shape, count: usize) -> Result<(), Cl
     client.wait(&tasks)
 }
 
-/// What a task that waits takes of the scheduler's memory, in bytes: `count` of them behind one
-/// that takes a few seconds. On a cluster that has worked before, memory is used again, and less
-/// is seen.
+/// The scheduler's memory per waiting task, in bytes, measured with `count` tasks behind one that
+/// takes a few seconds. If the cluster has worked before, memory is reused, and the result is too
+/// low.
 ///
 /// # Errors
-/// If one of them fails, or the scheduler is gone.
+/// If a task fails, or the scheduler is gone.
 pub fn queued_task_bytes(client: &Client, count: usize) -> Result<f64, ClientError> {
     let before = client.overview()?.resident_bytes;
     let micros = 1_000_000 + 20 * count as u64;
     let first = client.submit("sleep", &micros, &[])?;
     let waiting: Vec<Remote> =
         (0..count).map(|_| client.submit("noop", &(), &[&first])).collect::<Result<_, _>>()?;
-    // Answered behind all that was asked before.
+    // Answered after all earlier requests.
     let after = client.overview()?.resident_bytes;
     client.wait(&waiting)?;
     Ok(after.saturating_sub(before) as f64 / count.max(1) as f64)
@@ -86,9 +86,9 @@ pub fn queued_task_bytes(client: &Client, count: usize) -> Result<f64, ClientErr
 pub struct Matrix {
     /// Chunks in each direction.
     pub chunks: u64,
-    /// Elements of a chunk in each direction; eight bytes each.
+    /// Elements per chunk in each direction; eight bytes each.
     pub size: u64,
-    /// Decides the elements.
+    /// Seed of the elements.
     pub seed: u64,
 }
 
@@ -98,7 +98,7 @@ impl Matrix {
         self.chunks * self.chunks * self.size * self.size * 8
     }
 
-    /// `(x + x.T).sum()` in this process.
+    /// Computes `(x + x.T).sum()` in this process.
     pub fn sum_with_transpose_here(&self) -> u64 {
         let side = self.chunks * self.size;
         let mut total = 0u64;
@@ -112,7 +112,7 @@ impl Matrix {
         total
     }
 
-    /// The matrix's chunks, being made.
+    /// Starts the computation of the matrix's chunks.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -127,7 +127,7 @@ impl Matrix {
         Ok(chunks)
     }
 
-    /// `(x + x.T).sum()` of chunks from [`Self::make`].
+    /// Computes `(x + x.T).sum()` from chunks of [`Self::make`].
     ///
     /// # Errors
     /// If a task fails, or the scheduler is gone.
@@ -149,18 +149,18 @@ impl Matrix {
     }
 }
 
-/// Two tables of pairs of key and value, and their join by hash partition.
+/// Two tables of key-value pairs, and their join by hash partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
     /// Parts of each table, and of the result.
     pub parts: u32,
     /// Rows of each part; sixteen bytes each.
     pub rows: u64,
-    /// Decides keys and values.
+    /// Seed of the keys and values.
     pub seed: u64,
 }
 
-/// What came of a join: how many pairs, and the sum over the products of their values.
+/// The result of a join: the number of pairs, and the sum over the products of their values.
 pub type Joined = (u64, u64);
 
 impl Merge {
@@ -169,7 +169,7 @@ impl Merge {
         2 * u64::from(self.parts) * self.rows * 16
     }
 
-    /// The join in this process.
+    /// Computes the join in this process.
     pub fn join_here(&self) -> Joined {
         let all = u64::from(self.parts) * self.rows;
         let mut left: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -188,7 +188,7 @@ impl Merge {
         (pairs, total)
     }
 
-    /// The parts of both tables, being made: the left ones first.
+    /// Starts the computation of both tables' parts, the left ones first.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -204,7 +204,7 @@ impl Merge {
         Ok(tables)
     }
 
-    /// The join of tables from [`Self::make`].
+    /// Computes the join of tables from [`Self::make`].
     ///
     /// # Errors
     /// If a task fails, or the scheduler is gone.

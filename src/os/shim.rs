@@ -42,7 +42,7 @@ const REFUSED: u8 = 125;
 /// Instructions for the shim.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {
-    /// What it becomes.
+    /// The program to execute.
     pub program: Program,
     /// Limits, by `RLIMIT_…` name in lower case without the prefix (`core`, `nofile`, `memlock`);
     /// `None` for no limit.

@@ -1,9 +1,9 @@
-//! Acts: turns what happens into events for `core`, and does the actions that come out.
+//! Turns what happens into events for `core`, and carries out the resulting actions.
 //!
-//! Decides nothing.
+//! Makes no decisions.
 //!
-//! *Invariant:* events about one process reach `core` in the order in which they happened: its
-//! start before its words, and those before its end.
+//! *Invariant:* events of a process reach `core` in the order in which they happened: its start
+//! before its messages, and those before its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -37,16 +37,16 @@ use crate::os::shim::Instructions;
 use crate::text;
 use crate::wire::process::Key;
 
-/// Longest wait for the last words of a process that has ended.
+/// How long to wait for the last messages of a process that has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Whoever removes the run directory is let finish, before it is made again.
+/// Delay before a removed run directory is created again, so that the removal can finish.
 const REMOVAL: Duration = Duration::from_millis(200);
 
-/// Records that a slow listener may lag behind.
+/// How many records a slow subscriber may lag behind.
 const BACKLOG: usize = 1024;
 
-/// What somebody wants.
+/// A request to the supervisor.
 #[derive(Debug)]
 pub(super) enum ControlRequest {
     Stop {
@@ -54,7 +54,7 @@ pub(super) enum ControlRequest {
         signal: Option<i32>,
     },
     Verified,
-    /// To know of the state after the processes were looked at.
+    /// For the state after the processes have been checked.
     Look {
         answer: oneshot::Sender<()>,
     },
@@ -68,7 +68,7 @@ pub(super) enum ControlRequest {
     },
 }
 
-/// One supervisor at work.
+/// A running supervisor.
 pub(super) struct Actor {
     pub(super) core: Core,
     pub(super) launch: Launch,
@@ -79,34 +79,34 @@ pub(super) struct Actor {
     began: Instant,
     pub(super) requests: mpsc::UnboundedReceiver<ControlRequest>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
-    /// Status pipes of processes whose start is not reported yet: nobody listens to them before.
+    /// Status pipes of processes whose start has not been reported yet; they are not read before.
     unheard: BTreeMap<Key, UnixStream>,
     pub(super) contacts: BTreeMap<Key, Contact>,
-    /// Who waits for the state as it is after a look.
+    /// Requests that wait for the state after a check.
     onlookers: Vec<oneshot::Sender<()>>,
     state: watch::Sender<ClusterState>,
-    /// What the control API is given.
+    /// The state that the control API shares.
     pub(super) handle: Handle,
     pub(super) journal: Option<File>,
     pub(super) initial_files: InitialFiles,
     pub(super) presence: Option<Presence>,
     pub(super) gpus: Option<Arc<dyn GpuWatch>>,
-    /// Who held memory of a process's GPU before the process was started.
+    /// Processes that already used a process's GPU memory when it was started.
     pub(super) gpu_others: Arc<Mutex<BTreeMap<SeatNumber, BTreeSet<u32>>>>,
     /// Crash bundles being written.
     pub(super) bundles: JoinSet<()>,
-    /// When to look at the processes' memory, if any has a limit.
+    /// When to check the processes' memory, if any has a limit.
     pub(super) look_at: Option<Instant>,
-    /// Whether nobody is to wait for the guardian.
+    /// Whether to stop waiting for the guardian.
     pub(super) abandoned: bool,
-    /// When to see whether the run directory is still whole.
+    /// When to check whether the run directory is complete.
     pub(super) restore_at: Option<Instant>,
     pub(super) control: Control,
-    /// Whether logs are kept, because of a bad end.
+    /// Whether to keep the logs, because the cluster has failed.
     pub(super) keep: bool,
     /// The signal that asks processes to end.
     stop_signal: i32,
-    /// Who reads what the workers write.
+    /// The reader of the workers' output.
     pub(super) output: Option<OutputPipe>,
 }
 
@@ -190,12 +190,12 @@ impl Actor {
         Ok((actor, handle))
     }
 
-    /// The guardian, for whoever must be able to end everything at any time.
+    /// The guardian, for callers that must be able to end everything at any time.
     pub(super) fn guardian(&self) -> Arc<Guardian> {
         Arc::clone(&self.guardian)
     }
 
-    /// Works until the cluster has ended.
+    /// Runs until the cluster has ended.
     pub(super) async fn run(mut self) -> Outcome {
         self.save_state();
         let mut event = Event::Begin;
@@ -203,7 +203,7 @@ impl Actor {
             let actions = self.core.handle(event, self.began.elapsed());
             self.show();
             for onlooker in self.onlookers.drain(..) {
-                // Who asked may have left.
+                // The requester may have gone.
                 let _ = onlooker.send(());
             }
             for action in actions {
@@ -271,7 +271,7 @@ impl Actor {
         of.map(|(_, spec)| spec).next()
     }
 
-    /// Turns a request into an event, or refuses it.
+    /// Turns a request into an event, or rejects it.
     fn weigh(&mut self, request: ControlRequest) -> Option<Event> {
         let ending = matches!(self.state.borrow().state, ClusterPhase::Stopping);
         let (event, answer) = match request {
@@ -303,17 +303,17 @@ impl Actor {
             }
         };
         let event = if ending { Err(RequestError::Ending) } else { event };
-        // Who asked may have left.
+        // The requester may have gone.
         let _ = answer.send(event.as_ref().map(drop).map_err(Clone::clone));
         event.ok()
     }
 
-    /// Does an action; returns the outcome when it was the last.
+    /// Carries out an action; returns the outcome if it was the last one.
     fn act(&mut self, action: Action) -> Option<Outcome> {
         match action {
             Action::Start { seat, key } => self.start(seat, key),
-            // A guardian that takes no requests is noticed when its reports end, or not at all
-            // until the processes are given up; either way the end stands in for it.
+            // A guardian that accepts no requests is detected when its reports end, or else when
+            // the processes are given up; either way the teardown ends the processes itself.
             Action::Terminate { key } => drop(self.guardian.signal(key, self.stop_signal)),
             Action::Kill { key } => drop(self.guardian.kill(key)),
             Action::Ask { key } => {
@@ -321,7 +321,7 @@ impl Actor {
                     contact.ask();
                 }
             }
-            // As above: without an answer it counts as not answering.
+            // As above: without an answer the guardian counts as unresponsive.
             Action::AskGuardian => drop(self.guardian.ask()),
             Action::Look => self.tell_later(self.look()),
             Action::AwaitGpu { seat } => self.await_gpu(seat),
@@ -332,17 +332,17 @@ impl Actor {
         None
     }
 
-    /// Puts an event behind those that already wait.
+    /// Queues an event.
     fn tell_later(&self, event: Event) {
         let events = self.inner.0.clone();
         tokio::spawn(async move {
-            // Nobody listens when the cluster has ended.
+            // The receiver is gone when the cluster has ended.
             let _ = events.send(event).await;
         });
     }
 
     fn start(&mut self, seat: usize, key: Key) {
-        // The core starts none but these.
+        // The core starts only these.
         let Some(spec) = self.launch.processes().nth(seat) else { return };
         let start = Start {
             key,
@@ -393,17 +393,17 @@ impl Actor {
     fn write(&mut self, record: Record) {
         if let (Some(journal), Ok(mut line)) = (&mut self.journal, serde_json::to_vec(&record)) {
             line.push(b'\n');
-            // A full disk must not stop the cluster; listeners still hear of it.
+            // A full disk must not stop the cluster; subscribers still get the record.
             let _ = journal.write_all(&line);
         }
         if matches!(record.what, What::Cluster { .. }) {
             self.save_state();
         }
-        // Nobody may be listening.
+        // There may be no subscribers.
         let _ = self.handle.records.send(record);
     }
 
-    /// Shows the state to whoever watches, if it has changed.
+    /// Publishes the state, if it has changed.
     fn show(&self) {
         let state = self.core.state();
         self.state.send_if_modified(|shown| {
@@ -430,20 +430,20 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// An error with its causes, in one line, and what to do where something ran out.
+/// An error with its causes on one line, and a hint if a resource has run out.
 pub(super) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let hint =
         Exhausted::behind(error).map_or_else(String::new, |what| format!("; {}", what.hint()));
     text::in_full(error) + &hint
 }
 
-/// A number nobody can guess, in hexadecimal; only its being unlike any other matters here.
+/// A random number in hexadecimal. It need not be secret, only unique.
 fn random_token() -> String {
     format!("{:016x}{:016x}", seed(), seed())
 }
 
 fn seed() -> u64 {
-    // Without the system's randomness the clock is unlike enough.
+    // Without the system's randomness, the clock is unique enough.
     getrandom::u64().unwrap_or_else(|_| {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         now.as_secs() ^ u64::from(now.subsec_nanos()) << 32

@@ -1,6 +1,6 @@
-//! What the supervisor does about a death beyond starting again: the GPU, the memory, the bundle.
+//! Handles a death apart from the restart: the GPU, memory use, the crash bundle.
 //!
-//! *Invariant:* nothing here makes the actor wait; answers come as events.
+//! *Invariant:* nothing here blocks the actor; results arrive as events.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -13,7 +13,7 @@ use super::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
 use crate::os::process;
 
 impl Actor {
-    /// Remembers who holds memory of a seat's GPU as its process starts: they were there before.
+    /// Records which processes use memory of a slot's GPU before its process starts.
     pub(super) fn note_gpu_others(&self, seat: SeatNumber) {
         let Some((watch, gpu)) = self.gpus.clone().zip(self.gpu_of(seat)) else {
             return;
@@ -41,12 +41,12 @@ impl Actor {
         let (watch, events) = (self.gpus.clone(), self.inner.0.clone());
         tokio::spawn(async move {
             let finding = gpu::await_free(watch, gpu, others, within).await;
-            // Nobody listens when the cluster has ended.
+            // The receiver is gone when the cluster has ended.
             let _ = events.send(Event::Gpu { seat, finding }).await;
         });
     }
 
-    /// Looks at the memory of every process that has a limit, and says when to look again.
+    /// Checks the memory of every process that has a limit, and sets the time of the next check.
     pub(super) fn look_at_memory(&mut self) -> Option<Event> {
         let state = self.core.state();
         let shown = state.scheduler.iter().chain(&state.workers);
@@ -56,7 +56,7 @@ impl Actor {
             let Some((key, limit)) = self.core.key_of(seat).zip(spec.memory_limit_bytes) else {
                 continue;
             };
-            // A process that was started, but not reported yet, has used nothing yet.
+            // A process whose start has not been reported yet has used nothing.
             let resident = shown.pid.and_then(process::resident_bytes).unwrap_or(0);
             let after = match memory::judge(resident, limit) {
                 MemoryFinding::LookAfter(after) => after,
@@ -73,7 +73,7 @@ impl Actor {
         event
     }
 
-    /// Has all that can be known of a seat's last end written down.
+    /// Writes the crash bundle for a slot's last exit.
     pub(super) fn bundle(&mut self, seat: SeatNumber) {
         let state = self.core.state();
         let Some(shown) = state.scheduler.into_iter().chain(state.workers).nth(seat) else {
@@ -98,19 +98,19 @@ impl Actor {
             };
             crash::write(&crashes, &crash, &log).map(|path| (path, errors))
         };
-        // Those that are written already are of no more interest.
+        // Drop handles of bundles that are already written.
         while self.bundles.try_join_next().is_some() {}
         self.bundles.spawn(async move {
-            // A full disk must not stop the cluster; the cause is in the state all the same.
+            // A full disk must not stop the cluster; the cause is also in the state.
             if let Ok(Ok((path, gpu_errors))) = tokio::task::spawn_blocking(write).await {
-                // Nobody listens when the cluster has ended.
+                // The receiver is gone when the cluster has ended.
                 let _ = events.send(Event::Bundled { seat, at, path, gpu_errors }).await;
             }
         });
     }
 }
 
-/// When the process that ended was started, or a little before.
+/// When the ended process was started, or slightly earlier.
 fn since(shown: &ProcessState) -> SystemTime {
     let now = SystemTime::now();
     let ended = shown.last_exit.as_ref().and_then(|exit| humantime::parse_rfc3339(&exit.at).ok());
@@ -119,7 +119,7 @@ fn since(shown: &ProcessState) -> SystemTime {
     ended.unwrap_or(now).checked_sub(margin).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// The environment that a process has, but for the variables that name its place in the cluster.
+/// The environment of a process, without the variables that identify it within the cluster.
 fn environment(spec: &ProcessSpec) -> impl Iterator<Item = (String, String)> {
     let inherited = std::env::vars_os().map(|(name, value)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())

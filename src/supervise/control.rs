@@ -2,20 +2,32 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /health` | 200 when READY and everything answers, 503 otherwise; the phase |
+//!
+//! `GET /health`
+//! 200 if READY and all processes answer, otherwise 503; the phase
+//!
 //! | `GET /metrics` | the state as numbers, for Prometheus |
 //! | `GET /v1/state` | the state, as `ps -o json` |
-//! | `GET /v1/state?wide=true` | the same, with threads and memory looked at |
+//!
+//! `GET /v1/state?wide=true`
+//! the same, with threads and memory measured
+//!
 //! | `GET /v1/plan` | `plan.json` |
-//! | `GET /v1/logs?process=NAME&tail=N&since=TIME` | lines of a log, `{at, text}` each |
-//! | `GET /v1/events` | server-sent events, a record each; the cluster's end is the last |
+//!
+//! `GET /v1/logs?process=NAME&tail=N&since=TIME`
+//! lines of a log, each as `{at, text}`
+//!
+//!
+//! `GET /v1/events`
+//! server-sent events, one per record; the cluster's end is the last
+//!
 //! | `POST /v1/stop?how=graceful\|kill\|abandon` | 202 |
 //! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
 //! | `POST /v1/scale?workers=N` | 202; 400 for more than are planned |
 //!
-//! State, health and metrics are those after a look whether any process is stopped.
+//! State, health and metrics are those after checking whether any process is stopped.
 //!
-//! *Invariant:* a connection of another user is closed before anything is read from it.
+//! *Invariant:* connections of other users are closed before anything is read from them.
 
 use std::convert::Infallible;
 use std::io;
@@ -46,17 +58,17 @@ use crate::os::{binding, process};
 struct Shared {
     handle: Handle,
     paths: Paths,
-    /// Whether the cluster has ended, and every record of it was sent.
+    /// Whether the cluster has ended, and all its records were sent.
     over: watch::Receiver<bool>,
 }
 
-/// Longest wait for a look at the processes, which takes far less than a millisecond for each.
+/// How long to wait for a check of the processes, which takes far less than 1 ms each.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Longest wait for listeners to take what is on its way to them.
+/// How long to wait until subscribers have received pending records.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The control API at work, until this is dropped.
+/// The running control API; dropping it stops it.
 #[derive(Debug)]
 pub(super) struct Control {
     task: JoinHandle<()>,
@@ -64,10 +76,10 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Takes no more connections, and lets those that there are come to their ends.
+    /// Stops accepting connections, and lets existing ones finish.
     pub(super) async fn finish(&mut self) {
         if !self.over.send_replace(true) {
-            // Who reads nothing is not waited for any longer.
+            // Connections that do not read are not waited for any longer.
             let _ = tokio::time::timeout(FAREWELL, &mut self.task).await;
         }
     }
@@ -79,11 +91,11 @@ impl Drop for Control {
     }
 }
 
-/// Listens on the control socket.
+/// Starts to listen on the control socket.
 pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
     let path = paths.control();
     let listener = UnixListener::bind(&path)?;
-    // The directory is closed to others already; this says so of the socket too.
+    // The directory is already closed to others; this protects the socket as well.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     let (over, ended) = watch::channel(false);
     let router = Router::new()
@@ -99,20 +111,20 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
         .with_state(Arc::new(Shared { handle, paths: paths.clone(), over: ended.clone() }));
     let serve = axum::serve(OwnUser(listener), router).with_graceful_shutdown(told(ended));
     let task = tokio::spawn(async move {
-        // It ends by being told so, and cannot fail before.
+        // The server runs until it is stopped, and does not fail before.
         let _ = serve.await;
     });
     Ok(Control { task, over })
 }
 
-/// Ends when the cluster is over; never, when somebody else serves meanwhile.
+/// Completes when the cluster has ended; never if another server has taken over.
 async fn told(mut over: watch::Receiver<bool>) {
     if over.wait_for(|over| *over).await.is_err() {
         std::future::pending().await
     }
 }
 
-/// A listener that takes connections of this user (or root) only.
+/// A listener that accepts only connections of this user (or root).
 struct OwnUser(UnixListener);
 
 impl axum::serve::Listener for OwnUser {
@@ -135,11 +147,11 @@ impl axum::serve::Listener for OwnUser {
 }
 
 impl Shared {
-    /// The state, after the processes were looked at.
+    /// The state after a check of the processes.
     async fn fresh_state(&self) -> ClusterState {
         let (answer, looked) = oneshot::channel();
         if self.handle.requests.send(ControlRequest::Look { answer }).is_ok() {
-            // A cluster that ends has other things to do, and then its last state is true.
+            // An ending cluster does not check any more, and its last state is correct.
             let _ = tokio::time::timeout(LOOK, looked).await;
         }
         self.handle.state.borrow().clone()
@@ -177,7 +189,7 @@ async fn state(
     Json(state)
 }
 
-/// Looks where a living process is. One that ends meanwhile is not observed.
+/// Measures the placement of running processes. A process that ends meanwhile is skipped.
 fn observe(process: &mut ProcessState) {
     let Some(pid) = process.pid else { return };
     process.observed = binding::observe(pid, &process.asked).ok();
@@ -228,7 +240,7 @@ async fn events(
     Sse::new(events).keep_alive(KeepAlive::default())
 }
 
-/// What happens from now on, the cluster's end being the last; nothing, after the end.
+/// The events from now on, up to the cluster's end; none after it.
 fn until_the_end(
     mut records: broadcast::Receiver<Record>,
     over: watch::Receiver<bool>,
@@ -238,7 +250,7 @@ fn until_the_end(
         let mut over = std::pin::pin!(told(over));
         loop {
             let record = tokio::select! {
-                // What was sent before the end is told before it.
+                // Send earlier records before the end.
                 biased;
                 record = records.recv() => record,
                 () = &mut over => return,
@@ -246,7 +258,7 @@ fn until_the_end(
             };
             let record = match record {
                 Ok(record) => record,
-                // A listener that lags behind misses records, and finds them in `events.jsonl`.
+                // A subscriber that lags behind misses records, and finds them in `events.jsonl`.
                 Err(broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(broadcast::error::RecvError::Closed) => return,
             };
@@ -266,7 +278,7 @@ struct StopQuery {
 
 async fn stop(State(shared): State<Arc<Shared>>, Query(query): Query<StopQuery>) -> StatusCode {
     let how = query.how.unwrap_or(Escalation::Graceful);
-    // A supervisor that has ended needs no telling.
+    // An ended supervisor ignores the request.
     let _ = shared.handle.requests.send(ControlRequest::Stop { how, signal: None });
     StatusCode::ACCEPTED
 }

@@ -1,6 +1,6 @@
-//! What is kept of an abnormal end: a directory with all that can be known, secrets masked.
+//! Crash bundles: a directory with everything known about an abnormal exit, with secrets masked.
 //!
-//! *Invariant:* a bundle holds no value of a variable whose name speaks of a secret.
+//! *Invariant:* a bundle has no values of variables whose names suggest a secret.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,29 +14,29 @@ use super::ProcessState;
 use super::record::GpuError;
 use crate::os::log_file;
 
-/// Bundles kept per cluster; the oldest go first.
+/// Maximum number of bundles per cluster; the oldest are removed.
 const KEPT: usize = 32;
 
-/// Last lines of the log in a bundle.
+/// Number of last log lines in a bundle.
 const LINES: usize = 500;
 
-/// Parts of names that speak of a secret.
+/// Parts of names that suggest a secret.
 const SECRETS: [&str; 7] = ["SECRET", "TOKEN", "PASSW", "CREDENTIAL", "AUTH", "PRIVATE", "KEY"];
 
-/// What `crash.json` says.
+/// The contents of `crash.json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Crash<'a> {
-    /// The process as it was: exit and reason, binding asked for and in force, lanes, timings.
+    /// The process's state: exit and reason, requested and actual binding, lanes, timings.
     pub(super) process: &'a ProcessState,
     /// Its process id.
     pub(super) pid: Option<u32>,
     /// Program and arguments.
     pub(super) argv: &'a [String],
-    /// Its environment, secrets masked.
+    /// Its environment, with secrets masked.
     pub(super) environment: BTreeMap<String, String>,
-    /// Largest core file that the kernel would have written, in bytes; `None` for no limit.
+    /// Maximum core file size in bytes; `None` if unlimited.
     pub(super) core_limit_bytes: Option<u64>,
-    /// What the GPU's driver reported while it ran.
+    /// Errors that the GPU's driver reported while the process ran.
     pub(super) gpu_errors: &'a [GpuError],
 }
 
@@ -78,12 +78,12 @@ fn newest(crashes: &Path) -> u32 {
 fn prune(crashes: &Path, keep: usize) {
     let bundles = bundles(crashes);
     for (_, old) in &bundles[..bundles.len().saturating_sub(keep)] {
-        // One that stays costs only room.
+        // A bundle that can't be removed only takes space.
         let _ = fs::remove_dir_all(old);
     }
 }
 
-/// An environment, with the values of secrets masked, and passwords within addresses.
+/// An environment with secret values and passwords in URLs masked.
 pub(super) fn masked(
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> BTreeMap<String, String> {

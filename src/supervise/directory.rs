@@ -1,10 +1,9 @@
-//! The run directory of a living cluster: the state is saved there, and what was taken away is made
-//! again.
+//! Maintains the run directory of a running cluster: saves the state, and restores removed files.
 //!
-//! It happens: the session manager removes `$XDG_RUNTIME_DIR` with a user's last login, people
-//! clean up. The processes go on, but without the directory nobody could reach them any more.
+//! Session managers remove `$XDG_RUNTIME_DIR` when a user logs out, and people clean up. The
+//! processes keep running, but without the directory they would be unreachable.
 //!
-//! *Invariant:* a directory that another cluster has made in its place is left to that one.
+//! *Invariant:* a directory that another cluster has created in its place is not touched.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,15 +15,15 @@ use super::core::Event;
 use crate::os::presence::Presence;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 
-/// Larger files are not ours.
+/// Maximum size of files to keep a copy of.
 const LARGEST: u64 = 4 << 20;
 
-/// The files that a run directory had when the supervisor began: plan, secret, and the like.
+/// The files that were in the run directory when the supervisor started: plan, secret, and so on.
 #[derive(Debug, Default)]
 pub(super) struct InitialFiles(Vec<(PathBuf, Vec<u8>)>);
 
 impl InitialFiles {
-    /// Reads them.
+    /// Reads the files.
     pub(super) fn of(paths: &Paths) -> Self {
         let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
         let files = entries.filter(|entry| {
@@ -39,29 +38,30 @@ impl InitialFiles {
     }
 
     fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
-        // Those that are there too: a directory that was made again names no guardian.
+        // Also writes files that still exist: a directory that was created again has no guardian in
+        // its owners file.
         self.0.iter().try_for_each(|(path, content)| directory.write_private(path, content))
     }
 }
 
-/// Opens `events.jsonl`; a cluster without one still runs.
+/// Opens `events.jsonl`; the cluster also runs without it.
 pub(super) fn open_journal(paths: &Paths) -> Option<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(paths.events()).ok()
 }
 
 impl Actor {
-    /// Writes the state down for those who ask when the cluster has ended.
+    /// Saves the state for queries after the cluster has ended.
     pub(super) fn save_state(&self) {
         let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
             return;
         };
         if let Ok(text) = serde_json::to_vec(&self.core.state()) {
-            // A full disk must not stop the cluster; the records may be there even so.
+            // A full disk must not stop the cluster; the records may still be complete.
             let _ = directory.write_private(&self.paths.state(), &text);
         }
     }
 
-    /// Looks what was removed, and puts it back.
+    /// Restores what was removed.
     pub(super) fn restore_directory(&mut self) -> Option<Event> {
         self.restore_at = None;
         let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
@@ -90,7 +90,7 @@ impl Actor {
         }
         self.journal = open_journal(&self.paths);
         let socket = self.paths.control();
-        // A socket that nobody listens on any more is in the way of the next.
+        // A socket without a listener would block the next one.
         let _ = fs::remove_file(&socket);
         self.control = control::serve(&self.paths, self.handle.clone())
             .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;

@@ -1,9 +1,8 @@
-//! Waits until a dead process's GPU is free, and asks what the GPU has to say about the death.
+//! Waits until a dead process's GPU is free, and asks for the GPU's errors.
 //!
-//! Knows no NVML: whoever starts the supervisor brings a [`GpuWatch`].
+//! Does not use NVML: the starter of the supervisor provides a [`GpuWatch`].
 //!
-//! *Invariant:* no wait is longer than it was allowed to be, and one that ends in vain names a
-//! holder.
+//! *Invariant:* waits are limited, and one that times out names a process that uses the GPU.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,35 +16,35 @@ use super::core::GpuFinding;
 use super::record::GpuError;
 use crate::units::HumanBytes;
 
-/// Looks at GPUs. Its calls may block for some milliseconds; they run on blocking threads.
+/// Queries GPUs. Calls may block for some milliseconds; they run on blocking threads.
 pub trait GpuWatch: Send + Sync + fmt::Debug {
-    /// The processes that hold memory of a GPU.
+    /// The processes that use memory of a GPU.
     ///
     /// # Errors
-    /// With a sentence, if it cannot be read; the GPU then counts as free.
+    /// With a message, if they can't be determined; the GPU then counts as free.
     fn holders(&self, gpu: &ProcessGpu) -> Result<Vec<GpuHolder>, String>;
 
-    /// Why a GPU cannot be used any more, like `GPU 3 has fallen off the bus (Xid 79)`.
+    /// Why a GPU can't be used any more, such as `GPU 3 has fallen off the bus (Xid 79)`.
     fn lost(&self, gpu: &ProcessGpu) -> Option<String> {
         let _ = gpu;
         None
     }
 
-    /// Errors that the driver reported for a GPU since a time (Xid events).
+    /// Errors that the driver has reported for a GPU since a time (Xid events).
     fn errors_since(&self, gpu: &ProcessGpu, since: SystemTime) -> Vec<GpuError> {
         let _ = (gpu, since);
         Vec::new()
     }
 }
 
-/// A process that holds memory of a GPU.
+/// A process that uses memory of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuHolder {
     /// Its process id.
     pub pid: u32,
-    /// Its name, where known.
+    /// Its name, if known.
     pub name: Option<String>,
-    /// How much, where known.
+    /// The amount, if known.
     pub bytes: Option<u64>,
 }
 
@@ -62,10 +61,10 @@ impl fmt::Display for GpuHolder {
     }
 }
 
-/// First time between two looks; doubles up to ten times as long.
+/// Initial time between two queries; grows up to ten times.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Waits until nobody holds memory of `gpu` but `others`, who did so before or live rightly.
+/// Waits until no process uses memory of `gpu` except `others`, which did so before or may do so.
 pub(super) async fn await_free(
     watch: Option<Arc<dyn GpuWatch>>,
     gpu: ProcessGpu,
@@ -78,7 +77,7 @@ pub(super) async fn await_free(
     loop {
         let (looker, looked_at) = (Arc::clone(&watch), gpu.clone());
         let look = move || (looker.lost(&looked_at), looker.holders(&looked_at));
-        // A look that panics has found nothing.
+        // A query that panics has found nothing.
         let Ok((lost, holders)) = tokio::task::spawn_blocking(look).await else {
             return GpuFinding::Free;
         };
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// Says one answer after the other, and the last for ever.
+    /// Returns one answer after the other, and then repeats the last.
     #[derive(Debug)]
     struct Script(Mutex<Vec<Vec<u32>>>);
 

@@ -1,26 +1,26 @@
-//! When to look at how much memory a process uses, and when it is too much.
+//! Decides when to check a process's memory use, and when it is too high.
 //!
-//! *Invariant:* a process far from its limit is looked at seldom, so that a cluster at rest stays
-//! at rest.
+//! *Invariant:* a process far below its limit is checked rarely, so that an idle cluster stays
+//! idle.
 
 use std::time::Duration;
 
-/// The share of its limit at which a process is stopped, as dask's nanny has it.
+/// The share of its limit at which a process is stopped, as in dask's nanny.
 const SHARE: f64 = 0.95;
 
-/// No process fills memory faster; pages are zeroed before they are given.
+/// No process fills memory faster, because the kernel zeroes pages first.
 const FASTEST_BYTES_PER_SECOND: f64 = 4e9;
 
-/// What a look at a process leads to.
+/// The result of a memory check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum MemoryFinding {
-    /// It has reached its limit.
+    /// The process has reached its limit.
     Reached,
-    /// It cannot reach its limit before this long.
+    /// The process can't reach its limit before this time has passed.
     LookAfter(Duration),
 }
 
-/// Judges `resident` bytes of a `limit`.
+/// Compares `resident` bytes with `limit`.
 pub(super) fn judge(resident: u64, limit: u64) -> MemoryFinding {
     let room = limit as f64 * SHARE - resident as f64;
     if room <= 0.0 {

@@ -1,13 +1,13 @@
-//! The state as numbers, in Prometheus's text form.
+//! The state as metrics in Prometheus's text format.
 //!
-//! *Invariant:* every series has the cluster's name; a process's also its own.
+//! *Invariant:* every series has the cluster's name; those of a process also the process's.
 
 use std::fmt::Write;
 
 use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 use crate::os::process::resident_bytes;
 
-/// Renders the state, and the memory of its processes as it is now.
+/// Renders the state, and the current memory use of its processes.
 pub(super) fn render(state: &ClusterState) -> String {
     let mut text = String::new();
     let cluster = &state.name;
@@ -57,7 +57,7 @@ pub(super) fn render(state: &ClusterState) -> String {
 }
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string can't fail.
     let _ = writeln!(text, "# HELP cuda_cluster_{name} {help}");
     let _ = writeln!(text, "# TYPE cuda_cluster_{name} {kind}");
 }

@@ -1,8 +1,8 @@
 //! Keeps a cluster's processes running: start, READY, restart, drain, stop, kill.
 //!
-//! Knows no engine: it runs what a [`Launch`] says. Decides nothing about hardware.
+//! Knows no engines: it runs the processes of a [`Launch`]. Decides nothing about hardware.
 //!
-//! *Invariant:* every process it started is either in its state or reaped.
+//! *Invariant:* every process that it has started is in its state or has been reaped.
 
 use std::path::PathBuf;
 
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ClusterName, GpuUuid, PciAddress};
 use crate::plan::{EngineKind, Program, Supervision};
 
-// Decisions and values: they need nothing but themselves.
+// Decisions and values, without effects.
 mod core;
 pub mod record;
 pub mod state;
 
-// What acts.
+// Effects.
 #[cfg(feature = "launch")]
 mod actor;
 #[cfg(feature = "launch")]
@@ -47,11 +47,11 @@ pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
 
-/// Names the environment variable with a value that every process of one supervisor carries, and
-/// no other: the last means to find them.
+/// Name of the environment variable whose value all processes of a supervisor share, and no others:
+/// the last resort to find them.
 pub const MARK_VARIABLE: &str = "CUDA_CLUSTER_MARK";
 
-/// What a supervisor runs.
+/// What a supervisor is to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
     /// The cluster's name.
@@ -60,35 +60,35 @@ pub struct Launch {
     pub engine: EngineKind,
     /// Whether the machine is simulated, for display.
     pub simulated: bool,
-    /// How deaths and slowness are dealt with.
+    /// How to handle deaths and delays.
     pub supervision: Supervision,
-    /// Whether a binding that cannot be applied is refused.
+    /// Whether to fail if a binding can't be applied.
     pub strict: bool,
     /// Started first; the workers start when it is READY.
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
-    /// Whether the scheduler goes on when every worker is failed, because clients may still ask it
-    /// for what it knows, and people may start workers again.
+    /// Whether the scheduler keeps running when all workers have failed, because clients may still
+    /// query it, and users may restart workers.
     #[serde(default)]
     pub scheduler_stays: bool,
-    /// Whether the workers are started beside the scheduler, and not when it is READY, because they
-    /// wait for it themselves when they have loaded what they need. Only at the first start.
+    /// Whether the workers start together with the scheduler instead of after it is READY, because
+    /// they wait for it themselves after loading. Applies to the first start only.
     #[serde(default)]
     pub workers_wait: bool,
-    /// Whether the first worker is started alone, and the others when it is READY, because they
-    /// are forked from what it has loaded. Only at the first start.
+    /// Whether the first worker starts alone, and the others when it is READY, because they are
+    /// forked from it. Applies to the first start only.
     #[serde(default)]
     pub first_alone: bool,
-    /// Whether the workers are expected to end (`run`): status 0 is done, the first failure stops
-    /// the others, and when all are done the cluster has finished.
+    /// Whether the workers are expected to end (`run`): status 0 is success, the first failure
+    /// stops the others, and the cluster has finished when all have ended.
     #[serde(default)]
     pub run_to_completion: bool,
-    /// Whether the cluster, when every process is READY for the first time, waits until somebody
-    /// has verified it ([`Supervisor::verified`]).
+    /// Whether the cluster, once every process is READY for the first time, waits for verification
+    /// ([`Supervisor::verified`]).
     #[serde(default)]
     pub to_be_verified: bool,
-    /// What could not be had, for display.
+    /// Requests that could not be satisfied, for display.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -105,16 +105,16 @@ impl Launch {
 pub struct ProcessSpec {
     /// `scheduler`, `gpu3`; unique in its cluster, also the log file's name.
     pub name: String,
-    /// What it runs, bound to what.
+    /// What to run, and its binding.
     pub program: Program,
     /// What makes it READY.
     pub ready: ReadyWhen,
-    /// It is stopped and restarted when its resident memory reaches this many bytes.
+    /// Resident memory in bytes at which the process is stopped and restarted.
     pub memory_limit_bytes: Option<u64>,
     /// Its GPU, whose memory must be free again before a restart.
     pub gpu: Option<ProcessGpu>,
-    /// The socket of a server that forks processes like it, which is quicker than executing them;
-    /// it is executed when there is none.
+    /// The socket of a fork server for such processes, which is faster than executing them; without
+    /// it the process is executed.
     #[serde(default)]
     pub fork_server: Option<PathBuf>,
 }
@@ -122,11 +122,11 @@ pub struct ProcessSpec {
 /// The GPU of a process, by identity and place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessGpu {
-    /// NVML index, for people.
+    /// NVML index, for display.
     pub index: u32,
-    /// Identity.
+    /// UUID.
     pub uuid: Option<GpuUuid>,
-    /// Place.
+    /// PCI address.
     pub pci: Option<PciAddress>,
 }
 
@@ -134,31 +134,31 @@ pub struct ProcessGpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadyWhen {
-    /// Its own word: `wire::status::Status::Ready`.
+    /// The process reports it: `wire::status::Status::Ready`.
     Said,
-    /// The shim has executed it.
+    /// The shim has executed the program.
     Executed,
 }
 
-/// How hard a cluster is stopped. Each further Ctrl-C asks for the next.
+/// How a cluster is stopped. Each further Ctrl-C selects the next level.
 ///
-/// Displayed as the control API spells it.
+/// Displayed as in the control API.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::Display,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Escalation {
-    /// SIGTERM to everything, and SIGKILL after the grace.
+    /// SIGTERM to all processes, and SIGKILL after the grace period.
     Graceful,
-    /// SIGKILL at once, to everything and everything that it started.
+    /// SIGKILL at once, to all processes and their descendants.
     Kill,
-    /// As [`Escalation::Kill`], and nobody waits for it: the guardian finishes alone.
+    /// Like [`Escalation::Kill`], without waiting: the guardian finishes alone.
     Abandon,
 }
 
 impl Escalation {
-    /// What the `count`-th request (from 1) asks for.
+    /// The level for the `count`-th request, counted from 1.
     pub fn of_request(count: u32) -> Self {
         match count {
             0 | 1 => Escalation::Graceful,

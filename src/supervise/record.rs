@@ -1,8 +1,8 @@
-//! What happened: one line of `events.jsonl`, one event of the control API's stream.
+//! Records of what happens: lines of `events.jsonl` and events of the control API's stream.
 //!
-//! Holds the values; `core` makes them, `service` writes them.
+//! Only holds the values; `core` creates them, `service` writes them.
 //!
-//! *Invariant:* a record is complete in itself; a reader needs no earlier one to understand it.
+//! *Invariant:* a record can be understood without earlier ones.
 
 use std::fmt;
 
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 use super::ClusterPhase;
 use crate::wire::process::Exit;
 
-/// One thing that happened, and when.
+/// An event, with its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// When, RFC 3339 with milliseconds.
+    /// The time, as RFC 3339 with milliseconds.
     pub at: String,
-    /// To which process; `None` for the cluster.
+    /// The process; `None` for the cluster.
     pub process: Option<String>,
-    /// What.
+    /// What happened.
     #[serde(flatten)]
     pub what: What,
 }
 
 impl Record {
-    /// Whether nothing follows any more: the cluster has ended.
+    /// Whether this is the last record: the cluster has ended.
     pub fn is_last(&self) -> bool {
         matches!(self.what, What::Cluster { state, .. } if state.is_end())
     }
@@ -36,85 +36,85 @@ impl Record {
 pub enum What {
     /// The cluster's phase changed.
     Cluster {
-        /// To this.
+        /// The new phase.
         state: ClusterPhase,
-        /// Why, where there is a reason.
+        /// The reason, if any.
         cause: Option<Cause>,
     },
     /// A process was started.
     Started {
         /// Its process id.
         pid: u32,
-        /// How often it was started before.
+        /// Number of earlier starts.
         restarts: u32,
     },
-    /// A process began a step of its start.
+    /// A process has begun a step of its start.
     Step {
         /// The step.
         step: String,
     },
     /// A process is READY.
     Ready {
-        /// Milliseconds from its spawning.
+        /// Milliseconds since it was spawned.
         after_ms: u64,
     },
-    /// A process that was READY does not answer; without a process, the guardian.
+    /// A READY process does not answer; if no process is named, the guardian.
     NotAnswering {
-        /// Since then, RFC 3339.
+        /// Since when, as RFC 3339.
         since: String,
-        /// Why, as far as it is known.
+        /// The reason, as far as known.
         reason: String,
     },
-    /// It answers again.
+    /// The process answers again.
     Answers {
-        /// After this many milliseconds without an answer.
+        /// Milliseconds without an answer.
         after_ms: u64,
     },
-    /// A process was told to end.
+    /// A process was asked to end.
     Stopping {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A process had to be killed.
+    /// A process was killed.
     Killed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A process ended.
     Exited {
-        /// How.
+        /// Status or signal.
         exit: Exit,
-        /// In a sentence.
+        /// A description.
         reason: String,
     },
-    /// A process will be started again.
+    /// A process will be restarted.
     Restarting {
-        /// After this many milliseconds.
+        /// Delay in milliseconds.
         in_ms: u64,
-        /// How often in a row it died while it was READY.
+        /// Number of deaths in a row while it was READY.
         #[serde(default)]
         deaths_at_work: u32,
     },
-    /// A process is not tried again.
+    /// A process is not restarted any more.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Something worth knowing.
+    /// A remark.
     Note {
-        /// What.
+        /// Its text.
         text: String,
     },
 }
 
-/// Why a cluster did not become READY, or did not stay so.
+/// Why a cluster did not become or stay READY.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
-    /// The process where it began; `None` for the cluster as a whole.
+    /// The process that failed first; `None` for the cluster as a whole.
     pub process: Option<String>,
     /// What happened, in a sentence without a full stop: `gpu3 was ended by signal 9 (SIGKILL)`.
     pub text: String,
-    /// How that process ended, when it did.
+    /// How that process ended, if it did.
     pub exit: Option<Exit>,
     /// The last lines of its log.
     pub log_tail: Vec<String>,
@@ -133,12 +133,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// An error that the GPU's driver reported (Xid event).
+/// An error reported by the GPU's driver (Xid event).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuError {
     /// NVIDIA's number for it.
     pub xid: u64,
-    /// What it means.
+    /// Its meaning.
     pub text: String,
 }
 
@@ -152,21 +152,21 @@ impl fmt::Display for GpuError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Somebody asked. With the cause, if it was `degraded` then.
+    /// It was asked to end. If it was `degraded` then, with the cause.
     Stopped {
-        /// Why it was `degraded`.
+        /// The cause.
         degraded: Option<Cause>,
     },
-    /// All workers of a run to completion ended with status 0.
+    /// All workers of a run ended with status 0.
     Finished,
-    /// It did not become READY in time; everything is torn down.
+    /// It did not become READY in time, and was torn down.
     NotReady(Cause),
-    /// It could not start, or could not go on; everything is torn down.
+    /// It could not start or continue, and was torn down.
     Failed(Cause),
 }
 
 impl Outcome {
-    /// Whether nothing went wrong.
+    /// Whether the cluster ended without a failure.
     pub fn is_good(&self) -> bool {
         matches!(self, Outcome::Finished | Outcome::Stopped { degraded: None })
     }

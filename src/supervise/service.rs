@@ -1,6 +1,6 @@
-//! A supervisor as its owner sees it: begun, watched, told, waited for.
+//! The handle of a running supervisor.
 //!
-//! What it does is in `actor`, what it decides in `core`.
+//! `actor` does the work, `core` makes the decisions.
 //!
 //! *Invariant:* dropping a [`Supervisor`] leaves no process of its cluster.
 
@@ -17,28 +17,28 @@ use super::{Cause, ClusterState, Escalation, Launch, Outcome, Record};
 use crate::os::guardian::{Guardian, GuardianError};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 
-/// How a supervisor does its work.
+/// Options of a supervisor.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The program with the hidden subcommands: `cuda-cluster`, or any program whose `main` begins
     /// with [`crate::os::dispatch`].
     pub helper: PathBuf,
-    /// Whether a control group is made where one can be.
+    /// Whether to create a control group if possible.
     pub control_groups: bool,
-    /// Looks at GPUs; without one, a dead process's GPU counts as free.
+    /// Queries GPUs; without it, a dead process's GPU counts as free.
     pub gpus: Option<Arc<dyn GpuWatch>>,
-    /// Who reads what the workers write, if anybody does.
+    /// The reader of the workers' output, if any.
     pub output: Option<OutputPipe>,
 }
 
-/// A pipe that carries what the workers write, as [`crate::wire::output`] has it, to somebody who
-/// reads it. Whoever holds its other end and does not read holds up the workers, and nobody else.
+/// A pipe for the workers' output, encoded by [`crate::wire::output`]. A reader that does not read
+/// blocks the workers, and nothing else.
 #[derive(Clone, Debug)]
 pub struct OutputPipe {
     /// The writing end.
     pub pipe: Arc<OwnedFd>,
-    /// Whether a worker's standard output and standard error are two streams, rather than one in
-    /// which the order of both is kept.
+    /// Whether a worker's standard output and standard error are two streams, rather than one that
+    /// keeps their common order.
     pub separate_streams: bool,
 }
 
@@ -53,7 +53,7 @@ impl Default for Options {
     }
 }
 
-/// Why a supervisor could not begin.
+/// Why a supervisor could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The file for the process id cannot be written.
@@ -61,7 +61,7 @@ pub enum StartError {
     PidFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -71,19 +71,19 @@ pub enum StartError {
     /// The run directory's files cannot be written.
     #[error("the run directory cannot be used")]
     RunDirectory(#[source] RunDirectoryError),
-    /// The control API's socket cannot be had.
+    /// The control API's socket could not be created.
     #[error("cannot listen on {}", path.display())]
     Control {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl StartError {
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Guardian(error) => error.hint(),
@@ -93,7 +93,7 @@ impl StartError {
     }
 }
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// No process has that name.
@@ -101,15 +101,15 @@ pub enum RequestError {
     Unknown {
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The existing names.
         known: Vec<String>,
     },
     /// More workers than were planned.
     #[error("{wanted} workers are wanted, {planned} are planned")]
     TooMany {
-        /// As asked for.
+        /// The requested number.
         wanted: usize,
-        /// As planned.
+        /// The planned number.
         planned: usize,
     },
     /// The cluster is ending or has ended.
@@ -117,7 +117,7 @@ pub enum RequestError {
     Ending,
 }
 
-/// A cluster's supervisor, at work in a task of its own.
+/// A cluster's running supervisor, in a task of its own.
 #[derive(Debug)]
 pub struct Supervisor {
     guardian: Arc<Guardian>,
@@ -128,12 +128,12 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Begins: starts the guardian, the control API and the first process, and returns.
+    /// Starts the guardian, the control API and the first process, and returns.
     ///
     /// Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// If the guardian or the control socket cannot be had.
+    /// If the guardian or the control socket can't be created.
     pub async fn start(
         launch: Launch,
         directory: RunDirectory,
@@ -146,12 +146,12 @@ impl Supervisor {
         Ok(Self { guardian, requests, state, records, task: Some(task) })
     }
 
-    /// The state, and every change of it.
+    /// The state, and all its changes.
     pub fn state(&self) -> watch::Receiver<ClusterState> {
         self.state.clone()
     }
 
-    /// What happens from now on.
+    /// Subscribes to the records from now on.
     pub fn events(&self) -> broadcast::Receiver<Record> {
         self.records.subscribe()
     }
@@ -159,8 +159,8 @@ impl Supervisor {
     /// Waits until the cluster is READY for the first time.
     ///
     /// # Errors
-    /// With the cause, as soon as it is clear that it will not be; [`Supervisor::wait`] then waits
-    /// for the end of the processes.
+    /// With the cause, as soon as the cluster can't become READY; [`Supervisor::wait`] then waits
+    /// for the end of its processes.
     pub async fn ready(&self) -> Result<(), Option<Cause>> {
         let mut state = self.state.clone();
         let settled = |state: &ClusterState| !state.state.is_first();
@@ -171,23 +171,23 @@ impl Supervisor {
         }
     }
 
-    /// Asks for the end; returns at once.
+    /// Requests the end; returns at once.
     pub fn stop(&self, how: Escalation) {
         self.stopper().stop(how);
     }
 
-    /// A means to ask for the end from elsewhere, like a task that waits for Ctrl-C.
+    /// A handle that requests the end from elsewhere, such as a task that waits for Ctrl-C.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.requests.clone())
     }
 
-    /// Says that the cluster is as it should be, where READY waits for that.
+    /// Reports that the cluster has been verified, if READY waits for that.
     pub fn verified(&self) {
-        // A supervisor that has ended needs no telling.
+        // An ended supervisor ignores the request.
         let _ = self.requests.send(ControlRequest::Verified);
     }
 
-    /// Starts a worker again, or, with the scheduler's name, the whole cluster.
+    /// Restarts a worker or, given the scheduler's name, the whole cluster.
     ///
     /// # Errors
     /// If no process has that name, or the cluster is ending.
@@ -195,7 +195,7 @@ impl Supervisor {
         self.requests.restart(process).await
     }
 
-    /// Has this many workers run: the first ones of the launch.
+    /// Changes the number of running workers: the first ones of the launch.
     ///
     /// # Errors
     /// If the launch has fewer, or the cluster is ending.
@@ -203,9 +203,9 @@ impl Supervisor {
         self.requests.scale(workers).await
     }
 
-    /// Waits until everything is gone.
+    /// Waits until everything has ended.
     ///
-    /// After a good end the run directory is removed; after a bad one its logs are kept.
+    /// After a success the run directory is removed; after a failure its logs are kept.
     pub async fn wait(mut self) -> Outcome {
         let lost = |text: String| {
             Outcome::Failed(Cause { process: None, text, exit: None, log_tail: Vec::new() })
@@ -218,7 +218,7 @@ impl Supervisor {
 }
 
 impl Drop for Supervisor {
-    /// Kills what is left, and waits until it is gone.
+    /// Kills all processes, and waits until they are gone.
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
@@ -227,23 +227,23 @@ impl Drop for Supervisor {
     }
 }
 
-/// Asks a supervisor for the end, or tells it of the cluster; does not keep it alive.
+/// Sends requests to a supervisor without keeping it alive.
 #[derive(Clone, Debug)]
 pub struct Stopper(mpsc::UnboundedSender<ControlRequest>);
 
 impl Stopper {
-    /// Asks for the end; returns at once.
+    /// Requests the end; returns at once.
     pub fn stop(&self, how: Escalation) {
-        // A supervisor that has ended needs no telling.
+        // An ended supervisor ignores the request.
         let _ = self.0.send(ControlRequest::Stop { how, signal: None });
     }
 
-    /// Says that the cluster is as it should be, where READY waits for that.
+    /// Reports that the cluster has been verified, if READY waits for that.
     pub fn verified(&self) {
         let _ = self.0.send(ControlRequest::Verified);
     }
 
-    /// As [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
+    /// Like [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
     pub fn stop_with(&self, how: Escalation, signal: i32) {
         let _ = self.0.send(ControlRequest::Stop { how, signal: Some(signal) });
     }
@@ -257,7 +257,7 @@ pub(super) struct Handle {
     pub(super) records: broadcast::Sender<Record>,
 }
 
-/// Requests that are answered.
+/// Sends a request and waits for the answer.
 pub(super) trait Ask {
     async fn restart(&self, process: &str) -> Result<(), RequestError>;
     async fn scale(&self, workers: usize) -> Result<(), RequestError>;

@@ -1,9 +1,9 @@
-//! What is: the state of a cluster and its processes, as `ps -o json` prints it.
+//! The state of a cluster and its processes, as `ps -o json` prints it.
 //!
-//! Holds the value and its JSON form; who changes it is `core`.
+//! Only holds the value and its JSON form; `core` changes it.
 //!
-//! *Invariant:* the JSON keys of [`ClusterState`] and [`ProcessState`] are relied on by outside
-//! programs; keys are added, never renamed or removed, within one [`VERSION`].
+//! *Invariant:* other programs rely on the JSON keys of [`ClusterState`] and [`ProcessState`]: keys
+//! are added, never renamed or removed, within one [`VERSION`].
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -21,33 +21,33 @@ use crate::wire::status::PeerLanes;
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
 
-/// A cluster, as it is now.
+/// The current state of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterState {
-    /// Version of this form: [`VERSION`].
+    /// Version of this format: [`VERSION`].
     pub version: u32,
     /// The cluster's name.
     pub name: ClusterName,
-    /// What runs in the processes.
+    /// The engine that runs the workers.
     pub engine: EngineKind,
-    /// Whether its GPUs are only simulated.
+    /// Whether its GPUs are simulated.
     pub simulated: bool,
-    /// Where the whole stands.
+    /// The cluster's phase.
     pub state: ClusterPhase,
     /// Process id of the supervisor.
     pub supervisor_pid: u32,
     /// Process id of the guardian, the parent of every process of the cluster.
     pub guardian_pid: Option<u32>,
-    /// Since when the guardian has not answered, RFC 3339; only while it does not.
+    /// Since when the guardian has not answered, as RFC 3339; only while it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guardian_not_answering_since: Option<String>,
-    /// When the supervisor began, RFC 3339.
+    /// When the supervisor started, as RFC 3339.
     pub started_at: String,
-    /// From the supervisor's begin to the first READY, in milliseconds.
+    /// Milliseconds from the supervisor's start to the first READY.
     pub ready_after_ms: Option<u64>,
-    /// Where its files are.
+    /// Its run directory.
     pub run_directory: PathBuf,
-    /// What keeps its processes together.
+    /// How its processes are contained.
     pub containment: Containment,
     /// The scheduler, for engines that have one.
     pub scheduler: Option<ProcessState>,
@@ -55,15 +55,15 @@ pub struct ClusterState {
     pub workers: Vec<ProcessState>,
     /// Why it is `degraded` or `failed`.
     pub cause: Option<Cause>,
-    /// What could not be had.
+    /// Requests that could not be satisfied.
     pub notes: Vec<String>,
-    /// When it ended, RFC 3339; `None` while it lives, or where nobody saw it end.
+    /// When it ended, as RFC 3339; `None` while it is running, or if the time is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
 }
 
 impl ClusterState {
-    /// The state of a launch before anything of it is started. `log` names a process's log file.
+    /// The state of a launch before anything is started. `log` names a process's log file.
     pub(super) fn initial(
         launch: &Launch,
         guardian_pid: u32,
@@ -119,96 +119,96 @@ impl ClusterState {
     }
 }
 
-/// Where a cluster stands.
+/// A cluster's phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum ClusterPhase {
-    /// Not everything is READY for the first time yet.
+    /// Not every process is READY for the first time yet.
     Starting,
-    /// Everything is READY for the first time, and whether it is as it should be is looked at.
+    /// All processes are READY for the first time, and the cluster is being verified.
     Verifying,
     /// Every wanted process is READY.
     #[strum(to_string = "READY")]
     Ready,
-    /// It was READY; some process is on its way back, or does not answer.
+    /// It was READY; some process is being restarted, or does not answer.
     Recovering,
-    /// It was READY; some worker is failed and is not tried again.
+    /// It was READY; some worker has failed and is not restarted.
     Degraded,
-    /// Everything is being ended.
+    /// All processes are being ended.
     Stopping,
-    /// Ended because somebody asked, or because its work is done.
+    /// Ended on request, or because its work is done.
     Stopped,
-    /// Ended because it had to.
+    /// Ended because of a failure.
     Failed,
 }
 
 impl ClusterPhase {
-    /// Whether it has not been READY yet, and is on its way.
+    /// Whether it has not been READY yet but can become so.
     pub fn is_first(self) -> bool {
         matches!(self, ClusterPhase::Starting | ClusterPhase::Verifying)
     }
 
-    /// Whether nothing follows any more.
+    /// Whether this is a final phase.
     pub fn is_end(self) -> bool {
         matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)
     }
 }
 
-/// One process, as it is now.
+/// The current state of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessState {
     /// `scheduler`, `gpu3`.
     pub name: String,
-    /// Its process id, while there is a process.
+    /// Its process id, while it is running.
     pub pid: Option<u32>,
-    /// Where it stands.
+    /// Its phase.
     pub state: ProcessPhase,
-    /// Since when it has not answered, RFC 3339; only while it is `unresponsive`.
+    /// Since when it has not answered, as RFC 3339; only while it is `unresponsive`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_answering_since: Option<String>,
-    /// Where it can be reached, once it said so.
+    /// Its address, once it has reported it.
     pub address: Option<String>,
-    /// The page that shows it, for a scheduler that has one.
+    /// The URL of its dashboard, for a scheduler that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dashboard: Option<String>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
-    /// How often in a row, without a healthy while between, it died while it was READY.
+    /// Number of deaths in a row while it was READY, without a healthy period in between.
     #[serde(default)]
     pub deaths_at_work: u32,
-    /// When it is to be started again, RFC 3339, while it waits for that.
+    /// When it will be restarted, as RFC 3339, while it waits for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starts_at: Option<String>,
     /// Its GPU.
     pub gpu: Option<ProcessGpu>,
-    /// CPUs in force as read back before its first instruction; those asked for until then.
+    /// CPUs in effect, read back before its first instruction; until then the requested ones.
     pub cpus: Option<CpuSet>,
-    /// NUMA nodes of the memory policy in force, read back likewise.
+    /// NUMA nodes of the memory policy in effect, read back likewise.
     pub mems: Option<NodeSet>,
-    /// What was asked for.
+    /// The requested binding.
     pub asked: Binding,
-    /// What keeps its descendants together.
+    /// How its descendants are contained.
     pub containment: Containment,
     /// How its last process ended.
     pub last_exit: Option<LastExit>,
-    /// The step of its start that it is in, or was in when it ended.
+    /// The current step of its start, or the step in which it ended.
     pub step: Option<String>,
     /// Lanes of its connections to its peers.
     pub peers: Vec<PeerLanes>,
-    /// The UCX that it uses, in its own words.
+    /// The UCX that it uses, as reported by UCX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ucx: Option<String>,
     /// Its log file.
     pub log: PathBuf,
     /// How long each step of its last start took.
     pub timings: Timings,
-    /// What could not be applied.
+    /// Bindings that could not be applied.
     pub notes: Vec<String>,
-    /// Where its threads and its memory really are; only where it was asked for (`wide`).
+    /// The actual placement of its threads and memory; only on request (`wide`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<Observed>,
-    /// Its resident memory in bytes; only where it was asked for (`wide`).
+    /// Its resident memory in bytes; only on request (`wide`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident_bytes: Option<u64>,
 }
@@ -221,13 +221,13 @@ impl ClusterState {
     }
 }
 
-/// The time of day of an RFC 3339 time, for people: `12:00:03`.
+/// The time of day of an RFC 3339 time, for display: `12:00:03`.
 pub fn time_of_day(at: &str) -> &str {
     at.get(11..19).unwrap_or(at)
 }
 
 impl ProcessState {
-    /// Where it stands, for people.
+    /// The phase, for display.
     pub fn standing(&self) -> String {
         match &self.not_answering_since {
             Some(since) => format!("{} since {}", self.state, time_of_day(since)),
@@ -236,28 +236,28 @@ impl ProcessState {
     }
 }
 
-/// Where a process stands.
+/// A process's phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum ProcessPhase {
-    /// Not started: the scheduler is not READY, or the cluster was not told to start it.
+    /// Not started: the scheduler is not READY, or the worker has not been requested.
     Waiting,
-    /// Started, not READY.
+    /// Started, but not READY.
     Starting,
-    /// It does its work.
+    /// READY.
     #[strum(to_string = "READY")]
     Ready,
-    /// It did its work, and does not answer: it is stopped, hangs, or has ended unnoticed.
+    /// It was READY, but does not answer: it is stopped, hangs, or has ended unnoticed.
     #[strum(to_string = "not answering")]
     Unresponsive,
-    /// Told to end.
+    /// Asked to end.
     Stopping,
-    /// Dead, and waiting for its next start.
+    /// Dead, and waiting to be restarted.
     Restarting,
-    /// Dead, and not tried again.
+    /// Dead, and not restarted any more.
     Failed,
-    /// Ended as wished.
+    /// Ended as requested.
     Stopped,
 }
 
@@ -267,23 +267,23 @@ pub struct LastExit {
     /// Status or signal.
     #[serde(flatten)]
     pub exit: Exit,
-    /// The process id that it had.
+    /// Its process id.
     pub pid: Option<u32>,
-    /// In a sentence, with the reason where one is known.
+    /// A description, with the reason if known.
     pub reason: String,
-    /// When, RFC 3339.
+    /// When, as RFC 3339.
     pub at: String,
-    /// Its crash bundle, when it ended abnormally.
+    /// Its crash bundle, if it ended abnormally.
     pub bundle: Option<PathBuf>,
-    /// What the GPU's driver reported while it ran (Xid events).
+    /// Errors that the GPU's driver reported while it ran (Xid events).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_errors: Vec<GpuError>,
 }
 
-/// How long each step of a start took, in milliseconds from its spawning.
+/// Duration of the steps of a start, in milliseconds since it was spawned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timings {
-    /// Until the binding was in force.
+    /// Until the binding was in effect.
     pub bound_ms: Option<u64>,
     /// Until READY.
     pub ready_ms: Option<u64>,

@@ -1,7 +1,8 @@
-//! The last steps of a supervisor: what the processes wrote is handed on, the guardian ends, and
-//! the run directory goes, or is left to be read.
+//! The last steps of a supervisor: deliver the processes' output, end the guardian, and remove the
+//! run directory or keep it for inspection.
 //!
-//! *Invariant:* when an [`Actor`] was dropped, its processes have ended or its guardian ends them.
+//! *Invariant:* after an [`Actor`] has been dropped, its processes have ended or its guardian ends
+//! them.
 
 use std::sync::Arc;
 
@@ -9,14 +10,14 @@ use super::actor::{Actor, ControlRequest, LAST_WORDS};
 use super::{Escalation, Outcome};
 
 impl Actor {
-    /// Lets everything come to its end, and says how it was.
+    /// Ends everything in order, and returns the outcome.
     pub(super) async fn finish(mut self, outcome: Outcome) -> Outcome {
         if self.output.is_none() {
             self.hear_nobody();
         }
         let bundles = std::mem::take(&mut self.bundles);
         self.keep |= self.paths.crashes().exists() || !bundles.is_empty();
-        // What is not written by then will not be.
+        // Bundles that are not written by now are abandoned.
         let _ = tokio::time::timeout(LAST_WORDS * 4, bundles.join_all()).await;
         if !self.abandoned {
             if self.output.take().is_some() {
@@ -25,7 +26,8 @@ impl Actor {
                 self.hear_nobody();
             }
             let guardian = Arc::clone(&self.guardian);
-            // Its end takes some milliseconds, in which listeners hear of the cluster's.
+            // The guardian takes some milliseconds to end, in which subscribers are told of the
+            // cluster's end.
             let ended = tokio::task::spawn_blocking(move || guardian.end()).await;
             debug_assert!(ended.is_ok(), "ending a guardian does not panic");
             self.control.finish().await;
@@ -36,15 +38,15 @@ impl Actor {
         outcome
     }
 
-    /// Tells whoever asks for something, now and later, that the cluster has ended.
+    /// Answers all requests, now and later, with the cluster's end.
     fn hear_nobody(&mut self) {
         self.requests.close();
-        // A question without an answer is answered by its end.
+        // A request without an answer ends when its sender is dropped.
         while self.requests.try_recv().is_ok() {}
     }
 
-    /// Waits until what the workers wrote is handed on, and with it for the guardian's end. Who
-    /// asks for the end meanwhile wants it without what nobody reads.
+    /// Waits until the workers' output is delivered and the guardian ends. A request to end skips
+    /// output that nobody reads.
     async fn deliver(&mut self, mut hurry: bool) {
         let mut asked = self.guardian.deliver(hurry).is_ok();
         while asked {
@@ -53,7 +55,7 @@ impl Actor {
                 Some(request) = self.requests.recv() => if let ControlRequest::Stop { how, .. } = request {
                     asked = how == Escalation::Graceful && !hurry;
                     hurry = true;
-                    // A guardian that takes no requests any more has ended.
+                    // A guardian that accepts no requests has ended.
                     asked &= self.guardian.deliver(hurry).is_ok();
                 },
             }
@@ -62,8 +64,8 @@ impl Actor {
 }
 
 impl Drop for Actor {
-    /// Ends every process, then the run directory: all of it after a good end, the secret and the
-    /// socket after a bad one.
+    /// Ends every process, then removes the run directory: all of it after a success, only secret
+    /// and sockets after a failure.
     fn drop(&mut self) {
         let ended = if self.abandoned {
             self.guardian.let_go(LAST_WORDS)
@@ -71,15 +73,16 @@ impl Drop for Actor {
             self.guardian.end();
             true
         };
-        // The directory stays while the guardian writes to it; the next to come cleans it.
+        // The guardian still writes to the directory, so it stays; the next cluster of this name
+        // cleans it.
         self.keep |= !ended;
         if let Some(path) = &self.launch.supervision.pid_file {
-            // Who took it away already wanted the same.
+            // If it was already taken away, nothing is left to do.
             let _ = std::fs::remove_file(path);
         }
         self.contacts.clear();
         let Some(directory) = self.directory.take() else { return };
-        // Files that are gone need no removing, and there is nobody left to tell of the rest.
+        // Ignore errors: missing files need no removal, and others can't be reported any more.
         if !self.keep {
             let _ = directory.remove();
         } else if ended {

@@ -1,4 +1,4 @@
-//! Objects' bytes between this client and workers, over the workers' own sockets.
+//! Transfers objects' bytes between this client and workers, over the workers' own sockets.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::wire::frame::FRAME_LIMIT;
 use crate::wire::greeting::Role;
 use crate::wire::tasks::{Bulk, BulkReply, Counters, ObjectId};
 
-/// Tries to get an object whose worker may have died meanwhile.
+/// Number of attempts to get an object whose worker may have died.
 const TRIES: u32 = 600;
 
-/// Time between two tries.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
 fn ask(
@@ -54,7 +54,7 @@ impl Reply {
     }
 }
 
-/// Gives an object to a worker.
+/// Sends an object to a worker.
 pub(super) fn put(
     session: &Session,
     worker: &str,
@@ -66,7 +66,7 @@ pub(super) fn put(
     if reply.reply == BulkReply::Stored { Ok(()) } else { Err(reply.refused(worker)) }
 }
 
-/// Gets an object from whoever has it, as often as workers die over it.
+/// Gets an object from a worker that has it; tries again when a worker dies.
 pub(super) fn fetch(session: &Session, object: ObjectId) -> Result<Vec<u8>, ClientError> {
     let mut tries = 0;
     loop {

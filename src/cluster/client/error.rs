@@ -1,4 +1,4 @@
-//! What a client can fail with, and what its user can do then.
+//! The errors of a client, with hints for its user.
 //!
 //! *Invariant:* an error that a user can do something about has a hint.
 
@@ -11,27 +11,27 @@ use crate::wire::greeting::VERSION;
 use crate::wire::tasks::TaskError;
 use crate::wire::value::ValueError;
 
-/// Why a client cannot have what it asked for.
+/// Why a client's request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The cluster's secret cannot be had.
+    /// The cluster's secret can't be read.
     #[error(transparent)]
     Secret(#[from] SecretFileError),
-    /// A socket of the cluster cannot be used.
+    /// A socket of the cluster can't be used.
     #[error("cannot talk over {}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The other side does not know the secret, or is of another version.
+    /// The other side does not know the secret, or has another version.
     #[error("whoever listens on {} does not belong to this cluster", path.display())]
     Stranger {
         /// The socket.
         path: PathBuf,
     },
-    /// The other side is of another version.
+    /// The other side has another version.
     #[error(
         "whoever listens on {} speaks version {version}, and this program speaks {VERSION}",
         path.display()
@@ -42,59 +42,59 @@ pub enum ClientError {
         /// The other side's version.
         version: u32,
     },
-    /// A message cannot be written or read.
+    /// A message can't be encoded or decoded.
     #[error("a message is not what it should be")]
     Frame(#[from] FrameError),
-    /// Arguments cannot be written, or a value is of another type.
+    /// Arguments can't be encoded, or a value is of another type.
     #[error(transparent)]
     Value(#[from] ValueError),
-    /// The scheduler ended.
+    /// The scheduler has ended.
     #[error("the scheduler is gone")]
     Gone,
-    /// Nothing is heard, and a process of the cluster does not answer its supervisor either.
+    /// Nothing was received, and a process of the cluster does not answer its supervisor either.
     #[error("{process} does not answer since {since}")]
     NotAnswering {
         /// The process: `gpu3`, `scheduler`.
         process: String,
-        /// Since when, RFC 3339.
+        /// Since when, as RFC 3339.
         since: String,
     },
     /// There is no result.
     #[error(transparent)]
     Task(#[from] TaskError),
-    /// A worker does not do what it was asked for.
+    /// A worker rejects a request.
     #[error("{worker} refuses: {reason}")]
     Refused {
         /// The worker.
         worker: String,
-        /// Its words.
+        /// Its message.
         reason: String,
     },
-    /// Arguments are longer than allowed.
+    /// The arguments are too long.
     #[error("arguments of {bytes} bytes are longer than {limit}")]
     Arguments {
         /// Their length.
         bytes: usize,
-        /// The longest allowed.
+        /// The maximum length.
         limit: usize,
     },
-    /// The system gives no random numbers or no thread.
+    /// The system has no random numbers or threads left.
     #[error("cannot {action}")]
     System {
         /// What was attempted.
         action: &'static str,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl ClientError {
-    /// What broke a conversation over this socket.
+    /// Converts an error of a conversation over this socket.
     pub(super) fn conversation(path: &Path, error: ConversationError) -> Self {
         let path = path.to_path_buf();
         match error {
             ConversationError::Broken(error) => match error.downcast::<ClientError>() {
-                // A wait that was ended says why.
+                // The error explains why a wait was ended.
                 Ok(error) => error,
                 Err(source) => ClientError::Socket { path, source },
             },
@@ -113,7 +113,7 @@ impl ClientError {
         }
     }
 
-    /// What the user can do.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             ClientError::Secret(_) | ClientError::Socket { .. } | ClientError::Gone => {

@@ -1,9 +1,9 @@
 //! A client of a native cluster's tasks: submits, waits, gathers.
 //!
-//! Does not start clusters. Its own threads carry the messages, so that the callers only wait when
-//! they ask for something that is not there yet.
+//! Does not start clusters. Its own threads carry the messages, so callers block only when they
+//! request a result that is not available yet.
 //!
-//! *Invariant:* an object is released when its last [`Remote`] is dropped, and everything when the
+//! *Invariant:* an object is released when its last [`Remote`] is dropped, and all objects when the
 //! client is.
 
 mod bulk;
@@ -26,10 +26,10 @@ use crate::wire::tasks::{
 };
 use crate::wire::value::{self, ValueError};
 
-/// Further tries to give an object to a worker that may have died.
+/// Number of further attempts to send an object to a worker that may have died.
 const PUT_TRIES: u32 = 20;
 
-/// Time between two of them.
+/// Time between two attempts.
 const PUT_PAUSE: Duration = Duration::from_millis(250);
 
 /// A connection to a cluster's scheduler. Clones share it.
@@ -53,7 +53,7 @@ impl Client {
         Ok(Self { session: Session::open(run_directory)? })
     }
 
-    /// A task to be; see [`Task`].
+    /// Builds a task; see [`Task`].
     pub fn task<'a>(&'a self, function: &str) -> Task<'a> {
         Task {
             client: self,
@@ -65,10 +65,10 @@ impl Client {
         }
     }
 
-    /// Has one function compute one object.
+    /// Submits a function that computes one object.
     ///
-    /// # Errors
-    /// If the arguments cannot be sent, or the scheduler is gone. What the function does is told by
+    /// If the arguments can't be sent, or the scheduler is gone. The [`Remote`] reports errors of
+    /// the function.
     /// the [`Remote`].
     pub fn submit(
         &self,
@@ -79,7 +79,7 @@ impl Client {
         self.task(function).arguments(arguments).inputs(inputs).submit()
     }
 
-    /// Has one function compute one object for each of the arguments.
+    /// Submits a function for each of the arguments; each call computes one object.
     ///
     /// # Errors
     /// As [`Self::submit`].
@@ -91,7 +91,7 @@ impl Client {
         arguments.into_iter().map(|one| self.submit(function, &one, &[])).collect()
     }
 
-    /// Gives the cluster an object.
+    /// Sends an object to the cluster.
     ///
     /// # Errors
     /// If no worker can take it.
@@ -106,7 +106,7 @@ impl Client {
         let mut tries = 0;
         loop {
             match self.put_stored(bytes) {
-                // Its worker has died over it; the next try is another object, at another worker.
+                // Its worker has died; the next attempt uses a new object on another worker.
                 Err(
                     ClientError::Socket { .. }
                     | ClientError::Stranger { .. }
@@ -132,23 +132,23 @@ impl Client {
         Ok(remote)
     }
 
-    /// The bytes of all of these, in order.
+    /// The bytes of all these objects, in order.
     ///
     /// # Errors
-    /// The first that is not to be had.
+    /// For the first object that can't be provided.
     pub fn gather(&self, remotes: &[Remote]) -> Result<Vec<Vec<u8>>, ClientError> {
         remotes.iter().map(Remote::bytes).collect()
     }
 
-    /// Waits for all of these.
+    /// Waits for all these objects.
     ///
     /// # Errors
-    /// The first that is not to be had.
+    /// For the first object that can't be provided.
     pub fn wait(&self, remotes: &[Remote]) -> Result<(), ClientError> {
         remotes.iter().try_for_each(|remote| remote.wait().map(drop))
     }
 
-    /// These, as they are computed or fail.
+    /// The objects in the order in which they are computed or fail.
     pub fn as_completed(&self, remotes: Vec<Remote>) -> AsCompleted {
         let stream = self.session.watch(remotes.iter().map(Remote::id));
         let mut waiting: HashMap<ObjectId, Vec<Remote>> = HashMap::with_capacity(remotes.len());
@@ -158,17 +158,17 @@ impl Client {
         AsCompleted { session: Arc::clone(&self.session), stream, waiting, came: Vec::new() }
     }
 
-    /// Another client's object.
+    /// Holds an object of another client.
     ///
     /// # Errors
-    /// If the scheduler is gone. An object that does not exist is told by the [`Remote`].
+    /// If the scheduler is gone. The [`Remote`] reports whether the object exists.
     pub fn hold(&self, object: ObjectId) -> Result<Remote, ClientError> {
         self.session.hold(object);
         self.session.ask(Request::Hold { object })?;
         Ok(self.remote(object))
     }
 
-    /// Why a task does not run, or why it ran where it did.
+    /// Explains why a task is not running, or why it ran where it did.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -176,7 +176,7 @@ impl Client {
         self.session.explain(task)
     }
 
-    /// The scheduler's numbers, with the measured way between each two workers.
+    /// The scheduler's statistics, with measured bandwidths between each two workers.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -184,7 +184,7 @@ impl Client {
         self.session.overview()
     }
 
-    /// Begins the count of transfers anew; what has been learned from them stays.
+    /// Resets the counts of transfers, but keeps what was learned from them.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -192,7 +192,7 @@ impl Client {
         self.session.ask(Request::CountAnew)
     }
 
-    /// What a worker's memory has done.
+    /// Statistics of a worker's memory.
     ///
     /// # Errors
     /// If there is no such worker.
@@ -217,7 +217,7 @@ pub struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// What the function is told.
+    /// The function's arguments.
     pub fn arguments(mut self, arguments: &impl Serialize) -> Self {
         self.arguments = value::encode(arguments);
         self
@@ -229,13 +229,13 @@ impl Task<'_> {
         self
     }
 
-    /// How many objects it computes; one, unless said otherwise.
+    /// The number of objects that it computes; one by default.
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.outputs = outputs;
         self
     }
 
-    /// Higher goes first.
+    /// The priority; higher runs first.
     pub fn priority(mut self, priority: i32) -> Self {
         self.wishes.priority = priority;
         self
@@ -247,32 +247,32 @@ impl Task<'_> {
         self
     }
 
-    /// The one worker that may run it.
+    /// The only worker that may run it.
     pub fn on(mut self, worker: &str) -> Self {
         self.wishes.on = Some(worker.to_owned());
         self
     }
 
-    /// What it takes of its worker's resources (`GPU`: 1 each) while it runs.
+    /// The resources of its worker that it uses while it runs (`GPU`: 1 each).
     pub fn resource(mut self, name: &str, amount: u64) -> Self {
         self.wishes.resources.insert(name.to_owned(), amount);
         self
     }
 
-    /// Has it computed; the first output.
+    /// Submits it, and returns its first output.
     ///
     /// # Errors
-    /// If the arguments cannot be sent, or the scheduler is gone.
+    /// If the arguments can't be sent, or the scheduler is gone.
     pub fn submit(self) -> Result<Remote, ClientError> {
         let mut outputs = self.submit_all()?;
-        // There is at least one: `submit_all` asks for it.
+        // There is at least one output: `submit_all` requests it.
         Ok(outputs.swap_remove(0))
     }
 
-    /// Has it computed; all outputs.
+    /// Submits it, and returns all outputs.
     ///
     /// # Errors
-    /// If the arguments cannot be sent, or the scheduler is gone.
+    /// If the arguments can't be sent, or the scheduler is gone.
     pub fn submit_all(self) -> Result<Vec<Remote>, ClientError> {
         let limit = crate::wire::tasks::ARGUMENTS_LIMIT;
         let arguments = self.arguments?;
@@ -299,7 +299,7 @@ impl Task<'_> {
     }
 }
 
-/// An object in the cluster, or on its way there. Dropping it releases the object.
+/// An object in the cluster, or one that is being computed. Dropping it releases the object.
 pub struct Remote {
     session: Arc<Session>,
     object: ObjectId,
@@ -318,15 +318,15 @@ impl Drop for Remote {
 }
 
 impl Remote {
-    /// Its name, for [`Client::hold`] and [`Client::explain`].
+    /// Its id, for [`Client::hold`] and [`Client::explain`].
     pub fn id(&self) -> ObjectId {
         self.object
     }
 
-    /// Waits until it is there; its size in bytes.
+    /// Waits until the object exists, and returns its size in bytes.
     ///
     /// # Errors
-    /// Why it will never be there.
+    /// If it will never exist.
     pub fn wait(&self) -> Result<u64, ClientError> {
         match self.session.wait(self.object)? {
             Status::Available(product) => Ok(product.bytes()),
@@ -335,10 +335,10 @@ impl Remote {
         }
     }
 
-    /// Waits for it and brings its bytes here.
+    /// Waits for the object and returns its bytes.
     ///
     /// # Errors
-    /// Why it will never be there.
+    /// If it will never exist.
     pub fn bytes(&self) -> Result<Vec<u8>, ClientError> {
         match self.session.wait(self.object)? {
             Status::Available(Product::Inline(bytes)) => Ok(bytes),
@@ -348,15 +348,15 @@ impl Remote {
         }
     }
 
-    /// Waits for it and reads it as a value.
+    /// Waits for the object and decodes it as a value.
     ///
     /// # Errors
-    /// Why it will never be there, or that it is something else.
+    /// If it will never exist, or has another type.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
         Ok(value::decode(&self.bytes()?)?)
     }
 
-    /// Lets its task, and what depends on it, not run after all.
+    /// Cancels its task and all tasks that depend on it.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -364,7 +364,7 @@ impl Remote {
         self.session.ask(Request::Cancel { tasks: vec![self.object] })
     }
 
-    /// Lets this many workers have a copy.
+    /// Makes copies of the object on this many workers.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -372,22 +372,22 @@ impl Remote {
         self.session.ask(Request::Replicate { object: self.object, copies })
     }
 
-    /// The workers that have it now.
+    /// The workers that currently have the object.
     ///
     /// # Errors
-    /// Why it will never be there.
+    /// If it will never exist.
     pub fn places(&self) -> Result<Vec<String>, ClientError> {
         self.wait()?;
         self.session.locate(self.object)
     }
 }
 
-/// Objects in the order in which they come; see [`Client::as_completed`].
+/// Objects in the order of their completion; see [`Client::as_completed`].
 #[derive(Debug)]
 pub struct AsCompleted {
     session: Arc<Session>,
     stream: u64,
-    /// More than one if the same was given more than once.
+    /// More than one if the same object was given more than once.
     waiting: HashMap<ObjectId, Vec<Remote>>,
     came: Vec<Remote>,
 }
@@ -395,7 +395,7 @@ pub struct AsCompleted {
 impl Iterator for AsCompleted {
     type Item = Remote;
 
-    /// Waits for the next one; `None` after the last, or when the scheduler is gone.
+    /// Waits for the next object; `None` after the last, or if the scheduler is gone.
     fn next(&mut self) -> Option<Remote> {
         while self.came.is_empty() && !self.waiting.is_empty() {
             let object = self.session.next_of(self.stream)?;

@@ -1,4 +1,5 @@
-//! The connection to the scheduler: what is held, what has come, and the threads that carry it.
+//! The connection to the scheduler: held objects, received messages, and the threads for both
+//! directions.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::net::UnixStream;
@@ -20,10 +21,10 @@ use crate::wire::native::{FromClient, ToClient};
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{BATCH_BYTES, News, ObjectId, Overview, Product, Request, TaskError};
 
-/// Requests that wait to be sent, at most; whoever adds more waits.
+/// Maximum number of queued requests; further callers block.
 const WAITING: usize = 1 << 16;
 
-/// What is known of an object.
+/// What is known about an object.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
     Pending,
@@ -36,7 +37,7 @@ struct State {
     client: u32,
     gone: bool,
     closing: bool,
-    /// Objects held, how often, and what is known of them.
+    /// Objects held, how often, and what is known about them.
     objects: HashMap<ObjectId, (u32, Status)>,
     outgoing: Vec<Request>,
     released: Vec<ObjectId>,
@@ -44,12 +45,12 @@ struct State {
     explanations: HashMap<ObjectId, String>,
     overview: Option<Overview>,
     streams: HashMap<u64, (HashSet<ObjectId>, VecDeque<ObjectId>)>,
-    /// When something last came.
+    /// When the last message was received.
     last_news: Option<Instant>,
 }
 
 /// The connection to the scheduler, shared by a client and its objects. Two threads carry its
-/// messages, and end when it is dropped.
+/// messages; they end when it is dropped.
 pub(super) struct Session {
     pub(super) paths: Paths,
     pub(super) secret: Secret,
@@ -59,13 +60,13 @@ pub(super) struct Session {
     stream: UnixStream,
 }
 
-/// What the callers and the two threads share.
+/// State shared by callers and the two threads.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something has come, or the connection has ended.
+    /// Signals a received message, or the end of the connection.
     news: Condvar,
-    /// There is something to send, or room to add more.
+    /// Signals queued requests, or room for more.
     sending: Condvar,
 }
 
@@ -129,7 +130,7 @@ impl Session {
         self.shared.lock()
     }
 
-    /// The first of so many new names.
+    /// The first of this many new ids.
     pub(super) fn names(&self, count: u32) -> ObjectId {
         let number = self.next.fetch_add(u64::from(count), Ordering::Relaxed);
         ObjectId::new(self.lock().client, number)
@@ -166,8 +167,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until `found` finds something, or nothing comes any more because a process of the
-    /// cluster does not answer.
+    /// Waits until `found` returns a value, or no messages arrive because a process of the cluster
+    /// does not answer.
     fn until<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> Result<T, ClientError> {
         let began = Instant::now();
         let mut state = self.lock();
@@ -218,7 +219,7 @@ impl Session {
         Ok(found?)
     }
 
-    /// The worker to which an object should be given.
+    /// The worker to which an object should be sent.
     pub(super) fn wait_place(&self, object: ObjectId) -> Result<String, ClientError> {
         self.wait_places(object)?.pop().ok_or(ClientError::Gone)
     }
@@ -234,7 +235,7 @@ impl Session {
         self.until(|state| state.overview.take())
     }
 
-    /// Begins to note which of these objects come.
+    /// Starts to record which of these objects complete.
     pub(super) fn watch(&self, objects: impl Iterator<Item = ObjectId>) -> u64 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
@@ -260,7 +261,7 @@ impl State {
         match news {
             News::Hello { client } => self.client = client,
             News::Available { object, product } => {
-                // One that lives in the scheduler is at no worker.
+                // An object kept by the scheduler is on no worker.
                 if matches!(product, Product::Inline(_)) {
                     self.places.insert(object, Vec::new());
                 }
@@ -294,14 +295,14 @@ impl State {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // One thread waits for the socket, the other for something to send.
+        // One thread waits for the socket, the other for requests to send.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.lock().closing = true;
         self.shared.sending.notify_all();
     }
 }
 
-/// Takes in what the scheduler says until it is gone.
+/// Receives the scheduler's messages until it is gone.
 fn listen(stream: UnixStream, shared: &Shared) {
     let mut reader = BufReader::with_capacity(1 << 20, Ready(stream));
     loop {
@@ -313,7 +314,7 @@ fn listen(stream: UnixStream, shared: &Shared) {
     }
 }
 
-/// Sends what there is to send, as much as there is at a time.
+/// Sends queued requests, as many at a time as there are.
 fn speak(stream: UnixStream, shared: &Shared) {
     let mut writer = Ready(stream);
     loop {
@@ -328,7 +329,7 @@ fn speak(stream: UnixStream, shared: &Shared) {
         let released = std::mem::take(&mut state.released);
         drop(state);
         shared.sending.notify_all();
-        // After the requests, which may still need what is released.
+        // Release objects after the requests that may still need them.
         requests.extend(
             released.chunks(1 << 14).map(|part| Request::Release { objects: part.to_vec() }),
         );
@@ -340,7 +341,7 @@ fn speak(stream: UnixStream, shared: &Shared) {
     }
 }
 
-/// Requests in frames of a good size.
+/// Groups requests into frames of a suitable size.
 fn batches(requests: Vec<Request>) -> Vec<Vec<Request>> {
     let mut all = Vec::new();
     let (mut batch, mut bytes) = (Vec::new(), 0);

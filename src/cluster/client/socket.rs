@@ -1,9 +1,9 @@
-//! Blocking sockets of the cluster's processes, and the end of waits for one that does not answer.
+//! Blocking sockets to the cluster's processes, whose waits end if a process does not answer.
 //!
-//! The supervisor knows which processes do not answer. Waits do not end while everything answers,
-//! however long they last, nor where the supervisor is to restart a process that does not answer.
+//! The supervisor knows which processes do not answer. A wait continues, however long, while all
+//! processes answer, and while the supervisor is going to restart one that does not.
 //!
-//! *Invariant:* a wait ends early only after [`PATIENCE`] in which nothing was heard.
+//! *Invariant:* a wait is cut short only after [`PATIENCE`] without a received message.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,20 +23,20 @@ use crate::supervise::ClusterState;
 use crate::wire::greeting::Role;
 use crate::wire::secret::Secret;
 
-/// Shortest silence after which the supervisor is asked who does not answer.
+/// Shortest silence after which to ask the supervisor which processes do not answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time between two such questions while a wait lasts.
+/// Time between two such requests during a wait.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
 
-/// The process of the cluster that does not answer, as an error: of those named, if any are.
+/// The error for a process that does not answer, preferably one of those named.
 pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> {
     let plan: Plan = Plan::parse(&std::fs::read_to_string(paths.plan()).ok()?).ok()?;
     if plan.supervision.unresponsive == Unresponsive::Restart {
         return None;
     }
     let control = Control::new(paths.control());
-    // On a thread of its own, for the caller's may run an event loop already.
+    // On a separate thread, because the caller's may already run an event loop.
     let asked = std::thread::spawn(move || -> Option<ClusterState> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         runtime.block_on(control.read("/v1/state")).ok()
@@ -47,7 +47,7 @@ pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> 
     Some(ClientError::NotAnswering { process: silent.name.clone(), since })
 }
 
-/// Connects to a process of the cluster, and proves both sides.
+/// Connects to a process of the cluster, and authenticates both sides.
 pub(super) fn connect(
     paths: &Paths,
     process: &str,
@@ -65,7 +65,7 @@ pub(super) fn connect(
     }
 }
 
-/// A connection to a process whose reads and writes end with an error when it does not answer.
+/// A connection whose reads and writes fail when its process does not answer.
 pub(super) struct Patient {
     stream: UnixStream,
     paths: Paths,
@@ -80,7 +80,7 @@ impl Patient {
         Ok(Self { stream, paths: paths.clone(), process: process.to_owned() })
     }
 
-    /// The connection alone, whose reads and writes wait for ever.
+    /// The plain connection, whose reads and writes wait forever.
     pub(super) fn into_stream(self) -> io::Result<UnixStream> {
         self.stream.set_read_timeout(None)?;
         self.stream.set_write_timeout(None)?;
@@ -123,11 +123,11 @@ impl Write for Patient {
     }
 }
 
-/// A blocking stream for the functions that the asynchronous ends of the same sockets use. Its
-/// reads and writes wait in the system, and so are ready when they return; see [`finish`].
+/// A blocking stream for functions that are written for asynchronous ends of the same sockets. Its
+/// reads and writes block in the system, and so are ready when they return; see [`finish`].
 pub(super) struct Ready<S>(pub(super) S);
 
-/// The result of a future that waits for nothing but [`Ready`] streams.
+/// The result of a future that awaits only [`Ready`] streams.
 pub(super) fn finish<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,

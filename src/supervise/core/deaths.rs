@@ -1,6 +1,6 @@
-//! Deaths: what they are recorded as, and what they lead to.
+//! Handles deaths: how they are recorded, and what follows.
 //!
-//! How often a worker may die is `seat`'s business.
+//! `slot` decides how often a worker may die.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::wire::process::Exit;
 use crate::wire::status::AfterLeaving;
 
 impl Core {
-    /// An end's bundle is written; it may know of the GPU what the end did not tell.
+    /// Handles a written bundle, which may contain errors of the GPU that the exit did not show.
     pub(super) fn bundled(
         &mut self,
         number: SeatNumber,
@@ -80,7 +80,7 @@ impl Core {
         }
     }
 
-    /// What an end leads to that others than the supervisor wished.
+    /// What follows an exit that someone other than the supervisor requested.
     fn leave(&mut self, number: SeatNumber, then: AfterLeaving, now: Moment) {
         match then {
             AfterLeaving::Rest => self.rest(number),
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    /// What a death that nobody asked for leads to.
+    /// What follows a death that nobody requested.
     fn judge(&mut self, number: SeatNumber, succeeded: bool, cause: Cause, now: Moment) {
         let scheduler = number < self.workers_from;
         if self.run_to_completion && !scheduler && succeeded {
@@ -112,8 +112,8 @@ impl Core {
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
         let jitter = self.random.f64();
-        // Without its scheduler a cluster is nothing, however the scheduler ended. A worker's
-        // process that nobody wished to end has failed, whatever status a task gave it.
+        // Without its scheduler a cluster is of no use, however the scheduler ended. A worker that
+        // ended without a request has failed, even if a task made it exit with status 0.
         let unasked = self.seats[number].ready_when == ReadyWhen::Said;
         let succeeded = succeeded && !scheduler && !unasked;
         match self.seats[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
@@ -148,14 +148,14 @@ impl Core {
         self.seats[number].shown.state = ProcessPhase::Failed;
     }
 
-    /// Has a dead process started again, not before `when`, and not before its GPU is free.
+    /// Schedules a dead process's restart, at `when` or later, once its GPU is free.
     pub(super) fn return_at(&mut self, number: SeatNumber, when: Moment) {
         self.seats[number].shown.state = ProcessPhase::Restarting;
         self.seats[number].not_before = when;
         self.await_gpu(number);
     }
 
-    /// Has a dead process started again when the scheduler is READY and its GPU is free.
+    /// Schedules a dead process's restart for when the scheduler is READY and its GPU is free.
     pub(super) fn rejoin(&mut self, number: SeatNumber) {
         self.seats[number].shown.state = ProcessPhase::Waiting;
         self.await_gpu(number);

@@ -1,7 +1,7 @@
-//! Telling processes to end, killing those that do not, and the end of the whole.
+//! Asks processes to end, kills those that do not, and ends the cluster.
 //!
-//! *Invariant:* a process that was told to end has a moment at which it is killed, and a process
-//! that was killed one at which it is given up.
+//! *Invariant:* a process that was asked to end has a time at which it is killed, and a process
+//! that was killed has one at which it is given up.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
 use crate::wire::status::AfterLeaving;
 
-/// After SIGKILL, only a driver or a dead disk can keep a process; the cluster ends without it.
+/// After SIGKILL, only a driver or a failing disk can delay a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Tells a living process to end.
+    /// Asks a living process to end.
     pub(super) fn terminate(&mut self, number: SeatNumber, then: Then, reason: &str, now: Moment) {
         let grace = self.policy.grace.0;
         let seat = &mut self.seats[number];
@@ -52,7 +52,7 @@ impl Core {
         }
     }
 
-    /// Begins, or hastens, the end.
+    /// Starts or escalates the end.
     pub(super) fn begin_end(&mut self, outcome: Outcome, how: Escalation, now: Moment) {
         let cause = match &outcome {
             Outcome::Failed(cause) | Outcome::NotReady(cause) => Some(cause.clone()),
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// Ends without waiting for anybody.
+    /// Ends without waiting for processes.
     pub(super) fn end_at_once(&mut self, outcome: Outcome, now: Moment) {
         if self.ending.is_none() {
             self.begin_end(outcome, Escalation::Kill, now);
@@ -85,7 +85,7 @@ impl Core {
         self.end(now);
     }
 
-    /// Kills what did not end in its grace, and what did not become READY in its time.
+    /// Kills processes whose grace period is over, and those that did not become READY in time.
     pub(super) fn keep_deadlines(&mut self, now: Moment) {
         self.keep_asking(now);
         let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
@@ -137,7 +137,7 @@ impl Core {
         self.begin_end(Outcome::NotReady(cause), Escalation::Graceful, now);
     }
 
-    /// How far a process came that is not READY.
+    /// How far the start of a process has come.
     fn whereabouts(&self, number: SeatNumber) -> String {
         let seat = &self.seats[number];
         match &seat.shown.step {
@@ -153,7 +153,7 @@ impl Core {
         self.workers_from + self.wanted
     }
 
-    /// Brings the cluster's phase up to what its processes are.
+    /// Updates the cluster's phase from those of its processes.
     pub(super) fn settle(&mut self, now: Moment) {
         if self.over {
             return;
@@ -174,7 +174,7 @@ impl Core {
         let failed = workers.iter().find_map(|seat| seat.cause.clone());
         let let_go = |seat: &Seat| done(seat) && seat.leaving == Some(AfterLeaving::Rest);
         if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(let_go) {
-            // The scheduler elsewhere that they worked for has ended, or wants none of them.
+            // The external scheduler that the workers joined has ended or has released them all.
             return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
         }
         let lost = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Failed;

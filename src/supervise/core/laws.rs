@@ -1,4 +1,4 @@
-//! Laws of the decisions, under random events.
+//! Properties of the decisions, tested with random events.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::units::Span;
 use crate::wire::process::{Exit, Key};
 use crate::wire::status::{AfterLeaving, Status};
 
-/// Something that may happen, to be made concrete by what lives at that time.
+/// A random event, resolved with the processes that live at the time.
 #[derive(Clone, Debug)]
 enum Happening {
     Ready(usize),
@@ -137,7 +137,7 @@ impl World {
                 },
             }),
             Happening::Pass(millis) => {
-                // Never past a deadline: who acts does not sleep through one.
+                // Never beyond a deadline, because the actor does not sleep past one.
                 let latest = self.core.next_deadline().unwrap_or(Moment::MAX);
                 self.now = (self.now + Duration::from_millis(millis)).min(latest.max(self.now));
                 Some(Event::Tick)
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// Asks for the end and lets nothing end by itself: it must come all the same.
+    /// Requests the end while no process ends by itself: the cluster must end all the same.
     fn must_end(&mut self) {
         self.tell(Event::Stop(Escalation::Graceful));
         for _ in 0..100 {

@@ -1,11 +1,11 @@
-//! Whether processes answer: who is asked when, what silence means, and what follows from it.
+//! Tracks whether processes answer: whom to ask when, and what follows from silence.
 //!
-//! Each process that can be asked is, all at one time and seldom, so that a cluster at rest stays
-//! at rest. Of one that cannot be asked (any program of the command engine's) it is only seen
-//! whether it is stopped.
+//! All processes that can answer are asked at the same time and rarely, so that an idle cluster
+//! stays idle. A process that can't answer (any program of the command engine) is only checked for
+//! being stopped.
 //!
-//! *Invariant:* a process has at most one question without an answer; it is `unresponsive` exactly
-//! while it was READY and is known not to answer.
+//! *Invariant:* a process has at most one unanswered question; it is `unresponsive` exactly while
+//! it was READY and is known not to answer.
 
 use std::time::Duration;
 
@@ -16,32 +16,32 @@ use crate::supervise::record::What;
 use crate::supervise::{ProcessPhase, ReadyWhen};
 use crate::units::Span;
 
-/// Longest time in which the guardian reports an end that the kernel has told already: it waits
-/// half a second for the last output.
+/// The guardian reports an exit at most this long after the kernel, because it waits half a second
+/// for the last output.
 const REPORTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Shortest time between two questions.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// What is known of a process's answering.
+/// What is known about a process's answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Liveness {
-    /// When the question was asked that has no answer yet.
+    /// When the unanswered question was asked.
     asked: Option<Moment>,
-    /// Whether it was stopped when it was last looked at.
+    /// Whether the process was stopped at the last check.
     stopped: bool,
-    /// When it ended, while nobody has told how.
+    /// When it ended, until its exit is reported.
     gone: Option<Moment>,
-    /// Whether it has closed its status pipe, and hears no question.
+    /// Whether it has closed its status pipe, and receives no questions.
     deaf: bool,
-    /// Since when it does not answer, once that is known.
+    /// Since when it has not answered, once that is established.
     pub(super) silent_since: Option<Moment>,
-    /// Until when it may still answer before it is restarted, once it is known not to.
+    /// When it will be restarted if it does not answer, once it is known to be unresponsive.
     restart_at: Moment,
 }
 
 impl Liveness {
-    /// Since when and why it does not answer; `None` if it may.
+    /// Since when and why it does not answer; `None` if it may still answer.
     fn silence(&self, patience: Span, now: Moment) -> Option<(Moment, String)> {
         let due = |at: Moment, within: Duration| at + within <= now;
         match *self {
@@ -58,12 +58,12 @@ impl Liveness {
         }
     }
 
-    /// Whether nothing is known against its answering.
+    /// Whether nothing suggests that it does not answer.
     fn may_answer(&self) -> bool {
         self.asked.is_none() && !self.stopped && self.gone.is_none()
     }
 
-    /// When more is known without an event.
+    /// When its status changes without an event.
     fn deadline(&self, patience: Duration) -> Option<Moment> {
         let gone = self.gone.map(|at| at + REPORTED_WITHIN);
         gone.into_iter().chain(self.asked.map(|at| at + patience)).min()
@@ -78,13 +78,13 @@ impl Seat {
 }
 
 impl Core {
-    /// Time between two questions to a process that answers. A hang is so found within twice the
-    /// time in which processes are to answer, and each wakes twice a minute by default.
+    /// Time between two questions to a process that answers. So a hang is detected within twice the
+    /// time limit for answers, and by default each process wakes twice a minute.
     pub(super) fn ask_every(&self) -> Duration {
         self.policy.answer_within.0.max(SHORTEST)
     }
 
-    /// A process has answered.
+    /// Handles an answer of a process.
     pub(super) fn answered(&mut self, number: SeatNumber, now: Moment) {
         self.seats[number].liveness.asked = None;
         self.judge_silence(number, now);
@@ -96,7 +96,7 @@ impl Core {
         self.judge_guardian(now);
     }
 
-    /// A process hears no questions any more, because it ends or does not want to.
+    /// Handles a closed status pipe: the process ends, or does not want questions.
     pub(super) fn cannot_be_asked(&mut self, number: SeatNumber) {
         let seat = &mut self.seats[number];
         seat.liveness.deaf = true;
@@ -105,7 +105,7 @@ impl Core {
         }
     }
 
-    /// Whatever a process says, it is not stopped.
+    /// Any message shows that the process is not stopped.
     pub(super) fn heard_of(&mut self, number: SeatNumber) {
         self.seats[number].liveness.stopped = false;
     }
@@ -122,7 +122,7 @@ impl Core {
             let stopped = stopped.contains(&key);
             let before = std::mem::replace(&mut self.seats[number].liveness.stopped, stopped);
             if before != stopped {
-                // Its answer tells when it goes on, or that it does so already.
+                // Its answer shows when it has resumed.
                 self.ask(number, now);
                 self.judge_silence(number, now);
             }
@@ -148,8 +148,8 @@ impl Core {
         }
     }
 
-    /// After a while in which this supervisor did not run, because it was stopped or the machine is
-    /// very busy, there may be answers that it has not read yet: everybody has the time anew.
+    /// If this supervisor did not run for a while, because it was stopped or the machine is very
+    /// busy, it may not have read all answers yet: restarts all time limits.
     pub(super) fn forgive_own_absence(&mut self, now: Moment) {
         let patience = self.policy.answer_within.0;
         if self.next_deadline().is_none_or(|due| due + patience / 4 >= now) {
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Asks when it is time to, and finds who has not answered.
+    /// Asks when it is time to, and detects missing answers.
     pub(super) fn keep_asking(&mut self, now: Moment) {
         if self.ending.is_some() {
             return;
@@ -180,7 +180,7 @@ impl Core {
         }
     }
 
-    /// Brings a process's phase up to what is known of its answering.
+    /// Updates a process's phase from what is known about its answers.
     fn judge_silence(&mut self, number: SeatNumber, now: Moment) {
         let patience = self.policy.answer_within;
         let seat = &mut self.seats[number];
@@ -192,7 +192,7 @@ impl Core {
             seat.shown.state = ProcessPhase::Unresponsive;
             let since = self.time_of_day(since);
             self.record(now, Some(number), What::NotAnswering { since, reason });
-            // A process that goes on answers this one first.
+            // A process that resumes answers this question first.
             self.ask(number, now);
         }
         let seat = &mut self.seats[number];
@@ -212,7 +212,7 @@ impl Core {
         }
     }
 
-    /// The same for the guardian, which cannot be replaced.
+    /// Does the same for the guardian, which can't be replaced.
     fn judge_guardian(&mut self, now: Moment) {
         let found = self.guardian.silence(self.policy.answer_within, now);
         match (self.guardian.silent_since, found) {
@@ -229,13 +229,13 @@ impl Core {
         }
     }
 
-    /// Whether somebody whose answer the first READY needs does not give it.
+    /// Whether a process or guardian that must answer before the first READY does not.
     pub(super) fn is_held_up(&self) -> bool {
         let silent = |seat: &Seat| seat.phase() == ProcessPhase::Unresponsive;
         self.guardian.silent_since.is_some() || self.seats.iter().any(silent)
     }
 
-    /// When something is to be asked, or found not to be answered.
+    /// When to ask, or to detect a missing answer.
     pub(super) fn liveness_deadlines(&self) -> Vec<Moment> {
         if self.ending.is_some() {
             return Vec::new();

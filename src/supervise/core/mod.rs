@@ -1,11 +1,11 @@
-//! Decides what is started, told to end, killed and started again, and when.
+//! Decides which processes to start, stop, kill and restart, and when.
 //!
-//! Pure: events and the time come in, actions go out, and nothing is read, slept or drawn by lot
-//! here. `service` makes the events and does the actions. Time is what has passed since the
-//! supervisor began; who acts asks [`Core::next_deadline`] when to come back without an event.
+//! Pure: takes events and the time, returns actions, and has no other inputs or effects. The actor
+//! creates the events and carries out the actions. Time is measured from the start of the
+//! supervisor; [`Core::next_deadline`] says when the actor must call again without an event.
 //!
-//! *Invariant:* a process is started only in an empty seat, a signal goes only to a living process,
-//! the cluster is READY only while every wanted process is and answers, and nothing follows
+//! *Invariant:* a process is started only in an empty slot, signals go only to living processes,
+//! the cluster is READY only while every wanted process is and answers, and no action follows
 //! [`Action::End`].
 
 mod deaths;
@@ -33,10 +33,11 @@ use crate::wire::status::Status;
 use liveness::Liveness;
 use seat::{Seat, Then};
 
-/// Time since the supervisor began.
+/// Time since the supervisor started.
 pub(super) type Moment = Duration;
 
-/// Which process: its place in [`Core::state`], the scheduler first if there is one.
+/// Identifies a process by its position in [`Core::state`]; the scheduler is first, if there is
+/// one.
 pub(super) type SeatNumber = usize;
 
 /// What happened.
@@ -44,17 +45,17 @@ pub(super) type SeatNumber = usize;
 pub(super) enum Event {
     /// Everything is prepared.
     Begin,
-    /// A shim runs.
+    /// A shim has been started.
     Started { key: Key, pid: u32 },
     /// A shim could not be started.
     NotStarted { key: Key, reason: String },
     /// A process wrote on its status pipe.
     Said { key: Key, status: Status },
-    /// A process's status pipe has no writer any more: it was executed without one, or has ended.
+    /// A process's status pipe has no writer any more: the program does not use it, or has ended.
     Hushed { key: Key },
-    /// A process has ended, as the kernel says; the guardian is about to tell how.
+    /// A process has ended according to the kernel; the guardian will report how.
     Gone { key: Key },
-    /// Somebody has looked which processes are stopped, of those with these keys.
+    /// A check has found that the processes with these keys are stopped.
     Looked { stopped: Vec<Key>, guardian_stopped: bool },
     /// The guardian has answered.
     GuardianAlive,
@@ -62,19 +63,19 @@ pub(super) enum Event {
     Exited { key: Key, exit: Exit, log_tail: Vec<String> },
     /// A process's resident memory is near its limit.
     MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
-    /// The GPU of a dead process was looked at.
+    /// The GPU of a dead process was checked.
     Gpu { seat: SeatNumber, finding: GpuFinding },
-    /// What is kept of a process's end was written.
+    /// The crash bundle of an exit was written.
     Bundled { seat: SeatNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
-    /// Something worth knowing came to light.
+    /// A remark to record.
     Noted { text: String },
-    /// Somebody wants the end.
+    /// The end was requested.
     Stop(Escalation),
-    /// Somebody wants a process to be started again.
+    /// A restart of a process was requested.
     Restart(SeatNumber),
-    /// Somebody wants this many workers.
+    /// This number of workers was requested.
     Scale(usize),
-    /// Somebody has made sure that the cluster is as it should be.
+    /// The cluster was verified.
     Verified,
     /// The guardian is gone.
     GuardianLost,
@@ -82,43 +83,43 @@ pub(super) enum Event {
     Tick,
 }
 
-/// What became of a dead process's GPU.
+/// The state of a dead process's GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GpuFinding {
     /// Its memory is free.
     Free,
-    /// Its memory is still held after the longest wait; by whom, in a sentence.
+    /// Its memory is still in use after the longest wait; the text names the processes.
     Held(String),
-    /// The GPU has fallen off, or must be reset; why, in a sentence.
+    /// The GPU has fallen off the bus or must be reset; the text says why.
     Lost(String),
 }
 
-/// What is to be done.
+/// An action for the actor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// Start the process of a seat.
+    /// Start the process of a slot.
     Start { seat: SeatNumber, key: Key },
     /// Send SIGTERM to its group.
     Terminate { key: Key },
-    /// Send SIGKILL to it and everything that it started.
+    /// Send SIGKILL to a process and its descendants.
     Kill { key: Key },
-    /// Ask a process whether it answers.
+    /// Ask a process for an answer.
     Ask { key: Key },
-    /// Ask the guardian whether it answers.
+    /// Ask the guardian for an answer.
     AskGuardian,
-    /// Look which processes are stopped.
+    /// Check which processes are stopped.
     Look,
-    /// Wait until a dead process's GPU is free, and say so.
+    /// Wait until a dead process's GPU is free, and report it.
     AwaitGpu { seat: SeatNumber },
-    /// Keep what can be known of an abnormal end.
+    /// Write a crash bundle for an abnormal exit.
     Bundle { seat: SeatNumber },
-    /// Tell everybody who listens.
+    /// Publish a record.
     Record(Record),
-    /// It is over.
+    /// The cluster has ended.
     End(Outcome),
 }
 
-/// The decisions for one cluster.
+/// The state of the decisions for one cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Core {
     policy: Supervision,
@@ -131,16 +132,16 @@ pub(super) struct Core {
     /// The scheduler first, if there is one; then the workers.
     seats: Vec<Seat>,
     workers_from: usize,
-    /// Number of workers wanted.
+    /// Number of requested workers.
     wanted: usize,
     state: ClusterState,
-    /// When the last event came.
+    /// Time of the last event.
     now: Moment,
-    /// When the first start must be complete.
+    /// Deadline of the first start.
     ready_by: Moment,
-    /// When every process is asked next whether it answers.
+    /// When to ask all processes for an answer next.
     ask_at: Moment,
-    /// What is known of the guardian's answering.
+    /// What is known about the guardian's answers.
     guardian: Liveness,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
@@ -152,7 +153,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// The decisions for a launch, whose processes are shown in `state` in the same order.
+    /// Creates the core for a launch, whose processes are in `state` in the same order.
     ///
     /// `began` is the time of day at [`Moment::ZERO`]; `seed` is for jitter.
     pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
@@ -183,7 +184,7 @@ impl Core {
         }
     }
 
-    /// Takes note of an event, and says what is to be done.
+    /// Handles an event, and returns the resulting actions.
     pub(super) fn handle(&mut self, event: Event, now: Moment) -> Vec<Action> {
         if self.over {
             return Vec::new();
@@ -196,7 +197,7 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    /// When to come back with [`Event::Tick`], if no other event comes before.
+    /// When to send [`Event::Tick`], if no other event occurs before.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
         let mut deadlines: Vec<Moment> = self.liveness_deadlines();
         for seat in &self.seats {
@@ -204,11 +205,11 @@ impl Core {
             if seat.phase() == ProcessPhase::Starting {
                 deadlines.extend(seat.ready_by);
             }
-            // One that is due already waits for another process, and so for an event.
+            // One that is already due waits for another process, and so for an event.
             let waits = seat.phase() == ProcessPhase::Restarting && seat.not_before > self.now;
             deadlines.extend(waits.then_some(seat.not_before));
         }
-        // The end comes when the last of the living is given up.
+        // The cluster ends when the last living process is given up.
         let living = || self.seats.iter().filter(|seat| seat.is_alive());
         if self.ending.is_some() && living().all(|seat| seat.give_up_at.is_some()) {
             deadlines.extend(living().filter_map(|seat| seat.give_up_at).max());
@@ -216,7 +217,7 @@ impl Core {
         deadlines.into_iter().min().filter(|_| !self.over)
     }
 
-    /// What is.
+    /// The current state.
     pub(super) fn state(&self) -> ClusterState {
         let mut state = self.state.clone();
         let since = |liveness: &Liveness| liveness.silent_since.map(|at| self.time_of_day(at));
@@ -233,12 +234,12 @@ impl Core {
         state
     }
 
-    /// The living process of a seat.
+    /// The key of a slot's living process.
     pub(super) fn key_of(&self, seat: SeatNumber) -> Option<Key> {
         self.seats.get(seat)?.key
     }
 
-    /// The seat with this name.
+    /// The slot with this name.
     pub(super) fn seat_named(&self, name: &str) -> Option<SeatNumber> {
         self.seats.iter().position(|seat| seat.shown.name == name)
     }
@@ -289,7 +290,7 @@ impl Core {
         }
     }
 
-    // ---- what processes tell
+    // ---- messages from processes
 
     fn started(&mut self, key: Key, pid: u32, now: Moment) {
         let Some(seat) = self.seat_of(key) else { return };
@@ -298,7 +299,7 @@ impl Core {
         self.record(now, Some(seat), What::Started { pid, restarts });
     }
 
-    /// A shim that could not be started is a process that ended at once.
+    /// A shim that could not be started counts as a process that ended at once.
     fn not_started(&mut self, key: Key, reason: &str, now: Moment) {
         let Some(seat) = self.seat_of(key) else { return };
         self.seats[seat].blame = Some(format!("could not be started: {reason}"));
@@ -337,7 +338,7 @@ impl Core {
                 self.record(now, Some(number), What::Note { text });
             }
             Status::Leaving { then, reason } => {
-                // Who never worked has nothing to leave.
+                // A process that never worked has no data to hand over.
                 seat.leaving = seat.ready.map(|_| then);
                 self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
             }
@@ -386,9 +387,9 @@ impl Core {
         self.terminate(number, Then::Judge, &reason, now);
     }
 
-    // ---- what is due
+    // ---- deadlines
 
-    /// Starts what may be started, and kills what had its time.
+    /// Starts processes that may start, and kills those whose time is over.
     fn proceed(&mut self, now: Moment) {
         self.keep_deadlines(now);
         if self.ending.is_some() || self.over {

@@ -1,13 +1,13 @@
-//! What people want of a running cluster: processes started again, more workers, fewer.
+//! Handles user requests to a running cluster: restarts and changes of the number of workers.
 //!
-//! *Invariant:* a request changes nothing once the end has begun.
+//! *Invariant:* a request has no effect once the end has begun.
 
 use super::seat::Then;
 use super::{Core, Moment, SeatNumber};
 use crate::supervise::ProcessPhase;
 
 impl Core {
-    /// Tells living workers to end, to be started again when the scheduler is READY.
+    /// Asks living workers to end; they are restarted when the scheduler is READY.
     pub(super) fn recall_workers(&mut self, reason: &str, now: Moment) {
         for number in self.workers_from..self.seats.len() {
             match self.seats[number].phase() {

@@ -1,6 +1,7 @@
-//! One process's place in the cluster: who sits there now, who did, and who may next.
+//! A process slot: the current process, its predecessors' deaths, and when the next may start.
 //!
-//! *Invariant:* a seat has a key exactly while a process of it was started and not reported ended.
+//! *Invariant:* a slot has a key exactly while its process was started and has not been reported
+//! ended.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,35 +13,35 @@ use crate::supervise::{Cause, ProcessPhase, ProcessState, ReadyWhen};
 use crate::wire::process::Key;
 use crate::wire::status::AfterLeaving;
 
-/// Why a process that was told to end was told so, which says what follows its end.
+/// What follows the end of a process, depending on why it was asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing: the cluster ends, or the worker is not wanted any more.
+    /// Nothing: the cluster is ending, or the worker is no longer requested.
     Rest,
-    /// It is started again at once.
+    /// It is restarted at once.
     Return,
-    /// It is started again when the scheduler is READY.
+    /// It is restarted when the scheduler is READY.
     Rejoin,
-    /// It is dealt with as a death.
+    /// Its end counts as a death.
     Judge,
 }
 
-/// Longest delay before the restart of a worker that died at work: whoever submitted the task that
-/// ended it, and everybody else, waits that long for the worker.
+/// Longest delay before the restart of a worker that died while READY, because the workload waits
+/// that long for the worker.
 const LONGEST_AT_WORK: Duration = Duration::from_secs(5);
 
-/// What the death of a process leads to.
+/// What follows a death.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum AfterDeath {
-    /// It is started again after this delay.
+    /// It is restarted after this delay.
     Restart { delay: Duration },
-    /// It ended as it should.
+    /// It ended as expected.
     Rest,
-    /// It is not tried again.
+    /// It is not restarted.
     Fail { reason: String },
 }
 
-/// One process's place.
+/// The slot of one process.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     pub(super) ready_when: ReadyWhen,
@@ -50,32 +51,32 @@ pub(super) struct Seat {
     pub(super) started: Moment,
     /// When the living process became READY.
     pub(super) ready: Option<Moment>,
-    /// When the living process must be READY.
+    /// Deadline for the living process to become READY.
     pub(super) ready_by: Option<Moment>,
-    /// When the living process, told to end, is killed.
+    /// When to kill the living process, if it was asked to end.
     pub(super) kill_at: Option<Moment>,
-    /// When the living process, killed, is given up.
+    /// When to give up the living process, if it was killed.
     pub(super) give_up_at: Option<Moment>,
-    /// What follows its end, once it was told to end.
+    /// What follows its end, once it was asked to end.
     pub(super) then: Then,
-    /// Its own word on why it cannot start, or ours on why it was ended.
+    /// Why it could not start, as reported by the process, or why the supervisor ended it.
     pub(super) blame: Option<String>,
-    /// Its own word on what is to follow its end, when somebody else wished that.
+    /// What is to follow its end, as reported by the process, if someone else asked it to end.
     pub(super) leaving: Option<AfterLeaving>,
-    /// When it may be started again.
+    /// Earliest time of its next start.
     pub(super) not_before: Moment,
-    /// Whether its GPU must still become free before it is started again.
+    /// Whether its GPU must become free before it is restarted.
     pub(super) gpu_pending: bool,
-    /// When it was started again after a death that was not at work, within the window.
+    /// Times of restarts within the window, except those after a death while READY.
     recent: VecDeque<Moment>,
-    /// Deaths since it was last healthy; the first delay is that of the second, unless it died
-    /// before it was READY.
+    /// Number of deaths since it was last healthy; the first delay follows the second death, or the
+    /// first if the process was not READY.
     strikes: u32,
-    /// Whether its next start is none of a dead process: it ended as wished, and is wanted again.
+    /// Whether its next start does not count as a restart, because it had ended as requested.
     pub(super) afresh: bool,
-    /// Why it is failed.
+    /// Why it has failed.
     pub(super) cause: Option<Cause>,
-    /// What is known of the living process's answering.
+    /// What is known about the living process's answers.
     pub(super) liveness: Liveness,
 }
 
@@ -107,7 +108,7 @@ impl Seat {
         self.shown.state
     }
 
-    /// Whether it lives, and was not told to end.
+    /// Whether it is running and has not been asked to end.
     pub(super) fn is_at_work(&self) -> bool {
         use ProcessPhase::{Ready, Starting, Unresponsive};
         matches!(self.phase(), Starting | Ready | Unresponsive)
@@ -117,7 +118,7 @@ impl Seat {
         self.key.is_some()
     }
 
-    /// Puts a new process into the seat.
+    /// Sets a newly started process.
     pub(super) fn take(&mut self, key: Key, now: Moment, ready_by: Moment) {
         debug_assert!(self.key.is_none() && !self.gpu_pending, "an empty seat whose GPU is free");
         self.key = Some(key);
@@ -143,7 +144,7 @@ impl Seat {
         self.shown.timings = Default::default();
     }
 
-    /// Takes the ended process out.
+    /// Removes the ended process.
     pub(super) fn leave(&mut self) {
         self.key = None;
         self.kill_at = None;
@@ -152,7 +153,7 @@ impl Seat {
         self.shown.pid = None;
     }
 
-    /// Forgets earlier deaths, as after a healthy while or on a person's word.
+    /// Forgets earlier deaths, after a healthy period or a user's request.
     pub(super) fn forgive(&mut self) {
         self.recent.clear();
         self.strikes = 0;
@@ -160,18 +161,18 @@ impl Seat {
         self.not_before = Moment::ZERO;
     }
 
-    /// Whether the process that ended could do its work, as far as one can tell: it said itself
-    /// that it was READY. Of a program that was only executed nobody knows.
+    /// Whether the ended process was able to work: it had reported READY. For a program that was
+    /// only executed this is unknown.
     fn said_ready(&self) -> bool {
         self.ready.is_some() && self.ready_when == ReadyWhen::Said
     }
 
-    /// What follows from its death: the restart policy. `jitter` is from 0 to 1, and `by_work` says
-    /// whether the work that it is given can end it, as a worker's can.
+    /// Applies the restart policy to a death. `jitter` is from 0 to 1, and `by_work` says whether
+    /// the workload can cause the death, as it can for a worker.
     ///
-    /// A process that dies again and again before it is READY cannot run, and is given up. One that
-    /// dies at work can: its next task may be a better one. It always comes back, more slowly each
-    /// time.
+    /// A process that repeatedly dies before it is READY can't run, and is given up. One that dies
+    /// while READY can run, and its next task may succeed: it is always restarted, with growing
+    /// delays.
     pub(super) fn judge(
         &mut self,
         succeeded: bool,
@@ -204,7 +205,8 @@ impl Seat {
             let reason = format!("it was restarted {times} within {}{ready}", policy.window);
             return AfterDeath::Fail { reason };
         }
-        // What was READY is tried again at once, the first time; what dies again soon waits.
+        // A process that was READY is restarted at once the first time; if it dies again soon, it
+        // waits.
         let at_once = self.strikes == 0 && self.ready.is_some();
         let earlier = self.strikes.saturating_sub(1);
         let longest = policy.backoff_max.0;
@@ -221,9 +223,9 @@ impl Seat {
     }
 }
 
-/// The delay before the restart that follows `earlier` delayed ones: doubled with each, and up to
-/// half as long again, so that workers that died together do not return together and yet each
-/// delay is longer than the one before, until the longest.
+/// The delay before a restart that follows `earlier` delayed ones. It doubles each time, plus up to
+/// half of it as jitter, so that workers that died together don't restart together. Each delay is
+/// longer than the one before, up to `longest`.
 fn delay(earlier: u32, first: Duration, longest: Duration, jitter: f64) -> Duration {
     let doubled = first.saturating_mul(1u32.checked_shl(earlier).unwrap_or(u32::MAX));
     doubled.min(longest).mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 2.0).min(longest)

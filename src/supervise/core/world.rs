@@ -1,4 +1,4 @@
-//! A world for the decisions to be tried in, which checks every action and state against the laws.
+//! A simulated environment for the core that checks every action and state against its invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub(super) fn policy() -> Supervision {
         healthy_after: Span::secs(5),
         ready_within: Span::secs(3),
         grace: Span::secs(1),
-        // So long that nobody is asked, where it is not about that.
+        // So long that no process is asked in tests of other subjects.
         answer_within: Span::secs(1 << 30),
         ..Supervision::default()
     }
@@ -108,7 +108,7 @@ pub(super) fn core(launch: &Launch) -> Core {
     Core::new(launch, state, SystemTime::UNIX_EPOCH, 7)
 }
 
-/// Plays the guardian: keeps what lives, and checks every action and state against the laws.
+/// Simulates the guardian: tracks living processes, and checks every action and state.
 pub(super) struct World {
     pub(super) launch: Launch,
     pub(super) core: Core,
@@ -117,22 +117,22 @@ pub(super) struct World {
     pub(super) told: BTreeMap<Key, Moment>,
     pub(super) killed: BTreeSet<Key>,
     pub(super) starts: BTreeMap<usize, u32>,
-    /// When each seat was started again without being asked, after a death that was not at work.
+    /// Times of each slot's unrequested restarts, except those after a death while READY.
     pub(super) restarts: BTreeMap<usize, Vec<Moment>>,
     /// Processes that were READY.
     worked: BTreeSet<Key>,
-    /// Seats whose last process died at work.
+    /// Slots whose last process died while READY.
     died_at_work: BTreeSet<usize>,
-    /// Seats whose GPU is lost.
+    /// Slots whose GPU is lost.
     lost: BTreeSet<usize>,
-    /// Seats whose process ended as wished, and how often such a seat was filled again.
+    /// Slots whose process ended as requested, and how often such slots were started again.
     stopped: BTreeSet<usize>,
     filled: BTreeMap<usize, u32>,
     pub(super) awaited: BTreeSet<usize>,
-    /// Questions that have no answer yet.
+    /// Unanswered questions.
     pub(super) asked: BTreeSet<Key>,
     pub(super) guardian_asked: bool,
-    /// Seats whose processes do not answer.
+    /// Slots whose processes do not answer.
     pub(super) hung: BTreeSet<usize>,
     pub(super) guardian_hung: bool,
     pub(super) records: Vec<What>,
@@ -316,8 +316,8 @@ impl World {
         }
     }
 
-    /// No window holds more restarts than the limit. Workers that come back because their
-    /// scheduler did are not counted, nor those that died at work.
+    /// No window has more restarts than the limit, except restarts of workers with their scheduler
+    /// and after deaths while READY.
     pub(super) fn check_limit(&self) {
         let Supervision { limit, window, .. } = &self.launch.supervision;
         let schedulers = usize::from(self.launch.scheduler.is_some());
@@ -327,7 +327,7 @@ impl World {
             }
             for first in moments {
                 let inside = moments.iter().filter(|at| *at >= first && **at - *first < window.0);
-                // Healthy whiles may start the count afresh within the window.
+                // Healthy periods may restart the count within the window.
                 let healthy = self.launch.supervision.healthy_after.0;
                 let healthy_whiles = window.0.div_duration_f64(healthy);
                 let allowed = f64::from(*limit) * (1.0 + healthy_whiles);
@@ -355,7 +355,7 @@ impl World {
         self.tell(Event::Exited { key, exit, log_tail });
     }
 
-    /// Has those answer that were asked and do not hang.
+    /// Lets the processes answer that were asked and do not hang.
     pub(super) fn answer(&mut self) {
         let asked = std::mem::take(&mut self.asked);
         for key in asked {
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Has somebody look who is stopped.
+    /// Reports a check for stopped processes.
     pub(super) fn look(&mut self, stopped: &[usize]) {
         let stopped = stopped.iter().filter_map(|seat| self.core.key_of(*seat)).collect();
         self.tell(Event::Looked { stopped, guardian_stopped: false });
@@ -383,7 +383,7 @@ impl World {
         self.tell(Event::Tick);
     }
 
-    /// Waits until a dead worker is started again, if it is not yet.
+    /// Waits for the restart of a dead worker, if it has not started yet.
     pub(super) fn wait_for_restart(&mut self, worker: usize) {
         if self.worker(worker).state == ProcessPhase::Restarting {
             self.wait();

@@ -1,8 +1,8 @@
-//! Cases of processes that do not answer.
+//! Tests of processes that do not answer.
 
 use super::*;
 
-/// Three processes that are asked each second, and are to answer within one.
+/// Three processes that are asked every second, and must answer within one.
 fn asked() -> World {
     let mut launch = launch(true, 2, false);
     launch.supervision.answer_within = Span::secs(1);

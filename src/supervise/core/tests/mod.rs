@@ -1,6 +1,6 @@
-//! Cases of the decisions that read like the day they describe.
+//! Tests of the decisions, as sequences of events.
 //!
-//! *Invariant:* time passes only where a case says so.
+//! *Invariant:* time passes only where a test says so.
 
 mod liveness;
 
