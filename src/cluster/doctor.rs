@@ -194,7 +194,7 @@ fn registration_cache(
          message (openucx/ucx#11467)",
         off.join(", ")
     );
-    let mend = "unset it, or take a UCX with the mending of openucx/ucx#11485";
+    let mend = "unset it, or use a UCX that has the fix for openucx/ucx#11485";
     Some(Finding::warning("ucx registration cache", text).hint(mend))
 }
 

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use super::contact::Contact;
 use super::control::Control;
-use super::core::{Action, Core, Event, SeatNumber};
+use super::core::{Action, Core, Event, SlotNumber};
 use super::directory::{InitialFiles, open_journal};
 use super::gpu::GpuWatch;
 use super::record::What;
@@ -92,7 +92,7 @@ pub(super) struct Actor {
     pub(super) presence: Option<Presence>,
     pub(super) gpus: Option<Arc<dyn GpuWatch>>,
     /// Processes that already used a process's GPU memory when it was started.
-    pub(super) gpu_others: Arc<Mutex<BTreeMap<SeatNumber, BTreeSet<u32>>>>,
+    pub(super) gpu_others: Arc<Mutex<BTreeMap<SlotNumber, BTreeSet<u32>>>>,
     /// Crash bundles being written.
     pub(super) bundles: JoinSet<()>,
     /// When to check the processes' memory, if any has a limit.
@@ -265,9 +265,9 @@ impl Actor {
         }
     }
 
-    pub(super) fn seat(&self, key: Key) -> Option<&ProcessSpec> {
-        let seated = self.launch.processes().enumerate();
-        let of = seated.filter(|(seat, _)| self.core.key_of(*seat) == Some(key));
+    pub(super) fn slot(&self, key: Key) -> Option<&ProcessSpec> {
+        let numbered = self.launch.processes().enumerate();
+        let of = numbered.filter(|(slot, _)| self.core.key_of(*slot) == Some(key));
         of.map(|(_, spec)| spec).next()
     }
 
@@ -289,7 +289,7 @@ impl Actor {
             }
             ControlRequest::Restart { process, answer } => {
                 let known = || self.launch.processes().map(|spec| spec.name.clone()).collect();
-                let event = self.core.seat_named(&process).map(Event::Restart);
+                let event = self.core.slot_named(&process).map(Event::Restart);
                 (
                     event.ok_or_else(|| RequestError::Unknown { name: process, known: known() }),
                     answer,
@@ -311,7 +311,7 @@ impl Actor {
     /// Carries out an action; returns the outcome if it was the last one.
     fn act(&mut self, action: Action) -> Option<Outcome> {
         match action {
-            Action::Start { seat, key } => self.start(seat, key),
+            Action::Start { slot, key } => self.start(slot, key),
             // A guardian that accepts no requests is detected when its reports end, or else when
             // the processes are given up; either way the teardown ends the processes itself.
             Action::Terminate { key } => drop(self.guardian.signal(key, self.stop_signal)),
@@ -324,8 +324,8 @@ impl Actor {
             // As above: without an answer the guardian counts as unresponsive.
             Action::AskGuardian => drop(self.guardian.ask()),
             Action::Look => self.tell_later(self.look()),
-            Action::AwaitGpu { seat } => self.await_gpu(seat),
-            Action::Bundle { seat } => self.bundle(seat),
+            Action::AwaitGpu { slot } => self.await_gpu(slot),
+            Action::Bundle { slot } => self.bundle(slot),
             Action::Record(record) => self.write(record),
             Action::End(outcome) => return Some(outcome),
         }
@@ -341,16 +341,16 @@ impl Actor {
         });
     }
 
-    fn start(&mut self, seat: usize, key: Key) {
+    fn start(&mut self, slot: usize, key: Key) {
         // The core starts only these.
-        let Some(spec) = self.launch.processes().nth(seat) else { return };
+        let Some(spec) = self.launch.processes().nth(slot) else { return };
         let start = Start {
             key,
             name: spec.name.clone(),
             log: self.paths.log(&spec.name),
             log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
             log_keep: self.launch.supervision.log_keep,
-            deliver_as: self.output.as_ref().and(self.rank(seat)),
+            deliver_as: self.output.as_ref().and(self.rank(slot)),
             separate_streams: self.output.as_ref().is_some_and(|output| output.separate_streams),
             cgroup: None,
             fork_server: spec.fork_server.clone(),
@@ -359,7 +359,7 @@ impl Actor {
             Ok(status) => {
                 self.unheard.insert(key, status);
                 self.look_at = self.look_at.or(Some(Instant::now()));
-                self.note_gpu_others(seat);
+                self.note_gpu_others(slot);
             }
             Err(error) => {
                 self.tell_later(Event::NotStarted { key, reason: in_full(&error) });
@@ -367,9 +367,9 @@ impl Actor {
         }
     }
 
-    /// The rank of a worker's seat.
-    fn rank(&self, seat: SeatNumber) -> Option<u32> {
-        let worker = seat.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
+    /// The rank of a worker's slot.
+    fn rank(&self, slot: SlotNumber) -> Option<u32> {
+        let worker = slot.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
         u32::try_from(worker).ok()
     }
 

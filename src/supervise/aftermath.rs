@@ -7,42 +7,42 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::actor::Actor;
-use super::core::{Event, SeatNumber};
+use super::core::{Event, SlotNumber};
 use super::memory::{self, MemoryFinding};
 use super::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
 use crate::os::process;
 
 impl Actor {
     /// Records which processes use memory of a slot's GPU before its process starts.
-    pub(super) fn note_gpu_others(&self, seat: SeatNumber) {
-        let Some((watch, gpu)) = self.gpus.clone().zip(self.gpu_of(seat)) else {
+    pub(super) fn note_gpu_others(&self, slot: SlotNumber) {
+        let Some((watch, gpu)) = self.gpus.clone().zip(self.gpu_of(slot)) else {
             return;
         };
         let others = Arc::clone(&self.gpu_others);
         tokio::task::spawn_blocking(move || {
             let pids: BTreeSet<u32> =
                 watch.holders(&gpu).unwrap_or_default().iter().map(|holder| holder.pid).collect();
-            others.lock().unwrap_or_else(PoisonError::into_inner).insert(seat, pids);
+            others.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, pids);
         });
     }
 
-    fn gpu_of(&self, seat: SeatNumber) -> Option<ProcessGpu> {
-        self.launch.processes().nth(seat)?.gpu.clone()
+    fn gpu_of(&self, slot: SlotNumber) -> Option<ProcessGpu> {
+        self.launch.processes().nth(slot)?.gpu.clone()
     }
 
     /// Waits until a dead process's GPU is free.
-    pub(super) fn await_gpu(&self, seat: SeatNumber) {
-        let Some(gpu) = self.gpu_of(seat) else { return };
+    pub(super) fn await_gpu(&self, slot: SlotNumber) {
+        let Some(gpu) = self.gpu_of(slot) else { return };
         let state = self.core.state();
         let living = state.scheduler.iter().chain(&state.workers).filter_map(|p| p.pid);
         let before = self.gpu_others.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = before.get(&seat).into_iter().flatten().copied().chain(living).collect();
+        let others = before.get(&slot).into_iter().flatten().copied().chain(living).collect();
         let within = self.launch.supervision.gpu_free_within.0;
         let (watch, events) = (self.gpus.clone(), self.inner.0.clone());
         tokio::spawn(async move {
             let finding = gpu::await_free(watch, gpu, others, within).await;
             // The receiver is gone when the cluster has ended.
-            let _ = events.send(Event::Gpu { seat, finding }).await;
+            let _ = events.send(Event::Gpu { slot, finding }).await;
         });
     }
 
@@ -52,8 +52,8 @@ impl Actor {
         let shown = state.scheduler.iter().chain(&state.workers);
         let mut next: Option<Duration> = None;
         let mut event = None;
-        for (seat, (spec, shown)) in self.launch.processes().zip(shown).enumerate() {
-            let Some((key, limit)) = self.core.key_of(seat).zip(spec.memory_limit_bytes) else {
+        for (slot, (spec, shown)) in self.launch.processes().zip(shown).enumerate() {
+            let Some((key, limit)) = self.core.key_of(slot).zip(spec.memory_limit_bytes) else {
                 continue;
             };
             // A process whose start has not been reported yet has used nothing.
@@ -74,13 +74,13 @@ impl Actor {
     }
 
     /// Writes the crash bundle for a slot's last exit.
-    pub(super) fn bundle(&mut self, seat: SeatNumber) {
+    pub(super) fn bundle(&mut self, slot: SlotNumber) {
         let state = self.core.state();
-        let Some(shown) = state.scheduler.into_iter().chain(state.workers).nth(seat) else {
+        let Some(shown) = state.scheduler.into_iter().chain(state.workers).nth(slot) else {
             return;
         };
         let Some(at) = shown.last_exit.as_ref().map(|exit| exit.at.clone()) else { return };
-        let Some(spec) = self.launch.processes().nth(seat).cloned() else { return };
+        let Some(spec) = self.launch.processes().nth(slot).cloned() else { return };
         let (crashes, log) = (self.paths.crashes(), self.paths.log(&spec.name));
         let (gpus, events) = (self.gpus.clone(), self.inner.0.clone());
         let write = move || {
@@ -104,7 +104,7 @@ impl Actor {
             // A full disk must not stop the cluster; the cause is also in the state.
             if let Ok(Ok((path, gpu_errors))) = tokio::task::spawn_blocking(write).await {
                 // The receiver is gone when the cluster has ended.
-                let _ = events.send(Event::Bundled { seat, at, path, gpu_errors }).await;
+                let _ = events.send(Event::Bundled { slot, at, path, gpu_errors }).await;
             }
         });
     }

@@ -85,7 +85,7 @@ impl Actor {
         let stopped_keys = processes
             .enumerate()
             .filter(|(_, process)| stopped(process.pid))
-            .filter_map(|(seat, _)| self.core.key_of(seat));
+            .filter_map(|(slot, _)| self.core.key_of(slot));
         Event::Looked {
             stopped: stopped_keys.collect(),
             guardian_stopped: stopped(Some(self.guardian.pid())),
@@ -95,7 +95,7 @@ impl Actor {
     /// Reports a dead process's exit after its last messages have been read.
     pub(super) fn report_end(&mut self, key: Key, exit: Exit) {
         let listener = self.contacts.remove(&key).and_then(Contact::into_listener);
-        let log = self.seat(key).map(|spec| self.paths.log(&spec.name));
+        let log = self.slot(key).map(|spec| self.paths.log(&spec.name));
         let events = self.inner.0.clone();
         tokio::spawn(async move {
             if let Some(listener) = listener {
@@ -129,7 +129,7 @@ async fn listen(pipe: OwnedReadHalf, key: Key, events: mpsc::Sender<Event>) {
         }
     }
     // The receiver is gone when the cluster has ended.
-    let _ = events.send(Event::Hushed { key }).await;
+    let _ = events.send(Event::StatusClosed { key }).await;
 }
 
 /// Reads the next line of at most [`status::LINE_LIMIT`] bytes. A longer line is split into pieces,

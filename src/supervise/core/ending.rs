@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::seat::{Seat, Then};
-use super::{Action, Core, Moment, SeatNumber};
+use super::slot::{AfterStop, Slot};
+use super::{Action, Core, Moment, SlotNumber};
 use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
 use crate::wire::status::AfterLeaving;
@@ -16,29 +16,35 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 
 impl Core {
     /// Asks a living process to end.
-    pub(super) fn terminate(&mut self, number: SeatNumber, then: Then, reason: &str, now: Moment) {
+    pub(super) fn terminate(
+        &mut self,
+        number: SlotNumber,
+        then: AfterStop,
+        reason: &str,
+        now: Moment,
+    ) {
         let grace = self.policy.grace.0;
-        let seat = &mut self.seats[number];
-        let Some(key) = seat.key else { return };
-        seat.then = then;
-        if seat.phase() == ProcessPhase::Stopping {
+        let slot = &mut self.slots[number];
+        let Some(key) = slot.key else { return };
+        slot.then = then;
+        if slot.phase() == ProcessPhase::Stopping {
             return;
         }
-        seat.shown.state = ProcessPhase::Stopping;
-        seat.ready_by = None;
-        seat.kill_at = Some(now + grace);
+        slot.shown.state = ProcessPhase::Stopping;
+        slot.ready_by = None;
+        slot.kill_at = Some(now + grace);
         self.actions.push(Action::Terminate { key });
         self.record(now, Some(number), What::Stopping { reason: reason.to_owned() });
     }
 
     /// Kills a living process.
-    fn kill(&mut self, number: SeatNumber, reason: &str, now: Moment) {
-        let seat = &mut self.seats[number];
-        let Some(key) = seat.key else { return };
-        seat.shown.state = ProcessPhase::Stopping;
-        seat.ready_by = None;
-        seat.kill_at = None;
-        seat.give_up_at = seat.give_up_at.or(Some(now + GIVE_UP));
+    fn kill(&mut self, number: SlotNumber, reason: &str, now: Moment) {
+        let slot = &mut self.slots[number];
+        let Some(key) = slot.key else { return };
+        slot.shown.state = ProcessPhase::Stopping;
+        slot.ready_by = None;
+        slot.kill_at = None;
+        slot.give_up_at = slot.give_up_at.or(Some(now + GIVE_UP));
         self.actions.push(Action::Kill { key });
         self.record(now, Some(number), What::Killed { reason: reason.to_owned() });
     }
@@ -63,15 +69,15 @@ impl Core {
             self.state.cause = cause.or(self.state.cause.take());
             self.enter(ClusterPhase::Stopping, now);
         }
-        for number in 0..self.seats.len() {
-            if !self.seats[number].is_alive() {
-                if self.seats[number].phase() != ProcessPhase::Failed {
-                    self.rest(number);
+        for number in 0..self.slots.len() {
+            if !self.slots[number].is_alive() {
+                if self.slots[number].phase() != ProcessPhase::Failed {
+                    self.stay_stopped(number);
                 }
             } else if how == Escalation::Graceful {
-                self.terminate(number, Then::Rest, "the cluster ends", now);
+                self.terminate(number, AfterStop::StayStopped, "the cluster ends", now);
             } else {
-                self.seats[number].then = Then::Rest;
+                self.slots[number].then = AfterStop::StayStopped;
                 self.kill(number, "the cluster ends at once", now);
             }
         }
@@ -89,18 +95,18 @@ impl Core {
     pub(super) fn keep_deadlines(&mut self, now: Moment) {
         self.keep_asking(now);
         let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
-        for number in 0..self.seats.len() {
-            if due(self.seats[number].kill_at) {
+        for number in 0..self.slots.len() {
+            if due(self.slots[number].kill_at) {
                 let reason = format!("it did not end within {}", self.policy.grace);
                 self.kill(number, &reason, now);
             }
         }
-        let late = |core: &Core, number: SeatNumber| {
-            let seat = &core.seats[number];
-            seat.phase() == ProcessPhase::Starting && due(seat.ready_by)
+        let late = |core: &Core, number: SlotNumber| {
+            let slot = &core.slots[number];
+            slot.phase() == ProcessPhase::Starting && due(slot.ready_by)
         };
-        let late: Vec<SeatNumber> =
-            (0..self.seats.len()).filter(|number| late(self, *number)).collect();
+        let late: Vec<SlotNumber> =
+            (0..self.slots.len()).filter(|number| late(self, *number)).collect();
         let held_up = self.state.state.is_first() && self.is_held_up() && self.ready_by <= now;
         if (late.is_empty() && !held_up) || self.ending.is_some() {
             return;
@@ -114,20 +120,20 @@ impl Core {
                 self.policy.ready_within,
                 self.whereabouts(number)
             );
-            self.seats[number].blame = Some(reason.clone());
-            self.seats[number].then = Then::Judge;
+            self.slots[number].blame = Some(reason.clone());
+            self.slots[number].then = AfterStop::CountAsDeath;
             self.kill(number, &reason, now);
         }
     }
 
     fn not_ready_in_time(&mut self, now: Moment) {
-        let unready = |number: &SeatNumber| {
-            self.seats[*number].phase() != ProcessPhase::Ready && *number < self.wanted_seats()
+        let unready = |number: &SlotNumber| {
+            self.slots[*number].phase() != ProcessPhase::Ready && *number < self.wanted_slots()
         };
-        let hanging: Vec<String> = (0..self.seats.len())
+        let hanging: Vec<String> = (0..self.slots.len())
             .filter(unready)
             .map(|number| {
-                format!("{} ({})", self.seats[number].shown.name, self.whereabouts(number))
+                format!("{} ({})", self.slots[number].shown.name, self.whereabouts(number))
             })
             .collect();
         let guardian = self.guardian.silent_since.map(|_| "the guardian (does not answer)");
@@ -138,18 +144,18 @@ impl Core {
     }
 
     /// How far the start of a process has come.
-    fn whereabouts(&self, number: SeatNumber) -> String {
-        let seat = &self.seats[number];
-        match &seat.shown.step {
+    fn whereabouts(&self, number: SlotNumber) -> String {
+        let slot = &self.slots[number];
+        match &slot.shown.step {
             Some(step) => step.clone(),
-            None if seat.phase() == ProcessPhase::Unresponsive => "does not answer".to_owned(),
-            None if seat.phase() == ProcessPhase::Waiting => "waits for the scheduler".to_owned(),
-            None if seat.shown.timings.bound_ms.is_none() => "not bound yet".to_owned(),
+            None if slot.phase() == ProcessPhase::Unresponsive => "does not answer".to_owned(),
+            None if slot.phase() == ProcessPhase::Waiting => "waits for the scheduler".to_owned(),
+            None if slot.shown.timings.bound_ms.is_none() => "not bound yet".to_owned(),
             None => "bound, has said nothing since".to_owned(),
         }
     }
 
-    fn wanted_seats(&self) -> usize {
+    fn wanted_slots(&self) -> usize {
         self.workers_from + self.wanted
     }
 
@@ -159,29 +165,29 @@ impl Core {
             return;
         }
         if self.ending.is_some() {
-            let given_up = |seat: &Seat| seat.give_up_at.is_some_and(|at| at <= now);
-            if self.seats.iter().all(|seat| !seat.is_alive() || given_up(seat)) {
+            let given_up = |slot: &Slot| slot.give_up_at.is_some_and(|at| at <= now);
+            if self.slots.iter().all(|slot| !slot.is_alive() || given_up(slot)) {
                 self.end(now);
             }
             return;
         }
-        let wanted = &self.seats[..self.wanted_seats()];
+        let wanted = &self.slots[..self.wanted_slots()];
         let workers = &wanted[self.workers_from..];
-        let done = |seat: &Seat| seat.phase() == ProcessPhase::Stopped;
+        let done = |slot: &Slot| slot.phase() == ProcessPhase::Stopped;
         if self.run_to_completion && !workers.is_empty() && workers.iter().all(done) {
             return self.begin_end_and_settle(Outcome::Finished, now);
         }
-        let failed = workers.iter().find_map(|seat| seat.cause.clone());
-        let let_go = |seat: &Seat| done(seat) && seat.leaving == Some(AfterLeaving::Rest);
+        let failed = workers.iter().find_map(|slot| slot.cause.clone());
+        let let_go = |slot: &Slot| done(slot) && slot.leaving == Some(AfterLeaving::Rest);
         if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(let_go) {
             // The external scheduler that the workers joined has ended or has released them all.
             return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
         }
-        let lost = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Failed;
+        let lost = |slot: &Slot| done(slot) || slot.phase() == ProcessPhase::Failed;
         if let (Some(cause), true) = (&failed, workers.iter().all(lost) && !self.scheduler_stays) {
             return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
         }
-        let settled = |seat: &Seat| done(seat) || seat.phase() == ProcessPhase::Ready;
+        let settled = |slot: &Slot| done(slot) || slot.phase() == ProcessPhase::Ready;
         let answers = self.guardian.silent_since.is_none();
         let phase = match (failed.is_some(), answers && wanted.iter().all(settled)) {
             (true, _) => ClusterPhase::Degraded,
@@ -204,11 +210,11 @@ impl Core {
 
     fn end(&mut self, now: Moment) {
         let Some(outcome) = self.ending.clone() else { return };
-        for seat in 0..self.seats.len() {
-            if let (Some(key), Some(pid)) = (self.seats[seat].key, self.seats[seat].shown.pid) {
+        for slot in 0..self.slots.len() {
+            if let (Some(key), Some(pid)) = (self.slots[slot].key, self.slots[slot].shown.pid) {
                 let text = format!("process {pid} has not ended yet");
                 self.actions.push(Action::Kill { key });
-                self.record(now, Some(seat), What::Note { text });
+                self.record(now, Some(slot), What::Note { text });
             }
         }
         let phase = match outcome {

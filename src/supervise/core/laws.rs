@@ -22,7 +22,7 @@ enum Happening {
     Die(usize, Exit),
     NotStarted(usize),
     Memory(usize),
-    Hush(usize),
+    CloseStatus(usize),
     Stale(u64),
     Stop(Escalation),
     Restart(usize),
@@ -40,31 +40,31 @@ enum Happening {
 
 fn happening() -> impl Strategy<Value = Happening> {
     let exit = prop_oneof![Just(Exit::status(0)), Just(Exit::status(1)), Just(Exit::by_signal(9)),];
-    let seat = 0usize..5;
+    let slot = 0usize..5;
     prop_oneof![
-        10 => seat.clone().prop_map(Happening::Ready),
-        2 => seat.clone().prop_map(Happening::Step),
-        1 => seat.clone().prop_map(Happening::Fail),
-        1 => (seat.clone(), prop_oneof![
+        10 => slot.clone().prop_map(Happening::Ready),
+        2 => slot.clone().prop_map(Happening::Step),
+        1 => slot.clone().prop_map(Happening::Fail),
+        1 => (slot.clone(), prop_oneof![
             Just(AfterLeaving::Rest), Just(AfterLeaving::Return), Just(AfterLeaving::EndCluster)
         ])
-        .prop_map(|(seat, then)| Happening::Leave(seat, then)),
-        6 => (seat.clone(), exit).prop_map(|(seat, exit)| Happening::Die(seat, exit)),
-        1 => seat.clone().prop_map(Happening::NotStarted),
-        1 => seat.clone().prop_map(Happening::Memory),
-        1 => seat.clone().prop_map(Happening::Hush),
+        .prop_map(|(slot, then)| Happening::Leave(slot, then)),
+        6 => (slot.clone(), exit).prop_map(|(slot, exit)| Happening::Die(slot, exit)),
+        1 => slot.clone().prop_map(Happening::NotStarted),
+        1 => slot.clone().prop_map(Happening::Memory),
+        1 => slot.clone().prop_map(Happening::CloseStatus),
         1 => (0u64..40).prop_map(Happening::Stale),
         1 => prop_oneof![Just(Escalation::Graceful), Just(Escalation::Kill)]
             .prop_map(Happening::Stop),
         1 => (0usize..6).prop_map(Happening::Restart),
         1 => (0usize..6).prop_map(Happening::Scale),
         1 => Just(Happening::Verified),
-        2 => (seat.clone(), any::<bool>()).prop_map(|(seat, hangs)| Happening::Hang(seat, hangs)),
+        2 => (slot.clone(), any::<bool>()).prop_map(|(slot, hangs)| Happening::Hang(slot, hangs)),
         1 => any::<bool>().prop_map(Happening::HangGuardian),
         6 => Just(Happening::Answer),
-        2 => proptest::collection::vec(seat.clone(), 0..3).prop_map(Happening::Look),
-        1 => seat.clone().prop_map(Happening::Gone),
-        4 => (seat, 0u8..3).prop_map(|(seat, finding)| Happening::Gpu(seat, finding)),
+        2 => proptest::collection::vec(slot.clone(), 0..3).prop_map(Happening::Look),
+        1 => slot.clone().prop_map(Happening::Gone),
+        4 => (slot, 0u8..3).prop_map(|(slot, finding)| Happening::Gpu(slot, finding)),
         4 => (0u64..4000).prop_map(Happening::Pass),
         6 => Just(Happening::Wait),
     ]
@@ -72,43 +72,45 @@ fn happening() -> impl Strategy<Value = Happening> {
 
 impl World {
     fn happen(&mut self, happening: &Happening) {
-        let living = |world: &World, seat: usize| world.core.key_of(seat);
+        let living = |world: &World, slot: usize| world.core.key_of(slot);
         let said = |key, status| Event::Said { key, status };
         let event = match happening.clone() {
-            Happening::Ready(seat) => living(self, seat).map(|key| {
+            Happening::Ready(slot) => living(self, slot).map(|key| {
                 said(key, Status::Ready { address: None, peers: Vec::new(), ucx: None })
             }),
-            Happening::Step(seat) => {
-                living(self, seat).map(|key| said(key, Status::Step { step: "s".to_owned() }))
+            Happening::Step(slot) => {
+                living(self, slot).map(|key| said(key, Status::Step { step: "s".to_owned() }))
             }
-            Happening::Fail(seat) => {
-                living(self, seat).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
+            Happening::Fail(slot) => {
+                living(self, slot).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }
-            Happening::Leave(seat, then) => living(self, seat)
+            Happening::Leave(slot, then) => living(self, slot)
                 .map(|key| said(key, Status::Leaving { then, reason: "r".to_owned() })),
-            Happening::Die(seat, exit) => {
-                living(self, seat).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
+            Happening::Die(slot, exit) => {
+                living(self, slot).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
             }
-            Happening::NotStarted(seat) => living(self, seat)
+            Happening::NotStarted(slot) => living(self, slot)
                 .map(|key| Event::NotStarted { key, reason: "no memory".to_owned() }),
-            Happening::Memory(seat) => living(self, seat).map(|key| Event::MemoryReached {
+            Happening::Memory(slot) => living(self, slot).map(|key| Event::MemoryReached {
                 key,
                 resident_bytes: 95,
                 limit_bytes: 100,
             }),
-            Happening::Hush(seat) => living(self, seat).map(|key| Event::Hushed { key }),
+            Happening::CloseStatus(slot) => {
+                living(self, slot).map(|key| Event::StatusClosed { key })
+            }
             Happening::Stale(number) => {
                 let key = Key(number);
                 let gone = !self.living.contains_key(&key);
                 let exit = Exit::status(1);
                 gone.then_some(Event::Exited { key, exit, log_tail: Vec::new() })
             }
-            Happening::Hang(seat, true) => {
-                self.hung.insert(seat);
+            Happening::Hang(slot, true) => {
+                self.hung.insert(slot);
                 None
             }
-            Happening::Hang(seat, false) => {
-                self.hung.remove(&seat);
+            Happening::Hang(slot, false) => {
+                self.hung.remove(&slot);
                 None
             }
             Happening::HangGuardian(hangs) => {
@@ -123,13 +125,13 @@ impl World {
                 self.look(&stopped);
                 None
             }
-            Happening::Gone(seat) => living(self, seat).map(|key| Event::Gone { key }),
+            Happening::Gone(slot) => living(self, slot).map(|key| Event::Gone { key }),
             Happening::Stop(how) => Some(Event::Stop(how)),
-            Happening::Restart(seat) => Some(Event::Restart(seat)),
+            Happening::Restart(slot) => Some(Event::Restart(slot)),
             Happening::Scale(workers) => Some(Event::Scale(workers)),
             Happening::Verified => Some(Event::Verified),
-            Happening::Gpu(seat, finding) => self.awaited.contains(&seat).then(|| Event::Gpu {
-                seat,
+            Happening::Gpu(slot, finding) => self.awaited.contains(&slot).then(|| Event::Gpu {
+                slot,
                 finding: match finding {
                     0 => GpuFinding::Free,
                     1 => GpuFinding::Held("held".to_owned()),

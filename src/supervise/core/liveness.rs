@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use super::seat::{Seat, Then};
-use super::{Action, Core, Key, Moment, SeatNumber, millis};
+use super::slot::{AfterStop, Slot};
+use super::{Action, Core, Key, Moment, SlotNumber, millis};
 use crate::plan::Unresponsive;
 use crate::supervise::record::What;
 use crate::supervise::{ProcessPhase, ReadyWhen};
@@ -70,7 +70,7 @@ impl Liveness {
     }
 }
 
-impl Seat {
+impl Slot {
     fn can_be_asked(&self) -> bool {
         let at_work = matches!(self.phase(), ProcessPhase::Ready | ProcessPhase::Unresponsive);
         at_work && self.ready_when == ReadyWhen::Said && !self.liveness.deaf
@@ -85,8 +85,8 @@ impl Core {
     }
 
     /// Handles an answer of a process.
-    pub(super) fn answered(&mut self, number: SeatNumber, now: Moment) {
-        self.seats[number].liveness.asked = None;
+    pub(super) fn answered(&mut self, number: SlotNumber, now: Moment) {
+        self.slots[number].liveness.asked = None;
         self.judge_silence(number, now);
     }
 
@@ -97,30 +97,30 @@ impl Core {
     }
 
     /// Handles a closed status pipe: the process ends, or does not want questions.
-    pub(super) fn cannot_be_asked(&mut self, number: SeatNumber) {
-        let seat = &mut self.seats[number];
-        seat.liveness.deaf = true;
-        if seat.phase() == ProcessPhase::Ready {
-            seat.liveness.asked = None;
+    pub(super) fn cannot_be_asked(&mut self, number: SlotNumber) {
+        let slot = &mut self.slots[number];
+        slot.liveness.deaf = true;
+        if slot.phase() == ProcessPhase::Ready {
+            slot.liveness.asked = None;
         }
     }
 
     /// Any message shows that the process is not stopped.
-    pub(super) fn heard_of(&mut self, number: SeatNumber) {
-        self.seats[number].liveness.stopped = false;
+    pub(super) fn heard_of(&mut self, number: SlotNumber) {
+        self.slots[number].liveness.stopped = false;
     }
 
     pub(super) fn gone(&mut self, key: Key, now: Moment) {
-        if let Some(number) = self.seat_of(key) {
-            self.seats[number].liveness.gone.get_or_insert(now);
+        if let Some(number) = self.slot_of(key) {
+            self.slots[number].liveness.gone.get_or_insert(now);
         }
     }
 
     pub(super) fn looked(&mut self, stopped: &[Key], guardian_stopped: bool, now: Moment) {
-        for number in 0..self.seats.len() {
-            let Some(key) = self.seats[number].key else { continue };
+        for number in 0..self.slots.len() {
+            let Some(key) = self.slots[number].key else { continue };
             let stopped = stopped.contains(&key);
-            let before = std::mem::replace(&mut self.seats[number].liveness.stopped, stopped);
+            let before = std::mem::replace(&mut self.slots[number].liveness.stopped, stopped);
             if before != stopped {
                 // Its answer shows when it has resumed.
                 self.ask(number, now);
@@ -133,10 +133,10 @@ impl Core {
         }
     }
 
-    fn ask(&mut self, number: SeatNumber, now: Moment) {
-        let seat = &mut self.seats[number];
-        if let (Some(key), true, None) = (seat.key, seat.can_be_asked(), seat.liveness.asked) {
-            seat.liveness.asked = Some(now);
+    fn ask(&mut self, number: SlotNumber, now: Moment) {
+        let slot = &mut self.slots[number];
+        if let (Some(key), true, None) = (slot.key, slot.can_be_asked(), slot.liveness.asked) {
+            slot.liveness.asked = Some(now);
             self.actions.push(Action::Ask { key });
         }
     }
@@ -155,8 +155,8 @@ impl Core {
         if self.next_deadline().is_none_or(|due| due + patience / 4 >= now) {
             return;
         }
-        let seats = self.seats.iter_mut().map(|seat| &mut seat.liveness);
-        for liveness in seats.chain([&mut self.guardian]) {
+        let slots = self.slots.iter_mut().map(|slot| &mut slot.liveness);
+        for liveness in slots.chain([&mut self.guardian]) {
             liveness.asked = liveness.asked.map(|_| now);
             liveness.gone = liveness.gone.map(|_| now);
             liveness.restart_at = now + patience;
@@ -168,47 +168,47 @@ impl Core {
         if self.ending.is_some() {
             return;
         }
-        for number in 0..self.seats.len() {
+        for number in 0..self.slots.len() {
             self.judge_silence(number, now);
         }
         self.judge_guardian(now);
         if self.ask_at <= now {
             self.ask_at = now + self.ask_every();
-            (0..self.seats.len()).for_each(|number| self.ask(number, now));
+            (0..self.slots.len()).for_each(|number| self.ask(number, now));
             self.ask_guardian(now);
             self.actions.push(Action::Look);
         }
     }
 
     /// Updates a process's phase from what is known about its answers.
-    fn judge_silence(&mut self, number: SeatNumber, now: Moment) {
+    fn judge_silence(&mut self, number: SlotNumber, now: Moment) {
         let patience = self.policy.answer_within;
-        let seat = &mut self.seats[number];
-        if seat.phase() == ProcessPhase::Ready
-            && let Some((since, reason)) = seat.liveness.silence(patience, now)
+        let slot = &mut self.slots[number];
+        if slot.phase() == ProcessPhase::Ready
+            && let Some((since, reason)) = slot.liveness.silence(patience, now)
         {
-            seat.liveness.silent_since = Some(since);
-            seat.liveness.restart_at = since + patience.0;
-            seat.shown.state = ProcessPhase::Unresponsive;
+            slot.liveness.silent_since = Some(since);
+            slot.liveness.restart_at = since + patience.0;
+            slot.shown.state = ProcessPhase::Unresponsive;
             let since = self.time_of_day(since);
             self.record(now, Some(number), What::NotAnswering { since, reason });
             // A process that resumes answers this question first.
             self.ask(number, now);
         }
-        let seat = &mut self.seats[number];
-        if seat.phase() != ProcessPhase::Unresponsive {
+        let slot = &mut self.slots[number];
+        if slot.phase() != ProcessPhase::Unresponsive {
             return;
         }
-        let since = seat.liveness.silent_since.unwrap_or(now);
-        if seat.liveness.may_answer() {
-            seat.shown.state = ProcessPhase::Ready;
+        let since = slot.liveness.silent_since.unwrap_or(now);
+        if slot.liveness.may_answer() {
+            slot.shown.state = ProcessPhase::Ready;
             self.record(now, Some(number), What::Answers { after_ms: millis(now - since) });
         } else if self.policy.unresponsive == Unresponsive::Restart
-            && seat.liveness.restart_at <= now
+            && slot.liveness.restart_at <= now
         {
             let reason = format!("did not answer for {patience}");
-            seat.blame = Some(reason.clone());
-            self.terminate(number, Then::Judge, &reason, now);
+            slot.blame = Some(reason.clone());
+            self.terminate(number, AfterStop::CountAsDeath, &reason, now);
         }
     }
 
@@ -231,8 +231,8 @@ impl Core {
 
     /// Whether a process or guardian that must answer before the first READY does not.
     pub(super) fn is_held_up(&self) -> bool {
-        let silent = |seat: &Seat| seat.phase() == ProcessPhase::Unresponsive;
-        self.guardian.silent_since.is_some() || self.seats.iter().any(silent)
+        let silent = |slot: &Slot| slot.phase() == ProcessPhase::Unresponsive;
+        self.guardian.silent_since.is_some() || self.slots.iter().any(silent)
     }
 
     /// When to ask, or to detect a missing answer.
@@ -242,11 +242,11 @@ impl Core {
         }
         let patience = self.policy.answer_within.0;
         let mut deadlines = vec![self.ask_at];
-        for seat in &self.seats {
-            match seat.phase() {
-                ProcessPhase::Ready => deadlines.extend(seat.liveness.deadline(patience)),
+        for slot in &self.slots {
+            match slot.phase() {
+                ProcessPhase::Ready => deadlines.extend(slot.liveness.deadline(patience)),
                 ProcessPhase::Unresponsive if self.policy.unresponsive == Unresponsive::Restart => {
-                    deadlines.push(seat.liveness.restart_at);
+                    deadlines.push(slot.liveness.restart_at);
                 }
                 _ => {}
             }

@@ -14,7 +14,7 @@ mod ending;
 mod laws;
 mod liveness;
 mod requests;
-mod seat;
+mod slot;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -31,14 +31,14 @@ use crate::plan::Supervision;
 use crate::wire::process::{Exit, Key};
 use crate::wire::status::Status;
 use liveness::Liveness;
-use seat::{Seat, Then};
+use slot::{AfterStop, Slot};
 
 /// Time since the supervisor started.
 pub(super) type Moment = Duration;
 
 /// Identifies a process by its position in [`Core::state`]; the scheduler is first, if there is
 /// one.
-pub(super) type SeatNumber = usize;
+pub(super) type SlotNumber = usize;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub(super) enum Event {
     /// A process wrote on its status pipe.
     Said { key: Key, status: Status },
     /// A process's status pipe has no writer any more: the program does not use it, or has ended.
-    Hushed { key: Key },
+    StatusClosed { key: Key },
     /// A process has ended according to the kernel; the guardian will report how.
     Gone { key: Key },
     /// A check has found that the processes with these keys are stopped.
@@ -64,15 +64,15 @@ pub(super) enum Event {
     /// A process's resident memory is near its limit.
     MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
     /// The GPU of a dead process was checked.
-    Gpu { seat: SeatNumber, finding: GpuFinding },
+    Gpu { slot: SlotNumber, finding: GpuFinding },
     /// The crash bundle of an exit was written.
-    Bundled { seat: SeatNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
+    Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
     /// A remark to record.
     Noted { text: String },
     /// The end was requested.
     Stop(Escalation),
     /// A restart of a process was requested.
-    Restart(SeatNumber),
+    Restart(SlotNumber),
     /// This number of workers was requested.
     Scale(usize),
     /// The cluster was verified.
@@ -98,7 +98,7 @@ pub(super) enum GpuFinding {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
     /// Start the process of a slot.
-    Start { seat: SeatNumber, key: Key },
+    Start { slot: SlotNumber, key: Key },
     /// Send SIGTERM to its group.
     Terminate { key: Key },
     /// Send SIGKILL to a process and its descendants.
@@ -110,9 +110,9 @@ pub(super) enum Action {
     /// Check which processes are stopped.
     Look,
     /// Wait until a dead process's GPU is free, and report it.
-    AwaitGpu { seat: SeatNumber },
+    AwaitGpu { slot: SlotNumber },
     /// Write a crash bundle for an abnormal exit.
-    Bundle { seat: SeatNumber },
+    Bundle { slot: SlotNumber },
     /// Publish a record.
     Record(Record),
     /// The cluster has ended.
@@ -130,7 +130,7 @@ pub(super) struct Core {
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
     /// The scheduler first, if there is one; then the workers.
-    seats: Vec<Seat>,
+    slots: Vec<Slot>,
     workers_from: usize,
     /// Number of requested workers.
     wanted: usize,
@@ -158,8 +158,8 @@ impl Core {
     /// `began` is the time of day at [`Moment::ZERO`]; `seed` is for jitter.
     pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
         let shown = state.scheduler.iter().chain(&state.workers);
-        let seats = launch.processes().zip(shown);
-        let seats = seats.map(|(spec, shown)| Seat::new(spec.ready, shown.clone()));
+        let slots = launch.processes().zip(shown);
+        let slots = slots.map(|(spec, shown)| Slot::new(spec.ready, shown.clone()));
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
@@ -167,7 +167,7 @@ impl Core {
             workers_wait: launch.workers_wait,
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
-            seats: seats.collect(),
+            slots: slots.collect(),
             workers_from: usize::from(launch.scheduler.is_some()),
             wanted: launch.workers.len(),
             state,
@@ -200,19 +200,19 @@ impl Core {
     /// When to send [`Event::Tick`], if no other event occurs before.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
         let mut deadlines: Vec<Moment> = self.liveness_deadlines();
-        for seat in &self.seats {
-            deadlines.extend(seat.kill_at);
-            if seat.phase() == ProcessPhase::Starting {
-                deadlines.extend(seat.ready_by);
+        for slot in &self.slots {
+            deadlines.extend(slot.kill_at);
+            if slot.phase() == ProcessPhase::Starting {
+                deadlines.extend(slot.ready_by);
             }
             // One that is already due waits for another process, and so for an event.
-            let waits = seat.phase() == ProcessPhase::Restarting && seat.not_before > self.now;
-            deadlines.extend(waits.then_some(seat.not_before));
+            let waits = slot.phase() == ProcessPhase::Restarting && slot.not_before > self.now;
+            deadlines.extend(waits.then_some(slot.not_before));
         }
         // The cluster ends when the last living process is given up.
-        let living = || self.seats.iter().filter(|seat| seat.is_alive());
-        if self.ending.is_some() && living().all(|seat| seat.give_up_at.is_some()) {
-            deadlines.extend(living().filter_map(|seat| seat.give_up_at).max());
+        let living = || self.slots.iter().filter(|slot| slot.is_alive());
+        if self.ending.is_some() && living().all(|slot| slot.give_up_at.is_some()) {
+            deadlines.extend(living().filter_map(|slot| slot.give_up_at).max());
         }
         deadlines.into_iter().min().filter(|_| !self.over)
     }
@@ -222,12 +222,12 @@ impl Core {
         let mut state = self.state.clone();
         let since = |liveness: &Liveness| liveness.silent_since.map(|at| self.time_of_day(at));
         state.guardian_not_answering_since = since(&self.guardian);
-        let mut shown = self.seats.iter().map(|seat| {
-            let silent = seat.phase() == ProcessPhase::Unresponsive;
-            let not_answering_since = since(&seat.liveness).filter(|_| silent);
-            let starts_at = (seat.phase() == ProcessPhase::Restarting)
-                .then(|| self.time_of_day(seat.not_before));
-            ProcessState { not_answering_since, starts_at, ..seat.shown.clone() }
+        let mut shown = self.slots.iter().map(|slot| {
+            let silent = slot.phase() == ProcessPhase::Unresponsive;
+            let not_answering_since = since(&slot.liveness).filter(|_| silent);
+            let starts_at = (slot.phase() == ProcessPhase::Restarting)
+                .then(|| self.time_of_day(slot.not_before));
+            ProcessState { not_answering_since, starts_at, ..slot.shown.clone() }
         });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
         state.workers = shown.collect();
@@ -235,17 +235,17 @@ impl Core {
     }
 
     /// The key of a slot's living process.
-    pub(super) fn key_of(&self, seat: SeatNumber) -> Option<Key> {
-        self.seats.get(seat)?.key
+    pub(super) fn key_of(&self, slot: SlotNumber) -> Option<Key> {
+        self.slots.get(slot)?.key
     }
 
     /// The slot with this name.
-    pub(super) fn seat_named(&self, name: &str) -> Option<SeatNumber> {
-        self.seats.iter().position(|seat| seat.shown.name == name)
+    pub(super) fn slot_named(&self, name: &str) -> Option<SlotNumber> {
+        self.slots.iter().position(|slot| slot.shown.name == name)
     }
 
-    fn seat_of(&self, key: Key) -> Option<SeatNumber> {
-        self.seats.iter().position(|seat| seat.key == Some(key))
+    fn slot_of(&self, key: Key) -> Option<SlotNumber> {
+        self.slots.iter().position(|slot| slot.key == Some(key))
     }
 
     fn apply(&mut self, event: Event, now: Moment) {
@@ -258,7 +258,7 @@ impl Core {
             Event::Started { key, pid } => self.started(key, pid, now),
             Event::NotStarted { key, reason } => self.not_started(key, &reason, now),
             Event::Said { key, status } => self.said(key, status, now),
-            Event::Hushed { key } => self.hushed(key, now),
+            Event::StatusClosed { key } => self.status_closed(key, now),
             Event::Gone { key } => self.gone(key, now),
             Event::Looked { stopped, guardian_stopped } => {
                 self.looked(&stopped, guardian_stopped, now);
@@ -268,16 +268,16 @@ impl Core {
             Event::MemoryReached { key, resident_bytes, limit_bytes } => {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
             }
-            Event::Gpu { seat, finding } => self.gpu_found(seat, finding, now),
-            Event::Bundled { seat, at, path, gpu_errors } => {
-                self.bundled(seat, &at, path, gpu_errors, now);
+            Event::Gpu { slot, finding } => self.gpu_found(slot, finding, now),
+            Event::Bundled { slot, at, path, gpu_errors } => {
+                self.bundled(slot, &at, path, gpu_errors, now);
             }
             Event::Noted { text } => {
                 self.state.notes.push(text.clone());
                 self.record(now, None, What::Note { text });
             }
             Event::Stop(how) => self.stop(how, now),
-            Event::Restart(seat) => self.restart(seat, now),
+            Event::Restart(slot) => self.restart(slot, now),
             Event::Scale(wanted) => self.scale(wanted, now),
             Event::Verified => self.unverified = false,
             Event::GuardianLost => {
@@ -293,98 +293,98 @@ impl Core {
     // ---- messages from processes
 
     fn started(&mut self, key: Key, pid: u32, now: Moment) {
-        let Some(seat) = self.seat_of(key) else { return };
-        self.seats[seat].shown.pid = Some(pid);
-        let restarts = self.seats[seat].shown.restarts;
-        self.record(now, Some(seat), What::Started { pid, restarts });
+        let Some(slot) = self.slot_of(key) else { return };
+        self.slots[slot].shown.pid = Some(pid);
+        let restarts = self.slots[slot].shown.restarts;
+        self.record(now, Some(slot), What::Started { pid, restarts });
     }
 
     /// A shim that could not be started counts as a process that ended at once.
     fn not_started(&mut self, key: Key, reason: &str, now: Moment) {
-        let Some(seat) = self.seat_of(key) else { return };
-        self.seats[seat].blame = Some(format!("could not be started: {reason}"));
+        let Some(slot) = self.slot_of(key) else { return };
+        self.slots[slot].blame = Some(format!("could not be started: {reason}"));
         let exit = Exit { code: None, signal: None, core_dumped: false };
         self.exited(key, exit, Vec::new(), now);
     }
 
     fn said(&mut self, key: Key, status: Status, now: Moment) {
-        let Some(number) = self.seat_of(key) else { return };
+        let Some(number) = self.slot_of(key) else { return };
         self.heard_of(number);
-        let seat = &mut self.seats[number];
+        let slot = &mut self.slots[number];
         match status {
             Status::Bound { cpus, mems, notes } => {
-                seat.shown.timings.bound_ms = Some(millis(now - seat.started));
-                seat.shown.cpus = Some(cpus);
-                seat.shown.mems = (!mems.is_empty()).then_some(mems);
-                seat.shown.notes.clone_from(&notes);
+                slot.shown.timings.bound_ms = Some(millis(now - slot.started));
+                slot.shown.cpus = Some(cpus);
+                slot.shown.mems = (!mems.is_empty()).then_some(mems);
+                slot.shown.notes.clone_from(&notes);
                 for text in notes {
                     self.record(now, Some(number), What::Note { text });
                 }
             }
             Status::Step { step } => {
-                seat.shown.step = Some(step.clone());
+                slot.shown.step = Some(step.clone());
                 self.record(now, Some(number), What::Step { step });
             }
             Status::Ready { address, peers, ucx } => {
-                seat.shown.address = address;
-                seat.shown.ucx = ucx;
-                seat.shown.peers = peers;
+                slot.shown.address = address;
+                slot.shown.ucx = ucx;
+                slot.shown.peers = peers;
                 self.ready(number, now);
             }
             Status::Alive => self.answered(number, now),
-            Status::Dashboard { link } => seat.shown.dashboard = Some(link),
+            Status::Dashboard { link } => slot.shown.dashboard = Some(link),
             Status::Note { text } => {
-                seat.shown.notes.push(text.clone());
+                slot.shown.notes.push(text.clone());
                 self.record(now, Some(number), What::Note { text });
             }
             Status::Leaving { then, reason } => {
                 // A process that never worked has no data to hand over.
-                seat.leaving = seat.ready.map(|_| then);
+                slot.leaving = slot.ready.map(|_| then);
                 self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
             }
             Status::Failed { reason } => {
-                let what = if seat.ready.is_some() { "go on" } else { "start" };
-                seat.blame = Some(format!("could not {what}: {reason}"));
+                let what = if slot.ready.is_some() { "go on" } else { "start" };
+                slot.blame = Some(format!("could not {what}: {reason}"));
             }
         }
     }
 
-    fn hushed(&mut self, key: Key, now: Moment) {
-        let Some(number) = self.seat_of(key) else { return };
+    fn status_closed(&mut self, key: Key, now: Moment) {
+        let Some(number) = self.slot_of(key) else { return };
         self.cannot_be_asked(number);
-        let seat = &self.seats[number];
-        let executed = seat.ready_when == ReadyWhen::Executed
-            && seat.shown.timings.bound_ms.is_some()
-            && seat.blame.is_none();
+        let slot = &self.slots[number];
+        let executed = slot.ready_when == ReadyWhen::Executed
+            && slot.shown.timings.bound_ms.is_some()
+            && slot.blame.is_none();
         if executed {
             self.ready(number, now);
         }
     }
 
-    fn ready(&mut self, number: SeatNumber, now: Moment) {
-        let seat = &mut self.seats[number];
-        if seat.phase() != ProcessPhase::Starting {
+    fn ready(&mut self, number: SlotNumber, now: Moment) {
+        let slot = &mut self.slots[number];
+        if slot.phase() != ProcessPhase::Starting {
             return;
         }
-        seat.ready = Some(now);
-        seat.ready_by = None;
-        seat.shown.step = None;
-        seat.shown.state = ProcessPhase::Ready;
-        let after_ms = millis(now - seat.started);
-        seat.shown.timings.ready_ms = Some(after_ms);
+        slot.ready = Some(now);
+        slot.ready_by = None;
+        slot.shown.step = None;
+        slot.shown.state = ProcessPhase::Ready;
+        let after_ms = millis(now - slot.started);
+        slot.shown.timings.ready_ms = Some(after_ms);
         self.record(now, Some(number), What::Ready { after_ms });
     }
 
     fn memory_reached(&mut self, key: Key, resident: u64, limit: u64, now: Moment) {
-        let Some(number) = self.seat_of(key) else { return };
-        if !self.seats[number].is_at_work() {
+        let Some(number) = self.slot_of(key) else { return };
+        if !self.slots[number].is_at_work() {
             return;
         }
         use crate::units::HumanBytes;
         let reason =
             format!("reached its memory limit ({} of {})", HumanBytes(resident), HumanBytes(limit));
-        self.seats[number].blame = Some(reason.clone());
-        self.terminate(number, Then::Judge, &reason, now);
+        self.slots[number].blame = Some(reason.clone());
+        self.terminate(number, AfterStop::CountAsDeath, &reason, now);
     }
 
     // ---- deadlines
@@ -396,11 +396,11 @@ impl Core {
             return;
         }
         if self.workers_from == 1 {
-            let workers_gone = self.seats[1..].iter().all(|seat| !seat.is_alive());
+            let workers_gone = self.slots[1..].iter().all(|slot| !slot.is_alive());
             if workers_gone && self.may_start(0, now) {
                 self.start(0, now);
             }
-            let scheduler = &self.seats[0];
+            let scheduler = &self.slots[0];
             let beside = self.workers_wait
                 && self.state.state.is_first()
                 && scheduler.phase() == ProcessPhase::Starting
@@ -410,11 +410,11 @@ impl Core {
             }
         }
         let first = self.workers_from;
-        let is_ready = |seat: &Seat| seat.phase() == ProcessPhase::Ready;
+        let is_ready = |slot: &Slot| slot.phase() == ProcessPhase::Ready;
         let alone = self.first_alone
             && self.state.state.is_first()
-            && !self.seats.get(first).is_some_and(is_ready);
-        let until = if alone { first + 1 } else { self.seats.len() };
+            && !self.slots.get(first).is_some_and(is_ready);
+        let until = if alone { first + 1 } else { self.slots.len() };
         for number in first..until {
             if self.may_start(number, now) {
                 self.start(number, now);
@@ -422,29 +422,29 @@ impl Core {
         }
     }
 
-    fn may_start(&self, number: SeatNumber, now: Moment) -> bool {
-        let seat = &self.seats[number];
+    fn may_start(&self, number: SlotNumber, now: Moment) -> bool {
+        let slot = &self.slots[number];
         let worker = number.checked_sub(self.workers_from);
-        let due = match seat.phase() {
+        let due = match slot.phase() {
             ProcessPhase::Waiting => worker.is_none_or(|worker| worker < self.wanted),
-            ProcessPhase::Restarting => seat.not_before <= now,
+            ProcessPhase::Restarting => slot.not_before <= now,
             _ => false,
         };
-        due && !seat.gpu_pending
+        due && !slot.gpu_pending
     }
 
-    fn start(&mut self, number: SeatNumber, now: Moment) {
+    fn start(&mut self, number: SlotNumber, now: Moment) {
         let key = Key(self.next_key);
         self.next_key += 1;
         let first = self.state.state.is_first() && self.ready_by > now;
         let ready_by = if first { self.ready_by } else { now + self.policy.ready_within.0 };
-        let seat = &mut self.seats[number];
-        seat.take(key, now, ready_by);
-        self.actions.push(Action::Start { seat: number, key });
+        let slot = &mut self.slots[number];
+        slot.take(key, now, ready_by);
+        self.actions.push(Action::Start { slot: number, key });
     }
 
-    fn record(&mut self, now: Moment, seat: Option<SeatNumber>, what: What) {
-        let process = seat.map(|number| self.seats[number].shown.name.clone());
+    fn record(&mut self, now: Moment, slot: Option<SlotNumber>, what: What) {
+        let process = slot.map(|number| self.slots[number].shown.name.clone());
         let record = Record { at: self.time_of_day(now), process, what };
         self.actions.push(Action::Record(record));
     }

@@ -2,43 +2,43 @@
 //!
 //! *Invariant:* a request has no effect once the end has begun.
 
-use super::seat::Then;
-use super::{Core, Moment, SeatNumber};
+use super::slot::AfterStop;
+use super::{Core, Moment, SlotNumber};
 use crate::supervise::ProcessPhase;
 
 impl Core {
     /// Asks living workers to end; they are restarted when the scheduler is READY.
     pub(super) fn recall_workers(&mut self, reason: &str, now: Moment) {
-        for number in self.workers_from..self.seats.len() {
-            match self.seats[number].phase() {
-                _ if self.seats[number].is_at_work() => {
-                    self.terminate(number, Then::Rejoin, reason, now);
+        for number in self.workers_from..self.slots.len() {
+            match self.slots[number].phase() {
+                _ if self.slots[number].is_at_work() => {
+                    self.terminate(number, AfterStop::Rejoin, reason, now);
                 }
                 ProcessPhase::Restarting => {
-                    self.seats[number].shown.state = ProcessPhase::Waiting;
+                    self.slots[number].shown.state = ProcessPhase::Waiting;
                 }
                 _ => {}
             }
         }
     }
 
-    pub(super) fn restart(&mut self, number: SeatNumber, now: Moment) {
-        if self.ending.is_some() || number >= self.seats.len() {
+    pub(super) fn restart(&mut self, number: SlotNumber, now: Moment) {
+        if self.ending.is_some() || number >= self.slots.len() {
             return;
         }
-        self.seats[number].forgive();
+        self.slots[number].forgive();
         let reason = "a restart was asked for";
-        match self.seats[number].phase() {
-            _ if self.seats[number].is_at_work() => {
-                self.terminate(number, Then::Return, reason, now);
+        match self.slots[number].phase() {
+            _ if self.slots[number].is_at_work() => {
+                self.terminate(number, AfterStop::Restart, reason, now);
             }
-            ProcessPhase::Stopping => self.seats[number].then = Then::Return,
+            ProcessPhase::Stopping => self.slots[number].then = AfterStop::Restart,
             ProcessPhase::Waiting => {}
             phase => {
-                self.seats[number].afresh |= phase == ProcessPhase::Stopped;
+                self.slots[number].afresh |= phase == ProcessPhase::Stopped;
                 let unwanted = number.checked_sub(self.workers_from);
                 if unwanted.is_none_or(|worker| worker < self.wanted) {
-                    self.return_at(number, now);
+                    self.restart_at(number, now);
                 }
             }
         }
@@ -52,21 +52,23 @@ impl Core {
             return;
         }
         let first = self.workers_from;
-        self.wanted = wanted.min(self.seats.len() - first);
-        for number in first..self.seats.len() {
-            let phase = self.seats[number].phase();
+        self.wanted = wanted.min(self.slots.len() - first);
+        for number in first..self.slots.len() {
+            let phase = self.slots[number].phase();
             if number - first < self.wanted {
                 if phase == ProcessPhase::Stopped {
-                    self.seats[number].forgive();
-                    self.seats[number].afresh = true;
-                    self.seats[number].shown.state = ProcessPhase::Waiting;
-                } else if phase == ProcessPhase::Stopping && self.seats[number].then == Then::Rest {
-                    self.seats[number].then = Then::Rejoin;
+                    self.slots[number].forgive();
+                    self.slots[number].afresh = true;
+                    self.slots[number].shown.state = ProcessPhase::Waiting;
+                } else if phase == ProcessPhase::Stopping
+                    && self.slots[number].then == AfterStop::StayStopped
+                {
+                    self.slots[number].then = AfterStop::Rejoin;
                 }
-            } else if self.seats[number].is_alive() {
-                self.terminate(number, Then::Rest, "fewer workers are wanted", now);
+            } else if self.slots[number].is_alive() {
+                self.terminate(number, AfterStop::StayStopped, "fewer workers are wanted", now);
             } else {
-                self.rest(number);
+                self.stay_stopped(number);
             }
         }
     }

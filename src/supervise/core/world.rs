@@ -176,20 +176,20 @@ impl World {
         self.person_asked |= matches!(event, Event::Restart(_) | Event::Scale(_));
         match &event {
             Event::Exited { key, .. } | Event::NotStarted { key, .. } => {
-                if let Some(seat) = self.living.remove(key) {
-                    match self.is_worker(seat) && self.worked.contains(key) {
-                        true => self.died_at_work.insert(seat),
-                        false => self.died_at_work.remove(&seat),
+                if let Some(slot) = self.living.remove(key) {
+                    match self.is_worker(slot) && self.worked.contains(key) {
+                        true => self.died_at_work.insert(slot),
+                        false => self.died_at_work.remove(&slot),
                     };
                 }
                 self.asked.remove(key);
                 self.told.remove(key);
                 self.killed.remove(key);
             }
-            Event::Gpu { seat, finding } => {
-                self.awaited.remove(seat);
+            Event::Gpu { slot, finding } => {
+                self.awaited.remove(slot);
                 if matches!(finding, GpuFinding::Lost(_)) {
-                    self.lost.insert(*seat);
+                    self.lost.insert(*slot);
                 }
             }
             Event::Verified => self.launch.to_be_verified = false,
@@ -207,27 +207,27 @@ impl World {
     pub(super) fn check_action(&mut self, action: Action) {
         assert!(self.outcome.is_none(), "the end is the last action: {action:?}");
         match action {
-            Action::Start { seat, key } => {
-                assert!(!self.living.values().any(|other| *other == seat), "an empty seat");
+            Action::Start { slot, key } => {
+                assert!(!self.living.values().any(|other| *other == slot), "an empty slot");
                 assert!(!self.stop_asked, "nothing is started once the end was asked for");
                 let scheduler = self.launch.scheduler.is_some();
-                if scheduler && seat > 0 {
+                if scheduler && slot > 0 {
                     let scheduler = self.core.state().scheduler.expect("a scheduler");
                     let beside = self.launch.workers_wait && self.starts.get(&0) == Some(&1);
                     let ready = scheduler.state == ProcessPhase::Ready;
                     let starting = scheduler.state == ProcessPhase::Starting;
                     assert!(ready || beside && starting, "workers follow the scheduler");
                 }
-                assert!(!self.awaited.contains(&seat), "not before its GPU is free");
-                self.living.insert(key, seat);
-                let starts = self.starts.entry(seat).or_default();
+                assert!(!self.awaited.contains(&slot), "not before its GPU is free");
+                self.living.insert(key, slot);
+                let starts = self.starts.entry(slot).or_default();
                 *starts += 1;
                 let again = *starts > 1;
-                self.lost.remove(&seat);
-                if self.stopped.remove(&seat) && again {
-                    *self.filled.entry(seat).or_default() += 1;
-                } else if again && !self.died_at_work.contains(&seat) {
-                    self.restarts.entry(seat).or_default().push(self.now);
+                self.lost.remove(&slot);
+                if self.stopped.remove(&slot) && again {
+                    *self.filled.entry(slot).or_default() += 1;
+                } else if again && !self.died_at_work.contains(&slot) {
+                    self.restarts.entry(slot).or_default().push(self.now);
                 }
             }
             Action::Terminate { key } => {
@@ -246,60 +246,60 @@ impl World {
                 assert!(!std::mem::replace(&mut self.guardian_asked, true), "one at a time");
             }
             Action::Look => {}
-            Action::AwaitGpu { seat } => drop(self.awaited.insert(seat)),
+            Action::AwaitGpu { slot } => drop(self.awaited.insert(slot)),
             Action::Bundle { .. } => {}
             Action::Record(record) => self.records.push(record.what),
             Action::End(outcome) => self.outcome = Some(outcome),
         }
     }
 
-    fn is_worker(&self, seat: usize) -> bool {
-        seat > 0 || self.launch.scheduler.is_none()
+    fn is_worker(&self, slot: usize) -> bool {
+        slot > 0 || self.launch.scheduler.is_none()
     }
 
     pub(super) fn check_state(&mut self) {
         let next = self.core.next_deadline();
         assert!(next.is_none_or(|next| next > self.now), "a deadline that is past was dealt with");
         let state = self.core.state();
-        let seats: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
-        for (number, seat) in seats.iter().enumerate() {
+        let slots: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
+        for (number, slot) in slots.iter().enumerate() {
             let lives = self.living.values().any(|other| *other == number);
             let active = matches!(
-                seat.state,
+                slot.state,
                 ProcessPhase::Starting
                     | ProcessPhase::Ready
                     | ProcessPhase::Unresponsive
                     | ProcessPhase::Stopping
             );
             if self.outcome.is_none() {
-                assert_eq!(active, lives, "{}: {:?}", seat.name, seat.state);
+                assert_eq!(active, lives, "{}: {:?}", slot.name, slot.state);
             }
             let starts = self.starts.get(&number).copied().unwrap_or_default();
             let filled = self.filled.get(&number).copied().unwrap_or_default();
-            assert_eq!(seat.restarts, starts.saturating_sub(1) - filled, "{}", seat.name);
+            assert_eq!(slot.restarts, starts.saturating_sub(1) - filled, "{}", slot.name);
             let gives_up = self.launch.supervision.restart == RestartWhen::Never
                 || self.core.ending.is_some()
                 || self.lost.contains(&number);
-            let failed = seat.state == ProcessPhase::Failed;
+            let failed = slot.state == ProcessPhase::Failed;
             let at_work = self.died_at_work.contains(&number);
-            assert!(gives_up || !(failed && at_work), "{}: its work ended it", seat.name);
+            assert!(gives_up || !(failed && at_work), "{}: its work ended it", slot.name);
             let living = self.living.iter().find(|(_, other)| **other == number);
-            if let (Some((key, _)), ProcessPhase::Ready) = (living, seat.state) {
+            if let (Some((key, _)), ProcessPhase::Ready) = (living, slot.state) {
                 self.worked.insert(*key);
             }
-            if seat.state == ProcessPhase::Stopped {
+            if slot.state == ProcessPhase::Stopped {
                 self.stopped.insert(number);
             }
-            let silent = seat.state == ProcessPhase::Unresponsive;
-            assert_eq!(silent, seat.not_answering_since.is_some(), "{}", seat.name);
+            let silent = slot.state == ProcessPhase::Unresponsive;
+            assert_eq!(silent, slot.not_answering_since.is_some(), "{}", slot.name);
         }
         let ready = state.ready_after_ms.is_some();
         assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");
         if matches!(state.state, ClusterPhase::Ready | ClusterPhase::Verifying) {
             let wanted = self.core.workers_from + self.core.wanted;
-            for seat in &seats[..wanted] {
-                let good = matches!(seat.state, ProcessPhase::Ready | ProcessPhase::Stopped);
-                assert!(good, "READY, but {} is {:?}", seat.name, seat.state);
+            for slot in &slots[..wanted] {
+                let good = matches!(slot.state, ProcessPhase::Ready | ProcessPhase::Stopped);
+                assert!(good, "READY, but {} is {:?}", slot.name, slot.state);
             }
             assert_eq!(state.guardian_not_answering_since, None, "READY without a guardian");
         }
@@ -321,8 +321,8 @@ impl World {
     pub(super) fn check_limit(&self) {
         let Supervision { limit, window, .. } = &self.launch.supervision;
         let schedulers = usize::from(self.launch.scheduler.is_some());
-        for (seat, moments) in &self.restarts {
-            if schedulers == 1 && *seat > 0 {
+        for (slot, moments) in &self.restarts {
+            if schedulers == 1 && *slot > 0 {
                 continue;
             }
             for first in moments {
@@ -331,17 +331,17 @@ impl World {
                 let healthy = self.launch.supervision.healthy_after.0;
                 let healthy_whiles = window.0.div_duration_f64(healthy);
                 let allowed = f64::from(*limit) * (1.0 + healthy_whiles);
-                assert!(inside.count() as f64 <= allowed, "seat {seat}: {moments:?}");
+                assert!(inside.count() as f64 <= allowed, "slot {slot}: {moments:?}");
             }
         }
     }
 
-    pub(super) fn key(&self, seat: usize) -> Key {
-        self.core.key_of(seat).expect("alive")
+    pub(super) fn key(&self, slot: usize) -> Key {
+        self.core.key_of(slot).expect("alive")
     }
 
-    pub(super) fn ready(&mut self, seat: usize) {
-        let key = self.key(seat);
+    pub(super) fn ready(&mut self, slot: usize) {
+        let key = self.key(slot);
         self.tell(Event::Started { key, pid: 100 });
         let bound = Status::Bound { cpus: CpuSet::new(), mems: NodeSet::new(), notes: vec![] };
         self.tell(Event::Said { key, status: bound });
@@ -349,8 +349,8 @@ impl World {
         self.tell(Event::Said { key, status });
     }
 
-    pub(super) fn die(&mut self, seat: usize, exit: Exit) {
-        let key = self.key(seat);
+    pub(super) fn die(&mut self, slot: usize, exit: Exit) {
+        let key = self.key(slot);
         let log_tail = vec!["last line".to_owned()];
         self.tell(Event::Exited { key, exit, log_tail });
     }
@@ -360,7 +360,7 @@ impl World {
         let asked = std::mem::take(&mut self.asked);
         for key in asked {
             match self.living.get(&key) {
-                Some(seat) if self.hung.contains(seat) => drop(self.asked.insert(key)),
+                Some(slot) if self.hung.contains(slot) => drop(self.asked.insert(key)),
                 Some(_) => self.tell(Event::Said { key, status: Status::Alive }),
                 None => {}
             }
@@ -373,7 +373,7 @@ impl World {
 
     /// Reports a check for stopped processes.
     pub(super) fn look(&mut self, stopped: &[usize]) {
-        let stopped = stopped.iter().filter_map(|seat| self.core.key_of(*seat)).collect();
+        let stopped = stopped.iter().filter_map(|slot| self.core.key_of(*slot)).collect();
         self.tell(Event::Looked { stopped, guardian_stopped: false });
     }
 
@@ -401,10 +401,10 @@ impl World {
 }
 
 pub(super) fn up(launch: Launch) -> World {
-    let seats = usize::from(launch.scheduler.is_some()) + launch.workers.len();
+    let slots = usize::from(launch.scheduler.is_some()) + launch.workers.len();
     let mut world = World::new(launch);
-    for seat in 0..seats {
-        world.ready(seat);
+    for slot in 0..slots {
+        world.ready(slot);
     }
     if world.launch.to_be_verified {
         world.tell(Event::Verified);

@@ -33,7 +33,7 @@ fn workers_start_when_the_scheduler_is_ready() {
 fn workers_that_wait_themselves_are_started_beside_the_scheduler_the_first_time() {
     let mut world = World::new(Launch { workers_wait: true, ..launch(true, 2, false) });
     assert_eq!(world.living.len(), 3);
-    (0..3).for_each(|seat| world.ready(seat));
+    (0..3).for_each(|slot| world.ready(slot));
     assert_eq!(world.phase(), ClusterPhase::Ready);
     world.die(0, Exit::by_signal(9));
     world.die(1, Exit::by_signal(15));
@@ -59,7 +59,7 @@ fn a_first_worker_that_the_others_are_forked_from_is_started_alone() {
 fn a_cluster_that_is_to_be_verified_is_ready_when_it_is() {
     let unverified = || Launch { to_be_verified: true, ..launch(true, 2, false) };
     let mut world = World::new(unverified());
-    (0..3).for_each(|seat| world.ready(seat));
+    (0..3).for_each(|slot| world.ready(slot));
     assert_eq!(world.phase(), ClusterPhase::Verifying);
     world.now += Duration::from_secs(3600);
     world.tell(Event::Tick);
@@ -70,7 +70,7 @@ fn a_cluster_that_is_to_be_verified_is_ready_when_it_is() {
     assert_eq!(world.phase(), ClusterPhase::Recovering, "later deaths are mended");
 
     let mut world = World::new(unverified());
-    (0..3).for_each(|seat| world.ready(seat));
+    (0..3).for_each(|slot| world.ready(slot));
     world.die(2, Exit::by_signal(9));
     assert_eq!(world.phase(), ClusterPhase::Stopping, "it never was READY");
 }
@@ -245,10 +245,10 @@ fn a_scheduler_may_end_the_cluster_instead() {
     assert!(matches!(world.outcome, Some(Outcome::Failed(_))));
 }
 
-fn leaves(world: &mut World, seat: usize, then: AfterLeaving) {
-    let key = world.key(seat);
+fn leaves(world: &mut World, slot: usize, then: AfterLeaving) {
+    let key = world.key(slot);
     world.tell(Event::Said { key, status: Status::Leaving { then, reason: "asked".to_owned() } });
-    world.die(seat, Exit::status(0));
+    world.die(slot, Exit::status(0));
 }
 
 #[test]
@@ -312,12 +312,12 @@ fn a_gpu_is_waited_for_and_a_lost_one_is_not_tried_again() {
     world.tell(Event::Tick);
     assert_eq!(world.living.len(), 1, "its GPU is not free yet");
     let held = GpuFinding::Held("GPU 0 is still held by process 9".to_owned());
-    world.tell(Event::Gpu { seat: 0, finding: held });
+    world.tell(Event::Gpu { slot: 0, finding: held });
     assert_eq!(world.living.len(), 2, "and is tried after the longest wait");
     world.ready(0);
     world.die(0, Exit::by_signal(9));
     let lost = GpuFinding::Lost("GPU 0 has fallen off the bus (Xid 79)".to_owned());
-    world.tell(Event::Gpu { seat: 0, finding: lost });
+    world.tell(Event::Gpu { slot: 0, finding: lost });
     assert_eq!(world.phase(), ClusterPhase::Degraded);
     let cause = world.core.state().cause.expect("a cause");
     assert_eq!(cause.text, "gpu0 cannot be started again: GPU 0 has fallen off the bus (Xid 79)");

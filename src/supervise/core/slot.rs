@@ -15,15 +15,15 @@ use crate::wire::status::AfterLeaving;
 
 /// What follows the end of a process, depending on why it was asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AfterStop {
     /// Nothing: the cluster is ending, or the worker is no longer requested.
-    Rest,
+    StayStopped,
     /// It is restarted at once.
-    Return,
+    Restart,
     /// It is restarted when the scheduler is READY.
     Rejoin,
     /// Its end counts as a death.
-    Judge,
+    CountAsDeath,
 }
 
 /// Longest delay before the restart of a worker that died while READY, because the workload waits
@@ -36,14 +36,14 @@ pub(super) enum AfterDeath {
     /// It is restarted after this delay.
     Restart { delay: Duration },
     /// It ended as expected.
-    Rest,
+    StayStopped,
     /// It is not restarted.
     Fail { reason: String },
 }
 
 /// The slot of one process.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct Slot {
     pub(super) ready_when: ReadyWhen,
     pub(super) shown: ProcessState,
     pub(super) key: Option<Key>,
@@ -58,7 +58,7 @@ pub(super) struct Seat {
     /// When to give up the living process, if it was killed.
     pub(super) give_up_at: Option<Moment>,
     /// What follows its end, once it was asked to end.
-    pub(super) then: Then,
+    pub(super) then: AfterStop,
     /// Why it could not start, as reported by the process, or why the supervisor ended it.
     pub(super) blame: Option<String>,
     /// What is to follow its end, as reported by the process, if someone else asked it to end.
@@ -80,7 +80,7 @@ pub(super) struct Seat {
     pub(super) liveness: Liveness,
 }
 
-impl Seat {
+impl Slot {
     pub(super) fn new(ready_when: ReadyWhen, shown: ProcessState) -> Self {
         Self {
             ready_when,
@@ -91,7 +91,7 @@ impl Seat {
             ready_by: None,
             kill_at: None,
             give_up_at: None,
-            then: Then::Judge,
+            then: AfterStop::CountAsDeath,
             blame: None,
             leaving: None,
             not_before: Moment::ZERO,
@@ -120,7 +120,7 @@ impl Seat {
 
     /// Sets a newly started process.
     pub(super) fn take(&mut self, key: Key, now: Moment, ready_by: Moment) {
-        debug_assert!(self.key.is_none() && !self.gpu_pending, "an empty seat whose GPU is free");
+        debug_assert!(self.key.is_none() && !self.gpu_pending, "an empty slot whose GPU is free");
         self.key = Some(key);
         self.shown.restarts += u32::from(self.shown.last_exit.is_some() && !self.afresh);
         self.afresh = false;
@@ -129,7 +129,7 @@ impl Seat {
         self.ready_by = Some(ready_by);
         self.kill_at = None;
         self.give_up_at = None;
-        self.then = Then::Judge;
+        self.then = AfterStop::CountAsDeath;
         self.blame = None;
         self.leaving = None;
         self.cause = None;
@@ -188,7 +188,7 @@ impl Seat {
         };
         if !wanted {
             let failed = || AfterDeath::Fail { reason: "it is not to be restarted".to_owned() };
-            return if succeeded { AfterDeath::Rest } else { failed() };
+            return if succeeded { AfterDeath::StayStopped } else { failed() };
         }
         let healthy = self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0);
         if healthy {
