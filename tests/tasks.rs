@@ -70,7 +70,7 @@ fn large_objects_go_round_and_come_back() {
     assert_eq!(put.bytes().expect("there"), content);
     put.replicate(2).expect("asked");
     let start = std::time::Instant::now();
-    while put.places().expect("there").len() < 2 {
+    while put.locations().expect("there").len() < 2 {
         assert!(start.elapsed() < native::PATIENCE, "no copy is made");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }

@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Ok(found) => arguments.end(vec![found]),
         Err(FindError::Ended(ended)) => {
             ended.sweep().map_err(reach::unusable)?;
-            output::status(&format!("{} is down: it {}", ended.name, ended.story()));
+            output::status(&format!("{} is down: it {}", ended.name, ended.summary()));
             Ok(Exit::Done)
         }
         Err(error) => Err(reach::not_found(error)),

@@ -63,8 +63,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Failure::new(Exit::Usage, anyhow::anyhow!("there is no program to become"))
     })?;
     let mut env = worker.env.clone();
-    let told = |name: &str| std::env::var(name).ok();
-    env.extend(command::told_by_launcher(rank, source == GIVEN, told));
+    let variable = |name: &str| std::env::var(name).ok();
+    env.extend(command::told_by_launcher(rank, source == GIVEN, variable));
     // Returns only if the program cannot be executed.
     let error = std::process::Command::new(program).args(rest).envs(&env).exec();
     let exit = match error.kind() {

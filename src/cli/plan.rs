@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
-use super::flags::spoken::Keys;
+use super::flags::keys::Keys;
 use super::{input, output, source};
 use crate::plan::{
     self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,

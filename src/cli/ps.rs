@@ -134,7 +134,7 @@ impl Arguments {
 
     /// How a cluster ended, and the last state of its processes.
     fn end_of(&self, ended: &Ended) -> String {
-        let mut text = format!("{}: {}", ended.name, ended.story());
+        let mut text = format!("{}: {}", ended.name, ended.summary());
         let Some(state) = &ended.state else { return text + "\n" };
         if let Some(cause) = &state.cause {
             // The last lines of the log come after this text.
@@ -184,7 +184,7 @@ fn final_state(ended: &Ended) -> Value {
             "name": ended.name,
             "state": ClusterPhase::Failed,
             "run_directory": ended.paths.root(),
-            "cause": { "text": ended.story() },
+            "cause": { "text": ended.summary() },
         }),
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn find_also_ended(
     match cluster::find(name) {
         Ok(found) => Ok((found.paths.clone(), Some(found))),
         Err(FindError::Ended(ended)) => {
-            output::status(&format!("{} {}", ended.name, ended.story()));
+            output::status(&format!("{} {}", ended.name, ended.summary()));
             Ok((ended.paths, None))
         }
         Err(error) => Err(not_found(error)),

@@ -51,7 +51,7 @@ impl Relay {
         };
         let pipe = pipe.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let written = Arc::new(AtomicU64::new(0));
-        let (told, end) = oneshot::channel();
+        let (ended, end) = oneshot::channel();
         let mut lines = Lines {
             alone: names.len() == 1 && !separate_streams && !prefix,
             names,
@@ -63,7 +63,7 @@ impl Relay {
         };
         std::thread::Builder::new()
             .name("relay".to_owned())
-            .spawn(move || drop(told.send(lines.pass_on(pipe))))
+            .spawn(move || drop(ended.send(lines.pass_on(pipe))))
             .map_err(failed)?;
         Ok(Self { end: Some(end), written })
     }

@@ -12,7 +12,7 @@ use audience::Audience;
 use owner::Owner;
 
 use super::failure::{Exit, Failure};
-use super::flags::spoken::Keys;
+use super::flags::keys::Keys;
 use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::ServiceManager;

@@ -40,7 +40,7 @@ impl Ended {
 
     /// How, when and why it ended, such as `failed at 2026-01-31T12:00:00.000Z: gpu1 ended with
     /// status 3`.
-    pub fn story(&self) -> String {
+    pub fn summary(&self) -> String {
         let Some(state) = &self.state else {
             return "ended before it started a process".to_owned();
         };

@@ -24,7 +24,7 @@ pub enum FindError {
         running: Vec<ClusterName>,
     },
     /// The cluster of this name has ended.
-    #[error("{} is not running: it {}", .0.name, .0.story())]
+    #[error("{} is not running: it {}", .0.name, .0.summary())]
     Ended(Box<Ended>),
     /// Several are running, and no name was given.
     #[error("several clusters are running: {}", list(running))]

@@ -21,7 +21,7 @@ mod gpus;
 mod launch;
 #[cfg(feature = "native")]
 mod native;
-mod places;
+mod paths;
 mod prepare;
 mod start;
 mod takedown;
@@ -36,7 +36,7 @@ pub use embedded::{Builder, Cluster, Events, LaunchFailure};
 pub use ended::Ended;
 pub use find::{Clusters, FindError, Found, clusters, find};
 pub use launch::LaunchError;
-pub use places::PlaceError;
+pub use paths::PathError;
 pub use prepare::PrepareError;
 pub use start::UpError;
 pub use takedown::TakeDownError;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::places::{self, PlaceError};
+use super::paths::{self, PathError};
 use crate::ids::GpuUuid;
 use crate::plan::{CallerEnvironment, Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
 use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
@@ -58,7 +58,7 @@ pub enum PrepareError {
     Libucp(#[from] NoLibucp),
     /// A path that the plan's processes need can't be used.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Path(#[from] PathError),
     /// A requested network interface does not exist here.
     #[error(
         "'scheduler.interface': there is no network interface {name} here; there {}",
@@ -80,7 +80,7 @@ impl PrepareError {
             PrepareError::Probe(error) => error.hint(),
             PrepareError::Plan(error) => error.hint(),
             PrepareError::Libucp(error) => error.hint(),
-            PrepareError::Place(error) => Some(error.hint()),
+            PrepareError::Path(error) => Some(error.hint()),
             PrepareError::NoInterface { .. } => {
                 Some("leave it out for the usual one, or name one that is up".to_owned())
             }
@@ -151,7 +151,7 @@ fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareErr
         return Err(PrepareError::Elsewhere { machine });
     };
     check_libraries(&prepared.launched)?;
-    places::check(&prepared.launched)?;
+    paths::check(&prepared.launched)?;
     Ok(prepared)
 }
 

@@ -5,7 +5,7 @@
 //! *Invariant:* every flag sets exactly one key of the spec, and has dask-cuda's name where
 //! dask-cuda has one.
 
-pub(super) mod spoken;
+pub(super) mod keys;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -491,7 +491,7 @@ impl Asked {
         flags.strict = self.strict.then_some(true);
         change(&mut flags);
         Request::merge(file.as_ref(), &flags)
-            .map_err(|error| spoken::contradiction(&error, file.as_ref()))
+            .map_err(|error| keys::contradiction(&error, file.as_ref()))
     }
 }
 

@@ -376,7 +376,7 @@ impl Remote {
     ///
     /// # Errors
     /// If it will never exist.
-    pub fn places(&self) -> Result<Vec<String>, ClientError> {
+    pub fn locations(&self) -> Result<Vec<String>, ClientError> {
         self.wait()?;
         self.session.locate(self.object)
     }

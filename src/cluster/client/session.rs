@@ -41,7 +41,7 @@ struct State {
     objects: HashMap<ObjectId, (u32, Status)>,
     outgoing: Vec<Request>,
     released: Vec<ObjectId>,
-    places: HashMap<ObjectId, Vec<String>>,
+    locations: HashMap<ObjectId, Vec<String>>,
     explanations: HashMap<ObjectId, String>,
     overview: Option<Overview>,
     streams: HashMap<u64, (HashSet<ObjectId>, VecDeque<ObjectId>)>,
@@ -202,26 +202,26 @@ impl Session {
 
     /// The workers that have an object; waits until there is one.
     pub(super) fn locate(&self, object: ObjectId) -> Result<Vec<String>, ClientError> {
-        self.lock().places.remove(&object);
+        self.lock().locations.remove(&object);
         self.ask(Request::Locate { object })?;
-        self.wait_places(object)
+        self.wait_locations(object)
     }
 
-    fn wait_places(&self, object: ObjectId) -> Result<Vec<String>, ClientError> {
+    fn wait_locations(&self, object: ObjectId) -> Result<Vec<String>, ClientError> {
         let failed = |state: &State| match state.objects.get(&object) {
             Some((_, Status::Failed(error))) => Some(error.clone()),
             _ => None,
         };
         let found = self.until(|state| match failed(state) {
             Some(error) => Some(Err(error)),
-            None => state.places.remove(&object).map(Ok),
+            None => state.locations.remove(&object).map(Ok),
         })?;
         Ok(found?)
     }
 
     /// The worker to which an object should be sent.
     pub(super) fn wait_place(&self, object: ObjectId) -> Result<String, ClientError> {
-        self.wait_places(object)?.pop().ok_or(ClientError::Gone)
+        self.wait_locations(object)?.pop().ok_or(ClientError::Gone)
     }
 
     pub(super) fn explain(&self, task: ObjectId) -> Result<String, ClientError> {
@@ -263,16 +263,16 @@ impl State {
             News::Available { object, product } => {
                 // An object kept by the scheduler is on no worker.
                 if matches!(product, Product::Inline(_)) {
-                    self.places.insert(object, Vec::new());
+                    self.locations.insert(object, Vec::new());
                 }
                 self.came(object, Status::Available(product));
             }
             News::Failed { object, error } => self.came(object, Status::Failed(error)),
             News::At { object, workers } => {
-                self.places.insert(object, workers);
+                self.locations.insert(object, workers);
             }
             News::PutAt { object, worker } => {
-                self.places.insert(object, vec![worker]);
+                self.locations.insert(object, vec![worker]);
             }
             News::Because { task, why } => {
                 self.explanations.insert(task, why);

@@ -182,7 +182,7 @@ impl<'a> Keys<'a> {
         let hint = error.hint();
         match error {
             PrepareError::Plan(error) => self.no_plan(error),
-            PrepareError::Place(_) | PrepareError::NoInterface { .. } => {
+            PrepareError::Path(_) | PrepareError::NoInterface { .. } => {
                 let error = anyhow::Error::new(error);
                 let cause = error.root_cause().to_string();
                 let text = error.to_string();

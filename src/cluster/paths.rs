@@ -12,7 +12,7 @@ use crate::plan::{EnginePlan, Plan};
 
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum PathError {
     /// A directory that can't be created, or written to.
     #[error("'{key}': nothing can be written into {}", path.display())]
     Directory {
@@ -48,7 +48,7 @@ pub enum PlaceError {
     },
 }
 
-impl PlaceError {
+impl PathError {
     /// A hint for the user.
     pub fn hint(&self) -> String {
         match self {
@@ -64,7 +64,7 @@ impl PlaceError {
 ///
 /// # Errors
 /// If one of them can't be used.
-pub(super) fn check(plan: &Plan) -> Result<(), PlaceError> {
+pub(super) fn check(plan: &Plan) -> Result<(), PathError> {
     if let Some(path) = &plan.supervision.pid_file {
         file("worker.pid_file", path)?;
     }
@@ -95,7 +95,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlaceError> {
 }
 
 /// Creates a directory with its parents, writes into it, and removes everything again.
-fn directory(key: &'static str, path: &Path) -> Result<(), PlaceError> {
+fn directory(key: &'static str, path: &Path) -> Result<(), PathError> {
     let above = path.ancestors().filter(|part| !part.as_os_str().is_empty());
     let missing: Vec<&Path> = above.take_while(|part| !part.exists()).collect();
     let written = fs::create_dir_all(path).and_then(|()| write_in(path));
@@ -103,7 +103,7 @@ fn directory(key: &'static str, path: &Path) -> Result<(), PlaceError> {
         // Removal fails if it was not created, or if it contains files of others.
         let _ = fs::remove_dir(made);
     }
-    written.map_err(|source| PlaceError::Directory { key, path: path.to_owned(), source })
+    written.map_err(|source| PathError::Directory { key, path: path.to_owned(), source })
 }
 
 /// Creates a file with a unique name, and removes it.
@@ -114,7 +114,7 @@ fn write_in(directory: &Path) -> io::Result<()> {
 }
 
 /// Checks that a file could be written, without changing an existing one.
-fn file(key: &'static str, path: &Path) -> Result<(), PlaceError> {
+fn file(key: &'static str, path: &Path) -> Result<(), PathError> {
     let looked = match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(_) => OpenOptions::new().append(true).open(path).map(drop),
@@ -123,11 +123,11 @@ fn file(key: &'static str, path: &Path) -> Result<(), PlaceError> {
             write_in(above.unwrap_or(Path::new(".")))
         }
     };
-    looked.map_err(|source| PlaceError::File { key, path: path.to_owned(), source })
+    looked.map_err(|source| PathError::File { key, path: path.to_owned(), source })
 }
 
 /// Checks that a program could be run. One without a slash is searched when it is run.
-fn program(key: &'static str, path: &Path) -> Result<(), PlaceError> {
+fn program(key: &'static str, path: &Path) -> Result<(), PathError> {
     if path.components().count() == 1 && path.is_relative() {
         return Ok(());
     }
@@ -137,7 +137,7 @@ fn program(key: &'static str, path: &Path) -> Result<(), PlaceError> {
         Ok(false) => io::ErrorKind::PermissionDenied.into(),
         Err(error) => error,
     };
-    Err(PlaceError::Program { key, path: path.to_owned(), source: looked })
+    Err(PathError::Program { key, path: path.to_owned(), source: looked })
 }
 
 #[cfg(test)]
