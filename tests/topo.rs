@@ -104,7 +104,7 @@ fn a_bad_document_is_refused_with_line_column_and_key() {
 #[test]
 fn a_plan_that_is_wrong_is_refused_with_line_column_and_key() {
     let deep = format!("version: {}", "[".repeat(100_000));
-    let wrong = "version: 1\nname: demo\nengine: dsak\n";
+    let wrong = "version: 2\nname: demo\nengine: dsak\n";
     for (text, words) in [
         (wrong, "line 3, column 9: engine: unknown word \"dsak\"; expected one of native"),
         (deep.as_str(), "it is nested too deeply"),
