@@ -167,8 +167,8 @@ impl Runner {
         }
     }
 
-    /// Ends the threads, so that each frees what it has of the device. Waits for running tasks no
-    /// longer than this; those threads end with the process.
+    /// Ends the threads and removes all objects, so that what they have of the device is freed.
+    /// Waits for running tasks no longer than this; those threads end with the process.
     pub(super) fn stop(&self, within: Duration) {
         let mut jobs = lock(&self.queue.jobs);
         jobs.closed = true;
@@ -177,11 +177,13 @@ impl Runner {
         while jobs.threads > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
             let waited = self.queue.ended.wait_timeout(jobs, left);
             jobs = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        drop(jobs);
+        self.shared.store.clear();
     }
 
     fn enqueue(&self, job: Job) {

@@ -216,6 +216,14 @@ impl Store {
         self.ledger.touch();
     }
 
+    /// Removes every object, at the worker's end. One that is in use is freed by its last user.
+    pub(crate) fn clear(&self) {
+        let objects: Vec<ObjectId> = self.lock().contents.keys().copied().collect();
+        for object in objects {
+            self.remove(object);
+        }
+    }
+
     /// Brings an object into memory and pins it.
     pub(crate) fn open(
         self: &Arc<Self>,
