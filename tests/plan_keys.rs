@@ -98,6 +98,7 @@ const PLANNED: &[(&str, &str, &str)] = &[
     ("dask.adapt_minimum", "engine: dask", "1"),
     ("dask.dashboard_prefix", "engine: dask", "/proxy"),
     ("dask.worker_class", "engine: dask", "mine.Worker"),
+    ("dask.worker_names", "engine: dask", "gpu"),
     ("dask.enable_cudf_spill", "engine: dask", "true"),
     ("dask.cudf_spill_stats", "{engine: dask, dask: {enable_cudf_spill: true}}", "2"),
     ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
