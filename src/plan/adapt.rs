@@ -1,7 +1,6 @@
 //! A plan of another machine, made launchable on this one.
 //!
-//! Changes only what this machine does not have; what the plan decided stays visible in the plan
-//! that was printed.
+//! Changes only what this machine does not have. The printed plan is the original one.
 //!
 //! *Invariant:* every CPU, memory node and network device of the result exists here.
 
@@ -16,9 +15,9 @@ use crate::topology::Note;
 /// What this machine has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Here {
-    /// CPUs that may be used.
+    /// The allowed CPUs.
     pub cpus: CpuSet,
-    /// NUMA nodes that may be used; empty where the kernel knows none.
+    /// The allowed NUMA nodes; empty if the kernel has none.
     pub mems: NodeSet,
     /// Network interfaces and RDMA ports (`lo`, `eth0`, `mlx5_0:1`).
     pub net_devices: BTreeSet<String>,
@@ -85,7 +84,7 @@ fn bind_here(plan: &mut Plan, here: &Here, notes: &mut Vec<Note>) {
     }
 }
 
-/// Keeps the memory nodes that exist; says whether some do not.
+/// Keeps the memory nodes that exist, and tells whether any were dropped.
 fn nodes_here(binding: &mut Binding, here: &Here) -> bool {
     let Some(planned) = binding.mems.clone() else { return false };
     if planned.is_subset(&here.mems) {
@@ -101,7 +100,7 @@ fn nodes_here(binding: &mut Binding, here: &Here) -> bool {
     true
 }
 
-/// What the environment lost, for one note each.
+/// What was removed from the environment; one note for each kind.
 #[derive(Default)]
 struct Dropped {
     devices: BTreeSet<String>,
@@ -128,7 +127,7 @@ fn net_devices_here(env: &mut BTreeMap<String, String>, here: &Here, dropped: &m
         return;
     }
     dropped.devices.extend(lost.into_iter().map(str::to_owned));
-    // UCX needs one device to set connections up; loopback is everywhere.
+    // UCX needs a device for connection setup; every machine has loopback.
     *value = if kept.is_empty() { "lo".to_owned() } else { kept.join(",") };
 }
 
@@ -150,7 +149,7 @@ fn transports_here(
     }
     dropped.transports.extend(lost.into_iter().map(str::to_owned));
     *value = if kept.is_empty() { "posix,cma,self".to_owned() } else { kept.join(",") };
-    // Without RDMA hardware nothing can set connections up over it.
+    // Connection setup cannot use RDMA where there is no RDMA hardware.
     let priority = env.get_mut("UCX_SOCKADDR_TLS_PRIORITY").filter(|_| !rdma);
     if let Some(priority) = priority {
         "tcp".clone_into(priority);

@@ -3,15 +3,14 @@
 //! Knows nothing of GPUs and NICs. This is the Hungarian method with potentials, one shortest
 //! augmenting path a row (Jonker and Volgenant), `O(rows² · columns)`.
 //!
-//! *Invariant:* the answer has one column for each row, no column twice, and no other such choice
-//! costs less.
+//! *Invariant:* the answer assigns each row a different column, and no such assignment costs less.
 
-/// Column of each row.
+/// Returns the column of each row.
 ///
 /// `cost(row, column)` is called for all pairs; costs may be as large as `i128::MAX / 4` in sum.
 ///
 /// # Panics
-/// If there are more rows than columns: then no assignment exists.
+/// If there are more rows than columns, because then no assignment exists.
 pub(super) fn assign(
     rows: usize,
     columns: usize,

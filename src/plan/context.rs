@@ -1,9 +1,8 @@
-//! What the parts of a plan decide from: the caller's surroundings, the chosen GPUs, the workers to
-//! be.
+//! The input of every decision: the caller's environment, the chosen GPUs, the workers to plan.
 //!
-//! Reads no environment; the command line and the embedded API do.
+//! Does not read the environment; the command line and the embedded API do.
 //!
-//! *Invariant:* whatever a plan depends on besides topology and spec is in [`CallerEnvironment`].
+//! *Invariant:* a plan depends on the topology, the spec and [`CallerEnvironment`] alone.
 
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -12,7 +11,7 @@ use super::form::Rejected;
 use crate::spec::{ClusterSpec, EngineKind, GpuName, MatchSpec, OverrideSpec, UcxVersion};
 use crate::topology::{Gpu, MigInstance, Topology};
 
-/// What surrounds the caller: variables, interfaces, limits.
+/// The caller's variables, network interfaces and limits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallerEnvironment {
     /// Environment variables; only `UCX_*`, `UCXPY_*`, `NCCL_*`, `CUDA_VISIBLE_DEVICES` and the
@@ -20,23 +19,23 @@ pub struct CallerEnvironment {
     pub variables: BTreeMap<String, String>,
     /// Network interfaces that are up.
     pub interfaces: Vec<Interface>,
-    /// The UCX that will be used, where it is known.
+    /// The version of the UCX that will be used, if known.
     pub ucx_version: Option<UcxVersion>,
-    /// Every libucp that is installed, the preferred first.
+    /// Every installed libucp, most preferred first.
     pub ucx_libraries: Vec<InstalledUcx>,
     /// The memory policy that the caller was started with (`numactl`), like `bind 1`; `None` for
-    /// the usual one.
+    /// the default policy.
     pub memory_policy: Option<String>,
-    /// Most memory that the caller's cgroup may use, in bytes; `None` for no limit.
+    /// Memory limit of the caller's cgroup, in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,
 }
 
-/// A libucp of the machine.
+/// A libucp that is installed on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledUcx {
     /// Its path.
     pub path: String,
-    /// What it belongs to, for people.
+    /// Where it comes from, for messages: `libucx-cu13 of …`.
     pub whose: String,
     /// Whether it comes with CUDA transports.
     pub cuda: bool,
@@ -51,7 +50,7 @@ pub struct Interface {
     pub name: String,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whether the machine's main address, the one that others are told, is on it.
+    /// Whether it has the address that the machine announces to others.
     pub main: bool,
 }
 
@@ -82,7 +81,7 @@ impl Chosen<'_> {
     }
 }
 
-/// The choice.
+/// The chosen GPUs, and how they were chosen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selected<'a> {
     /// In rank order.
@@ -91,13 +90,13 @@ pub(super) struct Selected<'a> {
     pub(super) by_uuid: bool,
     /// Whether the caller's `CUDA_VISIBLE_DEVICES` decided.
     pub(super) from_caller: bool,
-    /// Why these.
+    /// Why these were chosen.
     pub(super) reason: String,
     /// What was left out.
     pub(super) rejected: Vec<Rejected>,
 }
 
-/// One worker to be, before its resources are decided.
+/// A worker before its resources are decided.
 #[derive(Clone, Debug)]
 pub(super) struct Slot<'a> {
     pub(super) name: String,
@@ -107,7 +106,7 @@ pub(super) struct Slot<'a> {
 }
 
 impl<'a> Slot<'a> {
-    /// What the spec's overrides say of it; the later beats the earlier.
+    /// A value from the spec's overrides; the last one wins.
     pub(super) fn overridden<T>(&self, pick: impl Fn(&'a OverrideSpec) -> Option<T>) -> Option<T> {
         self.overrides.iter().copied().rev().find_map(pick)
     }
@@ -118,7 +117,7 @@ impl<'a> Slot<'a> {
     }
 }
 
-/// The workers in rank order: GPU by GPU, then those without.
+/// The workers in rank order: those with a GPU, GPU by GPU, then CPU workers.
 pub(super) fn slots<'a>(spec: &'a ClusterSpec, selected: &Selected<'a>) -> Vec<Slot<'a>> {
     let each = spec.workers_per_gpu.unwrap_or(1);
     let mut slots = Vec::new();
@@ -160,7 +159,7 @@ fn matches(wanted: &MatchSpec, name: &str, chosen: Option<Chosen<'_>>) -> bool {
         && wanted.numa.is_none_or(|node| numa == Some(node))
 }
 
-/// Whether a name fits a pattern whose `*` stand for anything.
+/// Whether a name matches a pattern in which `*` matches any text.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -173,7 +172,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Everything that the parts decide from.
+/// Everything that a decision may depend on.
 pub(super) struct Context<'a> {
     pub(super) topology: &'a Topology,
     pub(super) spec: &'a ClusterSpec,

@@ -2,21 +2,21 @@
 //!
 //! Does not bind anything; the shim does.
 //!
-//! *Invariant:* what is given is allowed; under `split` the shares are whole cores, disjoint, and
-//! together they are every core that is near some worker.
+//! *Invariant:* every share is a subset of the allowed CPUs. Under `split` the shares consist of
+//! whole cores, are disjoint, and cover every core that is near some worker.
 
 use super::error::PlanError;
 use crate::cpuset::CpuSet;
 use crate::topology::{Gpu, Note, NumaNode, Topology};
 
-/// The CPUs near one GPU that may be used, and how they were found.
+/// The allowed CPUs near one GPU, and how they were found.
 #[derive(Clone, Debug)]
 pub(super) struct Near {
     pub(super) cpus: CpuSet,
     pub(super) reason: String,
 }
 
-/// The CPUs that may be used at all; `None` when the topology knows of none.
+/// The allowed CPUs; `None` if the topology lists no CPUs.
 pub(super) fn allowed(topology: &Topology) -> Option<CpuSet> {
     let everything = topology.cpus().or_else(|| {
         let of_gpus = topology.gpus.iter().filter_map(|gpu| gpu.cpus.as_ref());
@@ -25,7 +25,7 @@ pub(super) fn allowed(topology: &Topology) -> Option<CpuSet> {
     match (&topology.allowed, everything) {
         (Some(allowed), Some(all)) => {
             let both = allowed.cpus.intersection(&all);
-            // A source that lists only some CPUs must not forbid the rest.
+            // Some sources list only part of the CPUs; the others are allowed all the same.
             Some(if both.is_empty() { allowed.cpus.clone() } else { both })
         }
         (Some(allowed), None) => Some(allowed.cpus.clone()),
@@ -67,7 +67,7 @@ pub(super) fn near(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> Opt
     Some(Near { cpus: usable, reason })
 }
 
-/// The CPUs of the packages of a GPU's NUMA nodes, or of those that its CPUs are on.
+/// The CPUs of the packages that hold a GPU's NUMA nodes or its local CPUs.
 fn of_package(topology: &Topology, gpu: &Gpu, local: &CpuSet) -> CpuSet {
     let nodes = &topology.numa;
     let near = |node: &&NumaNode| {
@@ -80,7 +80,7 @@ fn of_package(topology: &Topology, gpu: &Gpu, local: &CpuSet) -> CpuSet {
     beside.filter_map(|node| node.cpus.as_ref()).fold(CpuSet::new(), |all, cpus| all.union(cpus))
 }
 
-/// The CPUs near a GPU as the topology has them, and who says so.
+/// The CPUs near a GPU according to the topology, and which part of it says so.
 fn local(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> (Option<CpuSet>, String) {
     if let Some(cpus) = gpu.cpus.as_ref().filter(|cpus| !cpus.is_empty()) {
         let place = gpu.numa.map_or_else(String::new, |numa| format!(", NUMA node {numa}"));
@@ -102,7 +102,7 @@ fn local(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> (Option<CpuSe
     if let Some(cpus) = of(&|node| nodes.contains(&node.id.0)) {
         return (Some(cpus), format!("CPUs of {names}, which GPU {} is on", gpu.index));
     }
-    // A node with memory alone, or one whose CPUs are offline: its package is the next best.
+    // The node has memory only, or its CPUs are offline: use the CPUs of its package.
     let packages: Vec<u32> = topology
         .numa
         .iter()
@@ -119,7 +119,7 @@ fn local(topology: &Topology, gpu: &Gpu, notes: &mut Vec<Note>) -> (Option<CpuSe
     }
 }
 
-/// Physical cores inside a set; each CPU is one where the topology knows no cores.
+/// The physical cores inside a set. A CPU that belongs to no known core counts as a core.
 pub(super) fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
     let mut cores: Vec<CpuSet> = topology
         .cores
@@ -135,13 +135,13 @@ pub(super) fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
 
 /// Shares cores among workers: `near[w]` are the CPUs near worker `w`.
 ///
-/// Whole cores only: two workers on the hyperthreads of one core would fight for its L1 cache. The
-/// cores that are near the same workers are dealt as runs of neighbours, in worker order, so that
-/// each brings the worker with the least up to the level of the others. Remainder rule: where a
-/// number does not divide, the first workers get one core more.
+/// Cores are never split, because two workers on hyperthreads of one core compete for its L1 cache.
+/// Cores that are near the same workers are shared out as runs of neighbours, in worker order, such
+/// that the worker with the fewest cores catches up first. If the number of cores does not divide
+/// evenly, the first workers get one more each.
 pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSet>, PlanError> {
-    // Cores by the workers they are near to; those with the fewest takers are dealt first, because
-    // nobody else can use them.
+    // Cores grouped by the workers they are near. Groups with the fewest workers go first, because
+    // no other worker can use their cores.
     let mut groups: Vec<(Vec<usize>, Vec<&CpuSet>)> = Vec::new();
     for core in cores {
         let takers: Vec<usize> = (0..near.len())
@@ -181,8 +181,8 @@ pub(super) fn share_cores(cores: &[CpuSet], near: &[CpuSet]) -> Result<Vec<CpuSe
     }
 }
 
-/// How many of `cores` each taker gets so that all come to one level as far as possible; among
-/// equals, those with the fewest cores to hope for come first.
+/// How many of `cores` each taker gets so that their totals are as equal as possible. Among equal
+/// totals, the taker with the fewest near CPUs comes first.
 fn level_up(takers: &[usize], counts: &[usize], near: &[CpuSet], cores: usize) -> Vec<usize> {
     let mut quotas = vec![0usize; takers.len()];
     let hopes: Vec<usize> = takers.iter().map(|worker| near[*worker].len()).collect();

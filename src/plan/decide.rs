@@ -1,4 +1,4 @@
-//! The plan as a whole: each part decides, this puts the decisions together.
+//! Puts the decisions of the other modules together into a plan.
 //!
 //! Does not decide about any single resource; `gpus`, `network`, `shares`, `ucx` and `workers` do.
 //!
@@ -22,8 +22,8 @@ use crate::units::{HumanBytes, Size};
 /// Decides everything that `up` does.
 ///
 /// # Errors
-/// If what is asked for is not there, cannot be shared out, or, under `strict`, if anything could
-/// not be had as asked.
+/// If something that was asked for does not exist or cannot be shared out; under `strict`, also if
+/// the plan would have a note.
 pub fn plan(
     topology: &Topology,
     request: &Request,
@@ -86,7 +86,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// Refuses values that this machine contradicts.
+/// An error about a value that this machine contradicts.
 fn refuse(key: &str, message: String, hint: &'static str) -> Result<(), PlanError> {
     let problem = Box::new(Problem::Contradiction { message, hint });
     let origin = "plan".to_owned();
@@ -99,7 +99,7 @@ fn without_repetition(notes: Vec<Note>) -> Vec<Note> {
 }
 
 impl<'a> Context<'a> {
-    /// Checks what only the number of workers can contradict.
+    /// Checks the values that only the number of workers can contradict.
     fn one_address_for_each(&self) -> Result<(), PlanError> {
         let workers = self.slots.len();
         let worker = &self.spec.worker;
@@ -127,7 +127,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Checks sizes that are asked for against the GPUs.
+    /// Checks that the requested sizes fit the GPUs.
     fn within_the_device(&self) -> Result<(), PlanError> {
         let spec = self.spec;
         for slot in self.slots {
@@ -159,7 +159,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Notes options that mean nothing to the engine.
+    /// Notes the options that have no effect under this engine.
     fn ignored(&self, notes: &mut Vec<Note>) {
         let reason = match self.engine {
             EngineKind::Dask => return,
@@ -202,7 +202,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Notes what was asked for and cannot be had, or is dangerous.
+    /// Notes requests that can't be satisfied or are risky.
     fn requirements(&self, notes: &mut Vec<Note>) {
         self.nvlink_is_there(notes);
         self.ignored(notes);
@@ -243,7 +243,7 @@ impl<'a> Context<'a> {
                 }
             }
         }
-        // Active links whose ends are unknown may join them.
+        // Active links with unknown ends may join them.
         let open = |gpu: &&Gpu| {
             gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Unknown)
         };

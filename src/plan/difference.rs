@@ -1,4 +1,4 @@
-//! How two plans of one cluster differ, for somebody who asks for a cluster that already runs.
+//! How two plans differ: what `up` reports when the cluster already runs with another plan.
 //!
 //! *Invariant:* equal plans have no difference, and every difference names the process and the
 //! value before and after.
@@ -59,7 +59,7 @@ impl Changes<'_> {
         }
     }
 
-    /// What one and the same engine is told, key by key.
+    /// Differences of the engine's settings, key by key.
     fn engine(&mut self, now: &EnginePlan, then: &EnginePlan) {
         if now.kind() != then.kind() {
             return;
@@ -108,7 +108,7 @@ impl Changes<'_> {
     }
 }
 
-/// A value of JSON as people write it.
+/// A JSON value as text, strings without quotes.
 fn written(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "unset".to_owned(),

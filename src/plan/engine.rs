@@ -1,9 +1,9 @@
-//! What each engine is told beyond the shared parts of a plan.
+//! The settings of each engine.
 //!
-//! Every value is decided here: an engine has no defaults of its own that a plan does not show.
-//! What depends on what an engine finds when it starts (which Python, which packages) is left out.
+//! All defaults are filled in, so that a plan shows every setting. Only what an engine finds out
+//! when it starts (which Python, which packages) is left out.
 //!
-//! *Invariant:* keys that no engine knows are refused when a plan is read.
+//! *Invariant:* a plan with a key that its engine does not know is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::spec::{EngineKind, Placement, PortRange, WorkerNames};
 use crate::units::Span;
 
-/// What runs in the processes, and what it is told. In JSON an object with one key, the engine's
-/// name.
+/// The engine and its settings. In JSON an object with one key, the engine's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnginePlan {
@@ -37,41 +36,42 @@ impl EnginePlan {
     }
 }
 
-/// What the native engine's processes are told.
+/// Settings of the native engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NativePlan {
     /// Program of the workers, which begins with `cluster::dispatch`; `None` for the supervisor's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// Directory for what memory has no room for; `None` for the one for temporary files.
+    /// Directory for objects that are spilled to disk; `None` for the directory of temporary files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_directory: Option<PathBuf>,
-    /// Most bytes of a worker's objects in host memory; `None` for what its memory limit leaves.
+    /// Limit of a worker's objects in host memory, in bytes; `None` derives it from its memory
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_limit_bytes: Option<u64>,
-    /// Most bytes of a worker's objects on disk; `None` for no limit.
+    /// Limit of a worker's objects on disk, in bytes; `None` for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_limit_bytes: Option<u64>,
-    /// What each worker promises to tasks, besides one `GPU` where it has one.
+    /// Resources that each worker offers to tasks, besides `GPU: 1` for a worker with a GPU.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: BTreeMap<String, u64>,
     /// How a task's worker is chosen.
     #[serde(default)]
     pub placement: Placement,
-    /// File for everything that the task scheduler hears; relative to the run directory.
+    /// File that records every message to the task scheduler; relative to the run directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record_events: Option<PathBuf>,
-    /// 10⁹ bytes per second that the way from a worker to another should carry, by name.
+    /// Expected bandwidth from one worker to another in 10⁹ bytes per second, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gb_per_s: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Bytes per second at which a worker fetches from another, by name: for measuring placement
-    /// on links that are slower than this machine's. Empty: as fast as they are.
+    /// Bytes per second to which fetches from one worker by another are slowed down, by their
+    /// names: for measuring placement on links slower than this machine's. Empty for no slowing.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub simulated_links: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
-/// What the Dask engine's processes are told.
+/// Settings of the Dask engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DaskPlan {
@@ -79,18 +79,18 @@ pub struct DaskPlan {
     pub protocol: String,
     /// The Python to run; `None` for that of the active environment.
     pub python: Option<String>,
-    /// Whether one Python imports what the others need, and they are forked from it.
+    /// Whether the processes are forked from one Python that has imported everything.
     pub fork: bool,
-    /// Address or file of a scheduler to join; `None` where the cluster has its own.
+    /// Address or file of a scheduler to join; `None` if the cluster has its own.
     pub join: Option<String>,
-    /// Address that scheduler and workers listen on and are reached at. With neither this nor
-    /// `interface` it is the one that faces the joined scheduler.
+    /// Address that scheduler and workers listen on and announce. Without this and `interface`, the
+    /// address from which the joined scheduler is reached.
     pub host: Option<String>,
-    /// Or the network interface whose address that is.
+    /// Network interface whose address is used instead of `host`.
     pub interface: Option<String>,
     /// Ports for the scheduler to try, in order.
     pub scheduler_ports: PortRange,
-    /// Whether it must be one of them; otherwise any free one will do.
+    /// Whether other ports are refused; otherwise any free port is used if these are taken.
     pub scheduler_ports_required: bool,
     /// Where the scheduler's address is written besides the run directory.
     pub scheduler_file: Option<PathBuf>,
@@ -116,18 +116,18 @@ pub struct DaskPlan {
     pub pre_import: Vec<String>,
     /// Modules or files loaded by each worker at its start.
     pub preload: Vec<String>,
-    /// A worker without a scheduler for this long ends.
+    /// A worker that has had no scheduler for this long ends.
     pub death_timeout: Option<Span>,
     /// A worker of this age is replaced.
     pub lifetime: Option<Span>,
-    /// Fewest workers; `None` for all of them, always.
+    /// Least number of workers when adapting; `None` runs all of them.
     pub adapt_minimum: Option<u32>,
     /// A worker's class.
     pub worker_class: String,
-    /// What Dask calls the workers.
+    /// How Dask's names of the workers are chosen.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub worker_names: WorkerNames,
-    /// Level of the statistics of cuDF's own spilling; `None` without that.
+    /// Level of statistics of cuDF's own spilling; `None` if cuDF does not spill.
     pub cudf_spill: Option<u32>,
     /// Dask configuration, key to value.
     pub config: BTreeMap<String, String>,
@@ -149,10 +149,10 @@ pub struct TlsFiles {
     pub key: String,
 }
 
-/// What the command engine runs.
+/// Settings of the command engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandPlan {
-    /// Program and arguments of every rank; empty where nobody has named a program yet.
+    /// Program and arguments of every rank; empty if no program has been named yet.
     pub argv: Vec<String>,
 }

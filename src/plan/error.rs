@@ -1,6 +1,6 @@
-//! Why no plan can be made, or a text is none.
+//! Errors of planning, and of reading a plan's text.
 //!
-//! What can be planned around is a note instead; see `Plan::notes`.
+//! A problem that has a way round is a note instead; see `Plan::notes`.
 //!
 //! *Invariant:* each error says what is missing, and its hint what to try.
 
@@ -29,7 +29,7 @@ pub enum PlanError {
         /// Each GPU with the reason.
         rejected: Vec<String>,
     },
-    /// A GPU was asked for that is not there.
+    /// A requested GPU does not exist.
     #[error("there is no GPU {name}; there are {}", list(.present))]
     NoSuchGpu {
         /// As it was asked for.
@@ -37,7 +37,7 @@ pub enum PlanError {
         /// What there is.
         present: Vec<String>,
     },
-    /// A beginning of a UUID fits several GPUs.
+    /// A prefix of a UUID fits several GPUs.
     #[error("GPU {name} could be each of {}", list(.candidates))]
     AmbiguousGpu {
         /// As it was asked for.
@@ -53,7 +53,7 @@ pub enum PlanError {
         /// The first name.
         same: String,
     },
-    /// More GPUs were asked for than there are.
+    /// More GPUs were requested than there are.
     #[error("{wanted} GPUs are asked for, and {usable} can be used")]
     TooFewGpus {
         /// Asked for.
@@ -61,7 +61,7 @@ pub enum PlanError {
         /// Usable.
         usable: usize,
     },
-    /// A NIC was asked for that is not there.
+    /// A requested NIC does not exist.
     #[error("there is no NIC {name}; there are {}", list(.present))]
     NoSuchNic {
         /// As it was asked for.
@@ -71,7 +71,7 @@ pub enum PlanError {
         /// The most similar.
         nearest: Option<String>,
     },
-    /// A NIC was asked for that cannot carry traffic.
+    /// A requested NIC cannot carry traffic.
     #[error("NIC {name} cannot be used: {why}")]
     UnusableNic {
         /// As it was asked for.
@@ -79,7 +79,7 @@ pub enum PlanError {
         /// Why not.
         why: String,
     },
-    /// NICs were to be pinned, and none is usable.
+    /// Pinning was requested, but no NIC is usable.
     #[error("'ucx.net_devices: {mode}' needs a usable NIC, and {machine} has none{}", in_brackets(.rejected))]
     NoNic {
         /// `pin` or `stripe`.
@@ -97,7 +97,7 @@ pub enum PlanError {
         /// The template's error.
         problem: crate::spec::TemplateError,
     },
-    /// Fewer cores than processes that are to have cores of their own.
+    /// There are fewer cores than processes that need cores of their own.
     #[error("{workers} processes are to have whole cores of their own, and there {} ({cpus})",
         if *cores == 1 { "is 1".to_owned() } else { format!("are {cores}") })]
     TooFewCores {
@@ -108,7 +108,7 @@ pub enum PlanError {
         /// The cores' CPUs.
         cpus: String,
     },
-    /// A memory limit that the worker's own process would reach.
+    /// A memory limit so low that the worker's process itself would exceed it.
     #[error(
         "worker {worker}: a memory limit of {} does not hold the worker itself; the least is {}",
         HumanBytes(*limit_bytes), HumanBytes(*least_bytes)
@@ -121,10 +121,10 @@ pub enum PlanError {
         /// The least that is accepted.
         least_bytes: u64,
     },
-    /// A port range is too small, or an address is for one worker.
+    /// A port range is too small, or one address was given to several workers.
     #[error(transparent)]
     Spec(Box<SpecError>),
-    /// Notes, where the user wants none.
+    /// The plan has notes, which `strict` refuses.
     #[error("{} {} under --strict: {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
     Strict {
         /// The notes.
@@ -194,10 +194,10 @@ impl PlanError {
     }
 }
 
-/// Why a text is no plan that can be run.
+/// Why a text is not a plan that can be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanTextError {
-    /// It is of another version of this form.
+    /// It has another version.
     #[error("version {} is not {readable}, which this program reads", shown(*.found))]
     Version {
         /// Its version; `None` where it says none.
@@ -205,7 +205,7 @@ pub enum PlanTextError {
         /// The version that this program reads.
         readable: u32,
     },
-    /// A key or its value is wrong, or the text is no JSON and no YAML.
+    /// A key or its value is wrong, or the text is neither JSON nor YAML.
     #[error(transparent)]
     Text(#[from] ReadError),
 }

@@ -1,8 +1,8 @@
-//! A plan as a value: what each process is given, and why.
+//! A plan as a value: what each process gets, and why.
 //!
 //! Decides nothing; its text form is JSON or YAML, which `text` reads.
 //!
-//! *Invariant:* whatever a process is given (CPUs, memory nodes, NICs, variables) stands here.
+//! *Invariant:* everything that a process gets (CPUs, memory nodes, NICs, variables) is in here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,8 +21,8 @@ use crate::units::Span;
 /// The version of the plan's JSON form.
 pub const VERSION: u32 = 2;
 
-/// Everything that `up` does, as a value: printed by `plan` and `up --dry-run`, kept as
-/// `plan.json`. [`Plan::parse`] reads it.
+/// Everything that `up` will do. `plan` and `up --dry-run` print it, the run directory keeps it as
+/// `plan.json`, and [`Plan::parse`] reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -31,7 +31,7 @@ pub struct Plan {
     pub version: u32,
     /// The cluster's name.
     pub name: ClusterName,
-    /// What runs in the processes, and what it is told.
+    /// The engine and its settings.
     #[serde(with = "serde_yaml::with::singleton_map")]
     pub engine: EnginePlan,
     /// The machine that was planned for.
@@ -42,17 +42,17 @@ pub struct Plan {
     pub workers: Vec<WorkerPlan>,
     /// Variables that a client of this cluster needs (`client.env`).
     pub client_env: BTreeMap<String, String>,
-    /// What must hold once the cluster runs, because the user asked for it.
+    /// What the user requires of the running cluster.
     pub requirements: Requirements,
-    /// How deaths and slowness are dealt with.
+    /// What is done about processes that die or hang.
     pub supervision: Supervision,
     /// Who set each value that is not a default: key → `flag`, `spec`, or `environment`.
     pub origins: BTreeMap<String, Origin>,
-    /// What could not be had, or was assumed.
+    /// Requests that could not be satisfied, and assumptions.
     pub notes: Vec<Note>,
 }
 
-/// Reads the version, and refuses another one before anything else is understood wrongly.
+/// Refuses another version before anything else is read, so that nothing is misunderstood.
 fn readable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let found = u64::deserialize(deserializer)?;
     if found == u64::from(VERSION) {
@@ -62,7 +62,7 @@ fn readable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error>
 }
 
 impl Plan {
-    /// Its workers, as the topology's forms for people show them.
+    /// The workers as the topology's tables and pictures show them.
     pub fn occupants(&self) -> Vec<Occupant> {
         let occupant = |worker: &WorkerPlan| Occupant {
             name: worker.name.clone(),
@@ -90,7 +90,7 @@ pub struct Machine {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SchedulerPlan {
-    /// What it is bound to.
+    /// Its CPUs and memory nodes.
     #[serde(flatten)]
     pub binding: Binding,
     /// Its environment, on top of the caller's.
@@ -110,18 +110,18 @@ pub struct WorkerPlan {
     pub rank: u32,
     /// Its GPU; `None` for a CPU worker.
     pub gpu: Option<WorkerGpu>,
-    /// What it is bound to.
+    /// Its CPUs and memory nodes.
     #[serde(flatten)]
     pub binding: Binding,
-    /// NIC ports for its traffic, nearest first; empty when UCX may choose or none is used.
+    /// NIC ports for its traffic, nearest first; empty if UCX chooses or no NIC is used.
     pub nics: Vec<NicPort>,
     /// Threads that run tasks.
     pub threads: u32,
-    /// Host memory limit in bytes; `None` for none.
+    /// Host memory limit in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,
-    /// Device memory limit in bytes; `None` for none.
+    /// Device memory limit in bytes; `None` for no limit.
     pub device_memory_limit_bytes: Option<u64>,
-    /// Its RMM pool; `None` for none.
+    /// Its RMM pool; `None` for no pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmm: Option<RmmPlan>,
     /// Its environment, on top of the caller's.
@@ -151,11 +151,11 @@ pub struct WorkerGpu {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RmmPlan {
-    /// First size of the pool in bytes; `None` for RMM's own choice.
+    /// Initial size of the pool in bytes; `None` leaves it to RMM.
     pub pool_bytes: Option<u64>,
-    /// Most that the pool may grow to, in bytes.
+    /// Largest size of the pool in bytes.
     pub maximum_pool_bytes: Option<u64>,
-    /// The asynchronous pool gives memory beyond this many bytes back.
+    /// The asynchronous pool returns memory beyond this many bytes to the device.
     pub release_threshold_bytes: Option<u64>,
     /// Managed (unified) memory.
     pub managed: bool,
@@ -169,19 +169,19 @@ pub struct RmmPlan {
     pub set_allocator_for: Vec<String>,
 }
 
-/// CPUs and memory that a process is given before its first instruction.
+/// The CPUs and memory nodes that a process is bound to before its first instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
-    /// CPUs; `None` leaves them as the supervisor's.
+    /// CPUs; `None` for those of the supervisor.
     pub cpus: Option<CpuSet>,
     /// NUMA nodes for its memory; `None` leaves the policy as it is.
     pub mems: Option<NodeSet>,
-    /// How `mems` is meant.
+    /// The memory policy that uses `mems`.
     #[serde(default)]
     pub memory_policy: MemoryPolicy,
 }
 
-/// A program, and what its process is before the program's first instruction.
+/// A program with the environment and the binding of its process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// Program and arguments, as `os::argument` writes them; the program is looked up in
@@ -201,9 +201,9 @@ pub struct Why {
     pub choice: String,
     /// What was chosen, as text.
     pub chosen: String,
-    /// Because of what.
+    /// The reason, as an expert would say it.
     pub reason: String,
-    /// What else there was, and why not.
+    /// The alternatives, and why they were not chosen.
     pub rejected: Vec<Rejected>,
 }
 
@@ -217,7 +217,7 @@ pub struct Rejected {
     pub why: String,
 }
 
-/// What the user asked to be true of the running cluster.
+/// What the user requires of the running cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirements {
@@ -225,38 +225,39 @@ pub struct Requirements {
     pub nvlink: bool,
     /// Notes are errors.
     pub strict: bool,
-    /// READY also means that every pair of workers has moved data over what should carry it.
+    /// The cluster is READY only after every pair of workers has moved data over the expected
+    /// lanes.
     pub verify: bool,
 }
 
-/// How deaths and slowness are dealt with.
+/// What is done about processes that die or hang.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Supervision {
     /// When a dead worker is started again.
     pub restart: RestartWhen,
-    /// Restarts allowed per worker within `window` that do not end in READY. A worker that dies
-    /// while it is READY always comes back.
+    /// Failed restarts allowed per worker within `window`: those that do not end in READY. A worker
+    /// that dies while it is READY is always restarted.
     pub limit: u32,
     /// The window of `limit`.
     pub window: Span,
-    /// First delay before a restart; doubles with each further one. What was READY is started again
-    /// at once the first time.
+    /// First delay before a restart; it doubles with each further restart. A worker that was READY
+    /// is restarted at once the first time.
     pub backoff: Span,
     /// Longest delay.
     pub backoff_max: Span,
-    /// A worker that ran this long starts afresh with delay and count.
+    /// After running this long a worker's delay and count start over.
     pub healthy_after: Span,
     /// Time from start to READY of the whole cluster.
     pub ready_within: Span,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Span,
-    /// What a dead scheduler means.
+    /// What happens when the scheduler dies.
     pub scheduler_death: SchedulerDeath,
-    /// A process that does not answer for this long is not READY until it does.
+    /// A process that does not answer for this long is not READY until it answers again.
     #[serde(default = "answer_within")]
     pub answer_within: Span,
-    /// What follows when a process has not answered for `answer_within`.
+    /// What happens to a process that has not answered for `answer_within`.
     #[serde(default)]
     pub unresponsive: Unresponsive,
     /// Longest wait for a dead worker's GPU memory to be free before its restart.
@@ -265,7 +266,7 @@ pub struct Supervision {
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
     pub log_keep: u32,
-    /// Where the supervisor's process id stands while it is at work.
+    /// File that holds the supervisor's process id while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_file: Option<PathBuf>,
     /// Resource limits of every process, by the name of `RLIMIT_…` in lower case; `None` is
@@ -274,8 +275,7 @@ pub struct Supervision {
     pub ulimits: BTreeMap<String, Option<u64>>,
 }
 
-/// Long enough for a machine that is very busy, and for the tasks of most programs that hold up
-/// their event loop.
+/// Long enough for a very busy machine, and for most tasks that block their event loop.
 fn answer_within() -> Span {
     Span::secs(30)
 }

@@ -1,8 +1,8 @@
 //! Which GPUs get workers, and in which order.
 //!
-//! Does not decide what a worker gets besides its GPU.
+//! Does not decide what else a worker gets.
 //!
-//! *Invariant:* no GPU and no MIG instance is chosen twice; whatever was left out is in `rejected`.
+//! *Invariant:* no GPU and no MIG instance is chosen twice; those left out are in `rejected`.
 
 use super::context::{CallerEnvironment, Chosen, Selected};
 use super::error::PlanError;
@@ -62,7 +62,7 @@ pub(super) fn select<'a>(
     }
 }
 
-/// Why each GPU that can be used has a worker.
+/// The reason when every usable GPU gets a worker.
 fn all_of(topology: &Topology, selected: &Selected<'_>) -> String {
     let all = topology.gpus.len();
     let left = topology
@@ -83,7 +83,7 @@ pub(super) fn machine_name(topology: &Topology) -> String {
     topology.name.clone().unwrap_or_else(|| "this machine".to_owned())
 }
 
-/// The whole GPU, or its instances when MIG mode is on.
+/// The whole GPU, or its instances if MIG mode is on.
 fn parts(gpu: &Gpu) -> Vec<Chosen<'_>> {
     if gpu.mig.is_empty() && gpu.mig_mode != Some(true) {
         return vec![Chosen { gpu, mig: None }];
@@ -95,7 +95,7 @@ fn gpu_label(gpu: &Gpu) -> String {
     format!("GPU {}", gpu.index)
 }
 
-/// Every GPU that the caller's `CUDA_VISIBLE_DEVICES` leaves, in its order.
+/// The GPUs that the caller's `CUDA_VISIBLE_DEVICES` allows, in its order.
 fn visible<'a>(
     topology: &'a Topology,
     caller: &CallerEnvironment,
@@ -119,7 +119,7 @@ fn visible<'a>(
     selected.from_caller = true;
     selected.reason = format!("{VISIBLE}={mask} in the caller's environment");
     for token in mask.split(',').map(str::trim).filter(|_| !mask.trim().is_empty()) {
-        // CUDA ends the list at its first entry that names no device.
+        // CUDA ignores everything from the first invalid entry on.
         let found = token.parse().ok().and_then(|name: GpuName| resolve(topology, &name).ok());
         let fresh = found.filter(|new| {
             !new.iter().any(|new| selected.chosen.iter().any(|old| old.is_same(new)))
@@ -165,7 +165,7 @@ fn listed<'a>(topology: &'a Topology, names: &[GpuName]) -> Result<Selected<'a>,
     Ok(selected)
 }
 
-/// What a name stands for: a GPU, its instances when it is split, or one instance.
+/// What a name means: a GPU, its instances if it is split, or one instance.
 fn resolve<'a>(topology: &'a Topology, name: &GpuName) -> Result<Vec<Chosen<'a>>, PlanError> {
     let missing = || PlanError::NoSuchGpu {
         name: name.to_string(),
@@ -198,7 +198,7 @@ fn resolve<'a>(topology: &'a Topology, name: &GpuName) -> Result<Vec<Chosen<'a>>
                 }
             }
             if found.len() > 1 {
-                // A whole UUID wins over longer ones that begin with it.
+                // An exact match wins over longer UUIDs with this prefix.
                 if let Some(at) = found.iter().position(|(full, _)| full == uuid.as_str()) {
                     return Ok(found.swap_remove(at).1);
                 }
@@ -224,7 +224,7 @@ fn describe(gpu: &Gpu) -> String {
     text
 }
 
-/// Says which named GPUs the caller's mask hides.
+/// Notes the named GPUs that the caller's mask hides.
 fn outside_of_the_callers_mask(
     topology: &Topology,
     selected: &Selected<'_>,
@@ -243,10 +243,10 @@ fn outside_of_the_callers_mask(
     }
 }
 
-/// Deals with GPUs that drive a display.
+/// Leaves out or notes GPUs that drive a display.
 fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut Vec<Note>) {
     let all: Vec<&Gpu> = selected.chosen.iter().map(|chosen| chosen.gpu).collect();
-    // A small card that is there for the picture: another model, with less memory than any other.
+    // A small display card: another model, with less memory than all others.
     let for_the_picture = |gpu: &Gpu| {
         let others: Vec<_> = all.iter().filter(|other| other.display != Some(true)).collect();
         !others.is_empty()
@@ -286,7 +286,7 @@ fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &m
     selected.chosen = kept;
 }
 
-/// Deals with GPUs that other processes use.
+/// Leaves out or notes GPUs that other processes use.
 fn leave_out_busy(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut Vec<Note>) {
     let treatment = spec.busy_gpus.unwrap_or_default();
     let mut noted: Option<GpuIndex> = None;
@@ -311,7 +311,7 @@ fn leave_out_busy(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut V
     });
 }
 
-/// Some of the GPUs, by number.
+/// Picks `count` of the GPUs.
 fn fewer<'a>(
     topology: &Topology,
     mut selected: Selected<'a>,

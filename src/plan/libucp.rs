@@ -1,10 +1,10 @@
 //! Which libucp the processes load.
 //!
-//! Does not look for any: what is installed comes with the caller's surroundings.
+//! Does not search for libraries; the caller's environment lists the installed ones.
 //!
-//! *Invariant:* without a word from the user, only workers with GPUs of this machine get another
-//! libucp than the dynamic loader's, and only one that knows CUDA; where InfiniBand is asked for,
-//! one that lacks its transports is chosen only with a note.
+//! *Invariant:* unless the user names one, only workers with GPUs of this machine get another
+//! libucp than the dynamic loader's, and only one with CUDA transports; if InfiniBand is requested,
+//! one without its transports is chosen only with a note.
 
 use std::collections::BTreeSet;
 
@@ -15,24 +15,23 @@ use super::variables::{Situation, Variables};
 use crate::spec::EngineKind;
 use crate::topology::Note;
 
-/// Names the libucp that native workers open; `ucx::LIBRARY_VARIABLE` has the same value.
+/// The variable that names the libucp for native workers; equal to `ucx::LIBRARY_VARIABLE`.
 const OPENED: &str = "CUDA_CLUSTER_UCX";
-/// Where the dynamic loader looks first.
+/// The directories that the dynamic loader searches first.
 const LOADER: &str = "LD_LIBRARY_PATH";
-/// Keeps PyPI's `libucx` from loading its own libucp.
+/// Makes PyPI's `libucx` load the system's libucp instead of its own.
 const PREFER_SYSTEM: &str = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY";
 
 /// The key of the choice among a plan's reasons.
 const CHOICE: &str = "ucx.library";
 
-/// The paths of the libucp that the processes of a plan are told to load; none where the dynamic
-/// loader is to find it.
+/// The paths of the libucp that a plan's processes load; empty if the dynamic loader finds it.
 pub fn libucp_paths(plan: &Plan) -> BTreeSet<&str> {
     let workers = plan.workers.iter().map(|worker| (&worker.env, &worker.why));
     let scheduler = plan.scheduler.iter().map(|scheduler| (&scheduler.env, &scheduler.why));
     let told = scheduler.chain(workers).filter_map(|(env, why)| match plan.engine {
         EnginePlan::Native(_) => env.get(OPENED),
-        // The others find it through the loader's path, in which it is one among several.
+        // The other engines find it through the loader's path, which may list several directories.
         _ => why.iter().find(|why| why.choice == CHOICE).map(|why| &why.chosen),
     });
     told.map(String::as_str).collect()
@@ -49,7 +48,7 @@ pub(super) fn choose(situation: &Situation<'_>, variables: &mut Variables) {
             let reason = "set in the caller's environment";
             point_at(situation, variables, path, reason, &[]);
         }
-        // The libraries of this machine are nothing to another machine's plan.
+        // This machine's libraries do not matter to a plan for another machine.
         (None, None) => {
             let here = situation.spec.topology.is_none() && situation.gpus;
             if here && situation.engine == EngineKind::Native {
@@ -86,7 +85,7 @@ fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) 
     point_at(situation, variables, &best.path, &reason, &others);
 }
 
-/// Says so when InfiniBand is asked for and the libucp brings no transports for it.
+/// Notes that InfiniBand is requested but the libucp has no transports for it.
 fn without_verbs(situation: &Situation<'_>, variables: &mut Variables, path: &str) {
     let installed = &situation.caller.ucx_libraries;
     let within = |library: &&InstalledUcx| {

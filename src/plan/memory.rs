@@ -8,25 +8,25 @@ use crate::cpuset::NodeSet;
 use crate::spec::{EngineKind, Limit};
 use crate::topology::{Gpu, Note, NumaNode, Topology};
 
-/// Share of a GPU's memory at which a worker spills, unless the user says otherwise (dask-cuda's).
+/// Default fraction of a GPU's memory at which a worker spills; the same as dask-cuda's.
 const DEVICE_SHARE: f64 = 0.8;
 
-/// How full a native worker lets its memory limit get, of everything that it has resident: beyond
-/// that, data go to the disk. Well below the 95 percent at which the supervisor ends it, because
-/// what a function allocates for itself is only seen when it is there.
+/// Percentage of its memory limit that a native worker fills, all resident memory counted, before
+/// it spills to disk. Well below the 95 percent at which the supervisor ends it, because memory
+/// that a function allocates itself is noticed only afterwards.
 pub const HOST_FILL_PERCENT: u64 = 75;
 
-/// The least memory limit of a native worker, in bytes: what it has resident before it has any
-/// data (some 30 MB), and room for a few of these.
+/// The lowest memory limit of a native worker, in bytes: several times what it occupies without any
+/// data (about 30 MB).
 pub(super) const LEAST_HOST_LIMIT: u64 = 64 << 20;
 
-/// How a native worker divides its limit, for the reasons of a plan.
+/// How a native worker divides its limit, as text for a plan's reasons.
 pub(super) fn host_division(bytes: u64) -> String {
     let filled = crate::units::HumanBytes(bytes / 100 * HOST_FILL_PERCENT);
     format!("; beyond {filled} in use, data go to the disk")
 }
 
-/// Host NUMA nodes that may be used; empty when the topology knows none.
+/// The allowed NUMA nodes with host memory; empty if the topology lists none.
 pub(super) fn host_nodes(topology: &Topology) -> NodeSet {
     let has_memory = |node: &&NumaNode| !node.gpu_memory && node.memory_bytes != Some(0);
     let all: NodeSet = topology.numa.iter().filter(has_memory).map(|node| node.id.0).collect();
@@ -36,7 +36,7 @@ pub(super) fn host_nodes(topology: &Topology) -> NodeSet {
     }
 }
 
-/// The nodes near a GPU, with the reason; `None` leaves memory alone.
+/// The nodes near a GPU, with the reason; `None` for no memory policy.
 pub(super) fn nodes_near(
     topology: &Topology,
     gpu: &Gpu,
@@ -49,7 +49,7 @@ pub(super) fn nodes_near(
     };
     let host = host_nodes(topology);
     let about = format!("GPU {}", gpu.index);
-    // A source that lists no nodes cannot object; the GPU's own word stands then.
+    // If the source lists no nodes, the GPU's own node is taken as it is.
     if topology.numa.is_empty() && topology.allowed.is_none() {
         return (Some(near.clone()), format!("NUMA node {near} is nearest to GPU {}", gpu.index));
     }
@@ -77,9 +77,9 @@ pub(super) fn nodes_near(
     (Some(beside), format!("{text}; the other nodes of its package are next"))
 }
 
-/// The memory limits, of host and device, that are in force without any in the spec.
+/// The limits of host and device memory if the spec sets none.
 pub(super) fn usual_limit(engine: EngineKind) -> Limit {
-    // A launcher must not end a program of the user's own for a limit that nobody asked for.
+    // A user's own program must not be ended because of a limit that was never requested.
     if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
 }
 

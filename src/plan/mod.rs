@@ -3,8 +3,8 @@
 //! Pure: a [`Plan`] is a function of a topology, a spec and the caller's environment. Starts
 //! nothing; `cluster` hands the plan to `supervise`.
 //!
-//! *Invariant:* the same input gives the same plan, byte for byte; whatever a process is given
-//! (CPUs, memory nodes, NICs, variables) stands in its plan, and nothing else is given to it.
+//! *Invariant:* the same input gives the same plan, byte for byte. A process gets exactly the CPUs,
+//! memory nodes, NICs and variables that its plan shows.
 
 mod adapt;
 mod assign;

@@ -1,8 +1,8 @@
-//! Network devices for each worker: what was asked for, applied to the NICs there are.
+//! Network devices for each worker: applies the user's request to the machine's NICs.
 //!
 //! Does not judge NICs; `nics` does.
 //!
-//! *Invariant:* where `UCX_NET_DEVICES` is set, it ends with the device that sets connections up.
+//! *Invariant:* if `UCX_NET_DEVICES` is set, it ends with the device for connection setup.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +16,10 @@ use crate::ids::{GpuIndex, NicPort};
 use crate::spec::{EngineKind, NetDevices, UcxCompat, Variables};
 use crate::topology::{Nic, NicKind, Note};
 
-/// What a worker's traffic uses.
+/// The NICs and network devices of one worker.
 #[derive(Clone, Debug)]
 pub(super) struct NicShare {
-    /// Nearest first; empty when UCX may choose.
+    /// Nearest first; empty if UCX chooses.
     pub(super) ports: Vec<NicPort>,
     /// Value of `UCX_NET_DEVICES`; `None` leaves it unset.
     pub(super) devices: Option<String>,
@@ -70,7 +70,7 @@ pub(super) fn share(
 
 /// Elastic Fabric Adapters among the NICs in use, by name, and whether there are others.
 ///
-/// Where none is pinned, all of the machine count.
+/// If none is pinned, all NICs of the machine count.
 pub(super) fn elastic(context: &Context<'_>, shares: &[NicShare]) -> (Vec<String>, bool) {
     let mut used: BTreeSet<&str> =
         shares.iter().flat_map(|share| &share.ports).map(|port| port.nic.as_str()).collect();
@@ -78,7 +78,7 @@ pub(super) fn elastic(context: &Context<'_>, shares: &[NicShare]) -> (Vec<String
         let hardware = |nic: &&Nic| matches!(nic.kind, NicKind::Physical | NicKind::Bond);
         used = context.topology.nics.iter().filter(hardware).map(|nic| nic.name.as_str()).collect();
     }
-    // Named by rdma-core's rule, or by the kernel.
+    // The name follows rdma-core's rule or is the kernel's.
     let (elastic, others): (Vec<&str>, Vec<&str>) =
         used.into_iter().partition(|nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
     (elastic.into_iter().map(str::to_owned).collect(), !others.is_empty())
@@ -113,7 +113,7 @@ fn set_elsewhere(context: &Context<'_>) -> Option<(String, &'static str)> {
     caller.or_else(|| spec().map(|value| (value.clone(), "set by 'ucx.env'")))
 }
 
-/// The network device over which connections are set up.
+/// The network device for connection setup.
 fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
     if let Some(device) = &context.spec.ucx.control_device {
         return device.clone();
@@ -128,7 +128,7 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
     {
         return "lo".to_owned();
     }
-    // Whoever joins a Dask scheduler is reached at the machine's address that faces it.
+    // A worker that joins a Dask scheduler is reached at the address that faces the scheduler.
     let interfaces = &context.caller.interfaces;
     let address = scheduler.host.as_ref().and_then(|host| host.parse().ok());
     let of_host = interfaces.iter().find(|i| address.is_some_and(|a| i.addresses.contains(&a)));
@@ -259,7 +259,7 @@ impl Sharing<'_> {
     }
 }
 
-/// Notes NICs whose device names the source did not tell.
+/// Notes NICs whose device names are unknown.
 fn names_that_ucx_cannot_know(shares: &[NicShare], notes: &mut Vec<Note>) {
     let ports = shares.iter().flat_map(|share| &share.ports).filter(|port| port.port.is_none());
     let names: Vec<&str> =

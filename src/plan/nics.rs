@@ -1,8 +1,8 @@
-//! Which NICs there are that UCX can use, and how far they are from the GPUs.
+//! Which NICs UCX can use, and how far they are from the GPUs.
 //!
 //! Does not share them out; `pinning` does. Does not write environment variables; `ucx` does.
 //!
-//! *Invariant:* every NIC of the topology is usable or refused with a reason.
+//! *Invariant:* every NIC of the topology is either usable or refused with a reason.
 
 use super::error::PlanError;
 use super::form::Rejected;
@@ -24,7 +24,7 @@ pub(super) struct Usable<'a> {
 
 #[derive(Clone, Copy, Debug)]
 struct UsablePort {
-    /// `None` for a NIC of which only the column is known.
+    /// `None` for a NIC that is only known as a column of `nvidia-smi topo -m`.
     number: Option<u32>,
     layer: Option<LinkLayer>,
     rate_gbps: Option<f64>,
@@ -54,16 +54,16 @@ pub(super) struct Refused {
     pub(super) cause: Cause,
 }
 
-/// Why something cannot be used, as far as it makes a difference.
+/// The kinds of reasons that are treated differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// Its port does not carry data now.
     State,
-    /// It is software, which the user may name all the same.
+    /// It is a software device, which is used only if the user names it.
     Software,
-    /// It is a network interface, which UCX knows by that name for TCP.
+    /// It is a network interface, which UCX uses for TCP under that name.
     Socket,
-    /// What it is, whose it is, or what the user wants.
+    /// Anything else: its kind, its owner, or the user's exclusion.
     Other,
 }
 
@@ -76,9 +76,9 @@ pub(super) struct Nics<'a> {
     pub(super) refused: Vec<Refused>,
     /// What was assumed about the usable ones.
     pub(super) notes: Vec<Note>,
-    /// Choices between NICs that an expert would ask about.
+    /// Choices between NICs that an expert would question.
     pub(super) choices: Vec<Note>,
-    /// Positions in `usable` of NICs that are left for others, because they are much slower.
+    /// Positions in `usable` of NICs that are not used because they are much slower.
     pub(super) slow: Vec<usize>,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Nics<'a> {
 pub(super) struct Given {
     /// Nearest first.
     pub(super) ports: Vec<NicPort>,
-    /// As an expert would say it.
+    /// The reason, as an expert would say it.
     pub(super) reason: String,
     pub(super) rejected: Vec<Rejected>,
 }
@@ -174,7 +174,7 @@ impl<'a> Nics<'a> {
         ports
     }
 
-    /// How a GPU and a NIC reach each other; by NUMA node where the source tells no link.
+    /// How a GPU and a NIC are connected; derived from NUMA nodes if the source has no link.
     pub(super) fn link(&self, gpu: &Gpu, at: u32) -> Option<LinkKind> {
         self.links.between(Device::Gpu(gpu.index), Device::Nic(at)).or_else(|| {
             let nic = self.topology.nics.get(at as usize)?;
@@ -183,9 +183,9 @@ impl<'a> Nics<'a> {
         })
     }
 
-    /// Leaves one fabric: an InfiniBand port cannot reach a RoCE port.
+    /// Keeps one fabric, because an InfiniBand port cannot reach a RoCE port.
     ///
-    /// The fabric whose NICs are nearer to the GPUs is kept; InfiniBand where both are equal.
+    /// Keeps the fabric whose NICs are nearer to the GPUs, and InfiniBand if both are equal.
     pub(super) fn keep_one_fabric(&mut self, gpus: &[&Gpu]) {
         let has = |nics: &Self, layer| {
             nics.usable.iter().flat_map(|nic| &nic.ports).any(|port| port.layer == Some(layer))
@@ -239,8 +239,8 @@ impl<'a> Nics<'a> {
                 let netdev = self.topology.nics.iter().flat_map(|nic| &nic.ports);
                 let is_netdev = netdev.filter_map(|p| p.netdev.as_deref()).any(|n| n == device);
                 let nearest = crate::text::nearest(name, self.names().iter().map(String::as_str));
-                // RDMA ports have a number; a name close to a NIC's is a slip. What is left is a
-                // network device, which a topology need not know.
+                // RDMA ports have a number, and a name close to a NIC's is a typing error. Anything
+                // else is a network device, which a topology need not list.
                 if number.is_some() || (!is_netdev && nearest.is_some()) {
                     return Err(no_such_nic(self.topology, name));
                 }
@@ -254,12 +254,12 @@ impl<'a> Nics<'a> {
                         || (refused.what == device && !refused.what.contains(':')))
             });
             match refused {
-                // UCX reaches it by TCP.
+                // UCX uses it for TCP.
                 Some(Refused { cause: Cause::Socket, .. }) if number.is_none() => {
                     devices.push(name.clone());
                     continue;
                 }
-                // Who names it knows what it is.
+                // The user asked for this software device by name.
                 Some(Refused { cause: Cause::Software, .. }) => {
                     ports.push(self.of_software(at, name, number)?);
                     continue;
@@ -307,7 +307,7 @@ impl<'a> Nics<'a> {
         }
     }
 
-    /// The error of a mode that needs a NIC where there is none.
+    /// The error of a mode that needs a NIC if none is usable.
     pub(super) fn none(&self, mode: &str) -> PlanError {
         PlanError::NoNic {
             mode: mode.to_owned(),
@@ -343,7 +343,7 @@ pub(super) fn link_word(link: Option<LinkKind>) -> String {
     link.map_or_else(|| "distance unknown".to_owned(), |kind| kind.to_string())
 }
 
-/// What had to be assumed about ports, for one note each.
+/// Assumptions about ports; one note for each kind.
 #[derive(Default)]
 struct Assumed {
     portless: Vec<String>,
@@ -373,7 +373,7 @@ impl Assumed {
     }
 }
 
-/// `a, b are`, `a is`.
+/// Names with their verb: `a, b are`, `a is`.
 pub(super) fn are(names: &[String]) -> String {
     let verb = if names.len() == 1 { "is" } else { "are" };
     format!("{} {verb}", names.join(", "))

@@ -1,6 +1,6 @@
-//! What the engine is told beyond the shared parts of a plan: the spec's wishes over the defaults.
+//! The engine's settings: the spec's values, with defaults for the rest.
 //!
-//! *Invariant:* what the engine does without a word from the user stands in the plan, too.
+//! *Invariant:* the plan shows defaults too.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,20 +11,20 @@ use super::{rates, variables};
 use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec};
 use crate::units::Size;
 
-/// Where scheduler and workers of Dask listen when nothing else was asked for: a scheduler that
-/// anybody can reach runs anybody's code.
+/// Where Dask's scheduler and workers listen by default. Loopback, because a scheduler runs the
+/// code of anyone who can reach it.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// The port that Dask's users expect.
+/// Dask's default port.
 const USUAL_PORT: PortRange = PortRange { low: 8786, high: 8786 };
 
-/// The dashboard's, likewise.
+/// The default port of Dask's dashboard.
 const USUAL_DASHBOARD_PORT: u16 = 8787;
 
-/// The class that `distributed` itself uses.
+/// The class that `distributed` uses by default.
 const USUAL_CLASS: &str = "distributed.Worker";
 
-/// What the context's engine is told.
+/// The settings of the context's engine.
 pub(super) fn of(context: &Context<'_>) -> EnginePlan {
     match context.engine {
         EngineKind::Native => EnginePlan::Native(native(context)),
@@ -45,7 +45,7 @@ fn native(context: &Context<'_>) -> NativePlan {
         local_directory: worker.local_directory.as_ref().map(PathBuf::from),
         disk_limit_bytes: asked.disk_limit.and_then(|limit| match limit {
             Size::Bytes(bytes) => Some(bytes),
-            // Refused when the spec is read.
+            // The spec's own check has refused this already.
             Size::Fraction(_) => None,
         }),
         resources: worker.resources.as_ref().map(whole).unwrap_or_default(),
@@ -56,7 +56,7 @@ fn native(context: &Context<'_>) -> NativePlan {
     }
 }
 
-/// Amounts that the spec's own check found to be whole numbers from 0.
+/// Resource amounts; the spec's own check has made sure that they are whole and not negative.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked by `spec`")]
 fn whole(resources: &BTreeMap<String, f64>) -> BTreeMap<String, u64> {
     resources.iter().map(|(name, amount)| (name.clone(), *amount as u64)).collect()
@@ -69,7 +69,7 @@ fn dask(spec: &ClusterSpec) -> DaskPlan {
         (!elsewhere).then(|| LOOPBACK.to_owned())
     };
     let host = scheduler.host.clone().or_else(usual_host);
-    // Dashboards listen where everything else does.
+    // Dashboards listen on the same address as everything else.
     let dashboard = || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
     DaskPlan {
         protocol: variables::protocol(spec),
@@ -103,7 +103,7 @@ fn dask(spec: &ClusterSpec) -> DaskPlan {
     }
 }
 
-/// The three files, of which the spec has all or none.
+/// The three TLS files; a spec has all of them or none.
 fn tls(asked: &TlsSpec) -> Option<TlsFiles> {
     let TlsSpec { ca_file, cert, key } = asked.clone();
     Some(TlsFiles { ca_file: ca_file?, cert: cert?, key: key? })

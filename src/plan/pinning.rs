@@ -2,9 +2,9 @@
 //!
 //! Does not judge whether a NIC can be used; `nics` does.
 //!
-//! *Invariant:* an assigned NIC is as near as any usable one of its GPU's, those apart that are so
-//! slow that a farther one gives every GPU more; no NIC serves two GPUs while an equally near one
-//! of either serves none.
+//! *Invariant:* an assigned NIC is at its GPU's nearest level, not counting NICs so slow that
+//! farther ones give every GPU more; no NIC serves two GPUs while an equally near NIC of either is
+//! idle.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use super::rates;
 use crate::ids::GpuIndex;
 use crate::topology::{Gpu, LinkKind, Nic, Note};
 
-/// By how much the sum of what GPUs get must grow before nearer NICs are left for faster ones. The
-/// figures are rough.
+/// By which factor the total bandwidth must grow before nearer NICs are given up for faster ones.
+/// Large, because the rates are rough.
 const WORTH_LEAVING: f64 = 1.25;
 
 /// Each GPU's NIC: its position in `usable`, and the GPU's turn among that NIC's GPUs.
 type Turns = Vec<(usize, usize)>;
 
 impl Nics<'_> {
-    /// One NIC for each GPU: the nearest, ties shared evenly, faster ones first, then by name.
+    /// One NIC for each GPU: the nearest. Ties are shared evenly, faster NICs first, then by name.
     pub(super) fn pin(&self, gpus: &[&Gpu]) -> BTreeMap<GpuIndex, Given> {
         let turns = self.assignment(gpus);
         let mut given = BTreeMap::new();
@@ -46,14 +46,13 @@ impl Nics<'_> {
         given
     }
 
-    /// All NICs of the nearest level, shared out so that none idles and no two GPUs share one
-    /// while another idles.
+    /// All NICs of the nearest level, shared out so that none is idle.
     pub(super) fn stripe(&self, gpus: &[&Gpu]) -> BTreeMap<GpuIndex, Given> {
         let turns = self.assignment(gpus);
         let mut of: Vec<Vec<usize>> = turns.iter().map(|(at, _)| vec![*at]).collect();
         let idle = self.in_order_of_name().into_iter();
         for at in idle.filter(|at| turns.iter().all(|(used, _)| used != at)) {
-            // An idle NIC goes to the GPU with the fewest among those it is nearest to.
+            // An idle NIC goes to the GPU with the fewest NICs among those it is nearest to.
             let near = in_order_of_place(gpus).into_iter().filter(|row| {
                 let best = self.nearest_level(gpus[*row]);
                 level(self.link(gpus[*row], self.usable[at].at)) == best
@@ -82,8 +81,8 @@ impl Nics<'_> {
         given
     }
 
-    /// Weighs rates with distances: much slower NICs are left where every GPU gains by that, and
-    /// what stays worth a question is noted.
+    /// Weighs rates against distances: drops much slower NICs if every GPU gains, and notes choices
+    /// that an expert would question.
     pub(super) fn weigh(&mut self, gpus: &[&Gpu]) {
         if gpus.is_empty() || self.usable.is_empty() {
             return;
@@ -107,7 +106,7 @@ impl Nics<'_> {
         }
         let before = std::mem::replace(&mut self.slow, slow);
         let far = self.assignment(gpus);
-        // A nearer NIC counts as if its GPU had it alone, a farther one as shared with all others.
+        // Assume that a GPU has a nearer NIC to itself, and shares a farther one with all others.
         let now: Vec<f64> = self.carried(gpus, &near, false);
         let then: Vec<f64> = self.carried(gpus, &far, true);
         let none_loses = now.iter().zip(&then).all(|(now, then)| then >= now);
@@ -116,7 +115,7 @@ impl Nics<'_> {
         }
     }
 
-    /// 10⁹ bytes per second that each GPU gets from its NIC.
+    /// Bandwidth of each GPU to the network over its NIC, in 10⁹ bytes per second.
     fn carried(&self, gpus: &[&Gpu], turns: &Turns, shared: bool) -> Vec<f64> {
         let one = |(gpu, (at, _)): (&&Gpu, &(usize, usize))| {
             let served = turns.iter().filter(|(other, _)| other == at).count();
@@ -125,7 +124,8 @@ impl Nics<'_> {
         gpus.iter().zip(turns).map(one).collect()
     }
 
-    /// 10⁹ bytes per second between a GPU and the network, over a NIC that serves so many GPUs.
+    /// Bandwidth of a GPU to the network over a NIC that serves this many GPUs, in 10⁹ bytes per
+    /// second.
     fn reach(&self, gpu: &Gpu, at: usize, served: usize) -> f64 {
         let Usable { nic, at: place, .. } = &self.usable[at];
         let kind = self.link(gpu, *place).unwrap_or(LinkKind::Sys);
@@ -133,7 +133,7 @@ impl Nics<'_> {
         rate.min(rates::to_nic(gpu, nic, kind))
     }
 
-    /// Notes where a nearer NIC is left for a faster one, or kept though a farther one is faster.
+    /// Notes that a nearer NIC was given up for a faster one, or kept although another is faster.
     fn note_faster_ones(&mut self, gpus: &[&Gpu], turns: &Turns) {
         let mut said: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (gpu, (at, _)) in gpus.iter().zip(turns) {
@@ -172,7 +172,7 @@ impl Nics<'_> {
         self.choices.extend(notes);
     }
 
-    /// A farther NIC over which a GPU would get clearly more, if it had it alone.
+    /// A farther NIC that would give a GPU clearly more, if it had it to itself.
     fn faster(&self, gpu: &Gpu, at: usize) -> Option<usize> {
         let rate = self.usable[at].best_rate();
         let better = |other: &usize| {
@@ -193,7 +193,7 @@ impl Nics<'_> {
         format!("{} ({link}, {} Gbit/s)", nic.port(0), nic.best_rate())
     }
 
-    /// Notes ports that do not carry data now, though they are nearer than what is used instead.
+    /// Notes inactive ports that are nearer than the ones used instead.
     fn note_nearer_ones_that_are_down(&mut self, gpus: &[&Gpu], turns: &Turns) {
         let down = self.refused.iter().filter(|refused| refused.cause == Cause::State);
         let notes: Vec<Note> = down
@@ -223,8 +223,8 @@ impl Nics<'_> {
 
     /// For each GPU the position of its NIC in `usable`, and its turn among that NIC's GPUs.
     ///
-    /// Works on GPUs in the order of their places and on NICs in the order of their names, so that
-    /// the answer does not depend on how either are numbered.
+    /// Takes GPUs in the order of their PCI addresses and NICs in the order of their names, so that
+    /// the answer does not depend on their numbering.
     fn assignment(&self, gpus: &[&Gpu]) -> Turns {
         let (rows, columns) = (in_order_of_place(gpus), self.in_order_of_name());
         let slower = slower_ranks(&self.usable);
@@ -235,7 +235,7 @@ impl Nics<'_> {
                 columns.iter().map(level_of).collect()
             })
             .collect();
-        // The aims by weight, the least first; each weighs more than all lesser ones together can.
+        // The goals by weight, least first; each outweighs all lesser goals together.
         let (n, m) = (rows.len() as i128 + 1, columns.len() as i128 + 1);
         let low_name = n * n * m;
         let fast = n * m * low_name + n * n * m;
@@ -246,8 +246,8 @@ impl Nics<'_> {
                 + turn as i128 * share
                 + slower[columns[column]] as i128 * fast
                 + column as i128 * low_name
-                // The largest sum of products is that of two rising sequences: GPU order and NIC
-                // order then agree, which is how rails are cabled.
+                // The sum of products is largest if both sequences rise: GPU order and NIC order
+                // then agree, which is how rails are cabled.
                 + (n * m - (row * column) as i128)
         });
         let mut turns = vec![(0, 0); gpus.len()];
@@ -353,7 +353,7 @@ fn assign_slots(rows: usize, nics: usize, cost: impl Fn(usize, usize, usize) -> 
         .collect()
 }
 
-/// Positions of GPUs in the order of their places, by index where those are unknown.
+/// Positions of GPUs in the order of their PCI addresses, or of their indices if those are unknown.
 fn in_order_of_place(gpus: &[&Gpu]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     order.sort_by_key(|at| (gpus[*at].pci, gpus[*at].index));

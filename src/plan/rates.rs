@@ -1,27 +1,27 @@
-//! What the ways between workers should carry, before anybody has measured them.
+//! The expected bandwidth between workers, before anything is measured.
 //!
-//! Says nothing about latency. Between workers it does not look at NICs: they are on one machine.
+//! Does not estimate latency. Ignores NICs between workers, which are all on one machine.
 //!
-//! *Invariant:* only what the topology says is rated; a pair whose way is unknown is left out.
+//! *Invariant:* only links that the topology describes get a rate; other pairs are left out.
 
 use std::collections::BTreeMap;
 
 use super::context::{Context, Slot};
 use crate::topology::{Device, Gpu, LinkKind, Nic, PcieLink};
 
-/// Bytes of 10⁹, per second, that two processes pass through the host's shared memory.
+/// Bandwidth of the host's shared memory between two processes, in 10⁹ bytes per second.
 const SHARED_MEMORY: f64 = 10.0;
 
-/// The same between two GPUs of one PCIe link each, whose generation is unknown: the third.
+/// Bandwidth of a PCIe link of unknown generation, taken as the third, in 10⁹ bytes per second.
 const PCIE: f64 = 12.0;
 
-/// What a PCIe link carries of what its lanes could: 12.5 of 15.75 GB/s, 26 of 31.5, 55 of 63.
+/// The usable part of a PCIe link's raw bandwidth: 12.5 of 15.75 GB/s, 26 of 31.5, 55 of 63.
 const PCIE_SHARE: f64 = 0.83;
 
-/// Between NUMA nodes no faster than this: what the interconnect of a usual server leaves.
+/// Upper limit between NUMA nodes: what the interconnect of a common server leaves.
 const BETWEEN_NUMA_NODES: f64 = 10.0;
 
-/// 10⁹ bytes per second from each worker to each other.
+/// Bandwidth from each worker to each other, in 10⁹ bytes per second.
 pub(super) fn between(context: &Context<'_>) -> BTreeMap<String, BTreeMap<String, f64>> {
     let others = |from: &Slot<'_>| {
         let others = context.slots.iter().filter(|to| to.name != from.name);
@@ -48,7 +48,7 @@ fn rate(context: &Context<'_>, from: &Slot<'_>, to: &Slot<'_>) -> Option<f64> {
     })
 }
 
-/// 10⁹ bytes per second that one NVLink carries for good software, by the GPU's generation.
+/// Usable bandwidth of one NVLink by the GPU's generation, in 10⁹ bytes per second.
 fn per_nvlink(gpu: &Gpu) -> f64 {
     match gpu.compute_capability.map(|capability| capability.major) {
         Some(6) => 18.0,
@@ -57,7 +57,7 @@ fn per_nvlink(gpu: &Gpu) -> f64 {
     }
 }
 
-/// 10⁹ bytes per second between a GPU and a NIC at this distance, whatever the NIC's ports do.
+/// Bandwidth between a GPU and a NIC at this distance, ports not counted, in 10⁹ bytes per second.
 pub(super) fn to_nic(gpu: &Gpu, nic: &Nic, kind: LinkKind) -> f64 {
     let way = pcie_of(gpu).min(carried(nic.pcie.as_ref()).unwrap_or(f64::INFINITY));
     match kind {
@@ -76,7 +76,7 @@ fn pcie_of(gpu: &Gpu) -> f64 {
     carried(gpu.pcie.as_ref()).unwrap_or(PCIE)
 }
 
-/// What a PCIe link carries; `None` where its speed or width is unknown.
+/// Usable bandwidth of a PCIe link; `None` if its speed or width is unknown.
 fn carried(link: Option<&PcieLink>) -> Option<f64> {
     let link = link?;
     let speed = link.max_gt_per_s.or(link.gt_per_s)?;

@@ -1,6 +1,6 @@
 //! Shares of the machine's CPUs for workers and scheduler.
 //!
-//! Decides between the ways to bind; the sets themselves come from `cpus`.
+//! Chooses how to bind; `cpus` computes the sets.
 //!
 //! *Invariant:* one share for each worker, in rank order.
 
@@ -11,10 +11,10 @@ use crate::cpuset::CpuSet;
 use crate::spec::CpuBinding;
 use crate::topology::Note;
 
-/// CPUs (`None`: untouched) with the reason.
+/// CPUs (`None` for no binding) with the reason.
 pub(super) type Share = (Option<CpuSet>, String);
 
-/// Who gets which CPUs.
+/// The CPUs of every process.
 #[derive(Clone, Debug)]
 pub(super) struct Shares {
     /// In rank order.
@@ -22,7 +22,7 @@ pub(super) struct Shares {
     pub(super) scheduler: Share,
 }
 
-/// Shares CPUs out.
+/// Shares the CPUs out among workers and scheduler.
 pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Shares, PlanError> {
     let binding = |at: usize| {
         let overridden = context.slots[at].overridden(|one| one.cpus);
@@ -54,7 +54,7 @@ pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Shar
     Ok(shares)
 }
 
-/// Divides what the workers share; `takes_part` says who does.
+/// Divides the CPUs among the workers for which `takes_part` holds.
 fn split(
     context: &Context<'_>,
     mut workers: Vec<Share>,
@@ -86,8 +86,8 @@ fn split(
     Ok(Shares { workers, scheduler })
 }
 
-/// Gives the scheduler cores of its own: those that no worker claims, or as many as asked for,
-/// taken from the workers with the most.
+/// Gives the scheduler cores of its own: cores that no worker uses, or the requested number, taken
+/// from the workers with the most.
 fn keep_for_scheduler(
     context: &Context<'_>,
     shares: &mut Shares,

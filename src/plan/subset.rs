@@ -1,14 +1,14 @@
 //! Which `k` of the GPUs reach each other best.
 //!
-//! Knows bandwidth only as far as the topology tells it; does not measure.
+//! Uses the bandwidth that the topology tells; does not measure.
 //!
-//! *Invariant:* up to [`EXACT`] GPUs the answer is the best there is: no other set has a faster
-//! slowest pair, and none with an equally fast one has a larger sum; ties go to the first in order.
+//! *Invariant:* for up to [`EXACT`] GPUs the answer is optimal: no other set has a faster slowest
+//! pair, and no set with an equally fast one has a larger sum; ties go to the first in order.
 
 use crate::spec::ChooseBy;
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 
-/// Up to this many GPUs every set is looked at (12,870 for eight of sixteen).
+/// Up to this many GPUs every set is tried (12,870 sets for eight of sixteen).
 const EXACT: usize = 16;
 
 /// The chosen GPUs.
@@ -16,11 +16,11 @@ const EXACT: usize = 16;
 pub(super) struct Choice {
     /// Positions in the given list, rising.
     pub(super) positions: Vec<usize>,
-    /// Why these.
+    /// Why these were chosen.
     pub(super) reason: String,
-    /// Why not the others.
+    /// The others, each with the reason.
     pub(super) why_not: String,
-    /// What could not be had.
+    /// Requests that could not be satisfied.
     pub(super) note: Option<Note>,
 }
 
@@ -114,7 +114,7 @@ impl Pairs {
         search.best.map(|(_, _, set)| set).unwrap_or_default()
     }
 
-    /// From every GPU a set is grown by the best next one; the best of these sets is taken.
+    /// Grows a set from every GPU by adding the best next one, and takes the best of these sets.
     fn grown(&self, count: usize) -> Vec<usize> {
         let all = self.bandwidth.len();
         let grow = |start: usize| {
@@ -180,7 +180,7 @@ fn link_mb_per_s(a: &Gpu, b: &Gpu) -> u64 {
     };
     if let (Some(there), Some(back)) = (told(a, b), told(b, a)) {
         let mb = there.min(back) * 1000.0;
-        // A link below 1 MB/s or beyond 1 TB/s is a slip of the source.
+        // A link below 1 MB/s or beyond 1 TB/s is an error of the source.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

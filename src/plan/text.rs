@@ -1,6 +1,6 @@
 //! Reading a plan's text: JSON or YAML, of this version and no other.
 //!
-//! *Invariant:* a text is refused with the key that is wrong, and never half understood.
+//! *Invariant:* a text is either read completely or refused with the key that is wrong.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -9,7 +9,7 @@ use super::error::PlanTextError;
 use super::form::{Plan, VERSION};
 use crate::text::{self, Form, ReadError};
 
-/// Most bytes of a plan; one of a thousand workers has 10 MiB.
+/// Largest plan in bytes; a plan of a thousand workers has 10 MiB.
 pub const TEXT_LIMIT: usize = 64 << 20;
 
 impl Plan {
@@ -34,7 +34,7 @@ struct Versioned {
 }
 
 fn read<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
-    // JSON is YAML too, and is read faster as what it is.
+    // JSON is YAML too, but the JSON reader is faster.
     let form = if text.trim_start().starts_with('{') { Form::Json } else { Form::Yaml };
     text::read(text, form, TEXT_LIMIT)
 }
@@ -53,7 +53,7 @@ mod tests {
         json!(plan)
     }
 
-    /// The key that is told of a plan in which the value at a place is another.
+    /// The key that is reported for a plan in which one value was replaced.
     fn refused(place: &str, key: &str, value: Value) -> String {
         let mut plan = written();
         plan.pointer_mut(place).expect(place)[key] = value;
@@ -72,7 +72,7 @@ mod tests {
             ("", "engine_options", json!({}), "engine_options"),
             ("/workers/0", "thread", json!(1), "workers[0].thread"),
             ("/workers/0", "threads", json!("many"), "workers[0].threads"),
-            // Which of the keys that belong to a binding it is, the value tells.
+            // The value tells which key of a binding it is.
             ("/workers/0", "cpus", json!("many"), "workers[0]"),
             ("/workers/8/why/0", "becaus", json!(""), "workers[8].why[0].becaus"),
             ("/engine", "dask", json!({}), "engine.dask"),

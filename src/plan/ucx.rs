@@ -2,8 +2,8 @@
 //!
 //! Does not choose NICs; `nics` does.
 //!
-//! *Invariant:* all processes of a cluster get the same variables, `UCX_NET_DEVICES` apart; a
-//! variable of the caller's beats every other, then one of the spec's, then ours.
+//! *Invariant:* all processes of a cluster get the same variables except `UCX_NET_DEVICES`. The
+//! caller's value of a variable wins, then the spec's, then ours.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,14 @@ const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 /// in the plural (names in the released libraries 1.15 to 1.18, compared).
 const NEW_NAMES_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
-/// The oldest UCX that is known to crash without its registration cache (openucx/ucx#11467). Which
-/// release is the first that does not again is not known yet.
+/// The oldest UCX known to crash without its registration cache (openucx/ucx#11467). No release
+/// with the fix is known yet.
 pub const NEEDS_CACHE_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 
 /// UCX's first version with Elastic Fabric Adapters' own transport, `srd`.
 const SRD_SINCE: UcxVersion = UcxVersion { major: 1, minor: 19 };
 
-/// Works the common variables out.
+/// Decides the variables that are common to all processes.
 pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     let mut variables = Variables::default();
     let spec = situation.spec;
@@ -50,19 +50,20 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     variables
 }
 
-/// Those of some variables that leave UCX without its registration cache, and their values.
+/// The given variables that switch UCX's registration cache off, with their values.
 ///
-/// A UCX without it may crash when a peer is lost in the middle of a large message: it gives up the
-/// peer's access to memory through the cache that it has not (openucx/ucx#11467, where both
-/// variables are; #11485 mends it).
+/// Without it UCX may crash when a peer is lost in the middle of a large message, because it
+/// revokes the peer's access to memory through the missing cache (openucx/ucx#11467 names both
+/// variables;
+/// #11485 has the fix).
 pub fn without_cache(env: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
-    // What UCX takes for a no, in any case of letters.
+    // The words that UCX reads as no, in upper or lower case.
     let no = |value: &str| ["n", "no", "0", "off"].contains(&value.to_ascii_lowercase().as_str());
     let named = ["UCX_RCACHE_ENABLE", "UCX_MEM_EVENTS"].into_iter();
     named.filter_map(move |name| Some((name, env.get(name).filter(|value| no(value))?.as_str())))
 }
 
-/// Says so when the registration cache is switched off, for engines whose workers outlive peers.
+/// Notes that the registration cache is off, for engines whose workers outlive their peers.
 fn warn_of_no_cache(situation: &Situation<'_>, variables: &mut Variables) {
     let version = situation.spec.ucx.version.or(situation.caller.ucx_version);
     let concerned = version.is_none_or(|version| version >= NEEDS_CACHE_SINCE);
@@ -81,8 +82,8 @@ fn warn_of_no_cache(situation: &Situation<'_>, variables: &mut Variables) {
     variables.notes.extend(notes);
 }
 
-/// The three transports that flags switch, after dask-cuda's rule: where something is switched off
-/// and nothing on, the rest is on. `None` when no list is to be made.
+/// The three transports that flags switch, by dask-cuda's rule: if some are switched off and none
+/// on, the rest is on. `None` if no list is needed.
 fn switched(ucx: &UcxSpec) -> Option<(bool, bool, bool)> {
     let flags = [ucx.tcp, ucx.infiniband, ucx.nvlink];
     let any_on = flags.contains(&Some(true));
@@ -95,7 +96,7 @@ fn switched(ucx: &UcxSpec) -> Option<(bool, bool, bool)> {
     Some((tcp, infiniband, nvlink))
 }
 
-/// Exactly dask-cuda's table (facts §1): lists without shared memory, TCP in each of them.
+/// Exactly dask-cuda's table (facts §1): no list has shared memory, and each has TCP.
 fn as_dask_cuda_does(ucx: &UcxSpec, elastic: &[String], variables: &mut Variables) {
     const REASON: &str = "as dask-cuda sets it ('ucx.compat: dask')";
     let Some((_, infiniband, nvlink)) = switched(ucx) else {
@@ -126,7 +127,7 @@ fn our_own(situation: &Situation<'_>, variables: &mut Variables) {
         "y",
         "a port that was in use a moment ago can be listened on again",
     );
-    // Without these, endpoints with error handling silently lose shared memory and use TCP
+    // Without these, endpoints with error handling silently fall back from shared memory to TCP
     // (facts §7): 3.5 instead of 12 GB/s.
     variables.set(
         "UCX_POSIX_ERROR_HANDLING",
@@ -143,7 +144,7 @@ fn our_own(situation: &Situation<'_>, variables: &mut Variables) {
     }
 }
 
-/// The transports of a list of ours; `None` where UCX is to choose among all that it has.
+/// The transports of our list; `None` if UCX chooses among all that it has.
 #[derive(Clone, Copy)]
 struct Listed {
     tcp: bool,
@@ -151,11 +152,10 @@ struct Listed {
     nvlink: bool,
 }
 
-/// Which transports a list of ours has besides shared memory.
+/// The transports that our list has besides shared memory.
 ///
-/// Every worker of the native engine is on one machine, so that TCP carries nothing there and is
-/// listed only where it is asked for. The other engines' processes connect by address and port, or
-/// to other machines.
+/// All native workers are on one machine, where TCP carries nothing, so it is listed only on
+/// request. The other engines' processes connect by address and port, or to other machines.
 fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
     let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
     let switched = switched(ucx).or(all_off.then_some((false, false, false)));
@@ -174,14 +174,14 @@ fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
     Some(Listed { tcp, infiniband, nvlink })
 }
 
-/// Whether TCP is the one network among the transports, and connects workers of one machine only:
-/// then its loopback is enough.
+/// Whether TCP is the only network transport and connects workers of one machine only, so that
+/// loopback is enough.
 pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind) -> bool {
     let ours = spec.ucx.compat.is_none() && engine == EngineKind::Native;
     ours && listed(&spec.ucx, engine).is_some_and(|listed| listed.tcp && !listed.infiniband)
 }
 
-/// Whether Elastic Fabric Adapters are to be reached by `srd`; they have no reliable connections
+/// Whether Elastic Fabric Adapters need `srd`; they have no reliable connections
 /// (openucx/ucx#6882).
 fn elastic_fabric(situation: &Situation<'_>, variables: &mut Variables) -> bool {
     if situation.elastic.is_empty() {
@@ -208,10 +208,10 @@ fn are_adapters(names: &[String]) -> String {
     format!("{} {verb}, which {have} no 'rc'", names.join(", "))
 }
 
-/// The transports list: the table's, with what same-node traffic needs.
+/// The list of transports: dask-cuda's, plus shared memory for traffic on this machine.
 ///
-/// System V segments are in none: UCX makes them open to the user's group, while POSIX ones lie in
-/// a directory of the cluster's own.
+/// No list has System V segments: UCX makes them accessible to the user's group, while POSIX
+/// segments are in a directory of the cluster's own.
 fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let ucx = &situation.spec.ucx;
     let Some(Listed { tcp, infiniband, nvlink }) = listed(ucx, situation.engine) else {
@@ -297,10 +297,10 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     }
 }
 
-/// Says who can reach the listeners that UCX opens for TCP, which know no authentication: a few
-/// bytes with the right beginning end the process by an assertion of UCX's (seen in 1.13).
+/// Notes who can reach the TCP listeners of UCX. They have no authentication, and a few bytes with
+/// the right prefix end the process by an assertion in UCX (seen in 1.13).
 ///
-/// Not under `strict`: TCP is what was asked for, or what Dask cannot do without.
+/// Not under `strict`: TCP was requested, or Dask needs it.
 fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
     let engine = situation.engine;
     let strict = situation.spec.strict == Some(true);
@@ -355,7 +355,7 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
     }
 }
 
-/// Variables that the caller has exported beat all others.
+/// The variables that the caller has exported win.
 fn callers_win(caller: &CallerEnvironment, variables: &mut Variables) {
     for (name, value) in &caller.variables {
         if !(name.starts_with("UCX_") || name.starts_with("UCXPY_")) {
@@ -373,11 +373,11 @@ fn callers_win(caller: &CallerEnvironment, variables: &mut Variables) {
     }
 }
 
-/// Says so when a list leaves a kind of connection without a transport.
+/// Notes that a list leaves a kind of connection without a transport.
 fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
     let compat = situation.spec.ucx.compat == Some(UcxCompat::Dask);
     let Some(list) = variables.env.get(TLS).cloned() else { return };
-    // A list that begins with `^` names what is left out.
+    // A list that begins with `^` names the excluded transports.
     if list.starts_with('^') || list == "all" || !is_used(situation.spec, situation.engine) {
         return;
     }

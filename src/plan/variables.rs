@@ -1,6 +1,6 @@
-//! UCX's variables as they come together, and what they depend on.
+//! UCX's variables while they are collected, and what they depend on.
 //!
-//! Decides on the Dask engine's protocol, and with it whether UCX matters; `ucx` decides the rest.
+//! Decides the Dask engine's protocol, and thereby whether UCX is used; `ucx` decides the rest.
 //!
 //! *Invariant:* every variable that is set here has a reason.
 
@@ -11,9 +11,9 @@ use super::form::Why;
 use crate::spec::{ClusterSpec, EngineKind, Origin};
 use crate::topology::{ComputeCapability, Note};
 
-/// Names the variable that lists transports.
+/// The variable that lists transports.
 pub(super) const TLS: &str = "UCX_TLS";
-/// Names the variable that lists network devices.
+/// The variable that lists network devices.
 pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
 
 /// What the variables depend on.
@@ -27,13 +27,13 @@ pub(super) struct Situation<'a> {
     pub(super) all_mig: bool,
     /// The newest compute capability among the GPUs.
     pub(super) capability: Option<ComputeCapability>,
-    /// Most NICs of one worker.
+    /// The largest number of NICs of one worker.
     pub(super) rails: usize,
     /// Elastic Fabric Adapters among the NICs, by name.
     pub(super) elastic: Vec<String>,
     /// Whether there are other NICs.
     pub(super) other_nics: bool,
-    /// Whether any two GPUs are joined by NVLink, where the source tells.
+    /// Whether any two GPUs are joined by NVLink; `None` if the source does not tell.
     pub(super) nvlink: Option<bool>,
 }
 
@@ -68,7 +68,7 @@ impl Variables {
     }
 }
 
-/// Whether UCX carries the cluster's data, and so its variables matter.
+/// Whether UCX carries the cluster's data, so that its variables matter.
 pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
     match engine {
         EngineKind::Native | EngineKind::Command => true,
@@ -76,7 +76,7 @@ pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
     }
 }
 
-/// The Dask engine's protocol: UCX as soon as anything about it is asked for.
+/// The Dask engine's protocol: UCX if any of its options was requested.
 pub(super) fn protocol(spec: &ClusterSpec) -> String {
     let ucx = &spec.ucx;
     let asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].iter().any(Option::is_some)

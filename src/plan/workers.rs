@@ -1,9 +1,9 @@
-//! The workers: how many on which GPU, what they are called, and what each is given.
+//! The workers: how many per GPU, their names, and what each of them gets.
 //!
-//! Puts together what the other parts decided, and decides on the GPU's mask itself.
+//! Puts the decisions of the other modules together. Decides only the GPU mask itself.
 //!
-//! *Invariant:* ranks are positions, names are unique, and a worker's own GPU is the first that a
-//! rotated mask shows.
+//! *Invariant:* ranks are positions, names are unique, and a rotated mask begins with the worker's
+//! own GPU.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ pub(super) fn plan(
         .collect()
 }
 
-/// Makes sure that a native worker fits its own limit.
+/// Checks that a native worker's process fits its own memory limit.
 fn enough(engine: EngineKind, worker: &str, limit: Option<u64>) -> Result<(), PlanError> {
     let too_little =
         limit.filter(|bytes| engine == EngineKind::Native && *bytes < memory::LEAST_HOST_LIMIT);
@@ -123,7 +123,7 @@ fn memory_nodes(
     }
 }
 
-/// Variables that the engine's processes need whatever the machine is.
+/// Variables that the engine's processes need on any machine.
 pub(super) fn engine_environment(context: &Context<'_>) -> BTreeMap<String, String> {
     // distributed's own pre-spawn environment (facts §3): freed memory goes back soon, and
     // libraries do not start a thread for every CPU in every worker.
@@ -132,7 +132,7 @@ pub(super) fn engine_environment(context: &Context<'_>) -> BTreeMap<String, Stri
         ("OMP_NUM_THREADS", "1"),
         ("MKL_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
-        // RAPIDS libraries must not make a CUDA context when they are merely imported.
+        // RAPIDS libraries must not create a CUDA context on import.
         ("RAPIDS_NO_INITIALIZE", "True"),
     ];
     let is_ours = |name: &str| !context.caller.variables.contains_key(name);
@@ -146,7 +146,7 @@ pub(super) fn engine_environment(context: &Context<'_>) -> BTreeMap<String, Stri
     }
 }
 
-/// The mask for a process that is no worker: every chosen GPU, in order.
+/// The mask for processes other than workers: every chosen GPU, in order.
 pub(super) fn visible_to_all(context: &Context<'_>) -> BTreeMap<String, String> {
     let names = mask_names(context);
     BTreeMap::from([
@@ -185,7 +185,7 @@ fn nccl_hcas(context: &Context<'_>, nics: &[NicShare], notes: &mut Vec<Note>) ->
     }
     let mut ports: Vec<&NicPort> = Vec::new();
     for port in nics.iter().flat_map(|share| &share.ports) {
-        // A column's name is no device's.
+        // The name of a column is not the name of a device.
         if port.port.is_some() && !ports.contains(&port) {
             ports.push(port);
         }
@@ -202,7 +202,7 @@ fn nccl_hcas(context: &Context<'_>, nics: &[NicShare], notes: &mut Vec<Note>) ->
     if caller.is_some() { None } else { ours }
 }
 
-/// One worker in the making.
+/// A worker while its plan is being put together.
 struct Worker<'a> {
     context: &'a Context<'a>,
     slot: &'a Slot<'a>,
@@ -365,7 +365,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Which GPUs the process sees, its own first unless it selects by number itself.
+    /// Which GPUs the process sees: its own first, unless the program selects by number itself.
     fn visible_devices(&mut self, at: usize) {
         self.env.insert(ORDER.to_owned(), "PCI_BUS_ID".to_owned());
         let choice = format!("env.{VISIBLE}");
@@ -389,7 +389,7 @@ impl Worker<'_> {
         let mut names = mask_names(self.context);
         let each = self.context.spec.workers_per_gpu.unwrap_or(1);
         let command = self.context.spec.command.visible_devices;
-        // A rank's number is its device's only as long as ranks and devices are one to one.
+        // A rank's number is that of its device only if there is one rank per device.
         let by_number = each == 1 && names.get(at) == Some(&own);
         let way = match (self.context.engine, command) {
             (EngineKind::Command, Some(way)) => way,

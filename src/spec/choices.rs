@@ -1,8 +1,8 @@
 //! The values that a spec chooses among, with their text forms.
 //!
-//! Does not judge whether a choice fits the machine.
+//! Does not check whether a choice fits the machine.
 //!
-//! *Invariant:* every choice prints as it is read.
+//! *Invariant:* every choice is printed in the form in which it is read.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::ids::text_form;
 use crate::units::{Size, UnitError};
 
-/// Declares an enum of plain words that prints as serde writes it.
+/// Declares an enum of words that is printed as serde writes it.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
@@ -66,10 +66,10 @@ words! {
 words! {
     /// How the native scheduler chooses a task's worker.
     Placement {
-        /// The one that is estimated to finish first, by what is known of links and functions.
+        /// The worker with the earliest estimated finish, from the known links and run times.
         #[default]
         EstimatedFinish = "estimated-finish",
-        /// One after the other, for comparison.
+        /// All workers in turn, for comparison.
         RoundRobin = "round-robin",
     }
 }
@@ -82,18 +82,18 @@ words! {
         Preferred = "preferred",
         /// Only on the given nodes (`MPOL_BIND`).
         Bind = "bind",
-        /// Untouched.
+        /// No policy; the supervisor's applies.
         None = "none",
     }
 }
 
 words! {
-    /// What a Dask worker is called.
+    /// How Dask's names of the workers are chosen.
     WorkerNames {
-        /// As its process: `gpu3`.
+        /// The name of the process: `gpu3`.
         #[default]
         Process = "process",
-        /// As dask-cuda calls it, by its GPU: the number 3, or the UUID where UUIDs were asked for.
+        /// dask-cuda's name: the GPU's index (3), or its UUID if GPUs were requested by UUID.
         Gpu = "gpu",
     }
 }
@@ -103,29 +103,29 @@ words! {
     RestartWhen {
         /// Never.
         Never = "never",
-        /// When it was ended by a signal or a non-zero status.
+        /// If it ended by a signal or with a non-zero status.
         #[default]
         OnFailure = "on-failure",
-        /// Whenever it ends, unless it was stopped or retired.
+        /// Always, unless it was stopped or retired on purpose.
         Always = "always",
     }
 }
 
 words! {
-    /// What follows when a process has not answered for longer than it may.
+    /// What happens to a process that has not answered in time.
     Unresponsive {
-        /// Nothing: it may have been stopped on purpose, or be held up by a task.
+        /// Nothing: it may have been stopped on purpose, or a task may block it.
         #[default]
         Wait = "wait",
-        /// It is ended, and dealt with as any other that died.
+        /// It is ended and treated like any other process that died.
         Restart = "restart",
     }
 }
 
 words! {
-    /// What a dead scheduler means for the cluster.
+    /// What happens to the cluster when its scheduler dies.
     SchedulerDeath {
-        /// The whole cluster is started again.
+        /// The whole cluster is restarted.
         #[default]
         RestartCluster = "restart-cluster",
         /// The cluster ends.
@@ -136,22 +136,22 @@ words! {
 words! {
     /// Which CPUs a worker gets.
     CpuBinding {
-        /// All CPUs near its GPU that are allowed; workers of one NUMA node share them.
+        /// All allowed CPUs near its GPU; workers of one NUMA node share them.
         #[default]
         Local = "local",
-        /// Whole cores of these, disjoint among the workers.
+        /// Whole cores near its GPU, different ones for each worker.
         Split = "split",
-        /// Whatever the supervisor has.
+        /// The CPUs of the supervisor.
         None = "none",
     }
 }
 
 words! {
-    /// What to do with GPUs that are perhaps not meant for a cluster.
+    /// What to do with GPUs that may not be meant for a cluster.
     Treatment {
-        /// Leave them out, and say so.
+        /// Leave them out, with a note.
         Skip = "skip",
-        /// Use them, and say so.
+        /// Use them, with a note.
         #[default]
         Warn = "warn",
         /// Use them.
@@ -173,7 +173,7 @@ words! {
 words! {
     /// Settings by GPU architecture and UCX version.
     UcxPreset {
-        /// Those that fit the machine.
+        /// The settings that fit the machine.
         #[default]
         Auto = "auto",
         /// None.
@@ -184,12 +184,12 @@ words! {
 words! {
     /// What `CUDA_VISIBLE_DEVICES` shows a process.
     VisibleDevices {
-        /// Every chosen GPU in order; the process selects its own by number.
+        /// Every chosen GPU in order; the program selects its own by number.
         #[default]
         All = "all",
         /// Every chosen GPU, the process's own first.
         Rotated = "rotated",
-        /// The process's own GPU alone; CUDA IPC cannot reach peers then.
+        /// Only the process's own GPU, which rules out CUDA IPC with peers.
         Own = "own",
     }
 }
@@ -201,7 +201,7 @@ pub(super) fn unit_error(text: &str, expected: &'static str) -> UnitError {
 /// A limit: automatic, none, or a size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Limit {
-    /// Worked out from the machine.
+    /// Derived from the machine.
     #[default]
     Auto,
     /// No limit.
@@ -232,7 +232,7 @@ impl FromStr for Limit {
             "auto" | "default" => Ok(Limit::Auto),
             "none" | "0" => Ok(Limit::None),
             size => size.parse().map(Limit::Size).map_err(|error: UnitError| {
-                // Of digits that are right and too many, the size's own words say more.
+                // For a number that is out of range, the size's own error says more.
                 let digits = size.bytes().all(|byte| byte.is_ascii_digit());
                 if digits && !size.is_empty() { error } else { unit_error(text, LIMIT) }
             }),
@@ -240,12 +240,12 @@ impl FromStr for Limit {
     }
 }
 
-/// A resource limit of a process, as `ulimit` has them.
+/// A resource limit of a process, as `ulimit` sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ulimit {
     /// No limit.
     Unlimited,
-    /// This much: bytes, or a number of things.
+    /// A number of bytes, or a count.
     At(u64),
 }
 
@@ -272,7 +272,7 @@ impl FromStr for Ulimit {
     }
 }
 
-/// Ports, inclusive on both sides; 0 alone means any free one.
+/// A range of ports, both ends included; 0 means any free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
     /// The first.
@@ -284,7 +284,7 @@ pub struct PortRange {
 const PORTS: &str = "a port like 8786 or a range like 8786:8800";
 
 impl PortRange {
-    /// How many ports there are; `None` when any free one will do.
+    /// The number of ports; `None` if any free port will do.
     pub fn count(self) -> Option<u32> {
         (self.low != 0).then(|| u32::from(self.high) - u32::from(self.low) + 1)
     }
@@ -316,7 +316,7 @@ impl FromStr for PortRange {
     }
 }
 
-/// A UCX version, `major.minor`; a patch level is read and dropped.
+/// A UCX version, `major.minor`; a patch level is accepted and ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UcxVersion {
     /// Major version.

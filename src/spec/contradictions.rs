@@ -1,6 +1,6 @@
-//! Values that are each right and cannot hold together.
+//! Values that are valid one by one but contradict each other.
 //!
-//! Knows no machine; what only a machine can contradict is found by `plan`.
+//! Does not look at a machine; `plan` finds what a machine contradicts.
 //!
 //! *Invariant:* each check names the key that the user should look at first.
 
@@ -38,7 +38,7 @@ fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
             return refuse(key, "0 is too few; the least is 1", "leave it out for the default");
         }
     }
-    // More would exhaust process ids long before it helped anybody.
+    // More would exhaust the process ids, and help nobody.
     let limits =
         [("workers_per_gpu", spec.workers_per_gpu, 64), ("cpu_workers", spec.cpu_workers, 1024)];
     for (key, count, most) in limits {
@@ -148,7 +148,7 @@ fn rmm(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
-/// Refuses a word that is none of a few.
+/// Refuses a word that is not in a list.
 fn one_of(key: &str, word: &str, words: &[&str]) -> Result<(), Found> {
     if words.contains(&word) {
         return Ok(());
@@ -275,7 +275,7 @@ fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
-/// How many workers the spec by itself makes certain; `None` when that depends on the machine.
+/// The number of workers, if the spec determines it without the machine.
 fn least_workers(spec: &ClusterSpec) -> Option<u32> {
     let gpus = match (&spec.gpus, spec.workers) {
         (_, Some(workers)) => workers,
@@ -355,10 +355,10 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
-/// Below this, a busy machine's processes would seem not to answer all the time.
+/// With less, processes on a busy machine would often count as unresponsive.
 const SHORTEST_ANSWER: Span = Span::millis(100);
 
-/// Variables that the plan itself decides on.
+/// Variables that the plan sets itself.
 const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
 fn environment(key: &str, env: Option<&BTreeMap<String, String>>, ucx: bool) -> Result<(), Found> {

@@ -1,6 +1,6 @@
 //! What is wrong with a spec, and where.
 //!
-//! Does not find mistakes; `read` and `contradictions` do.
+//! Does not look for mistakes; `read` and `contradictions` do.
 //!
 //! *Invariant:* an error names the file (or `command line`), the key path where there is one, and
 //! the line and column where the text has one.
@@ -14,7 +14,7 @@ use crate::text::{self, Position};
 pub struct SpecError {
     /// The file's name, or `command line`.
     pub origin: String,
-    /// Line and column, from 1; `None` when the values came from several places.
+    /// Line and column, from 1; `None` if the values came from several places.
     pub place: Option<Position>,
     /// Key path, like `ucx.net_devices[1]`; empty for the whole text.
     pub key: String,
@@ -52,13 +52,13 @@ impl SpecError {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is no YAML, or a name or a value is wrong.
+    /// The text is not YAML, or a name or a value is wrong.
     #[error(transparent)]
     Text(#[from] text::Problem),
-    /// The file does not say which version of the form it is in.
+    /// The file has no `version`.
     #[error("'version' is missing")]
     NoVersion,
-    /// A version that this program does not read.
+    /// The file has a version that this program does not read.
     #[error("{found} is not readable by this program, which reads version {readable}")]
     Version {
         /// The version that the file names.
@@ -66,10 +66,10 @@ pub enum Problem {
         /// The version that this program reads.
         readable: u32,
     },
-    /// Values that cannot hold together.
+    /// Values that contradict each other.
     #[error("{message}")]
     Contradiction {
-        /// Which values, and why not.
+        /// Which values, and why.
         message: String,
         /// What to do.
         hint: &'static str,
@@ -84,7 +84,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// As an error of values that came from several places.
+    /// The error, for values that came from several places.
     pub(super) fn without_place(self, origin: &str) -> SpecError {
         let problem = Box::new(self.problem);
         SpecError { origin: origin.to_owned(), place: None, key: self.key, problem }

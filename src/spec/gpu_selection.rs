@@ -1,8 +1,8 @@
 //! Which GPUs a spec asks for, and how it names them.
 //!
-//! Does not look for them; `plan` does.
+//! Does not look them up; `plan` does.
 //!
-//! *Invariant:* a name says by its form whether it is an index, an identity or a place.
+//! *Invariant:* the form of a name tells whether it is an index, a UUID or a PCI address.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,20 +19,20 @@ use crate::units::UnitError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChooseBy {
-    /// The set whose slowest pair is fastest, then whose sum is largest.
+    /// The set with the fastest slowest pair; among equals, the one with the largest sum.
     #[default]
     BestConnected,
     /// The first in order.
     First,
 }
 
-/// Some of the GPUs, by number.
+/// A number of GPUs, and how to choose them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChooseGpus {
     /// How many.
     pub count: u32,
-    /// By what.
+    /// How to choose them.
     #[serde(default)]
     pub choose: ChooseBy,
 }
@@ -40,7 +40,7 @@ pub struct ChooseGpus {
 /// Which GPUs get workers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum GpuSelection {
-    /// Every visible one.
+    /// All visible GPUs.
     #[default]
     All,
     /// None: a cluster of CPU workers.
@@ -56,11 +56,11 @@ pub enum GpuSelection {
 pub enum GpuName {
     /// By NVML index.
     Index(GpuIndex),
-    /// By UUID, or a beginning of it that only one has.
+    /// By UUID, or a unique prefix of it.
     Uuid(GpuUuid),
-    /// By place.
+    /// By PCI address.
     Pci(PciAddress),
-    /// A MIG instance by its GPU's index and its position there: `0:1`.
+    /// A MIG instance, by its GPU's index and its position on that GPU: `0:1`.
     Mig(GpuIndex, u32),
 }
 
@@ -80,7 +80,7 @@ const GPU_NAME: &str = "a GPU: an index, a UUID like GPU-8a1c9d00, a PCI address
 const GPUS: &str = "'all', 'none', GPUs like '0-3,6', a list of indices, UUIDs, PCI addresses or \
                     MIG instances, or {count: 4, choose: best-connected}";
 
-/// More GPUs than any machine has; keeps `0-4000000000` from becoming a list.
+/// More GPUs than any machine has; prevents a list for `0-4000000000`.
 const GPU_LIMIT: u32 = 1024;
 
 fn small_number(text: &str) -> Option<u32> {

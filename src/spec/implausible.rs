@@ -1,12 +1,12 @@
-//! Values that are well written and cannot be meant, whatever the rest of the spec says.
+//! Values that are well-formed but cannot be meant, whatever the rest of the spec says.
 //!
-//! Refuses only what no machine can make right.
+//! Refuses only values that are wrong on every machine.
 
 use super::error::{Found, refuse};
 use super::{ClusterSpec, Limit, OverrideSpec};
 use crate::units::Size;
 
-/// Refuses what is no address.
+/// Refuses texts that cannot be an address.
 pub(super) fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
     let scheduler = &spec.scheduler;
     for (key, address) in [
@@ -24,7 +24,7 @@ pub(super) fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
-/// Why a text can be no address, host name or interface, if that is certain.
+/// The reason why a text cannot be an address, host name or interface, if that is certain.
 fn no_address(text: &str) -> Option<String> {
     let dotted = |text: &str| {
         text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
@@ -45,14 +45,14 @@ fn no_address(text: &str) -> Option<String> {
     }
 }
 
-/// Least host memory of a worker, in bytes: one that has done nothing yet uses about as much.
+/// Lowest host memory limit of a worker, in bytes: about what an idle worker uses.
 const LEAST_MEMORY: u64 = 16 << 20;
 
-/// Least device memory of a worker, in bytes: small enough to make a worker spill on purpose, and
-/// more than anybody gives who forgot the unit.
+/// Lowest device memory limit of a worker, in bytes: small enough to force spilling on purpose, and
+/// larger than any number with a forgotten unit.
 const LEAST_DEVICE_MEMORY: u64 = 64 << 10;
 
-/// Refuses limits that no worker could live with.
+/// Refuses limits that no worker can run with.
 pub(super) fn memory(spec: &ClusterSpec) -> Result<(), Found> {
     let differing = |pick: fn(&OverrideSpec) -> Option<Limit>, name: &str| {
         let limits = spec.overrides.iter().enumerate();

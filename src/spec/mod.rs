@@ -1,9 +1,9 @@
 //! What the user asked for: the YAML spec, version 1, and the flags that override it.
 //!
-//! Does not look at a machine and decides nothing.
+//! Does not look at a machine, and decides nothing.
 //!
-//! *Invariant:* a [`ClusterSpec`] that was read has no unknown keys and no contradictions; a value
-//! that nobody set is `None`, so that defaults stay decisions of `plan`.
+//! *Invariant:* a [`ClusterSpec`] that was read has no unknown keys and no contradictions. A value
+//! that was not set is `None`, because `plan` decides the defaults.
 
 mod choices;
 mod contradictions;
@@ -47,30 +47,30 @@ pub struct ClusterSpec {
     /// Version of this form: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// The cluster's name, also that of its run directory. Default: `default`.
+    /// Name of the cluster and of its run directory. Default: `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ClusterName>,
-    /// What runs in the processes. Default: `native`.
+    /// The engine that runs in the processes. Default: `native`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
     /// A topology's name or path. Default: this machine, live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<String>,
-    /// Run the plan of a machine that is not here, with simulated devices. Default: false.
+    /// Run the plan of another machine here, with simulated devices. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulate: Option<bool>,
     /// Turn notes into errors. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
-    /// Whether READY also means that every pair of workers has moved data over what should carry
-    /// it. Default: false.
+    /// Whether the cluster is READY only after every pair of workers has moved data over the
+    /// expected lanes. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<bool>,
     /// Which GPUs: `all`, `none`, a list like `0-3,6`, UUIDs, PCI addresses, MIG instances, or
     /// `{count: 4, choose: best-connected}`. Default: all that `CUDA_VISIBLE_DEVICES` leaves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpus: Option<GpuSelection>,
-    /// How many of these GPUs get workers; the best-connected set of them. Default: all.
+    /// Number of these GPUs that get workers: the best-connected ones. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
     /// Workers for each GPU. Default: 1.
@@ -92,8 +92,8 @@ pub struct ClusterSpec {
     /// Which CPUs a worker gets. Default: `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuBinding>,
-    /// Whole cores kept for the scheduler under `cpus: split`. Default: cores that no worker
-    /// claims, if there are any.
+    /// Whole cores reserved for the scheduler under `cpus: split`. Default: cores that no worker
+    /// uses, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler_cores: Option<u32>,
     /// Host memory.
@@ -114,10 +114,10 @@ pub struct ClusterSpec {
     /// The workers' processes.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub worker: WorkerSpec,
-    /// Deaths, restarts, time-outs.
+    /// Restarts and time-outs.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub supervision: SupervisionSpec,
-    /// Resource limits of every process, as `ulimit` has them.
+    /// Resource limits of every process, as `ulimit` sets them.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub ulimits: UlimitSpec,
     /// Log files.
@@ -135,15 +135,15 @@ pub struct ClusterSpec {
     /// The native engine's own options.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub native: NativeSpec,
-    /// Differences for some workers, the later beats the earlier.
+    /// Overrides for some workers; later ones win.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<OverrideSpec>,
 }
 
 impl ClusterSpec {
-    /// Makes relative paths of certificates, keys and the workers' program absolute: they are below
-    /// `base`, wherever the processes and their clients run. A program without a slash stays one
-    /// that is looked up in `PATH`.
+    /// Makes the relative paths of certificates, keys and the workers' program absolute, below
+    /// `base`, so that processes and clients may run in any directory. A program without a slash is
+    /// left to be looked up in `PATH`.
     pub fn resolve_paths(&mut self, base: &Path) {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
         let program = self.native.program.as_mut().filter(|program| program.contains('/'));

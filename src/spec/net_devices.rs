@@ -1,6 +1,6 @@
 //! Which network devices a spec asks for.
 //!
-//! Does not know which there are; `plan` does.
+//! Does not check that they exist; `plan` does.
 //!
 //! *Invariant:* a list is not empty, and no name in it has a blank or a comma.
 
@@ -17,25 +17,25 @@ use crate::text::did_you_mean;
 /// Which NICs a worker's traffic uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum NetDevices {
-    /// The nearest, when InfiniBand is enabled and there is an active one.
+    /// The nearest, if InfiniBand is enabled and an active NIC exists.
     #[default]
     Auto,
     /// UCX chooses.
     None,
-    /// The nearest, whether InfiniBand was asked for or not.
+    /// The nearest, whether or not InfiniBand is enabled.
     Pin,
-    /// All NICs of the nearest level, shared out so that none idles.
+    /// All NICs of the nearest level, shared out so that none is idle.
     Stripe,
     /// These, for every worker.
     List(Vec<String>),
-    /// One worked out from the GPU's number.
+    /// A name computed from the GPU's number.
     Template(Template),
 }
 
 const NET_DEVICES: &str = "'auto', 'none', 'pin', 'stripe', NIC ports like 'mlx5_0:1,mlx5_1:1', or \
                            a template like 'mlx5_{gpu//2}:1'";
 
-/// Words of [`NetDevices`] that a slip of the pen may mean.
+/// Words of [`NetDevices`] that a misspelled word may mean.
 const NET_WORDS: [&str; 4] = ["auto", "none", "pin", "stripe"];
 
 impl fmt::Display for NetDevices {
@@ -67,7 +67,7 @@ impl FromStr for NetDevices {
             let template = text.parse().map_err(|error: TemplateError| error.to_string());
             return template.map(NetDevices::Template);
         }
-        // Any other word may be a NIC's name, so only a slip of one letter is taken for one.
+        // Other words may be names of NICs, so only one wrong letter counts as a misspelling.
         let slip = NET_WORDS.iter().find(|word| strsim::levenshtein(word, text) == 1);
         if let Some(word) = slip {
             return Err(format!("{text:?} is not {NET_DEVICES}; {}", did_you_mean(word)));

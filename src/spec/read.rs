@@ -1,8 +1,8 @@
-//! Reads a spec's text, and says precisely what is wrong with it.
+//! Reads a spec's text, with precise errors.
 //!
 //! Does not read files; the caller gives the text and the name to show for it.
 //!
-//! *Invariant:* what is returned has passed every check of `contradictions`.
+//! *Invariant:* a spec that is returned has passed every check of `contradictions`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,14 +13,14 @@ use serde::{Deserialize, de};
 use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions};
 use crate::text::{self, Form};
 
-/// Most bytes of a spec.
+/// Largest spec, in bytes.
 pub const SIZE_LIMIT: usize = 1 << 20;
 
 /// Reads a spec of at most [`SIZE_LIMIT`] bytes. Errors call the text `origin`, which is a file's
 /// name.
 ///
 /// # Errors
-/// If the text is no YAML, has unknown keys or wrong values, has another version, or contradicts
+/// If the text is not YAML, has unknown keys or wrong values, has another version, or contradicts
 /// itself.
 pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
     let text = text::without_mark(text);
@@ -63,7 +63,7 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a mapping of names to texts; numbers become texts, and no name may come twice.
+/// Reads a mapping of names to texts. Numbers become texts; no name may occur twice.
 pub(super) fn variables<'de, D>(
     deserializer: D,
 ) -> Result<Option<BTreeMap<String, String>>, D::Error>

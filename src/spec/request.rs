@@ -1,8 +1,8 @@
-//! One request out of several layers: the spec file under the command line.
+//! Merges the spec file and the command line into one request.
 //!
-//! Does not read files or flags; it merges what they said and remembers who said what.
+//! Does not read files or flags. Remembers where each value came from.
 //!
-//! *Invariant:* every value of the merged spec that some layer set has exactly one origin.
+//! *Invariant:* every value that was set has exactly one origin.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub enum Origin {
     Environment,
 }
 
-/// What is asked for, and who asked.
+/// The merged spec, and where its values came from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// The merged spec.
@@ -34,7 +34,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Lays the flags over the file: a flag beats the spec, key by key.
+    /// Merges flags and file: key by key, a flag wins.
     ///
     /// # Errors
     /// If the merged values contradict each other.
@@ -54,7 +54,7 @@ impl Request {
         Ok(Self { spec, origins })
     }
 
-    /// A request that only a program made.
+    /// A request that was built by a program.
     ///
     /// # Errors
     /// If the values contradict each other.
@@ -63,7 +63,7 @@ impl Request {
     }
 }
 
-/// Keys whose mappings are one value: a layer replaces them as a whole.
+/// Keys whose mappings count as one value, which a layer replaces as a whole.
 const WHOLE: [&str; 1] = ["gpus"];
 
 fn lay_over(

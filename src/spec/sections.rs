@@ -1,8 +1,8 @@
 //! The sections of a spec.
 //!
-//! Holds what was written; what an absent value means is decided by `plan`.
+//! Holds values as they were written; `plan` decides the defaults.
 //!
-//! *Invariant:* every field is optional, so that a file says only what matters to its author.
+//! *Invariant:* every field is optional, so that a file contains only what matters to its author.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ section! {
     MemorySpec {
         /// How memory is placed on the NUMA nodes near the GPU. Default: `preferred`.
         policy: MemoryPolicy,
-        /// Most host memory of one worker: `auto` (its share of its NUMA nodes and of the
+        /// Host memory limit of one worker: `auto` (its share of its NUMA nodes and of the
         /// cgroup's limit), `none`, bytes, or a fraction of the machine's memory. Default: `auto`;
         /// `none` for the command engine.
         limit: Limit,
@@ -57,18 +57,18 @@ section! {
 section! {
     /// RAPIDS memory manager. Sizes are bytes or fractions of the worker's own GPU.
     RmmSpec {
-        /// First size of the pool.
+        /// Initial size of the pool.
         pool_size: Size,
-        /// Most that the pool may grow to.
+        /// Largest size of the pool.
         maximum_pool_size: Size,
         /// Managed (unified) memory. Not with NVLink, not with `async`.
         managed: bool,
         /// CUDA's stream-ordered allocator instead of RMM's pool.
         #[serde(rename = "async")]
         asynchronous: bool,
-        /// The asynchronous pool gives memory beyond this back. Needs `async`.
+        /// The asynchronous pool returns memory beyond this size to the device. Needs `async`.
         release_threshold: Size,
-        /// Every allocation is logged into this directory.
+        /// Directory for logs of every allocation.
         log_directory: String,
         /// Count allocations, for the dashboard.
         track_allocations: bool,
@@ -80,32 +80,32 @@ section! {
 section! {
     /// UCX: transports and network devices.
     UcxSpec {
-        /// NVLink (`cuda_ipc`) must be there and used; `false` leaves it out.
+        /// Require NVLink (`cuda_ipc`); `false` excludes it.
         nvlink: bool,
-        /// InfiniBand or RoCE (`rc`) must be there and used; `false` leaves it out.
+        /// Require InfiniBand or RoCE (`rc`); `false` excludes it.
         infiniband: bool,
-        /// TCP for data; `false` leaves it out where something else can carry every connection.
+        /// Use TCP for data; `false` excludes it if other transports can carry every connection.
         tcp: bool,
-        /// Connections are set up over RDMA instead of TCP.
+        /// Set connections up over RDMA instead of TCP.
         rdmacm: bool,
         /// NICs: `auto`, `none`, `pin`, `stripe`, a list, or a template. Default: `auto`.
         net_devices: NetDevices,
-        /// NICs that are not to be used, by device (`mlx5_4`) or port (`mlx5_4:1`).
+        /// NICs to exclude, by device (`mlx5_4`) or port (`mlx5_4:1`).
         exclude_nics: Vec<String>,
-        /// The network device for setting connections up. Default: the interface of the
-        /// announced address, which is `lo` unless another is asked for.
+        /// Network device for connection setup. Default: the interface of the announced address,
+        /// which is `lo` unless another is requested.
         control_device: String,
         /// `dask`: exactly the variables that dask-cuda sets. Default: `none`.
         compat: UcxCompat,
         /// Settings by GPU architecture and UCX version. Default: `auto`.
         preset: UcxPreset,
-        /// The UCX version to plan for, like `1.18`. Default: the one that is found.
+        /// UCX version to plan for, like `1.18`. Default: the installed one.
         version: UcxVersion,
         /// The libucp that processes load: a path, `auto` (the first that knows CUDA: the active
         /// Python environment's `libucx`, HPC-X, conda, the system), or `system` (the dynamic
         /// loader's). Default: `auto` for native workers on GPUs of this machine, else `system`.
         library: String,
-        /// More variables; they beat those that are computed.
+        /// Further variables; they override computed ones.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         env: BTreeMap<String, String>,
@@ -116,17 +116,17 @@ section! {
     /// The scheduler's process.
     SchedulerSpec {
         /// Address to listen on. Default: loopback; for workers that join a scheduler, the address
-        /// that faces it.
+        /// from which it is reached.
         host: String,
         /// Network interface to listen on, instead of `host`.
         interface: String,
         /// Port, or ports to try in order (`8786:8800`). 0: any free one.
         port: PortRange,
-        /// Whether there is a dashboard. Default: true where the engine has one.
+        /// Whether there is a dashboard. Default: true if the engine has one.
         dashboard: bool,
-        /// Where the dashboard listens, like `:8787`.
+        /// Address of the dashboard, like `:8787`.
         dashboard_address: String,
-        /// Where the scheduler's address is written for clients.
+        /// File to which the scheduler's address is written for clients.
         file: String,
     }
 }
@@ -134,19 +134,19 @@ section! {
 section! {
     /// The workers' processes.
     WorkerSpec {
-        /// Ports for the workers to listen on, at least one each.
+        /// Ports for the workers to listen on, at least one per worker.
         ports: PortRange,
-        /// Address a single worker listens on.
+        /// Address on which a single worker listens.
         listen_address: String,
-        /// Address a single worker is reached at.
+        /// Address that a single worker announces.
         contact_address: String,
         /// Directory for spilled data.
         local_directory: String,
-        /// Where the supervisor's process id stands while the cluster runs: who to tell to end.
+        /// File that holds the supervisor's process id while the cluster runs.
         pid_file: String,
         /// Abstract resources, like `{GPU: 1}`.
         resources: BTreeMap<String, f64>,
-        /// More environment variables for every worker.
+        /// Further environment variables for every worker.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         env: BTreeMap<String, String>,
@@ -154,32 +154,33 @@ section! {
 }
 
 section! {
-    /// Deaths, restarts, time-outs.
+    /// Restarts and time-outs.
     SupervisionSpec {
         /// When a dead worker is started again: `never`, `on-failure`, `always`.
         restart: RestartWhen,
-        /// Restarts allowed per worker within `window` that do not end in READY. A worker that dies
-        /// while it is READY always comes back.
+        /// Failed restarts allowed per worker within `window`: those that do not end in READY. A
+        /// worker that dies while it is READY is always restarted.
         limit: u32,
         /// The window of `limit`.
         window: Span,
-        /// First delay before a restart; it doubles with each further one. A worker that was READY
-        /// is started again at once the first time.
+        /// First delay before a restart; it doubles with each further restart. A worker that was
+        /// READY is restarted at once the first time.
         backoff: Span,
         /// Longest delay; after a death while READY it is at most 5 s.
         backoff_max: Span,
-        /// A worker that ran this long starts afresh with delay and count.
+        /// After running this long a worker's delay and count start over.
         healthy_after: Span,
         /// Time from start to READY of the whole cluster.
         ready_within: Span,
         /// Time between SIGTERM and SIGKILL.
         grace: Span,
-        /// What a dead scheduler means: `restart-cluster` or `end-cluster`.
+        /// What happens when the scheduler dies: `restart-cluster` or `end-cluster`.
         scheduler_death: SchedulerDeath,
-        /// A process that does not answer for this long is not READY until it does. Default: 30s.
+        /// A process that does not answer for this long is not READY until it answers. Default:
+        /// 30s.
         answer_within: Span,
-        /// What follows when a process has not answered for `answer_within`: `wait`, or `restart`:
-        /// it is ended and started again as if it had died.
+        /// What happens to a process that has not answered for `answer_within`: `wait`, or
+        /// `restart` (it is ended and restarted as if it had died).
         unresponsive: Unresponsive,
         /// Longest wait for a dead worker's GPU memory to be free.
         gpu_free_within: Span,
@@ -187,12 +188,12 @@ section! {
 }
 
 section! {
-    /// Resource limits of every process, as `ulimit` has them. What cannot be set is noted, or
-    /// refused under `strict`.
+    /// Resource limits of every process, as `ulimit` sets them. A limit that cannot be set is
+    /// noted, or refused under `strict`.
     UlimitSpec {
         /// Largest core file, in bytes.
         core: Ulimit,
-        /// Memory that may be locked, in bytes; registering memory for InfiniBand locks it.
+        /// Locked memory, in bytes; InfiniBand locks the memory that it uses.
         memlock: Ulimit,
         /// Open files.
         nofile: Ulimit,
@@ -206,7 +207,7 @@ section! {
 section! {
     /// Log files.
     LogSpec {
-        /// A log file is rotated at this size.
+        /// Size at which a log file is rotated.
         rotate_at: Size,
         /// Rotated files kept for each process.
         keep: u32,
@@ -241,19 +242,19 @@ section! {
         pre_import: Vec<String>,
         /// Modules or files loaded by each worker at its start.
         preload: Vec<String>,
-        /// A worker without a scheduler for this long ends.
+        /// A worker that has had no scheduler for this long ends.
         death_timeout: Span,
         /// A worker of this age is replaced.
         lifetime: Span,
-        /// Fewest workers: between these and all, as many run as the scheduler's work needs.
-        /// Default: all, always.
+        /// Least number of workers: between this and all of them, as many run as the work needs.
+        /// Default: all.
         adapt_minimum: u32,
         /// Prefix of the dashboard's URLs.
         dashboard_prefix: String,
         /// A worker's class.
         worker_class: String,
-        /// What workers are called: `process` (`gpu3`), or `gpu` (3), where each has a GPU of its
-        /// own, none comes and goes with the work, and no other scheduler is joined.
+        /// Names of the workers in Dask: `process` (`gpu3`), or `gpu` (3). `gpu` needs one worker
+        /// per GPU, a fixed number of workers, and a scheduler of the cluster's own.
         worker_names: WorkerNames,
         /// cuDF's own spilling.
         enable_cudf_spill: bool,
@@ -269,7 +270,7 @@ section! {
 section! {
     /// The command engine's own options.
     CommandSpec {
-        /// Program and arguments; `run -- CMD` beats it.
+        /// Program and arguments; `run -- CMD` overrides it.
         argv: Vec<String>,
         /// What `CUDA_VISIBLE_DEVICES` shows a rank. Default: `all`, which fits programs that
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
@@ -286,20 +287,20 @@ section! {
         program: String,
         /// How a task's worker is chosen: `estimated-finish` or `round-robin`.
         placement: Placement,
-        /// File for everything that the task scheduler hears and a digest of what it decides, so
+        /// File that records every message to the task scheduler and a digest of its decisions, so
         /// that a run can be replayed; it grows with every event. A relative path is below the run
         /// directory. Default: none.
         record_events: String,
-        /// Most bytes of a worker's objects on disk. Default: no limit.
+        /// Limit of a worker's objects on disk, in bytes. Default: no limit.
         disk_limit: Size,
     }
 }
 
-/// Differences for the workers that match.
+/// Overrides for the workers that match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideSpec {
-    /// Which workers; all of the given conditions must hold.
+    /// Which workers: those that meet all given conditions.
     #[serde(rename = "match")]
     pub matching: MatchSpec,
     /// Threads that run tasks.
@@ -320,7 +321,7 @@ pub struct OverrideSpec {
     /// RMM pool size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmm_pool_size: Option<Size>,
-    /// More environment variables.
+    /// Further environment variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
 }
@@ -328,7 +329,7 @@ pub struct OverrideSpec {
 section! {
     /// Which workers an override is for.
     MatchSpec {
-        /// Worker name; `*` stands for anything.
+        /// Name of the worker; `*` matches any text.
         worker: String,
         /// GPU, by index, UUID or PCI address.
         gpu: GpuName,

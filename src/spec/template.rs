@@ -2,8 +2,8 @@
 //!
 //! Integer arithmetic over a few named numbers; no calls, no strings inside the braces.
 //!
-//! *Invariant:* a template that was read names only known variables, and filling it in can only
-//! fail by dividing by zero or leaving the range of numbers.
+//! *Invariant:* a template that was read uses only known variables. Filling it in fails only for a
+//! division by zero, a number out of range, or an unknown NUMA node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -63,7 +63,7 @@ pub struct Variables {
     pub numa: Option<u32>,
 }
 
-/// Why a text is no template, or cannot be filled in.
+/// Why a text is not a template, or cannot be filled in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TemplateError {
@@ -73,10 +73,10 @@ pub enum TemplateError {
         text: String,
         /// Where, from 1.
         column: usize,
-        /// What should stand there.
+        /// What was expected there.
         expected: &'static str,
     },
-    /// It is too long or too deeply nested to be meant.
+    /// It is too long or too deeply nested.
     #[error("template of {length} characters is too long or too deeply nested")]
     TooLarge { length: usize },
     /// It cannot be filled in for these numbers.
