@@ -1,13 +1,17 @@
 //! Values that clients and functions exchange: arguments and results.
 //!
 //! They are MessagePack, in which every value states its type and every struct names its fields. In
-//! postcard, which encodes the messages themselves, a text could be read as a number.
+//! postcard, which encodes the messages themselves, a text could be read as a number. `()` and `None`
+//! take no bytes: most arguments and many results are `()`, and a million of them need no memory.
 //!
 //! *Invariant:* bytes can only be read as a value of the type that was written, except that a
 //! number may become a wider one, and a tuple a struct with as many fields.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// MessagePack's encoding of `()` and `None`, which stands for no bytes.
+const NIL: &[u8] = &[0xc0];
 
 /// Why a value cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,8 +49,11 @@ fn bytes_are(count: usize) -> String {
 /// # Errors
 /// If its type cannot be encoded.
 pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> {
-    rmp_serde::to_vec_named(value)
-        .map_err(|error| ValueError::Unwritable { reason: error.to_string() })
+    // Not `rmp_serde::to_vec_named`, which begins with 128 bytes: most arguments are far smaller.
+    let mut bytes = Vec::new();
+    rmp_serde::encode::write_named(&mut bytes, value)
+        .map_err(|error| ValueError::Unwritable { reason: error.to_string() })?;
+    Ok(if bytes == NIL { Vec::new() } else { bytes })
 }
 
 /// Reads a value.
@@ -55,7 +62,7 @@ pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> 
 /// If the bytes are another value, or have trailing bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let expected = std::any::type_name::<T>();
-    let mut rest = bytes;
+    let mut rest = if bytes.is_empty() { NIL } else { bytes };
     let value = rmp_serde::from_read(&mut rest)
         .map_err(|error| ValueError::Type { expected, reason: error.to_string() })?;
     match rest.len() {
@@ -101,6 +108,14 @@ mod tests {
     fn a_number_may_become_a_wider_one_only() {
         assert_eq!(decode::<u64>(&encode(&7u8).expect("bytes")), Ok(7));
         assert!(decode::<u8>(&encode(&300u64).expect("bytes")).is_err());
+    }
+
+    #[test]
+    fn nothing_takes_no_bytes() {
+        assert_eq!(encode(&()), Ok(Vec::new()));
+        assert_eq!(decode(&[]), Ok(()));
+        assert_eq!(decode::<Option<u8>>(&encode(&None::<u8>).expect("bytes")), Ok(None));
+        assert_eq!(decode(NIL), Ok(()));
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The connection to the scheduler: held objects, received messages, and the threads for both
 //! directions.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::io::BufReader;
 
 use super::ClientError;
@@ -38,13 +39,13 @@ struct State {
     gone: bool,
     closing: bool,
     /// Objects held, how often, and what is known about them.
-    objects: HashMap<ObjectId, (u32, Status)>,
+    objects: FxHashMap<ObjectId, (u32, Status)>,
     outgoing: Vec<Request>,
     released: Vec<ObjectId>,
-    locations: HashMap<ObjectId, Vec<String>>,
-    explanations: HashMap<ObjectId, String>,
+    locations: FxHashMap<ObjectId, Vec<String>>,
+    explanations: FxHashMap<ObjectId, String>,
     overview: Option<Overview>,
-    streams: HashMap<u64, (HashSet<ObjectId>, VecDeque<ObjectId>)>,
+    streams: FxHashMap<u64, (FxHashSet<ObjectId>, VecDeque<ObjectId>)>,
     /// When the last message was received.
     last_news: Option<Instant>,
 }
@@ -148,7 +149,9 @@ impl Session {
                 state.objects.remove(&object);
             }
             state.released.push(object);
-            self.shared.sending.notify_all();
+            if state.released.len() == 1 {
+                self.shared.sending.notify_all();
+            }
         }
     }
 
@@ -208,13 +211,11 @@ impl Session {
     }
 
     fn wait_locations(&self, object: ObjectId) -> Result<Vec<String>, ClientError> {
-        let failed = |state: &State| match state.objects.get(&object) {
-            Some((_, Status::Failed(error))) => Some(error.clone()),
-            _ => None,
-        };
-        let found = self.until(|state| match failed(state) {
-            Some(error) => Some(Err(error)),
-            None => state.locations.remove(&object).map(Ok),
+        let found = self.until(|state| match state.objects.get(&object) {
+            Some((_, Status::Failed(error))) => Some(Err(error.clone())),
+            // The scheduler keeps it; no worker has it.
+            Some((_, Status::Available(Product::Inline(_)))) => Some(Ok(Vec::new())),
+            _ => state.locations.remove(&object).map(Ok),
         })?;
         Ok(found?)
     }
@@ -260,13 +261,7 @@ impl State {
     fn note(&mut self, news: News) {
         match news {
             News::Hello { client } => self.client = client,
-            News::Available { object, product } => {
-                // An object kept by the scheduler is on no worker.
-                if matches!(product, Product::Inline(_)) {
-                    self.locations.insert(object, Vec::new());
-                }
-                self.came(object, Status::Available(product));
-            }
+            News::Available { object, product } => self.came(object, Status::Available(product)),
             News::Failed { object, error } => self.came(object, Status::Failed(error)),
             News::At { object, workers } => {
                 self.locations.insert(object, workers);
