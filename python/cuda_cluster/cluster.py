@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any
+from urllib.parse import quote
 
 from cuda_cluster import control, program
 from cuda_cluster.errors import ClusterError
@@ -166,7 +167,6 @@ class Owned:
         for heard in listeners:
             heard(None)
 
-
     def _set_told(self) -> None:
         with self._lock:
             self._told.set()
@@ -183,7 +183,7 @@ def _follow_reports(owned: weakref.ref[Owned], pipe: IO[bytes]) -> None:
             try:
                 report = json.loads(line)
             except ValueError:
-                continue  # A table for people, when a verification fails.
+                continue  # Not a report.
             if cluster is not None and isinstance(report, dict):
                 cluster._tell(report)
             del cluster
@@ -255,11 +255,12 @@ class Cluster:
 
     def restart(self, process: str) -> None:
         """Starts a worker again, or with `scheduler` the whole cluster."""
-        control.order(self.run_directory, f"/v1/restart/{process}")
+        control.order(self.run_directory, f"/v1/restart/{quote(process, safe='')}")
 
     def logs(self, process: str, *, tail: int | None = None) -> list[str]:
         """The lines of a process's log; of its last process, if it was restarted."""
-        path = f"/v1/logs?process={process}" + ("" if tail is None else f"&tail={tail}")
+        path = f"/v1/logs?process={quote(process, safe='')}"
+        path += "" if tail is None else f"&tail={tail}"
         return [line["text"] for line in control.read(self.run_directory, path)]
 
     def events(self) -> Iterator[Event]:

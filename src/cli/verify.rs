@@ -38,15 +38,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(if good(&outcome, arguments.strict) { Exit::Done } else { Exit::Unverified })
 }
 
-/// Verifies a cluster that is starting, and summarizes the result; prints the table if the
-/// verification fails.
-pub(super) async fn verified(cluster: &Found) -> Result<String, Failure> {
+/// Verifies a cluster that is starting, and summarizes the result. If the verification fails,
+/// prints the table, except to a program that reads JSON: it goes to standard error then.
+pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {
         let pairs = outcome.pairs.len();
         return Ok(format!("verified: {pairs} ways use the lanes that they should"));
     }
-    output::print(&outcome.table())?;
+    match form {
+        output::Form::Table => output::print(&outcome.table())?,
+        output::Form::Json => output::status(outcome.table().trim_end()),
+    }
     let error = anyhow::anyhow!("the verification failed, so the cluster is taken down");
     Err(Failure::new(Exit::Unverified, error))
 }

@@ -3,7 +3,7 @@
 //! *Invariant:* the first such error of a device is the one that is kept and reported.
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 /// What the driver answers to every call once a context is broken (`CUresult`, cuda.h): an ECC
 /// error that was not corrected, an illegal address, a destroyed context, a failed assertion, and
@@ -31,10 +31,16 @@ impl fmt::Display for Fault {
 pub(super) type Listener = Box<dyn Fn(&Fault) + Send + Sync>;
 
 /// The first fault of a device, and its listener.
-#[derive(Default)]
 pub(super) struct Faults {
     first: OnceLock<Fault>,
     listener: OnceLock<Listener>,
+    told: Once,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { first: OnceLock::new(), listener: OnceLock::new(), told: Once::new() }
+    }
 }
 
 impl Faults {
@@ -44,11 +50,9 @@ impl Faults {
 
     /// Calls `listener` on the first fault. If there is a listener already, it stays instead.
     pub(super) fn on_fault(&self, listener: Listener) {
-        if self.listener.set(listener).is_ok()
-            && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
-        {
-            listener(fault);
-        }
+        // If it is refused, the first one stays.
+        let _ = self.listener.set(listener);
+        self.tell();
     }
 
     /// Records the result of a call, if it is a fault.
@@ -56,11 +60,15 @@ impl Faults {
         if !FATAL.contains(&code) || self.first.get().is_some() {
             return;
         }
-        let fault = Fault { call, code, reason: words() };
-        if self.first.set(fault).is_ok()
-            && let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get())
-        {
-            listener(fault);
+        // If it is refused, another thread has found one at the same time.
+        let _ = self.first.set(Fault { call, code, reason: words() });
+        self.tell();
+    }
+
+    /// Calls the listener, once there is a fault for it.
+    fn tell(&self) {
+        if let (Some(fault), Some(listener)) = (self.first.get(), self.listener.get()) {
+            self.told.call_once(|| listener(fault));
         }
     }
 }

@@ -51,9 +51,13 @@ pub(super) fn keep(memory: Vec<u8>) {
         return;
     }
     let mut spares = spares();
+    let sleeps = spares.pieces.is_empty();
     let surplus = spares.keep(memory, Instant::now());
     drop(spares);
-    KEPT.notify_one();
+    // The thread that gives back what is idle sleeps only while nothing is kept.
+    if sleeps {
+        KEPT.notify_one();
+    }
     drop(surplus);
 }
 

@@ -143,6 +143,18 @@ fn a_list_without_cuda_ipc_fails_the_verification_with_its_cause() {
     assert_eq!(up.code, 4, "{up}");
     let why = "because UCX_TLS=tcp,cuda_copy,sm,self: unset it, or add cuda_ipc";
     assert!(up.stdout.contains("downgraded: cuda_ipc expected") && up.stdout.contains(why), "{up}");
+    // A program gets JSON alone on standard output.
+    let json = ["--n-workers", "2", "--enable-nvlink", "--verify", "-o", "json"];
+    let up = machine.up(&json, &list);
+    assert_eq!(up.code, 4, "{up}");
+    assert!(up.stderr.contains("downgraded: cuda_ipc expected") && up.stderr.contains(why), "{up}");
+    let reports: Vec<Value> = up
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line} is JSON: {up}")))
+        .collect();
+    let last = reports.last().expect("the failure");
+    assert_eq!((&last["report"], &last["exit_code"]), (&"failed".into(), &4.into()), "{up}");
     machine.sandbox.assert_nothing_is_left();
 }
 

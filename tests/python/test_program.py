@@ -44,6 +44,8 @@ def test_a_cluster_of_the_native_engine_is_brought_up_watched_and_taken_down():
         assert state.workers[0].resident_bytes > 1 << 20
         assert cluster.plan().workers[1].gpu.index == state.workers[1].gpu.index
         assert cluster.logs("gpu0", tail=1)
+        with pytest.raises(cuda_cluster.ClusterError, match="the supervisor refused.*gpu 9&x"):
+            cluster.logs("gpu 9&x")
         assert cuda_cluster.attach("native").state().supervisor_pid == state.supervisor_pid
         events = cluster.events()
         cluster.restart("gpu1")

@@ -111,7 +111,7 @@ class LocalCUDACluster(Cluster):
         # As dask-cuda calls them; code compares the names with GPUs' numbers.
         asked.setdefault("worker_names", "gpu")
         self._set_up(asynchronous, loop, scheduler_sync_interval, asked["name"])
-        for known in keywords.DASK_CUDA[:22]:
+        for known in keywords.DASK_CUDA:
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
         self.host = kwargs.get("host")

@@ -10,6 +10,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::output::Form;
 use crate::cli::progress::Progress;
 use crate::cli::{output, workers};
 use crate::cluster::Lifetime;
@@ -64,6 +65,14 @@ pub(super) fn tell_failure(failure: &Failure) {
 }
 
 impl<'a> Audience<'a> {
+    /// The form of what goes to standard output.
+    pub(super) fn form(&self) -> Form {
+        match self {
+            Self::Person { .. } => Form::Table,
+            Self::Program => Form::Json,
+        }
+    }
+
     /// A person, from now on.
     pub(super) fn person(plan: &'a Plan) -> Self {
         Self::Person { plan, progress: Progress::new(plan), began: Instant::now(), ready: false }

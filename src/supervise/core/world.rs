@@ -1,16 +1,16 @@
 //! A simulated environment for the core that checks every action and state against its invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::{Action, Core, Event, GpuFinding, Moment};
 use crate::cpuset::{CpuSet, NodeSet};
-use crate::plan::{Binding, EngineKind, Program, RestartWhen, Supervision};
+use crate::plan::{EngineKind, Program, RestartWhen, Supervision};
 use crate::supervise::record::What;
-use crate::supervise::state::{ProcessState, Timings, VERSION};
 use crate::supervise::{
-    ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec, ReadyWhen,
+    ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec,
+    ProcessState, ReadyWhen,
 };
 use crate::units::Span;
 use crate::wire::process::{Containment, Exit, Key};
@@ -61,51 +61,9 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
 }
 
 pub(super) fn core(launch: &Launch) -> Core {
-    let process = |spec: &ProcessSpec| ProcessState {
-        name: spec.name.clone(),
-        pid: None,
-        state: ProcessPhase::Waiting,
-        not_answering_since: None,
-        address: None,
-        dashboard: None,
-        restarts: 0,
-        deaths_at_work: 0,
-        starts_at: None,
-        gpu: spec.gpu.clone(),
-        cpus: None,
-        mems: None,
-        asked: Binding::default(),
-        containment: Containment::Subreaper,
-        last_exit: None,
-        step: None,
-        peers: Vec::new(),
-        ucx: None,
-        log: PathBuf::new(),
-        timings: Timings::default(),
-        notes: Vec::new(),
-        observed: None,
-        resident_bytes: None,
-    };
-    let state = ClusterState {
-        version: VERSION,
-        name: launch.name.clone(),
-        engine: launch.engine,
-        simulated: launch.simulated,
-        state: ClusterPhase::Starting,
-        supervisor_pid: 1,
-        guardian_pid: None,
-        guardian_not_answering_since: None,
-        started_at: String::new(),
-        ready_after_ms: None,
-        run_directory: PathBuf::new(),
-        containment: Containment::Subreaper,
-        scheduler: launch.scheduler.as_ref().map(process),
-        workers: launch.workers.iter().map(process).collect(),
-        cause: None,
-        notes: Vec::new(),
-        ended_at: None,
-    };
-    Core::new(launch, state, SystemTime::UNIX_EPOCH, 7)
+    let (began, log) = (SystemTime::UNIX_EPOCH, |_: &str| PathBuf::new());
+    let state = ClusterState::initial(launch, 1, Containment::Subreaper, Path::new(""), log, began);
+    Core::new(launch, state, began, 7)
 }
 
 /// Simulates the guardian: tracks living processes, and checks every action and state.

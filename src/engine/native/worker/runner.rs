@@ -27,7 +27,6 @@ use crate::wire::peer::Member;
 use crate::wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
 
 /// A task whose inputs are here.
-#[derive(Clone)]
 struct Job {
     task: ObjectId,
     outputs: u32,
@@ -282,12 +281,14 @@ fn micros(took: Duration) -> u64 {
 
 thread_local! {
     /// The task that this thread runs, and its function.
-    static RUNNING: RefCell<Option<String>> = const { RefCell::new(None) };
+    static RUNNING: RefCell<Option<(ObjectId, String)>> = const { RefCell::new(None) };
 }
 
 /// The task that the calling thread runs, with its function, if any.
 pub(super) fn running_here() -> Option<String> {
-    RUNNING.with_borrow(Clone::clone)
+    RUNNING.with_borrow(|running| {
+        running.as_ref().map(|(task, function)| format!("task {task} ({function})"))
+    })
 }
 
 /// The main loop of each thread.
@@ -307,7 +308,13 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
             }
         };
         drop(jobs);
-        let report = when_there_is_room(shared, job);
+        RUNNING.set(Some((job.task, job.function.clone())));
+        let report = when_there_is_room(shared, &job);
+        // A failed task may have met a fault in a library of its own.
+        if let (Report::Failed { .. }, Some(device)) = (&report, shared.store.device()) {
+            device.look_for_fault();
+        }
+        RUNNING.take();
         // The process ends, and the task with it: that counts as a death that the task caused.
         while shared.store.device().is_some_and(|device| device.fault().is_some()) {
             std::thread::park();
@@ -320,9 +327,9 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
 
 /// Runs a task. If it finds no room beside other tasks and fetches, it runs again alone; if there
 /// is no room even then, there is none at all.
-fn when_there_is_room(shared: &WorkerContext, job: Job) -> Report {
+fn when_there_is_room(shared: &WorkerContext, job: &Job) -> Report {
     let beside = shared.store.enter();
-    let report = run(shared, &beside, job.clone());
+    let report = run(shared, &beside, job);
     if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
         return report;
     }
@@ -330,17 +337,19 @@ fn when_there_is_room(shared: &WorkerContext, job: Job) -> Report {
     run(shared, &shared.store.enter_alone(), job)
 }
 
-fn run(shared: &WorkerContext, consumer: &Consumer, job: Job) -> Report {
+fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job) -> Report {
     let task = job.task;
     let worker = || shared.me.name.clone();
     let Some(function) = shared.registry.find(&job.function) else {
-        let error = TaskError::UnknownFunction { task, worker: worker(), function: job.function };
+        let function = job.function.clone();
+        let error = TaskError::UnknownFunction { task, worker: worker(), function };
         return Report::Failed { task, error };
     };
     let mut inputs = Vec::with_capacity(job.inputs.len());
-    for (object, inline) in job.inputs {
+    for (object, inline) in &job.inputs {
+        let object = *object;
         inputs.push(Input(match inline {
-            Some(bytes) => InputKind::Inline(bytes.into()),
+            Some(bytes) => InputKind::Inline(bytes.clone().into()),
             None => match shared.store.open(consumer, object) {
                 Ok(pinned) => InputKind::Stored(pinned),
                 Err(error) if error.is_lost() => {
@@ -357,7 +366,6 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: Job) -> Report {
     let (store, arguments) = (&*shared.store, &*job.arguments);
     let context = Context { task, worker: &shared.me.name, arguments, store, consumer };
     let start = Instant::now();
-    RUNNING.set(Some(format!("task {task} ({})", job.function)));
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
     let micros = micros(start.elapsed());
     drop(inputs);
@@ -377,10 +385,6 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: Job) -> Report {
             (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, consumer, task.plus(at), buffer));
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
-    if products.is_err() {
-        shared.store.device().inspect(|device| device.look_for_fault());
-    }
-    RUNNING.take();
     match products {
         Ok(products) => Report::Done { task, products, micros },
         Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error) },

@@ -271,11 +271,11 @@ impl Verification {
     fn begin_when_due(&mut self, state: &ClusterState, audience: &Audience<'_>) {
         if state.state == ClusterPhase::Verifying && self.0.is_none() {
             audience.finish();
-            let name = state.name.clone();
+            let (name, form) = (state.name.clone(), audience.form());
             self.0 = Some(Box::pin(async move {
                 let found = cluster::find(Some(&name));
                 let found = found.map_err(|error| Failure::new(Exit::Failed, error))?;
-                verify::verified(&found).await
+                verify::verified(&found, form).await
             }));
         }
     }
