@@ -1,8 +1,8 @@
 //! Values that clients and functions exchange: arguments and results.
 //!
 //! They are MessagePack, in which every value states its type and every struct names its fields. In
-//! postcard, which encodes the messages themselves, a text could be read as a number. `()` and `None`
-//! take no bytes: most arguments and many results are `()`, and a million of them need no memory.
+//! postcard, which encodes the messages themselves, a text could be read as a number. `()` and
+//! `None` take no bytes: most arguments and many results are `()`, and they should need no memory.
 //!
 //! *Invariant:* bytes can only be read as a value of the type that was written, except that a
 //! number may become a wider one, and a tuple a struct with as many fields.

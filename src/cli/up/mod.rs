@@ -1,4 +1,8 @@
 //! `up`: plans and starts a cluster, shows its progress to READY, and stays until it ends.
+//!
+//! Does not supervise anything; a process of its own does, and this one follows its reports.
+//!
+//! *Invariant:* READY is printed only after the supervisor has reported it.
 
 mod audience;
 mod owner;
