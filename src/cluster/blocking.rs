@@ -14,10 +14,16 @@ pub struct Cluster {
     runtime: Runtime,
 }
 
-pub(super) fn launch(builder: Builder) -> Result<Cluster, LaunchFailure> {
-    let runtime = event_loop::new().map_err(UpError::Runtime)?;
-    let cluster = runtime.block_on(builder.launch())?;
-    Ok(Cluster { cluster, runtime })
+impl Builder {
+    /// Like [`Builder::launch`], for a program without an event loop.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn launch_blocking(self) -> Result<Cluster, LaunchFailure> {
+        let runtime = event_loop::new().map_err(UpError::Runtime)?;
+        let cluster = runtime.block_on(self.launch())?;
+        Ok(Cluster { cluster, runtime })
+    }
 }
 
 impl Cluster {

@@ -138,14 +138,6 @@ impl Builder {
         let program = self.program.take().unwrap_or_else(process::own_program);
         bring_up(self.prepared()?, &program).await
     }
-
-    /// Like [`Builder::launch`], for a program without an event loop.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn launch_blocking(self) -> Result<super::blocking::Cluster, LaunchFailure> {
-        super::blocking::launch(self)
-    }
 }
 
 /// A name that no other cluster of this user has; a process may own several clusters.

@@ -4,11 +4,14 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::time::Duration;
 
-use super::takedown;
 use crate::ids::ClusterName;
-use crate::os::run_directory::{Paths, RunDirectoryError};
+use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
+
+/// How long to wait for readers that hold the run directory's lock.
+const LOOKERS: Duration = Duration::from_millis(500);
 
 /// A cluster that has ended, and whose name has not been used again.
 #[derive(Clone, Debug)]
@@ -59,8 +62,19 @@ impl Ended {
     /// # Errors
     /// If a system call fails.
     pub fn sweep(&self) -> Result<(), RunDirectoryError> {
-        takedown::sweep(&self.name, &self.paths)
+        sweep(&self.name, &self.paths)
     }
+}
+
+/// Kills processes that an ended cluster has left running; keeps the files that explain its end.
+pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirectoryError> {
+    match RunDirectory::left_over(name, paths, LOOKERS) {
+        Ok(left) => left.iter().for_each(RunDirectory::sweep),
+        // If the name is in use again, its new owner has already cleaned up.
+        Err(RunDirectoryError::Taken { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// The last state of a cluster whose supervisor was killed: the guardian, or the kernel, has ended

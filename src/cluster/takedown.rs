@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{ControlError, Found};
+use super::{ControlError, Found, ended};
 use crate::ids::ClusterName;
-use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::supervise::Escalation;
 use crate::units::Span;
 
@@ -21,9 +21,6 @@ const DEATH: Duration = Duration::from_secs(3);
 
 /// How often to check a cluster that is ending.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// How long to wait for readers that hold the run directory's lock.
-const LOOKERS: Duration = Duration::from_millis(500);
 
 /// Why a cluster could not be stopped.
 #[derive(Debug, thiserror::Error)]
@@ -70,17 +67,6 @@ impl TakeDownError {
     }
 }
 
-/// Kills processes that an ended cluster has left running; keeps the files that explain its end.
-pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirectoryError> {
-    match RunDirectory::left_over(name, paths, LOOKERS) {
-        Ok(left) => left.iter().for_each(RunDirectory::sweep),
-        // If the name is in use again, its new owner has already cleaned up.
-        Err(RunDirectoryError::Taken { .. }) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(())
-}
-
 impl Found {
     /// Requests the cluster's end, and waits until no process of it is left.
     ///
@@ -104,7 +90,7 @@ impl Found {
     async fn sweep(&self) -> Result<(), TakeDownError> {
         let cluster = self.clone();
         let swept = tokio::task::spawn_blocking(move || {
-            sweep(&cluster.name, &cluster.paths)
+            ended::sweep(&cluster.name, &cluster.paths)
                 .map_err(|source| TakeDownError::Left { name: cluster.name, source })
         });
         // The task does not panic and is not cancelled.

@@ -1,10 +1,8 @@
 //! CUDA C++ as a value: a kernel and its parameters. Prepares the launch; the driver runs it.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceBuffer, DriverDevice, Error, Memory};
+use super::DeviceBuffer;
 
 /// A kernel: CUDA C++ source with an `extern "C" __global__` function, and how it is launched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,7 +63,7 @@ pub enum Parameter<'a> {
 }
 
 /// The slots that the driver's launch is given pointers to.
-fn slots(parameters: &mut [Parameter<'_>]) -> Vec<[u8; 8]> {
+pub(super) fn slots(parameters: &mut [Parameter<'_>]) -> Vec<[u8; 8]> {
     let address = |pointer: usize| (pointer as u64).to_ne_bytes();
     parameters
         .iter_mut()
@@ -77,39 +75,10 @@ fn slots(parameters: &mut [Parameter<'_>]) -> Vec<[u8; 8]> {
         .collect()
 }
 
-impl Device {
-    /// Runs a kernel on this thread's stream, and waits for its end.
-    ///
-    /// The source is trusted: it can write to any GPU memory of the process.
-    ///
-    /// # Errors
-    /// If the device is simulated, a parameter's memory is on another device, there is no libnvrtc,
-    /// the source does not compile, or the driver refuses.
-    pub fn run(&self, kernel: &Kernel, parameters: &mut [Parameter<'_>]) -> Result<(), Error> {
-        let Device::Driver(device) = self else {
-            return Err(Error::Simulated { device: self.name().to_owned() });
-        };
-        let is_own = |buffer: &DeviceBuffer| match &buffer.memory {
-            Memory::Driver(memory) => std::ptr::eq(memory.device(), Arc::as_ptr(device)),
-            Memory::Simulated(_) => false,
-        };
-        let own = parameters.iter().all(|parameter| match parameter {
-            Parameter::In(buffer) => is_own(buffer),
-            Parameter::Out(buffer) => is_own(buffer),
-            Parameter::Value(_) => true,
-        });
-        if !own {
-            let reason = "a parameter lies on another device".to_owned();
-            return Err(Error::Call { call: "cuLaunchKernel", reason });
-        }
-        let slots = slots(parameters);
-        DriverDevice::launch(device, kernel, &slots)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Device;
 
     #[test]
     fn parameters_lie_as_the_driver_reads_them() {

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 pub mod argument;
 pub mod binding;
 pub mod containment;
+mod descendants;
 pub mod event_loop;
 pub mod exhausted;
 pub mod guardian;

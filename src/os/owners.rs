@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 
-use super::guardian::kill_marked;
+use super::descendants::kill_marked;
 use super::pidfd::PidFd;
 
 /// The supervisor and guardian of a cluster, and the mark of its processes.

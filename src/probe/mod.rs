@@ -14,6 +14,7 @@ mod nvml;
 mod nvml_library;
 mod occupancy;
 mod own;
+mod questions;
 mod sysfs;
 mod xid;
 

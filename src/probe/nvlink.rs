@@ -11,7 +11,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{field_id, nvmlFieldValue_t};
 
-use super::nvml::Questions;
+use super::questions::Questions;
 use crate::ids::PciAddress;
 use crate::topology::{ChipLinks, NvLink, NvLinkPeer};
 

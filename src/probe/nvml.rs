@@ -12,6 +12,7 @@ use nvml_wrapper::error::NvmlError;
 
 use super::nvlink::{self, Remote};
 use super::nvml_library::{self, Absent, DriverFault, Libraries, Opened};
+use super::questions::Questions;
 use crate::cpuset::{CpuSet, IdSet, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
 use crate::topology::{ComputeCapability, Gpu, LinkKind, MigInstance, Note, PcieLink};
@@ -66,7 +67,7 @@ pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
     let count = nvml.device_count().map_err(failed("nvmlDeviceGetCount"))?;
     let mut devices = Vec::new();
     for index in (0..count).map(GpuIndex) {
-        let mut asked = Questions { about: format!("GPU{index}"), notes: &mut findings.notes };
+        let mut asked = Questions::about(format!("GPU{index}"), &mut findings.notes);
         match device(&nvml, index, &mut asked) {
             Ok((device, seen)) => {
                 devices.push(device);
@@ -78,58 +79,6 @@ pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
     peer_access(&devices, &mut findings.gpus);
     findings.paths = paths(&devices, &findings.gpus);
     Ok(findings)
-}
-
-/// Queries about one GPU, and the notes that they produce.
-pub(super) struct Questions<'a> {
-    about: String,
-    notes: &'a mut Vec<Note>,
-}
-
-impl Questions<'_> {
-    /// A property of every GPU; a missing answer is noted.
-    ///
-    /// # Errors
-    /// If the GPU is lost, so that further queries are pointless.
-    fn must<T>(&mut self, what: &str, told: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
-        match told {
-            Ok(fact) => Ok(Some(fact)),
-            Err(error) if is_lost(&error) => Err(error),
-            Err(error) => {
-                self.note(format!("NVML does not tell its {what}: {error}"));
-                Ok(None)
-            }
-        }
-    }
-
-    /// A property that some GPUs don't have, or some drivers don't report.
-    ///
-    /// # Errors
-    /// As [`Questions::must`].
-    pub(super) fn may<T>(
-        &mut self,
-        what: &str,
-        told: Result<T, NvmlError>,
-    ) -> Result<Option<T>, NvmlError> {
-        match told {
-            Err(
-                NvmlError::NotSupported
-                | NvmlError::InvalidArg
-                | NvmlError::NotFound
-                | NvmlError::FunctionNotFound
-                | NvmlError::FailedToLoadSymbol(_),
-            ) => Ok(None),
-            told => self.must(what, told),
-        }
-    }
-
-    fn note(&mut self, text: String) {
-        self.notes.push(Note::new(self.about.clone(), text));
-    }
-}
-
-fn is_lost(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
 fn device<'nvml>(

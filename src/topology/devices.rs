@@ -10,7 +10,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::pci::PcieLink;
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, IdError, NumaId, PciAddress, text_form};
 
@@ -306,4 +305,22 @@ pub enum LinkLayer {
     InfiniBand,
     /// Ethernet, which carries RDMA as RoCE.
     Ethernet,
+}
+
+/// A PCIe link: its current speed, and what both ends support.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcieLink {
+    /// Transfer rate now, GT/s (8 is generation 3, 16 is 4, 32 is 5, 64 is 6).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gt_per_s: Option<f64>,
+    /// Lanes in use now; fewer than `max_width` in an idle link or a narrow slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<u32>,
+    /// Highest transfer rate, GT/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_gt_per_s: Option<f64>,
+    /// Lanes that the device has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_width: Option<u32>,
 }

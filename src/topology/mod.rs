@@ -23,10 +23,10 @@ pub use catalogue::{builtin, builtin_names};
 use devices::NvLinkEnds;
 pub use devices::{
     ChipLinks, ComputeCapability, Gpu, LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer,
-    Port, PortState,
+    PcieLink, Port, PortState,
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
-pub use pci::{Ancestry, Bridge, BridgeKind, PcieLink};
+pub use pci::{Ancestry, Bridge, BridgeKind};
 pub use read::{DocumentError, Fault, ParseError, SIZE_LIMIT, SmiError, XmlError, parse};
 pub use write::NcclFormError;
 

@@ -73,7 +73,7 @@ const VAGUE_ENDINGS: [&str; 5] = ["Manager", "Helper", "Impl", "Util", "Utils"];
 const FIELDS_OWN: &str = "ServiceManager";
 
 /// Modules that are still in a circle with neighbours. This number only falls.
-pub(crate) const IN_CIRCLES: usize = 37;
+pub(crate) const IN_CIRCLES: usize = 9;
 
 const LONGEST_FILE: usize = 520;
 const WIDEST_LINE: usize = 100;

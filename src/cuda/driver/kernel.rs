@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError};
 
 use super::DriverDevice;
-use crate::cuda::kernel::Kernel;
-use crate::cuda::{Error, nvrtc};
+use crate::cuda::kernel::{Kernel, Parameter, slots};
+use crate::cuda::{Device, DeviceBuffer, Error, Memory, nvrtc};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
@@ -35,13 +35,38 @@ thread_local! {
     static STREAM: RefCell<Option<Stream>> = const { RefCell::new(None) };
 }
 
+impl Device {
+    /// Runs a kernel on this thread's stream, and waits for its end.
+    ///
+    /// The source is trusted: it can write to any GPU memory of the process.
+    ///
+    /// # Errors
+    /// If the device is simulated, a parameter's memory is on another device, there is no libnvrtc,
+    /// the source does not compile, or the driver refuses.
+    pub fn run(&self, kernel: &Kernel, parameters: &mut [Parameter<'_>]) -> Result<(), Error> {
+        let Device::Driver(device) = self else {
+            return Err(Error::Simulated { device: self.name().to_owned() });
+        };
+        let is_own = |buffer: &DeviceBuffer| match &buffer.memory {
+            Memory::Driver(memory) => std::ptr::eq(memory.device(), Arc::as_ptr(device)),
+            Memory::Simulated(_) => false,
+        };
+        let own = parameters.iter().all(|parameter| match parameter {
+            Parameter::In(buffer) => is_own(buffer),
+            Parameter::Out(buffer) => is_own(buffer),
+            Parameter::Value(_) => true,
+        });
+        if !own {
+            let reason = "a parameter lies on another device".to_owned();
+            return Err(Error::Call { call: "cuLaunchKernel", reason });
+        }
+        DriverDevice::launch(device, kernel, &slots(parameters))
+    }
+}
+
 impl DriverDevice {
     /// Runs a kernel on the calling thread's stream and waits for its end.
-    pub(in crate::cuda) fn launch(
-        device: &Arc<Self>,
-        kernel: &Kernel,
-        slots: &[[u8; 8]],
-    ) -> Result<(), Error> {
+    fn launch(device: &Arc<Self>, kernel: &Kernel, slots: &[[u8; 8]]) -> Result<(), Error> {
         device.make_current()?;
         let function = device.function(kernel)?;
         let stream = Self::stream(device)?;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::packages::{Missing, install_line};
+use super::requirement::{Missing, install_line};
 
 /// Why the Dask engine cannot be used.
 #[derive(Debug, thiserror::Error)]

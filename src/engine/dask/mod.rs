@@ -13,11 +13,13 @@ mod package;
 mod packages;
 mod prepare;
 mod python;
+mod requirement;
 mod settings;
 
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
-pub use packages::{Missing, Need, needs};
+pub use packages::needs;
 pub use prepare::{Arguments, Prepared, prepare};
 pub use python::{Found, find};
+pub use requirement::{Missing, Need};
 pub use settings::{SchedulerSettings, WorkerSettings, client_file};

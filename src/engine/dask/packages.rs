@@ -4,9 +4,9 @@
 //!
 //! *Invariant:* a package is required only if the plan uses it, and the need names that use.
 
-use std::fmt;
 use std::path::Path;
 
+use super::requirement::{Missing, Need};
 use super::{DaskError, Inspection};
 use crate::plan::{DaskPlan, Plan};
 
@@ -15,43 +15,6 @@ const OLDEST_PYTHON: &str = "3.10";
 
 /// Oldest `distributed` that our processes have been tested with.
 const OLDEST_DISTRIBUTED: &str = "2025.1";
-
-/// CUDA's major version in the suggested command when no installed package reveals it.
-const USUAL_CUDA: u32 = 13;
-
-/// A package that a plan needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    /// Its name without the CUDA suffix.
-    pub package: &'static str,
-    /// Whether its name on PyPI has a suffix like `-cu13`.
-    pub by_cuda: bool,
-    /// Oldest version that will do.
-    pub least: Option<&'static str>,
-    /// What it is needed for.
-    pub purpose: &'static str,
-}
-
-/// A need that the Python does not meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
-    /// The need.
-    pub need: Need,
-    /// The installed version, if it is too old.
-    pub present: Option<String>,
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Need { package, least, purpose, .. } = &self.need;
-        match (&self.present, least) {
-            (Some(present), Some(least)) => {
-                write!(f, "{package} {least} or newer for {purpose} (it has {present})")
-            }
-            _ => write!(f, "{package} for {purpose}"),
-        }
-    }
-}
 
 /// The packages that a plan needs.
 pub fn needs(plan: &Plan, dask: &DaskPlan) -> Vec<Need> {
@@ -147,21 +110,6 @@ fn older(version: &str, least: &str) -> bool {
 
 fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
-}
-
-/// The command that installs what is missing.
-pub(super) fn install_line(python: &Path, missing: &[Missing], cuda_major: Option<u32>) -> String {
-    let major = cuda_major.unwrap_or(USUAL_CUDA);
-    let names: Vec<String> = missing
-        .iter()
-        .map(|Missing { need, .. }| {
-            let suffix = if need.by_cuda { format!("-cu{major}") } else { String::new() };
-            let least = need.least.map(|least| format!(">={least}")).unwrap_or_default();
-            let name = format!("{}{suffix}{least}", need.package);
-            if least.is_empty() { name } else { format!("'{name}'") }
-        })
-        .collect();
-    format!("{} -m pip install {}", python.display(), names.join(" "))
 }
 
 #[cfg(test)]

@@ -19,10 +19,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::channel::Channel;
-use super::descendants::kill_marked;
 use super::process::{CHANNEL_FD, LOCK_FD, NO_CGROUP, OUTPUT_FD, WITH_OUTPUT};
 use super::{Report, Request, SUBCOMMAND, Start};
 use crate::os::containment::Cgroup;
+use crate::os::descendants::kill_marked;
 use crate::os::pidfd::PidFd;
 use crate::os::run_directory::RunDirectory;
 use crate::os::shared_memory;

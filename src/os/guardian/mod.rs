@@ -23,7 +23,6 @@
 
 mod channel;
 mod client;
-mod descendants;
 mod fork;
 mod helper;
 mod output;
@@ -37,7 +36,6 @@ use crate::wire::process::{Exit, Key};
 use crate::wire::status::PROCESS_VARIABLE;
 
 pub use client::{Guardian, GuardianError};
-pub(super) use descendants::kill_marked;
 pub(super) use process::main;
 
 /// The hidden subcommand.

@@ -19,10 +19,10 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
 use super::channel::Channel;
-use super::descendants::{Family, carries};
 use super::output::{Delivery, Ends, Output};
 use super::{Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
+use crate::os::descendants::{Family, carries};
 use crate::os::exhausted::Explained;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;

@@ -9,7 +9,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::os::pidfd::PidFd;
+use super::pidfd::PidFd;
 
 /// A snapshot of all processes, by parent.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ pub(super) fn carries(pid: Pid, mark: &str) -> bool {
 /// The last resort, when the guardian was killed and there is no control group. Only this user
 /// knows the mark, so the cluster has started every process that carries it. The pidfd is opened
 /// before the environment is read, so that the process killed is the one that was read.
-pub(in crate::os) fn kill_marked(mark: &str) -> usize {
+pub(super) fn kill_marked(mark: &str) -> usize {
     let own = std::process::id().cast_signed();
     let mut left = 0;
     for _ in 0..50 {
