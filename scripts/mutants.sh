@@ -23,7 +23,8 @@ export CARGO_TARGET_DIR=$PWD/target/mutants CARGO_PROFILE_DEV_DEBUG=none
 mkdir -p target/mutants
 status=0
 
-# group NAME FILES... -- TESTS...: judges the sample of the mutants in these files by these tests.
+# group NAME FILES... -- TESTS... -- FILTERS...: judges the sample of the mutants in these files by the
+# unit tests and by these files of tests, less what the filters leave out.
 group() {
     local name=$1 what=(--no-default-features --no-shuffle) files=0 all
     shift
@@ -32,13 +33,19 @@ group() {
         shift
     done
     shift
+    # Only the tests that judge are built: linking all of them would take most of the time.
+    local targets=(--cargo-arg=--lib)
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        targets+=("--cargo-arg=--test=$1")
+        shift
+    done
     if [ "$seed" != all ]; then
         all=$(cargo mutants "${what[@]}" --list | wc -l)
         echo "$name: $all mutants, of which one in $every"
         what+=(--sharding round-robin --shard "$((seed % every))/$every")
     fi
     cargo mutants "${what[@]}" --output "target/mutants/$name" --jobs "${JOBS:-1}" --timeout 120 \
-        --colors never -- --lib "$@" || status=1
+        --colors never "${targets[@]}" -- "$@" || status=1
 }
 
 deciding=('src/plan/**' 'src/spec/**' 'src/topology/**')
@@ -50,8 +57,11 @@ if [ "$seed" != all ]; then
     all=$(cargo mutants --no-default-features --list "${files[@]/#/--file=}" | wc -l)
     every=$(((all + wanted - 1) / wanted))
 fi
-tests=(plan_configs plan_flags plan_laws plan_machines plan_nics plan_values spec topo_forms topo_matrix)
-group deciding "${deciding[@]}" -- "${tests[@]/#/--test=}" -- --skip engine:: --skip supervise:: --skip wire::
+tests=(
+    plan_configs plan_flags plan_keys plan_laws plan_machines plan_nics plan_reasons plan_values spec
+    topo_forms topo_fuzz topo_matrix
+)
+group deciding "${deciding[@]}" -- "${tests[@]}" -- --skip engine:: --skip supervise:: --skip wire::
 group supervisor "${supervisor[@]}" -- -- supervise::
 group tasks "${tasks[@]}" -- -- engine::
 echo "mutants that live:"

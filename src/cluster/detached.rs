@@ -9,7 +9,7 @@
 
 use std::io::{PipeReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,6 +126,9 @@ pub struct Detached {
     reports: Lines<BufReader<ChildStdout>>,
     /// Standard input of the supervisor; closing it ends an owned cluster.
     words: Option<ChildStdin>,
+    program: PathBuf,
+    /// Whether a report has been read, so that the program is known to be a supervisor.
+    has_reported: bool,
 }
 
 impl Detached {
@@ -140,6 +143,12 @@ impl Detached {
         start: Start<'_>,
     ) -> Result<(Self, Option<PipeReader>), UpError> {
         let Start { program, lifetime, attended, output } = start;
+        // A supervisor starts no supervisor: its `main` has come here without `dispatch`. The
+        // process that started it reads the line that `main` writes, or its exit status.
+        if std::env::args_os().nth(1).is_some_and(|argument| argument == SUBCOMMAND) {
+            let did = "launches a cluster when it is started as a supervisor".to_owned();
+            return Err(UpError::NotASupervisor { program: process::own_program(), did });
+        }
         let instructions = Instructions { prepared, lifetime, attended, output };
         let mut text = serde_json::to_vec(&instructions).map_err(UpError::Plan)?;
         text.push(b'\n');
@@ -155,9 +164,15 @@ impl Detached {
             .spawn()
             .map_err(failed)?;
         let mut words = child.stdin.take().ok_or_else(missing)?;
-        words.write_all(&text).await.map_err(failed)?;
+        match words.write_all(&text).await {
+            // What has ended already is no supervisor; its exit status will tell.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+            written => written.map_err(failed)?,
+        }
         let reports = BufReader::new(child.stdout.take().ok_or_else(missing)?).lines();
-        Ok((Self { child, reports, words: Some(words) }, reader))
+        let program = program.to_owned();
+        let detached = Self { child, reports, words: Some(words), program, has_reported: false };
+        Ok((detached, reader))
     }
 
     /// Process id of the supervisor, while it is running.
@@ -175,7 +190,14 @@ impl Detached {
                 Ok(Report::Refused { message, hint, exhausted }) => {
                     Err(UpError::Refused { message, hint, exhausted })
                 }
-                Ok(report) => Ok(Some(report)),
+                Ok(report) => {
+                    self.has_reported = true;
+                    Ok(Some(report))
+                }
+                Err(_) if !self.has_reported => {
+                    let line: String = line.chars().take(80).collect();
+                    Err(self.not_a_supervisor(format!("wrote {line:?}")))
+                }
                 // A supervisor that could not wait for this reader has stopped reporting.
                 Err(error) if error.is_eof() => Ok(None),
                 Err(error) => Err(UpError::Silent { status: error.to_string() }),
@@ -192,10 +214,17 @@ impl Detached {
     /// If it failed, or died.
     pub async fn unsaid(&mut self) -> Result<Outcome, UpError> {
         match self.child.wait().await {
+            Ok(status) if !self.has_reported && status.code().is_some() => {
+                Err(self.not_a_supervisor(format!("ended without a report ({status})")))
+            }
             Ok(status) if status.success() => Ok(Outcome::Stopped { degraded: None }),
             Ok(status) => Err(UpError::Silent { status: status.to_string() }),
             Err(error) => Err(UpError::Silent { status: error.to_string() }),
         }
+    }
+
+    fn not_a_supervisor(&self, did: String) -> UpError {
+        UpError::NotASupervisor { program: self.program.clone(), did }
     }
 
     /// Reports that the cluster has been verified, if READY waits for that; a cluster that is free

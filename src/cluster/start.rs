@@ -62,6 +62,15 @@ pub enum UpError {
         /// How it ended.
         status: String,
     },
+    /// The program did not become a supervisor, usually because its `main` does not begin with
+    /// [`dispatch`](super::dispatch).
+    #[error("{} did not become a supervisor: it {did}", program.display())]
+    NotASupervisor {
+        /// The program.
+        program: PathBuf,
+        /// What it did instead.
+        did: String,
+    },
     /// The supervisor process reported a failure.
     #[error("{message}")]
     Refused {
@@ -83,6 +92,11 @@ impl UpError {
             UpError::Supervisor(error) => error.hint(),
             UpError::Launch(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
+            UpError::NotASupervisor { .. } => Some(
+                "begin its main with cuda_cluster::cluster::dispatch(), or name another program: \
+                 Builder::program(\"cuda-cluster\")"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }

@@ -65,8 +65,8 @@ impl Nics<'_> {
         for (row, gpu) in gpus.iter().enumerate() {
             let kind = link_word(self.link(gpu, self.usable[of[row][0]].at));
             let count = of[row].len();
-            let plural = if count == 1 { "the one NIC" } else { "NICs" };
-            let reason = format!("{count} × {kind}: {plural} of the nearest level that fall to it");
+            let own = if count == 1 { "the one NIC" } else { "the NICs" };
+            let reason = format!("{count} × {kind}: {own} of the nearest level that it gets");
             let ports = of[row].iter().map(|at| {
                 let turn = if *at == turns[row].0 { turns[row].1 } else { 0 };
                 self.usable[*at].port(turn)

@@ -63,6 +63,29 @@ fn a_program_launches_a_cluster_as_itself_and_takes_it_down() {
 }
 
 #[test]
+fn a_program_that_is_not_a_supervisor_is_refused_with_what_to_do() {
+    let sandbox = Sandbox::new();
+    let forgetful = |program: Option<&str>| {
+        let mut command = Command::new(path_of("forgetful"));
+        command.args(program);
+        sandbox.spawn_program(command).wait()
+    };
+    for (program, did) in [
+        (None, "forgetful did not become a supervisor: it wrote \"a line before the launch\""),
+        (Some("/bin/true"), "/bin/true did not become a supervisor: it ended without a report"),
+        (Some("/bin/false"), "/bin/false did not become a supervisor: it ended without a report"),
+        (Some("/bin/echo"), "/bin/echo did not become a supervisor: it wrote \"__supervise\""),
+        (Some("/no/such/program"), "cannot start a supervisor process from /no/such/program"),
+    ] {
+        let said = forgetful(program);
+        assert_eq!(said.code, 2, "{said}");
+        assert!(said.stderr.contains(did), "{said}");
+        assert!(program.is_some() || said.stderr.contains("cluster::dispatch()"), "{said}");
+    }
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_cluster_ends_when_its_owner_is_killed() {
     let sandbox = Sandbox::new();
     let mut command = example();
