@@ -1,0 +1,250 @@
+//! The thread that waits for all sockets of the process.
+//!
+//! It accepts, greets, puts messages together, copies large frames (many bytes on threads of their
+//! own), sends what sockets did not take at once, and tells event loops. It sleeps when nothing
+//! happens, and needs nothing of Python.
+//!
+//! *Invariant:* an engine belongs to the process that started it; a fork starts its own.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{SockFlag, accept4, setsockopt, sockopt};
+
+use crate::completions::Completions;
+use crate::connection::{Connection, Ending};
+use crate::copy::Copiers;
+use crate::greeting::{LENGTH, Role};
+use crate::listener::Listener;
+use crate::memory::Pool;
+use crate::reader::Message;
+
+mod entry;
+mod service;
+
+/// Bytes of memory that the pool keeps, unless [`Engine::keep`] says otherwise.
+static KEEP: AtomicUsize = AtomicUsize::new(256 << 20);
+
+/// The engine of this process, or of the one that this process is a fork of.
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How an end of a connection behaves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The cluster's secret: both ends prove that they know it.
+    pub secret: Option<[u8; LENGTH]>,
+    /// The host that the connector has connected to; of a listener, none.
+    pub host: String,
+    /// After this time without an answer from the other machine, a TCP connection is broken.
+    pub tcp_timeout: Duration,
+    /// How long a peer may take to greet.
+    pub greeting: Duration,
+    /// Whether frames may be copied from process to process.
+    pub copies: bool,
+}
+
+/// All connections and listeners of a process, and the thread that waits for them.
+#[derive(Debug)]
+pub struct Engine {
+    process: u32,
+    epoll: Epoll,
+    wake: EventFd,
+    commands: Mutex<Vec<Command>>,
+    pool: Arc<Pool>,
+    token: [u8; LENGTH],
+    ids: AtomicU64,
+    copiers: Arc<Copiers>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Connect { connection: Arc<Connection>, settings: Settings },
+    Listen(Arc<Listener>),
+    Resume(u64),
+    Copied { id: u64, message: Result<Message, Ending> },
+    Remove(u64),
+    RemoveListener(u64),
+}
+
+impl Settings {
+    /// Without a secret.
+    pub fn new(host: &str) -> Self {
+        let (tcp_timeout, greeting) = (Duration::from_secs(30), Duration::from_secs(10));
+        Self { secret: None, host: host.to_owned(), tcp_timeout, greeting, copies: true }
+    }
+}
+
+impl Engine {
+    /// The engine of this process, which is started by the first call.
+    pub fn of_this_process() -> io::Result<&'static Self> {
+        loop {
+            let at = ENGINE.load(Ordering::Acquire);
+            // An engine is never freed: forks and their parents may still refer to it.
+            if let Some(engine) = engine_at(at)
+                && engine.is_alive_here()
+            {
+                return Ok(engine);
+            }
+            let new = Box::leak(Box::new(Self::new()?));
+            let swapped = ENGINE.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire);
+            if swapped.is_ok() {
+                let engine: &'static Self = new;
+                let thread = std::thread::Builder::new().name("native comm".into());
+                thread.spawn(move || service::run(engine))?;
+                return Ok(engine);
+            }
+        }
+    }
+
+    /// Sets how many bytes of memory are kept for later messages. Engines that have been started
+    /// keep what they were started with.
+    pub fn keep(bytes: usize) {
+        KEEP.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the pool keeps now, in bytes.
+    pub fn kept(&self) -> usize {
+        self.pool.kept()
+    }
+
+    /// Takes over a connected socket and begins to greet.
+    pub fn connect(
+        &'static self,
+        socket: OwnedFd,
+        settings: Settings,
+        completions: &Arc<Completions>,
+    ) -> Arc<Connection> {
+        let connection = Connection::new(self.id(), socket, self, Arc::clone(completions));
+        let connection = Arc::new(connection);
+        self.post(Command::Connect { connection: Arc::clone(&connection), settings });
+        connection
+    }
+
+    /// Takes over a listening socket.
+    pub fn listen(
+        &'static self,
+        socket: OwnedFd,
+        settings: Settings,
+        completions: &Arc<Completions>,
+    ) -> Arc<Listener> {
+        let completions = Arc::clone(completions);
+        let listener = Arc::new(Listener::new(self.id(), socket, settings, completions, self));
+        self.post(Command::Listen(Arc::clone(&listener)));
+        listener
+    }
+
+    /// Whether this is the process that started it, and not a fork.
+    pub fn is_alive_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub(crate) fn resume(&self, id: u64) {
+        self.post(Command::Resume(id));
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        self.post(Command::Remove(id));
+    }
+
+    pub(crate) fn remove_listener(&self, id: u64) {
+        self.post(Command::RemoveListener(id));
+    }
+
+    fn new() -> io::Result<Self> {
+        let mut token = [0; LENGTH];
+        getrandom::fill(&mut token)?;
+        Ok(Self {
+            process: std::process::id(),
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            commands: Mutex::default(),
+            pool: Pool::new(KEEP.load(Ordering::Relaxed)),
+            token,
+            ids: AtomicU64::new(2),
+            copiers: Arc::default(),
+        })
+    }
+
+    /// A number for a connection or listener; connections use the next one, too.
+    fn id(&self) -> u64 {
+        self.ids.fetch_add(2, Ordering::Relaxed)
+    }
+
+    fn post(&self, command: Command) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.push(command);
+        if commands.len() == 1 {
+            let _ = self.wake.write(1);
+        }
+    }
+
+    fn commands(&self) -> Vec<Command> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.wake.read();
+        std::mem::take(&mut commands)
+    }
+}
+
+#[allow(unsafe_code)]
+fn engine_at(at: *mut Engine) -> Option<&'static Engine> {
+    // SAFETY: what is stored in `ENGINE` is null or a leaked box.
+    unsafe { at.as_ref() }
+}
+
+/// Accepts one connection, if one waits.
+#[allow(unsafe_code)]
+fn accept(listener: &Listener) -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = accept4(listener.as_fd().as_raw_fd(), flags)?;
+    // SAFETY: a new descriptor, which nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+/// Which end of a connection this process is, and through which listener.
+#[derive(Debug)]
+enum End {
+    Connector,
+    Listener(Arc<Listener>),
+}
+
+impl End {
+    fn role(&self) -> Role {
+        match self {
+            End::Connector => Role::Connector,
+            End::Listener(_) => Role::Listener,
+        }
+    }
+}
+
+/// Sends small messages at once, and notices a machine that is gone, as Dask's TCP does.
+fn prepare_tcp(socket: &OwnedFd, timeout: Duration) -> nix::Result<()> {
+    const PROBES: u32 = 10;
+    let whole = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX).max(PROBES + 1);
+    let interval = (whole.saturating_sub((whole / 4).max(2)) / PROBES).max(1);
+    let idle = whole.saturating_sub(interval * PROBES).max(1);
+    setsockopt(socket, sockopt::TcpNoDelay, &true)?;
+    setsockopt(socket, sockopt::KeepAlive, &true)?;
+    setsockopt(socket, sockopt::TcpKeepCount, &PROBES)?;
+    setsockopt(socket, sockopt::TcpKeepIdle, &idle)?;
+    setsockopt(socket, sockopt::TcpKeepInterval, &interval)?;
+    setsockopt(socket, sockopt::TcpUserTimeout, &whole.saturating_mul(1000))
+}
+
+/// The addresses of both ends of a TCP connection: this one's, and the peer's.
+pub fn tcp_addresses(
+    connection: &Connection,
+) -> io::Result<(std::net::SocketAddr, std::net::SocketAddr)> {
+    let stream = TcpStream::from(connection.as_fd().try_clone_to_owned()?);
+    Ok((stream.local_addr()?, stream.peer_addr()?))
+}
+
+/// Listeners that have run out of descriptors, until they try again.
+type Waiting<T> = VecDeque<(std::time::Instant, T)>;

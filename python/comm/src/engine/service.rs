@@ -1,0 +1,243 @@
+//! The engine's thread.
+//!
+//! *Invariant:* each socket is watched for edges, so whoever is told of one is served until its
+//! socket has nothing more or something else holds it up.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname};
+use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::{Pid, geteuid};
+
+use super::entry::{Entry, Next};
+use super::{Command, End, Engine, Settings, Waiting, accept, prepare_tcp};
+use crate::connection::{Connection, Ending};
+use crate::listener::Listener;
+
+const WAKE: u64 = 0;
+
+/// Connections that may be greeting at the same time; beyond them, the oldest is given up.
+const GREETING: usize = 1024;
+
+/// Connections that are accepted before others have their turn.
+const ACCEPTED: usize = 64;
+
+/// How long a listener waits that has run out of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(100);
+
+struct Service {
+    engine: &'static Engine,
+    entries: HashMap<u64, Entry>,
+    listeners: HashMap<u64, Arc<Listener>>,
+    /// To be served again.
+    again: VecDeque<u64>,
+    /// Connections that are greeting, and when they must have finished; sorted if all listeners
+    /// give the same time.
+    greeting: Waiting<u64>,
+    /// Listeners that wait for descriptors.
+    paused: Waiting<u64>,
+    scratch: Box<[u8]>,
+}
+
+/// Serves until the process ends.
+pub(super) fn run(engine: &'static Engine) {
+    let mut service = Service {
+        engine,
+        entries: HashMap::new(),
+        listeners: HashMap::new(),
+        again: VecDeque::new(),
+        greeting: VecDeque::new(),
+        paused: VecDeque::new(),
+        scratch: vec![0; 128 << 10].into_boxed_slice(),
+    };
+    let wake = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
+    if engine.epoll.add(engine.wake.as_fd(), wake).is_err() {
+        return;
+    }
+    let mut events = [EpollEvent::empty(); 128];
+    loop {
+        let next = service.on_time(Instant::now());
+        let timeout = if service.again.is_empty() { timeout(next) } else { EpollTimeout::ZERO };
+        let count = match engine.epoll.wait(&mut events, timeout) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => continue,
+            Err(_) => return,
+        };
+        for _ in 0..service.again.len() {
+            if let Some(id) = service.again.pop_front() {
+                service.serve(id);
+            }
+        }
+        for event in &events[..count] {
+            match event.data() {
+                WAKE => engine.commands().into_iter().for_each(|command| service.on(command)),
+                id => service.on_event(id, event.events()),
+            }
+        }
+    }
+}
+
+fn timeout(next: Option<Instant>) -> EpollTimeout {
+    let Some(next) = next else { return EpollTimeout::NONE };
+    // Rounded up, so that it is not woken just before.
+    let left = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+}
+
+impl Service {
+    /// Does what is due. The time at which something is due next.
+    fn on_time(&mut self, now: Instant) -> Option<Instant> {
+        while let Some((due, id)) = self.greeting.front().copied() {
+            match self.entries.get(&id) {
+                Some(entry) if entry.is_greeting() && due > now => break,
+                Some(entry) if entry.is_greeting() => {
+                    let seconds = 10;
+                    entry.connection.fail(Ending::Silent { seconds });
+                }
+                _ => {}
+            }
+            self.greeting.pop_front();
+        }
+        while let Some((_, id)) = self.paused.front().copied().filter(|(due, _)| *due <= now) {
+            self.paused.pop_front();
+            if let Some(listener) = self.listeners.get(&id) {
+                let _ = self.engine.epoll.add(listener.as_fd(), listening(id));
+            }
+        }
+        let trim = self.engine.pool.trim(now);
+        let due = |waiting: &Waiting<u64>| waiting.front().map(|(due, _)| *due);
+        [trim, due(&self.greeting), due(&self.paused)].into_iter().flatten().min()
+    }
+
+    fn on(&mut self, command: Command) {
+        match command {
+            Command::Connect { connection, settings } => {
+                self.add(connection, End::Connector, &settings);
+            }
+            Command::Listen(listener) => {
+                let id = listener.id();
+                if self.engine.epoll.add(listener.as_fd(), listening(id)).is_ok() {
+                    self.listeners.insert(id, listener);
+                }
+            }
+            Command::Resume(id) => {
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.resume();
+                }
+                self.serve(id);
+            }
+            Command::Copied { id, message } => {
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.copied(message);
+                }
+                self.serve(id);
+            }
+            Command::Remove(id) => {
+                if let Some(entry) = self.entries.remove(&id) {
+                    let _ = self.engine.epoll.delete(entry.connection.as_fd());
+                }
+            }
+            Command::RemoveListener(id) => {
+                if let Some(listener) = self.listeners.remove(&id) {
+                    let _ = self.engine.epoll.delete(listener.as_fd());
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, id: u64, events: EpollFlags) {
+        if let Some(listener) = self.listeners.get(&id) {
+            return self.accept(&Arc::clone(listener));
+        }
+        let Some(entry) = self.entries.get(&id) else { return };
+        if events.contains(EpollFlags::EPOLLOUT) {
+            entry.connection.flush();
+        }
+        self.serve(id);
+    }
+
+    fn serve(&mut self, id: u64) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if entry.serve(self.engine, &mut self.scratch) == Next::Again {
+            self.again.push_back(id);
+        }
+    }
+
+    fn accept(&mut self, listener: &Arc<Listener>) {
+        for _ in 0..ACCEPTED {
+            match accept(listener) {
+                Ok(socket) => {
+                    let completions = Arc::clone(&listener.completions);
+                    let id = self.engine.id();
+                    let connection = Connection::new(id, socket, self.engine, completions);
+                    let end = End::Listener(Arc::clone(listener));
+                    self.add(Arc::new(connection), end, &listener.settings);
+                }
+                Err(Errno::EAGAIN) => return,
+                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+                Err(_) => {
+                    // Too many files, or no memory: they wait in the backlog meanwhile.
+                    let _ = self.engine.epoll.delete(listener.as_fd());
+                    self.paused.push_back((Instant::now() + PAUSE, listener.id()));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, connection: Arc<Connection>, end: End, settings: &Settings) {
+        let process = match admit(&connection, settings) {
+            Ok(process) => process,
+            Err(ending) => return connection.fail(ending),
+        };
+        let entry = match Entry::new(self.engine, Arc::clone(&connection), end, settings, process) {
+            Ok(entry) => entry,
+            Err(error) => return connection.fail(error.into()),
+        };
+        let edges = EpollFlags::EPOLLIN
+            | EpollFlags::EPOLLOUT
+            | EpollFlags::EPOLLRDHUP
+            | EpollFlags::EPOLLET;
+        let id = connection.id();
+        if let Err(error) = self.engine.epoll.add(connection.as_fd(), EpollEvent::new(edges, id)) {
+            return connection.fail(std::io::Error::from(error).into());
+        }
+        self.entries.insert(id, entry);
+        self.greeting.push_back((Instant::now() + settings.greeting, id));
+        if self.greeting.len() > GREETING {
+            self.greeting.retain(|(_, id)| self.entries.get(id).is_some_and(Entry::is_greeting));
+            if self.greeting.len() > GREETING
+                && let Some((_, id)) = self.greeting.pop_front()
+                && let Some(entry) = self.entries.get(&id)
+            {
+                entry.connection.fail(Ending::Refused("too many peers are greeting".to_owned()));
+            }
+        }
+    }
+}
+
+fn listening(id: u64) -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN, id)
+}
+
+/// Who is at the other end: a process of this user on this machine, or someone on a network.
+fn admit(connection: &Connection, settings: &Settings) -> Result<Option<Pid>, Ending> {
+    let broken = |error: Errno| Ending::from(std::io::Error::from(error));
+    let socket = connection.as_fd().try_clone_to_owned()?;
+    let name: SockaddrStorage =
+        getsockname(std::os::fd::AsRawFd::as_raw_fd(&socket)).map_err(broken)?;
+    if name.family() != Some(AddressFamily::Unix) {
+        prepare_tcp(&socket, settings.tcp_timeout).map_err(broken)?;
+        return Ok(None);
+    }
+    let peer = getsockopt(&socket, sockopt::PeerCredentials).map_err(broken)?;
+    if peer.uid() != geteuid().as_raw() {
+        return Err(Ending::Refused(format!("the peer is a process of user {}", peer.uid())));
+    }
+    Ok(Some(Pid::from_raw(peer.pid())))
+}

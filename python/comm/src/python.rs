@@ -1,0 +1,361 @@
+//! `cuda_cluster._comm`: what Python sees.
+//!
+//! Converts, and holds Python's buffers while their bytes are in use. Decides nothing.
+//!
+//! *Invariant:* a buffer of Python's is released only after its message is done or its connection
+//! has ended, whatever Python does.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyConnectionError, PyPermissionError, PyRuntimeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyMemoryView, PySlice};
+
+use crate::completions::Completions;
+use crate::connection::{self, Ending, Receipt, Submitted};
+use crate::engine::{Engine, Settings, tcp_addresses};
+use crate::greeting::LENGTH;
+use crate::listener;
+use crate::memory::Block;
+use crate::outbox::Frame;
+
+/// From this size on, in bytes, other threads of Python run while a message is handed over. Below,
+/// getting the interpreter back could take longer than handing over.
+const DETACHED: usize = 1 << 20;
+
+/// Messages between the processes of a Dask cluster. See `cuda_cluster.comm`.
+#[pymodule(gil_used = true)]
+mod _comm {
+    #[pymodule_export]
+    use super::{
+        Connection, Events, Held, Listener, Memory, connect, keep_memory, kept_memory, listen,
+    };
+}
+
+/// What has happened, for one event loop: it watches `fileno()` and calls `take()`.
+#[pyclass(frozen)]
+struct Events {
+    completions: Arc<Completions>,
+}
+
+/// Memory of a message that has arrived. Returns to the pool when its last view is gone.
+#[pyclass(frozen)]
+struct Memory {
+    block: Block,
+}
+
+/// The buffers of a message that is on its way.
+#[pyclass(frozen)]
+struct Held {
+    connection: Arc<connection::Connection>,
+    number: u64,
+    #[expect(dead_code, reason = "held until the message is done")]
+    buffers: Vec<PyUntypedBuffer>,
+}
+
+/// One end of a connection.
+#[pyclass(frozen)]
+struct Connection {
+    connection: Arc<connection::Connection>,
+    engine: &'static Engine,
+}
+
+/// A socket that accepts connections.
+#[pyclass(frozen)]
+struct Listener {
+    listener: Arc<listener::Listener>,
+    engine: &'static Engine,
+}
+
+fn raised(ending: Ending) -> PyErr {
+    match &ending {
+        Ending::Refused(_) => PyPermissionError::new_err(ending.to_string()),
+        _ => PyConnectionError::new_err(ending.to_string()),
+    }
+}
+
+fn settings(
+    secret: Option<[u8; LENGTH]>,
+    host: &str,
+    tcp_timeout: f64,
+    copies: bool,
+) -> PyResult<Settings> {
+    let tcp_timeout = Duration::try_from_secs_f64(tcp_timeout);
+    let tcp_timeout = tcp_timeout.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(Settings { secret, tcp_timeout, copies, ..Settings::new(host) })
+}
+
+/// Takes over a descriptor that Python has detached from its socket.
+fn owned(descriptor: i32) -> PyResult<OwnedFd> {
+    if descriptor < 0 {
+        return Err(PyRuntimeError::new_err("the socket is closed"));
+    }
+    // SAFETY: the caller has detached it, so that nobody else closes it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Takes over a connected, non-blocking socket and begins to greet. `events` are told of
+/// `Connection.id` when the greeting is over.
+#[pyfunction]
+#[pyo3(signature = (descriptor, events, *, secret, host, tcp_timeout, copies))]
+fn connect(
+    descriptor: i32,
+    events: &Events,
+    secret: Option<[u8; LENGTH]>,
+    host: &str,
+    tcp_timeout: f64,
+    copies: bool,
+) -> PyResult<Connection> {
+    let socket = owned(descriptor)?;
+    let engine = Engine::of_this_process()?;
+    let settings = settings(secret, host, tcp_timeout, copies)?;
+    let connection = engine.connect(socket, settings, &events.completions);
+    Ok(Connection { connection, engine })
+}
+
+/// Takes over a listening, non-blocking socket. `events` are told of `Listener.id` when connections
+/// have been accepted.
+#[pyfunction]
+#[pyo3(signature = (descriptor, events, *, secret, tcp_timeout, copies))]
+fn listen(
+    descriptor: i32,
+    events: &Events,
+    secret: Option<[u8; LENGTH]>,
+    tcp_timeout: f64,
+    copies: bool,
+) -> PyResult<Listener> {
+    let socket = owned(descriptor)?;
+    let engine = Engine::of_this_process()?;
+    let settings = settings(secret, "", tcp_timeout, copies)?;
+    let listener = engine.listen(socket, settings, &events.completions);
+    Ok(Listener { listener, engine })
+}
+
+/// Sets how many bytes of memory a process keeps for later messages. To be called before the first
+/// connection.
+#[pyfunction]
+fn keep_memory(bytes: usize) {
+    Engine::keep(bytes);
+}
+
+/// How many bytes of memory this process keeps for later messages.
+#[pyfunction]
+fn kept_memory() -> PyResult<usize> {
+    Ok(Engine::of_this_process()?.kept())
+}
+
+#[pymethods]
+impl Events {
+    #[new]
+    fn new() -> PyResult<Self> {
+        Ok(Self { completions: Arc::new(Completions::new()?) })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.completions.as_fd().as_raw_fd()
+    }
+
+    fn take(&self) -> Vec<u64> {
+        self.completions.take()
+    }
+}
+
+#[pymethods]
+impl Memory {
+    unsafe fn __getbuffer__(
+        slf: &Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: std::ffi::c_int,
+    ) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no place for the view"));
+        }
+        let block = &slf.get().block;
+        let len = isize::try_from(block.len())?;
+        // SAFETY: the block is writable and lives as long as this object, to which the view refers.
+        let done = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), block.start().as_ptr().cast(), len, 0, flags)
+        };
+        if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+
+    fn __len__(&self) -> usize {
+        self.block.len()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.connection.is_done_here(self.number) {
+            self.connection.abort();
+        }
+    }
+}
+
+#[pymethods]
+impl Held {
+    /// Whether nothing uses them any more.
+    #[getter]
+    fn done(&self) -> bool {
+        self.connection.is_done_here(self.number)
+    }
+}
+
+impl Connection {
+    fn here(&self) -> PyResult<&connection::Connection> {
+        if self.engine.is_alive_here() {
+            return Ok(&self.connection);
+        }
+        let text = "this process is a fork of the one that has the connection; hint: start \
+                    processes with the method 'spawn' or 'forkserver'";
+        Err(PyConnectionError::new_err(text))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+#[pymethods]
+impl Connection {
+    /// The number of its events: this one for what arrives, the next one for what has been sent.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.connection.id()
+    }
+
+    /// The frames of the next message, or none: then there will be an event.
+    fn receive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let receipt = self.here()?.receive().map_err(raised)?;
+        receipt.map(|receipt| views(py, receipt)).transpose()
+    }
+
+    /// Sends a message of buffers, which must be contiguous. None if nothing uses them any more,
+    /// otherwise an object that holds them: there will be an event.
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from a list")]
+    fn send(&self, py: Python<'_>, frames: Vec<Bound<'_, PyAny>>) -> PyResult<Option<Held>> {
+        let connection = self.here()?;
+        let buffers: Vec<PyUntypedBuffer> =
+            frames.iter().map(PyUntypedBuffer::get).collect::<PyResult<_>>()?;
+        if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
+            return Err(PyBufferError::new_err("a frame is not contiguous"));
+        }
+        let place = |buffer: &PyUntypedBuffer| {
+            Frame { address: buffer.buf_ptr().expose_provenance(), len: buffer.len_bytes() }
+        };
+        let frames: Vec<Frame> = buffers.iter().map(place).collect();
+        let inline: usize = if connection.copies().1 {
+            0
+        } else {
+            frames.iter().map(|frame| frame.len).sum()
+        };
+        // SAFETY: the buffers keep their bytes readable. They are released when the message is done
+        // (here, or by `Held`), or after the connection has ended.
+        let submit = || unsafe { connection.submit(&frames) };
+        let submitted = if inline < DETACHED { submit() } else { py.detach(submit) };
+        match submitted.map_err(raised)? {
+            Submitted::Done => Ok(None),
+            Submitted::Pending(number) => {
+                Ok(Some(Held { connection: Arc::clone(&self.connection), number, buffers }))
+            }
+        }
+    }
+
+    /// Whether all that was sent is with the peer; if not, there will be an event.
+    #[getter]
+    fn flushed(&self) -> PyResult<bool> {
+        Ok(self.here()?.is_flushed())
+    }
+
+    /// Whether the greeting is over; if not, there will be an event.
+    #[getter]
+    fn open(&self) -> PyResult<bool> {
+        self.here()?.is_open().map_err(raised)
+    }
+
+    /// Whether it has ended, though messages may still wait.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.here().map_or(true, connection::Connection::has_ended)
+    }
+
+    /// The host that the connector has connected to.
+    #[getter]
+    fn host(&self) -> PyResult<String> {
+        Ok(self.here()?.host())
+    }
+
+    /// Whether large frames are copied from process to process: those that arrive, and those that
+    /// are sent.
+    #[getter]
+    fn copies(&self) -> PyResult<(bool, bool)> {
+        Ok(self.here()?.copies())
+    }
+
+    /// Hosts and ports of this end and of the peer, over TCP.
+    #[getter]
+    fn addresses(&self) -> PyResult<((String, u16), (String, u16))> {
+        let (own, peer) = tcp_addresses(self.here()?)?;
+        Ok(((own.ip().to_string(), own.port()), (peer.ip().to_string(), peer.port())))
+    }
+
+    /// Ends it at once.
+    fn abort(&self) {
+        self.connection.abort();
+    }
+}
+
+#[pymethods]
+impl Listener {
+    /// The number of its event.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.listener.id()
+    }
+
+    /// Takes the connections that have been accepted.
+    fn accept(&self) -> Vec<Connection> {
+        let connections = self.listener.accept().into_iter();
+        connections.map(|connection| Connection { connection, engine: self.engine }).collect()
+    }
+
+    /// Accepts no more.
+    fn close(&self) {
+        self.listener.close();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.listener.close();
+    }
+}
+
+/// Views of the frames of a message.
+fn views(py: Python<'_>, receipt: Receipt) -> PyResult<Bound<'_, PyList>> {
+    let blocks = receipt.blocks.into_iter().map(|block| {
+        let len = block.len();
+        let memory = Bound::new(py, Memory { block })?;
+        Ok((PyMemoryView::from(memory.as_any())?, len))
+    });
+    let blocks: Vec<(Bound<'_, PyMemoryView>, usize)> = blocks.collect::<PyResult<_>>()?;
+    let frames = PyList::empty(py);
+    for (block, start, len) in receipt.frames {
+        let (view, whole) = &blocks[block];
+        if (start, len) == (0, *whole) {
+            frames.append(view)?;
+        } else {
+            let (start, end) = (isize::try_from(start)?, isize::try_from(start + len)?);
+            frames.append(view.get_item(PySlice::new(py, start, end, 1))?)?;
+        }
+    }
+    Ok(frames)
+}

@@ -1,0 +1,292 @@
+//! Makes messages of the bytes of a socket.
+//!
+//! Small frames of a message share a block, because they are used and dropped together; each larger
+//! one has its own, so that it can be released without the others.
+//!
+//! *Invariant:* every byte is consumed once, whatever the pieces in which they arrive.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use crate::memory::{Block, Pool};
+use crate::wire::{DESCRIPTOR, Descriptor, HEADER, Header, Malformed};
+
+/// From this size on, in bytes, a frame has a block of its own.
+const OWN: usize = 32 << 10;
+
+/// A message as received.
+#[derive(Debug, Default)]
+pub(crate) struct Message {
+    pub(crate) number: u64,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) frames: Vec<Span>,
+    /// Blocks that are to be filled from addresses in the sender's memory.
+    pub(crate) copies: Vec<(usize, u64)>,
+}
+
+/// Where a frame lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) block: usize,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+/// What has come of the bytes that were fed.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// All were consumed, and more are needed.
+    More,
+    /// A message is complete, but for what is to be copied.
+    Message(Message),
+    /// The peer has copied the frames of this message.
+    Taken(u64),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("no memory for a message of {bytes} bytes")]
+    Memory {
+        bytes: usize,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    pool: Arc<Pool>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Header { bytes: [u8; HEADER], have: usize },
+    Descriptors { number: u64, bytes: Vec<u8>, len: usize },
+    Body { message: Message, missing: VecDeque<Span> },
+}
+
+const START: Stage = Stage::Header { bytes: [0; HEADER], have: 0 };
+
+impl Reader {
+    pub(crate) fn new(pool: Arc<Pool>) -> Self {
+        Self { pool, stage: START }
+    }
+
+    /// Takes bytes from the front of `input` up to the end of a message or of the input.
+    pub(crate) fn feed(&mut self, input: &mut &[u8]) -> Result<Step, Fault> {
+        loop {
+            match &mut self.stage {
+                Stage::Header { bytes, have } => {
+                    let part = cut(input, HEADER - *have);
+                    bytes[*have..*have + part.len()].copy_from_slice(part);
+                    *have += part.len();
+                    if *have < HEADER {
+                        return Ok(Step::More);
+                    }
+                    let bytes = *bytes;
+                    self.stage = START;
+                    match Header::decode(bytes)? {
+                        Header::Taken { number } => return Ok(Step::Taken(number)),
+                        Header::Message { number, frames } => {
+                            let len = DESCRIPTOR * frames as usize;
+                            self.stage = Stage::Descriptors { number, bytes: Vec::new(), len };
+                        }
+                    }
+                }
+                Stage::Descriptors { number, bytes, len } => {
+                    bytes.extend_from_slice(cut(input, *len - bytes.len()));
+                    if bytes.len() < *len {
+                        return Ok(Step::More);
+                    }
+                    let frames = Descriptor::decode_all(bytes)?;
+                    let (message, missing) = lay_out(*number, &frames, &self.pool)?;
+                    self.stage = Stage::Body { message, missing };
+                }
+                Stage::Body { message, missing } => {
+                    let Some(span) = missing.front_mut() else {
+                        let message = std::mem::take(message);
+                        self.stage = START;
+                        return Ok(Step::Message(message));
+                    };
+                    let part = cut(input, span.len);
+                    if part.is_empty() {
+                        return Ok(Step::More);
+                    }
+                    let to = &mut message.blocks[span.block].bytes_mut()[span.start..];
+                    to[..part.len()].copy_from_slice(part);
+                    filled(missing, part.len());
+                }
+            }
+        }
+    }
+
+    /// Where the next bytes go, if they are many: they need not be fed.
+    pub(crate) fn destination(&mut self, many: usize) -> Option<&mut [u8]> {
+        let Stage::Body { message, missing } = &mut self.stage else { return None };
+        let span = missing.front().filter(|span| span.len >= many)?;
+        Some(&mut message.blocks[span.block].bytes_mut()[span.start..span.start + span.len])
+    }
+
+    /// So many bytes are at the destination.
+    pub(crate) fn filled(&mut self, len: usize) {
+        if let Stage::Body { missing, .. } = &mut self.stage {
+            filled(missing, len);
+        }
+    }
+
+    /// Whether the last message has been read to its end.
+    pub(crate) fn is_between_messages(&self) -> bool {
+        matches!(self.stage, Stage::Header { have: 0, .. })
+    }
+}
+
+fn cut<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
+    let (part, rest) = input.split_at(input.len().min(most));
+    *input = rest;
+    part
+}
+
+fn filled(missing: &mut VecDeque<Span>, len: usize) {
+    if let Some(span) = missing.front_mut() {
+        span.start += len;
+        span.len -= len;
+        if span.len == 0 {
+            missing.pop_front();
+        }
+    }
+}
+
+/// Takes memory for a message: the message, and what of it comes on the socket.
+fn lay_out(
+    number: u64,
+    frames: &[Descriptor],
+    pool: &Arc<Pool>,
+) -> Result<(Message, VecDeque<Span>), Fault> {
+    let take = |len| pool.take(len).map_err(|cause| Fault::Memory { bytes: len, cause });
+    let is_small = |frame: &&Descriptor| frame.address.is_none() && frame.len < OWN;
+    let shared = frames.iter().filter(is_small).map(|frame| frame.len).sum();
+    let mut message = Message { number, ..Message::default() };
+    message.blocks.push(take(shared)?);
+    let mut missing: VecDeque<Span> = VecDeque::new();
+    let mut used = 0;
+    for frame in frames {
+        let len = frame.len;
+        let span = if is_small(&frame) {
+            used += len;
+            Span { block: 0, start: used - len, len }
+        } else {
+            message.blocks.push(take(len)?);
+            Span { block: message.blocks.len() - 1, start: 0, len }
+        };
+        message.frames.push(span);
+        match (frame.address, missing.back_mut()) {
+            (Some(address), _) => message.copies.push((span.block, address.get())),
+            _ if len == 0 => {}
+            // Small frames in a row are filled at once.
+            (None, Some(last)) if last.block == span.block => last.len += len,
+            (None, _) => missing.push_back(span),
+        }
+    }
+    Ok((message, missing))
+}
+
+impl Message {
+    /// Of all frames, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.frames.iter().map(|frame| frame.len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn reader() -> Reader {
+        Reader::new(Pool::new(0))
+    }
+
+    fn contents(message: &mut Message) -> Vec<Vec<u8>> {
+        let frames = message.frames.clone();
+        let frame = |span: Span| {
+            message.blocks[span.block].bytes_mut()[span.start..span.start + span.len].to_vec()
+        };
+        frames.into_iter().map(frame).collect()
+    }
+
+    fn encoded(number: u64, frames: &[Vec<u8>]) -> Vec<u8> {
+        let count = u32::try_from(frames.len()).unwrap();
+        let mut bytes = Header::Message { number, frames: count }.encode().to_vec();
+        for frame in frames {
+            bytes.extend(Descriptor { len: frame.len(), address: None }.encode());
+        }
+        bytes.extend(frames.concat());
+        bytes
+    }
+
+    fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
+        let len = prop_oneof![Just(0_usize), 1_usize..50, OWN - 1..OWN + 2];
+        let frame = (len, any::<u8>()).prop_map(|(len, first)| {
+            (0..len).map(|at| first.wrapping_add(at.to_le_bytes()[0])).collect()
+        });
+        prop::collection::vec(frame, 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_as_sent_in_pieces_of_any_size(
+            messages in prop::collection::vec(frames(), 0..4),
+            pieces in prop::collection::vec(1_usize..60_000, 1..9),
+            direct: bool,
+        ) {
+            let mut bytes = Vec::new();
+            for (message, number) in messages.iter().zip(1..) {
+                bytes.extend(encoded(number, message));
+                bytes.extend(Header::Taken { number }.encode());
+            }
+            let (mut reader, mut read, mut taken) = (reader(), Vec::new(), 0);
+            let (mut rest, mut sizes) = (&bytes[..], pieces.iter().cycle());
+            while !rest.is_empty() {
+                let size = rest.len().min(*sizes.next().unwrap());
+                if direct && let Some(to) = reader.destination(1000) {
+                    let len = to.len().min(size);
+                    to[..len].copy_from_slice(&rest[..len]);
+                    reader.filled(len);
+                    rest = &rest[len..];
+                    continue;
+                }
+                let mut piece = &rest[..size];
+                rest = &rest[size..];
+                loop {
+                    match reader.feed(&mut piece).unwrap() {
+                        Step::More => break,
+                        Step::Taken(number) => { taken += 1; prop_assert_eq!(number, taken); }
+                        Step::Message(mut message) => read.push(contents(&mut message)),
+                    }
+                }
+                prop_assert!(piece.is_empty());
+            }
+            prop_assert!(reader.is_between_messages());
+            prop_assert_eq!(read, messages);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes: Vec<u8>) {
+            let (mut reader, mut input) = (reader(), &bytes[..]);
+            while let Ok(Step::Message(_) | Step::Taken(_)) = reader.feed(&mut input) {}
+        }
+    }
+
+    #[test]
+    fn a_message_that_no_memory_holds_is_an_error() {
+        let mut bytes = Header::Message { number: 1, frames: 1 }.encode().to_vec();
+        bytes.extend(Descriptor { len: 1 << 60, address: None }.encode());
+        let fault = reader().feed(&mut &bytes[..]).unwrap_err();
+        assert!(fault.to_string().starts_with("no memory for a message of 1152921504606846976"));
+    }
+}
