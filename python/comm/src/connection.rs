@@ -174,7 +174,12 @@ impl Connection {
         self.state().outbox.is_done(number)
     }
 
-    /// Likewise; in a fork of the process that has the connection, where nothing uses them, it is.
+    /// Whether the connection has ended before the peer had the message.
+    pub fn is_lost(&self, number: u64) -> bool {
+        self.state().outbox.is_lost(number)
+    }
+
+    /// As [`Self::is_done`]; in a fork of the process that has the connection, where nothing uses them, it is.
     pub fn is_done_here(&self, number: u64) -> bool {
         !self.engine.is_alive_here() || self.is_done(number)
     }

@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -238,11 +237,12 @@ fn prepare_tcp(socket: &OwnedFd, timeout: Duration) -> nix::Result<()> {
     setsockopt(socket, sockopt::TcpUserTimeout, &whole.saturating_mul(1000))
 }
 
+#[cfg(feature = "python")]
 /// The addresses of both ends of a TCP connection: this one's, and the peer's.
-pub fn tcp_addresses(
+pub(crate) fn tcp_addresses(
     connection: &Connection,
 ) -> io::Result<(std::net::SocketAddr, std::net::SocketAddr)> {
-    let stream = TcpStream::from(connection.as_fd().try_clone_to_owned()?);
+    let stream = std::net::TcpStream::from(connection.as_fd().try_clone_to_owned()?);
     Ok((stream.local_addr()?, stream.peer_addr()?))
 }
 

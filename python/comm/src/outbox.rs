@@ -35,6 +35,8 @@ pub struct Frame {
     pub address: usize,
     /// In bytes.
     pub len: usize,
+    /// Whether the receiver uses it longer than the message.
+    pub apart: bool,
 }
 
 /// Messages to send, in order.
@@ -43,6 +45,8 @@ pub(crate) struct Outbox {
     queue: VecDeque<Outgoing>,
     /// Numbers of messages that are sent and not yet acknowledged.
     unacknowledged: VecDeque<u64>,
+    /// Numbers of messages that the connection ended before.
+    lost: Vec<u64>,
     last: u64,
 }
 
@@ -91,7 +95,7 @@ impl Outbox {
         head.extend(Header::Message { number, frames: count }.encode());
         for frame in frames {
             let address = NonZeroU64::new(frame.address as u64).filter(|_| copied(frame));
-            head.extend(Descriptor { len: frame.len, address }.encode());
+            head.extend(Descriptor { len: frame.len, apart: frame.apart, address }.encode());
         }
         let mut pieces = VecDeque::from([Piece::Head { start: 0, len: head.len() }]);
         for frame in frames.iter().filter(|frame| frame.len > 0 && !copied(frame)) {
@@ -103,8 +107,9 @@ impl Outbox {
             head.extend_from_slice(unsafe { frame.bytes() });
             match pieces.back_mut() {
                 Some(Piece::Head { len, .. }) => *len += frame.len,
-                _ => pieces
-                    .push_back(Piece::Head { start: head.len() - frame.len, len: frame.len }),
+                _ => {
+                    pieces.push_back(Piece::Head { start: head.len() - frame.len, len: frame.len })
+                }
             }
         }
         let acknowledged = !frames.iter().any(copied);
@@ -132,10 +137,15 @@ impl Outbox {
         known
     }
 
-    /// Forgets everything.
+    /// Forgets everything but which messages were lost.
     pub(crate) fn clear(&mut self) {
-        self.queue.clear();
-        self.unacknowledged.clear();
+        self.lost.extend(self.unacknowledged.drain(..));
+        self.lost.extend(self.queue.drain(..).filter_map(|outgoing| outgoing.number));
+    }
+
+    /// Whether the peer may not have got a message that nothing uses any more.
+    pub(crate) fn is_lost(&self, number: u64) -> bool {
+        self.lost.contains(&number)
     }
 
     /// Sends what the socket takes without waiting.
@@ -175,7 +185,7 @@ impl Outgoing {
         while let Some(piece) = self.pieces.front_mut() {
             let (start, len) = match piece {
                 Piece::Head { start, len } => (start, len),
-                Piece::Frame(Frame { address, len }) => (address, len),
+                Piece::Frame(Frame { address, len, .. }) => (address, len),
             };
             if *len > sent {
                 *start += sent;

@@ -14,8 +14,9 @@ use std::time::Duration;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyConnectionError, PyPermissionError, PyRuntimeError};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyMemoryView, PySlice};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
 use crate::completions::Completions;
 use crate::connection::{self, Ending, Receipt, Submitted};
@@ -39,19 +40,19 @@ mod _comm {
 }
 
 /// What has happened, for one event loop: it watches `fileno()` and calls `take()`.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "cuda_cluster._comm")]
 struct Events {
     completions: Arc<Completions>,
 }
 
 /// Memory of a message that has arrived. Returns to the pool when its last view is gone.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "cuda_cluster._comm")]
 struct Memory {
     block: Block,
 }
 
 /// The buffers of a message that is on its way.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "cuda_cluster._comm")]
 struct Held {
     connection: Arc<connection::Connection>,
     number: u64,
@@ -60,14 +61,14 @@ struct Held {
 }
 
 /// One end of a connection.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "cuda_cluster._comm")]
 struct Connection {
     connection: Arc<connection::Connection>,
     engine: &'static Engine,
 }
 
 /// A socket that accepts connections.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "cuda_cluster._comm")]
 struct Listener {
     listener: Arc<listener::Listener>,
     engine: &'static Engine,
@@ -205,6 +206,12 @@ impl Held {
     fn done(&self) -> bool {
         self.connection.is_done_here(self.number)
     }
+
+    /// Whether the connection has ended before the peer had them.
+    #[getter]
+    fn lost(&self) -> bool {
+        self.connection.is_lost(self.number)
+    }
 }
 
 impl Connection {
@@ -248,15 +255,13 @@ impl Connection {
         if buffers.iter().any(|buffer| !buffer.is_c_contiguous()) {
             return Err(PyBufferError::new_err("a frame is not contiguous"));
         }
-        let place = |buffer: &PyUntypedBuffer| {
-            Frame { address: buffer.buf_ptr().expose_provenance(), len: buffer.len_bytes() }
+        let place = |(buffer, object): (&PyUntypedBuffer, &Bound<'_, PyAny>)| {
+            let (address, len) = (buffer.buf_ptr().expose_provenance(), buffer.len_bytes());
+            Ok(Frame { address, len, apart: !is_bytes(object)? })
         };
-        let frames: Vec<Frame> = buffers.iter().map(place).collect();
-        let inline: usize = if connection.copies().1 {
-            0
-        } else {
-            frames.iter().map(|frame| frame.len).sum()
-        };
+        let frames: Vec<Frame> = buffers.iter().zip(&frames).map(place).collect::<PyResult<_>>()?;
+        let inline: usize =
+            if connection.copies().1 { 0 } else { frames.iter().map(|frame| frame.len).sum() };
         // SAFETY: the buffers keep their bytes readable. They are released when the message is done
         // (here, or by `Held`), or after the connection has ended.
         let submit = || unsafe { connection.submit(&frames) };
@@ -337,6 +342,14 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.listener.close();
     }
+}
+
+/// Whether a frame is (a view of) bytes, which are read when the message is: headers and pickles.
+/// Other frames are the data of objects, which may live longer than each other.
+fn is_bytes(frame: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(frame.is_instance_of::<PyBytes>()
+        || frame.is_instance_of::<PyMemoryView>()
+            && frame.getattr(intern!(frame.py(), "obj"))?.is_instance_of::<PyBytes>())
 }
 
 /// Views of the frames of a message.

@@ -1,7 +1,7 @@
 //! Makes messages of the bytes of a socket.
 //!
-//! Small frames of a message share a block, because they are used and dropped together; each larger
-//! one has its own, so that it can be released without the others.
+//! Small frames that are used with the message alone share a block. Each of the others has its own,
+//! so that it can be released without them.
 //!
 //! *Invariant:* every byte is consumed once, whatever the pieces in which they arrive.
 
@@ -167,7 +167,7 @@ fn lay_out(
     pool: &Arc<Pool>,
 ) -> Result<(Message, VecDeque<Span>), Fault> {
     let take = |len| pool.take(len).map_err(|cause| Fault::Memory { bytes: len, cause });
-    let is_small = |frame: &&Descriptor| frame.address.is_none() && frame.len < OWN;
+    let is_small = |frame: &&Descriptor| !frame.apart && frame.address.is_none() && frame.len < OWN;
     let shared = frames.iter().filter(is_small).map(|frame| frame.len).sum();
     let mut message = Message { number, ..Message::default() };
     message.blocks.push(take(shared)?);
@@ -219,11 +219,11 @@ mod tests {
         frames.into_iter().map(frame).collect()
     }
 
-    fn encoded(number: u64, frames: &[Vec<u8>]) -> Vec<u8> {
+    fn encoded(number: u64, frames: &[Vec<u8>], apart: bool) -> Vec<u8> {
         let count = u32::try_from(frames.len()).unwrap();
         let mut bytes = Header::Message { number, frames: count }.encode().to_vec();
         for frame in frames {
-            bytes.extend(Descriptor { len: frame.len(), address: None }.encode());
+            bytes.extend(Descriptor { len: frame.len(), apart, address: None }.encode());
         }
         bytes.extend(frames.concat());
         bytes
@@ -243,10 +243,11 @@ mod tests {
             messages in prop::collection::vec(frames(), 0..4),
             pieces in prop::collection::vec(1_usize..60_000, 1..9),
             direct: bool,
+            apart: bool,
         ) {
             let mut bytes = Vec::new();
             for (message, number) in messages.iter().zip(1..) {
-                bytes.extend(encoded(number, message));
+                bytes.extend(encoded(number, message, apart));
                 bytes.extend(Header::Taken { number }.encode());
             }
             let (mut reader, mut read, mut taken) = (reader(), Vec::new(), 0);
@@ -283,9 +284,20 @@ mod tests {
     }
 
     #[test]
+    fn frames_that_are_used_longer_have_memory_of_their_own() {
+        let frames = [vec![1; 10], vec![2; 20], vec![3; 30]];
+        let blocks = |apart| match reader().feed(&mut &encoded(1, &frames, apart)[..]) {
+            Ok(Step::Message(message)) => message.frames.iter().map(|frame| frame.block).collect(),
+            other => panic!("{other:?}"),
+        };
+        let (together, apart): (Vec<usize>, Vec<usize>) = (blocks(false), blocks(true));
+        assert_eq!((together, apart), (vec![0, 0, 0], vec![1, 2, 3]));
+    }
+
+    #[test]
     fn a_message_that_no_memory_holds_is_an_error() {
         let mut bytes = Header::Message { number: 1, frames: 1 }.encode().to_vec();
-        bytes.extend(Descriptor { len: 1 << 60, address: None }.encode());
+        bytes.extend(Descriptor { len: 1 << 60, apart: true, address: None }.encode());
         let fault = reader().feed(&mut &bytes[..]).unwrap_err();
         assert!(fault.to_string().starts_with("no memory for a message of 1152921504606846976"));
     }

@@ -18,6 +18,9 @@ pub const DESCRIPTOR: usize = 16;
 /// Most frames of a message. Dask's shuffles send some thousands.
 pub const MAX_FRAMES: u32 = 1 << 24;
 
+/// The bit of a descriptor's length that says [`Descriptor::apart`].
+const APART: u64 = 1 << 63;
+
 /// How a message, or what is not one, begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
@@ -40,6 +43,8 @@ pub enum Header {
 pub struct Descriptor {
     /// In bytes.
     pub len: usize,
+    /// Whether it is to have memory of its own, because it is used longer than the message.
+    pub apart: bool,
     /// Where the frame lies in the sender's memory; none if its bytes follow on the socket.
     pub address: Option<std::num::NonZeroU64>,
 }
@@ -89,7 +94,8 @@ impl Descriptor {
     /// As sent.
     pub fn encode(self) -> [u8; DESCRIPTOR] {
         let mut bytes = [0; DESCRIPTOR];
-        bytes[..8].copy_from_slice(&(self.len as u64).to_le_bytes());
+        let apart = if self.apart { APART } else { 0 };
+        bytes[..8].copy_from_slice(&(self.len as u64 | apart).to_le_bytes());
         let address = self.address.map_or(0, std::num::NonZeroU64::get);
         bytes[8..].copy_from_slice(&address.to_le_bytes());
         bytes
@@ -103,13 +109,14 @@ impl Descriptor {
             .map(|bytes| {
                 let [a, b, c, d, e, f, g, h, address @ ..] = *bytes;
                 let len = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-                let len = usize::try_from(len).map_err(|_| Malformed::Length)?;
+                let apart = len & APART != 0;
+                let len = usize::try_from(len & !APART).map_err(|_| Malformed::Length)?;
                 total = total.checked_add(len).ok_or(Malformed::Length)?;
                 if isize::try_from(total).is_err() {
                     return Err(Malformed::Length);
                 }
                 let address = std::num::NonZeroU64::new(u64::from_le_bytes(address));
-                Ok(Self { len, address })
+                Ok(Self { len, apart, address })
             })
             .collect()
     }
@@ -137,11 +144,12 @@ mod tests {
 
         #[test]
         fn descriptors_are_read_as_they_were_written(
-            frames in prop::collection::vec((0_usize..1 << 40, any::<u64>()), 0..20)
+            frames in prop::collection::vec((0_usize..1 << 40, any::<bool>(), any::<u64>()), 0..20)
         ) {
             let frames: Vec<Descriptor> = frames
                 .into_iter()
-                .map(|(len, at)| Descriptor { len, address: std::num::NonZeroU64::new(at) })
+                .map(|(len, apart, at)| (len, apart, std::num::NonZeroU64::new(at)))
+                .map(|(len, apart, address)| Descriptor { len, apart, address })
                 .collect();
             let bytes: Vec<u8> = frames.iter().flat_map(|frame| frame.encode()).collect();
             prop_assert_eq!(Descriptor::decode_all(&bytes), Ok(frames));
@@ -150,7 +158,7 @@ mod tests {
 
     #[test]
     fn lengths_that_no_memory_holds_are_refused() {
-        let half = Descriptor { len: isize::MAX as usize, address: None }.encode();
+        let half = Descriptor { len: isize::MAX as usize, apart: false, address: None }.encode();
         assert!(Descriptor::decode_all(&half).is_ok());
         assert_eq!(Descriptor::decode_all(&[half, half].concat()), Err(Malformed::Length));
     }

@@ -1,0 +1,482 @@
+"""``native://``, a communication backend for ``distributed`` (experimental).
+
+Dask finds it by its entry point::
+
+    LocalCluster(protocol="native")
+    dask scheduler --protocol native
+    dask worker native://127.0.0.1:8786
+
+On one machine, large frames go from process to process with one copy, into memory that is used
+again. Between machines, messages go over TCP, as with ``tcp://``. Frames in device memory go through
+host memory. It does not encrypt: where Dask requires encryption, use ``tls://``.
+
+Configuration, under ``distributed.comm.native``:
+
+``secret-file``
+    A file with 64 hexadecimal digits. If set, both ends of every connection must know the secret.
+``copies``
+    Whether large frames may be copied from process to process (true).
+``keep-memory``
+    How much memory a process keeps for later messages (an eighth of the machine's, at most 512 MiB).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+from dask.utils import parse_bytes, parse_timedelta
+from distributed.comm.addressing import parse_host_port, unparse_host_port
+from distributed.comm.core import (
+    BaseListener,
+    Comm,
+    CommClosedError,
+    Connector,
+    FatalCommClosedError,
+)
+from distributed.comm.registry import backends
+from distributed.comm.tcp import BaseTCPBackend, RequireEncryptionMixin, _getaddrinfo
+from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import get_ip, nbytes
+from tornado import netutil
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "native://"
+
+#: Frames are not split: nothing here limits their size.
+UNSPLIT = 1 << 62
+
+
+def _load() -> Any:
+    """The Rust part: beside this file where it was installed, or as built in the source tree."""
+    name = "cuda_cluster._comm"
+    if importlib.util.find_spec(name) is not None:
+        return importlib.import_module(name)
+    target = Path(__file__).resolve().parents[2] / "target"
+    named = os.environ.get("CUDA_CLUSTER_COMM")
+    built = [target / profile / "lib_comm.so" for profile in ("release", "debug")]
+    found = [path for path in ([Path(named)] if named else built) if path.exists()]
+    if not found:
+        raise ImportError(
+            f"native:// needs {name}, which is not here; "
+            "hint: cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
+        )
+    path = str(max(found, key=lambda path: path.stat().st_mtime))
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+_comm = _load()
+
+
+def _setting(key: str, default: Any) -> Any:
+    return dask.config.get(f"distributed.comm.native.{key}", default=default)
+
+
+def _settings() -> dict[str, Any]:
+    timeout = dask.config.get("distributed.comm.timeouts.tcp")
+    return {
+        "secret": _secret(_setting("secret-file", None)),
+        "tcp_timeout": float(parse_timedelta(timeout, default="seconds")),
+        "copies": bool(_setting("copies", True)),
+    }
+
+
+def _secret(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        secret = bytes.fromhex(Path(path).read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        raise ValueError(
+            f"{path} is not a secret: 64 hexadecimal digits; "
+            "hint: distributed.comm.native.secret-file names it"
+        )
+    return secret
+
+
+class _Loop:
+    """What one event loop waits for."""
+
+    loops: weakref.WeakKeyDictionary[Any, _Loop] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.process = os.getpid()
+        self.events = _comm.Events()
+        self.handlers: dict[int, Callable[[], None]] = {}
+        loop.add_reader(self.events.fileno(), self._on_events)
+
+    @classmethod
+    def running(cls) -> _Loop:
+        loop = asyncio.get_running_loop()
+        found = cls.loops.get(loop)
+        if found is None or found.process != os.getpid():
+            if found is None and not cls.loops:
+                limit = min(MEMORY_LIMIT // 8, 512 << 20)
+                _comm.keep_memory(parse_bytes(_setting("keep-memory", limit)))
+            found = cls.loops[loop] = cls(loop)
+        return found
+
+    def _on_events(self) -> None:
+        handlers = self.handlers
+        for event in self.events.take():
+            handler = handlers.get(event)
+            if handler is not None:
+                handler()
+
+    async def wait(self, event: int) -> None:
+        """Waits for an event, which must have been asked for."""
+        future = asyncio.get_running_loop().create_future()
+        self.handlers[event] = functools.partial(_resolve, future)
+        try:
+            await future
+        finally:
+            self.handlers.pop(event, None)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Native(Comm):
+    """An established connection."""
+
+    def __init__(
+        self, connection: Any, loop: _Loop, local: str, peer: str, deserialize: bool = True
+    ):
+        self._connection = connection
+        self._loop = loop
+        self._local_addr = local
+        self._peer_addr = peer
+        self._closed = False
+        super().__init__(deserialize=deserialize)
+
+    @property
+    def local_address(self) -> str:
+        return self._local_addr
+
+    @property
+    def peer_address(self) -> str:
+        return self._peer_addr
+
+    @property
+    def extra_info(self) -> dict[str, Any]:
+        """How messages travel: ``socket`` is "unix" or "tcp"; ``copies`` says for each direction
+        (received, sent) whether large frames are copied from process to process."""
+        try:
+            copies = self._connection.copies
+        except OSError:
+            return {}
+        # The ends of a TCP connection have ports; those that connected over a Unix socket do not.
+        unix = self._peer_addr.endswith(":0") or self._local_addr.endswith(":0")
+        return {"socket": "unix" if unix else "tcp", "copies": copies}
+
+    async def read(self, deserializers: Any = None) -> Any:
+        try:
+            while (frames := self._connection.receive()) is None:
+                await self._loop.wait(self._connection.id)
+        except OSError as error:
+            self._fail(error)
+        except BaseException:
+            # Who is cancelled may have taken a message, which then is lost.
+            self.abort()
+            raise
+        try:
+            return await from_frames(
+                frames,
+                deserialize=self.deserialize,
+                deserializers=deserializers,
+                allow_offload=self.allow_offload,
+            )
+        except EOFError as error:
+            self.abort()
+            raise CommClosedError("aborted connection on truncated data") from error
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        if self.closed():
+            raise CommClosedError(f"in {self}: it is closed")
+        frames = await to_frames(
+            msg,
+            allow_offload=self.allow_offload,
+            serializers=serializers,
+            on_error=on_error,
+            context={
+                "sender": self.local_info,
+                "recipient": self.remote_info,
+                **self.handshake_options,
+            },
+            frame_split_size=UNSPLIT,
+        )
+        frames = [_contiguous(frame) for frame in frames]
+        try:
+            held = self._connection.send(frames)
+            while held is not None and not held.done:
+                await self._loop.wait(self._connection.id + 1)
+            if held is not None and held.lost:
+                raise ConnectionError("it ended before the peer had the message")
+        except OSError as error:
+            self._fail(error)
+        except BaseException:
+            # The peer may have part of the message.
+            self.abort()
+            raise
+        return sum(map(nbytes, frames))
+
+    def _fail(self, error: OSError) -> None:
+        self.abort()
+        raise CommClosedError(f"in {self}: {error}") from error
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                while not self._connection.flushed:
+                    await self._loop.wait(self._connection.id + 1)
+            except OSError:
+                pass
+            finally:
+                self._connection.abort()
+
+    def abort(self) -> None:
+        self._closed = True
+        self._connection.abort()
+
+    def closed(self) -> bool:
+        return self._closed or self._connection.closed
+
+
+def _contiguous(frame: Any) -> Any:
+    if isinstance(frame, memoryview) and not frame.c_contiguous:
+        return frame.tobytes()
+    return frame
+
+
+def _socket_name(host: str, port: int) -> str:
+    """The Unix socket of who listens on this address: in the abstract namespace, which the
+    processes share that share the address. The kernel says who is at its other end."""
+    return f"\0cuda-cluster-comm/{os.geteuid()}/{host}/{port}"
+
+
+def _is_local(family: int, host: str) -> bool:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _connect_unix(names: list[str]) -> socket.socket | None:
+    for name in names:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(name)
+        except OSError:
+            # Nobody of this user listens there, or its backlog is full.
+            sock.close()
+        else:
+            return sock
+    return None
+
+
+class NativeConnector(Connector, RequireEncryptionMixin):
+    prefix = PREFIX
+    encrypted = False
+
+    async def connect(
+        self, address: str, deserialize: bool = True, **connection_args: Any
+    ) -> Native:
+        self._check_encryption(address, connection_args)
+        host, port = parse_host_port(address)
+        error: OSError | None = None
+        for family, _, _, _, place in await _getaddrinfo(host, port, family=socket.AF_UNSPEC):
+            try:
+                return await self._connect(family, place, address, deserialize)
+            except FatalCommClosedError:
+                raise
+            except OSError as failure:
+                error = failure
+        raise CommClosedError(f"cannot connect to {PREFIX}{address}: {error}") from error
+
+    async def _connect(self, family: int, place: Any, address: str, deserialize: bool) -> Native:
+        host, port = place[:2]
+        names = [_socket_name(host, port)]
+        if _is_local(family, host):
+            names.append(_socket_name("0.0.0.0" if family == socket.AF_INET else "::", port))
+        sock = _connect_unix(names)
+        unix = sock is not None
+        if sock is None:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, place)
+            except BaseException:
+                sock.close()
+                raise
+        loop = _Loop.running()
+        connection = _comm.connect(sock.detach(), loop.events, host=host, **_settings())
+        try:
+            while not connection.open:
+                await loop.wait(connection.id)
+            local = (host, 0) if unix else connection.addresses[0]
+        except PermissionError as error:
+            raise FatalCommClosedError(f"{PREFIX}{address}: {error}") from error
+        except OSError as error:
+            raise CommClosedError(f"{PREFIX}{address}: {error}") from error
+        except BaseException:
+            connection.abort()
+            raise
+        own = PREFIX + unparse_host_port(*local)
+        return Native(connection, loop, own, PREFIX + address, deserialize)
+
+
+class NativeListener(BaseListener, RequireEncryptionMixin):
+    prefix = PREFIX
+    encrypted = False
+
+    def __init__(
+        self,
+        address: str,
+        comm_handler: Callable[[Comm], Awaitable[None]],
+        deserialize: bool = True,
+        allow_offload: bool = True,
+        default_host: str | None = None,
+        default_port: int = 0,
+        **connection_args: Any,
+    ):
+        super().__init__()
+        self._check_encryption(address, connection_args)
+        self.ip, self.port = parse_host_port(address, default_port)
+        self.default_host = default_host
+        self.comm_handler = comm_handler
+        self.deserialize = deserialize
+        self.allow_offload = allow_offload
+        self._listeners: list[Any] = []
+        self._loop: _Loop | None = None
+        self._bound: tuple[str, int] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        backlog = int(dask.config.get("distributed.comm.socket-backlog"))
+        settings = _settings()
+        sockets = self._bind(backlog)
+        # If on IPv4 and IPv6, the address is that of IPv4, as with TCP.
+        sockets.sort(key=lambda sock: sock.family != socket.AF_INET)
+        self._bound = sockets[0].getsockname()[:2]
+        self._loop = _Loop.running()
+        for sock in sockets:
+            for each in (sock, _listen_unix(sock, backlog)):
+                if each is None:
+                    continue
+                each.setblocking(False)
+                listener = _comm.listen(each.detach(), self._loop.events, **settings)
+                self._loop.handlers[listener.id] = functools.partial(self._accept, listener)
+                self._listeners.append(listener)
+
+    def _bind(self, backlog: int) -> list[socket.socket]:
+        for attempt in range(5):
+            try:
+                return netutil.bind_sockets(self.port, address=self.ip, backlog=backlog)
+            except OSError as error:
+                # A free port may be taken between the addresses of a host.
+                if self.port != 0 or error.errno != errno.EADDRINUSE or attempt == 4:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def stop(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+            if self._loop is not None:
+                self._loop.handlers.pop(listener.id, None)
+
+    def _accept(self, listener: Any) -> None:
+        for connection in listener.accept():
+            task = asyncio.ensure_future(self._handle(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, connection: Any) -> None:
+        assert self._loop is not None
+        if not self._listeners:
+            connection.abort()
+            return
+        try:
+            local, peer = connection.addresses
+        except OSError:
+            # A Unix socket: who connected has no port, and its host is this one.
+            host = connection.host or self.get_host_port()[0]
+            local, peer = (host, self.get_host_port()[1]), (host, 0)
+        own, other = (PREFIX + unparse_host_port(*end) for end in (local, peer))
+        comm = Native(connection, self._loop, own, other, self.deserialize)
+        comm.allow_offload = self.allow_offload
+        try:
+            await self.on_connection(comm)
+        except CommClosedError:
+            logger.info("Connection from %s closed before handshake completed", other)
+            return
+        await self.comm_handler(comm)
+
+    def get_host_port(self) -> tuple[str, int]:
+        if self._bound is None:
+            raise ValueError("invalid operation on non-started NativeListener")
+        return self._bound
+
+    @property
+    def listen_address(self) -> str:
+        return PREFIX + unparse_host_port(*self.get_host_port())
+
+    @property
+    def contact_address(self) -> str:
+        host, port = self.get_host_port()
+        host = ensure_concrete_host(host, default_host=self.default_host)
+        return PREFIX + unparse_host_port(host, port)
+
+
+def _listen_unix(sock: socket.socket, backlog: int) -> socket.socket | None:
+    """A Unix socket for who connects from this machine."""
+    host, port = sock.getsockname()[:2]
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        unix.bind(_socket_name(host, port))
+        unix.listen(backlog)
+    except OSError as error:
+        unix.close()
+        logger.warning("native:// has no Unix socket for %s:%s, and uses TCP: %s", host, port, error)
+        return None
+    return unix
+
+
+class NativeBackend(BaseTCPBackend):
+    _connector_class = NativeConnector
+    _listener_class = NativeListener
+
+    def get_local_address_for(self, loc: str) -> str:
+        address: str = super().get_local_address_for(loc)
+        return address
+
+
+backends.setdefault("native", NativeBackend())
