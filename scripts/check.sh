@@ -4,7 +4,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
+cargo clippy --locked --package cuda-cluster-comm -- -D warnings
 scripts/features.sh
+cargo test --locked --quiet --package cuda-cluster-comm --no-default-features
 cargo test --locked --quiet --package tidy
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --package cuda-cluster-comm
 cargo test --locked --quiet

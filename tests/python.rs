@@ -73,6 +73,11 @@ fn programs_that_cannot_be_edited_run_over_it() {
 }
 
 #[test]
+fn dasks_messages_travel_over_native_connections() {
+    told_by("test_comm.py");
+}
+
+#[test]
 fn a_notebook_shows_it_and_works_with_it() {
     told_by("test_notebook.py");
 }

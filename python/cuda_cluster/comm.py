@@ -50,7 +50,7 @@ from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPBackend, RequireEncryptionMixin, _getaddrinfo
 from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import get_ip, nbytes
+from distributed.utils import nbytes
 from tornado import netutil
 
 logger = logging.getLogger(__name__)
@@ -160,6 +160,29 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+class _Ended:
+    """What is left of a connection when this end has closed it: nothing, not even its socket."""
+
+    closed = flushed = True
+    host = ""
+
+    def __init__(self, connection: Any):
+        self.id = connection.id
+
+    def receive(self) -> Any:
+        raise ConnectionError("this process has closed the connection")
+
+    def send(self, frames: Any) -> Any:
+        raise ConnectionError("this process has closed the connection")
+
+    @property
+    def copies(self) -> Any:
+        raise ConnectionError("this process has closed the connection")
+
+    def abort(self) -> None:
+        pass
+
+
 class Native(Comm):
     """An established connection."""
 
@@ -257,11 +280,12 @@ class Native(Comm):
             except OSError:
                 pass
             finally:
-                self._connection.abort()
+                self.abort()
 
     def abort(self) -> None:
         self._closed = True
-        self._connection.abort()
+        connection, self._connection = self._connection, _Ended(self._connection)
+        connection.abort()
 
     def closed(self) -> bool:
         return self._closed or self._connection.closed
@@ -473,10 +497,6 @@ def _listen_unix(sock: socket.socket, backlog: int) -> socket.socket | None:
 class NativeBackend(BaseTCPBackend):
     _connector_class = NativeConnector
     _listener_class = NativeListener
-
-    def get_local_address_for(self, loc: str) -> str:
-        address: str = super().get_local_address_for(loc)
-        return address
 
 
 backends.setdefault("native", NativeBackend())

@@ -34,11 +34,8 @@ pub enum Ending {
     #[error("this process has closed the connection")]
     Aborted,
     /// The peer did not greet in time.
-    #[error("the peer did not finish its greeting within {seconds} s")]
-    Silent {
-        /// The time it had.
-        seconds: u64,
-    },
+    #[error("the peer did not greet in time")]
+    Silent,
     /// It was not let in, or did not let this process in.
     #[error("{0}")]
     Refused(String),

@@ -15,4 +15,4 @@ pub mod wire;
 mod python;
 
 pub use connection::{Connection, Ending, Receipt, Submitted};
-pub use engine::Engine;
+pub use engine::{Engine, Settings};

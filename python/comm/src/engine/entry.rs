@@ -39,7 +39,7 @@ pub(super) struct Entry {
 }
 
 enum Stage {
-    Greeting { greeting: Greeting, peer: Peer },
+    Greeting { greeting: Box<Greeting>, peer: Peer },
     Reading(Reader),
 }
 
@@ -75,7 +75,7 @@ impl Entry {
         let (greeting, hello) = Greeting::new(own, settings.secret);
         connection.send_bytes(&hello);
         let peer = Peer { host: settings.host.clone(), ..Peer::default() };
-        let stage = Stage::Greeting { greeting, peer };
+        let stage = Stage::Greeting { greeting: Box::new(greeting), peer };
         Ok(Self { connection, end, process, stage, rest: Vec::new(), blocked: false })
     }
 

@@ -96,8 +96,7 @@ impl Service {
             match self.entries.get(&id) {
                 Some(entry) if entry.is_greeting() && due > now => break,
                 Some(entry) if entry.is_greeting() => {
-                    let seconds = 10;
-                    entry.connection.fail(Ending::Silent { seconds });
+                    entry.connection.fail(Ending::Silent);
                 }
                 _ => {}
             }

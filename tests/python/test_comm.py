@@ -1,0 +1,522 @@
+"""native://, Dask's messages over our own connections: distributed's interface, with real processes."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from functools import wraps
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.comm import CommClosedError, connect, listen
+from distributed.comm.core import FatalCommClosedError
+from distributed.protocol import to_serialize
+
+comm = pytest.importorskip(
+    "cuda_cluster.comm", reason="cargo build -p cuda-cluster-comm", exc_type=ImportError
+)
+
+ADDRESS = "native://127.0.0.1:0"
+#: How the frames travel: copied from process to process, over a Unix socket, over TCP.
+WAYS = ["copied", "unix", "tcp"]
+
+
+def in_a_loop(test):
+    @wraps(test)
+    def run(*arguments, **keywords):
+        asyncio.run(asyncio.wait_for(test(*arguments, **keywords), 120))
+
+    return run
+
+
+@contextlib.contextmanager
+def travelling(way, monkeypatch):
+    if way == "tcp":
+        monkeypatch.setattr(comm, "_connect_unix", lambda names: None)
+    with dask.config.set({"distributed.comm.native.copies": way == "copied"}):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def pair(address=ADDRESS, **keywords):
+    """Both ends of a connection."""
+    accepted = asyncio.Queue()
+    async with listen(address, accepted.put, **keywords) as listener:
+        ours = await connect(listener.contact_address, **keywords)
+        theirs = await accepted.get()
+        try:
+            yield ours, theirs
+        finally:
+            ours.abort()
+            theirs.abort()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def message(seed):
+    """Anything that Dask sends, of any size, from a seed."""
+    chance = random.Random(seed)
+    arrays = np.random.default_rng(seed)
+    sizes = [0, 1, 100, 5_000, 70_000, 3_000_000]
+    data = [
+        arrays.integers(0, 255, chance.choice(sizes), dtype="u1") for _ in range(chance.randrange(5))
+    ]
+    return {
+        "op": "test",
+        "text": "x" * chance.choice([0, 10, 100_000]),
+        "bytes": chance.randbytes(chance.choice(sizes)),
+        "data": [to_serialize(array) for array in data],
+    }, data
+
+
+@pytest.mark.parametrize("way", WAYS)
+@in_a_loop
+async def test_what_is_sent_arrives(way, monkeypatch):
+    with travelling(way, monkeypatch):
+        async with pair() as (ours, theirs):
+            assert ours.extra_info["socket"] == ("tcp" if way == "tcp" else "unix")
+            assert ours.extra_info["copies"] == (way == "copied",) * 2
+            seeds = range(60)
+
+            async def send(end):
+                for seed in seeds:
+                    assert await end.write(message(seed)[0]) > 0
+
+            async def receive(end):
+                for seed in seeds:
+                    wanted, data = message(seed)
+                    got = await end.read()
+                    assert (got["text"], got["bytes"]) == (wanted["text"], wanted["bytes"])
+                    assert all(map(np.array_equal, got["data"], data)), seed
+                    assert all(array.flags.writeable for array in got["data"])
+
+            await asyncio.gather(*(do(end) for do in (send, receive) for end in (ours, theirs)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@in_a_loop
+async def test_a_large_array_is_one_frame_and_many_writes_need_no_reader(way, monkeypatch):
+    big = np.random.default_rng(1).integers(0, 255, 100_000_000, dtype="u1")
+    with travelling(way, monkeypatch):
+        async with pair() as (ours, theirs):
+            # As with TCP, whoever writes first and reads then does not wait for itself.
+            for number in range(3):
+                await ours.write({"number": number, "data": to_serialize(big[: 16 << 20])})
+            for number in range(3):
+                got = await theirs.read()
+                assert got["number"] == number and np.array_equal(got["data"], big[: 16 << 20])
+            await asyncio.gather(ours.write({"data": to_serialize(big)}), receive_big(theirs, big))
+
+
+async def receive_big(end, big):
+    got = (await end.read())["data"]
+    assert np.array_equal(got, big)
+    base = got.base
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    assert isinstance(base, comm._comm.Memory) and len(base) == len(big)
+
+
+@in_a_loop
+async def test_memory_is_used_again_only_when_no_array_looks_at_it():
+    rng = np.random.default_rng(0)
+    async with pair() as (ours, theirs):
+        kept = []
+        for turn in range(40):
+            sent = rng.integers(0, 255, 1_000_000, dtype="u1")
+            _, got = await asyncio.gather(ours.write(to_serialize(sent)), theirs.read())
+            # Views of views, of which numpy forgets the one in the middle.
+            view = got[10:-10].reshape(2, -1).T[5:]
+            del got
+            if turn % 3 == 0:
+                kept.append((view, sent[10:-10].reshape(2, -1).T[5:].copy()))
+            for view, wanted in kept:
+                assert np.array_equal(view, wanted)
+        # The one received last is replaced by the next one's place.
+        places = set()
+        for _ in range(10):
+            _, got = await asyncio.gather(ours.write(to_serialize(sent)), theirs.read())
+            places.add(got.__array_interface__["data"][0])
+            del got
+        assert len(places) <= 2, "memory is not used again"
+
+
+@in_a_loop
+async def test_the_end_of_a_peer_is_known_at_once():
+    for end in ("close", "abort"):
+        async with pair() as (ours, theirs):
+            reading = asyncio.ensure_future(ours.read())
+            await asyncio.sleep(0)
+            done = getattr(theirs, end)()
+            if done is not None:
+                await done
+            with pytest.raises(CommClosedError):
+                await asyncio.wait_for(reading, 10)
+            assert ours.closed() and theirs.closed()
+            with pytest.raises(CommClosedError):
+                await ours.write({})
+            with pytest.raises(CommClosedError):
+                await theirs.read()
+
+
+@in_a_loop
+async def test_messages_before_the_end_are_read():
+    async with pair() as (ours, theirs):
+        for number in range(5):
+            await ours.write({"number": number})
+        await ours.close()
+        for number in range(5):
+            assert (await theirs.read())["number"] == number
+        with pytest.raises(CommClosedError):
+            await theirs.read()
+
+
+@in_a_loop
+async def test_a_closed_end_is_seen_without_reading():
+    async with pair() as (ours, theirs):
+        await theirs.close()
+        for _ in range(1000):
+            if ours.closed():
+                break
+            await asyncio.sleep(0.01)
+        assert ours.closed()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@in_a_loop
+async def test_who_is_cancelled_aborts(way, monkeypatch):
+    big = to_serialize(np.zeros(200_000_000, dtype="u1"))
+    with travelling(way, monkeypatch):
+        async with pair() as (ours, theirs):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(theirs.read(), 0.01)
+            assert theirs.closed()
+            with pytest.raises(CommClosedError):
+                await ours.read()
+        async with pair() as (ours, theirs):
+            writing = asyncio.ensure_future(ours.write(big))
+            await asyncio.sleep(0.001)
+            writing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writing
+                return  # it was faster
+            assert ours.closed()
+            # Part of a message is no message.
+            with pytest.raises(CommClosedError):
+                await asyncio.wait_for(theirs.read(), 10)
+
+
+PEER = """
+import asyncio, sys
+import numpy as np
+from distributed.comm import connect
+from distributed.protocol import to_serialize
+
+async def main(address, how):
+    comm = await connect(address)
+    await comm.write({"pid": 1})
+    if how == "sends":
+        data = np.ones(300_000_000, dtype="u1")
+        while True:
+            await comm.write({"data": to_serialize(data)})
+    await asyncio.sleep(1000)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", ["sends", "sleeps"])
+@in_a_loop
+async def test_a_killed_peer_ends_its_connections_and_no_part_of_a_message_arrives(
+    how, way, monkeypatch
+):
+    accepted = asyncio.Queue()
+    with travelling(way, monkeypatch):
+        async with listen(ADDRESS, accepted.put) as listener:
+            peer = subprocess.Popen([sys.executable, "-c", PEER, listener.contact_address, how])
+            try:
+                end = await accepted.get()
+                assert await end.read() == {"pid": 1}
+                if how == "sends":
+                    await end.read()
+                await asyncio.sleep(random.random() / 10)
+                peer.send_signal(signal.SIGKILL)
+                with pytest.raises(CommClosedError):
+                    while True:
+                        got = await asyncio.wait_for(end.read(), 10)
+                        assert got["data"].all()
+            finally:
+                peer.kill()
+                peer.wait()
+                end.abort()
+
+
+@in_a_loop
+async def test_strangers_get_nowhere_and_harm_nobody():
+    accepted = asyncio.Queue()
+    async with listen(ADDRESS, accepted.put) as listener:
+        host, port = listener.get_host_port()
+        chance = random.Random(0)
+        greeting = b"ccnative\x01\0\0\0\0\0\0\0" + bytes(120)
+        strangers = []
+        for number in range(300):
+            stranger = socket.create_connection((host, port))
+            stranger.setblocking(False)
+            strangers.append(stranger)
+            kinds = [b"", b"GET / HTTP/1.1\r\n\r\n", chance.randbytes(5000), greeting]
+            # The last sends what a peer of ours would, and then garbage.
+            kinds.append(greeting + bytes(40) + chance.randbytes(500))
+            with contextlib.suppress(OSError):
+                stranger.send(kinds[number % len(kinds)])
+        friend = await connect(listener.contact_address)
+        end = await asyncio.wait_for(accepted.get(), 10)
+        await friend.write({"hello": 1})
+        while True:
+            with contextlib.suppress(CommClosedError):
+                if await asyncio.wait_for(end.read(), 10) == {"hello": 1}:
+                    break
+            end = await asyncio.wait_for(accepted.get(), 10)
+        for stranger in strangers:
+            stranger.close()
+        friend.abort()
+
+
+@in_a_loop
+async def test_only_who_knows_the_secret_is_let_in(tmp_path, monkeypatch):
+    secrets = [tmp_path / "one", tmp_path / "other"]
+    for number, secret in enumerate(secrets):
+        secret.write_text(f"{number:064x}\n")
+
+    def knowing(secret):
+        return dask.config.set({"distributed.comm.native.secret-file": str(secret)})
+
+    async def serve(end):
+        await end.write(await end.read())
+
+    for way in ("unix", "tcp"):
+        with monkeypatch.context() as patch, travelling(way, patch):
+            with knowing(secrets[0]):
+                async with listen(ADDRESS, serve) as listener:
+                    ours = await connect(listener.contact_address)
+                    await ours.write("x")
+                    assert await ours.read() == "x"
+                    await ours.close()
+                    with knowing(secrets[1]), pytest.raises(OSError, match="secret"):
+                        await connect(listener.contact_address, timeout=1)
+                    with (
+                        dask.config.set({"distributed.comm.native.secret-file": None}),
+                        pytest.raises(FatalCommClosedError, match="the peer has a secret"),
+                    ):
+                        await connect(listener.contact_address, timeout=1)
+    secrets[0].write_text("not a secret")
+    with knowing(secrets[0]), pytest.raises(ValueError, match="64 hexadecimal digits"):
+        await listen(ADDRESS, serve).start()
+
+
+@in_a_loop
+async def test_where_encryption_is_required_it_refuses():
+    with pytest.raises(RuntimeError, match="encryption required"):
+        await connect("native://127.0.0.1:1", require_encryption=True, timeout=1)
+    with pytest.raises(RuntimeError, match="encryption required"):
+        listen(ADDRESS, None, require_encryption=True)
+
+
+@in_a_loop
+async def test_addresses_are_true_and_those_of_hosts_with_several_too():
+    async with pair("native://0.0.0.0:0") as (ours, theirs):
+        assert ours.extra_info["socket"] == "unix"
+        assert ours.same_host and theirs.same_host
+        assert ours.peer_address == theirs.local_address
+        assert theirs.peer_address == ours.local_address
+
+
+@in_a_loop
+async def test_a_fork_leaves_its_parents_connections_alone_and_has_its_own():
+    async with pair() as (ours, theirs):
+        await ours.write({"before": 1})
+
+        def child():
+            assert ours.closed()
+            ours.abort()
+
+            async def own():
+                with pytest.raises(CommClosedError, match="fork"):
+                    await theirs.read()
+                async with pair() as (one, other):
+                    await one.write({"in": "the fork"})
+                    assert await other.read() == {"in": "the fork"}
+
+            asyncio.run(own())
+            gc.collect()
+
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                # The loop of the parent runs here, too.
+                thread = threading.Thread(target=child)
+                failed = []
+                threading.excepthook = failed.append
+                thread.start()
+                thread.join()
+                status = int(bool(failed))
+            finally:
+                os._exit(status)
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert status == 0
+        assert await theirs.read() == {"before": 1}
+        await theirs.write({"after": 1})
+        assert await ours.read() == {"after": 1}
+
+
+def test_each_thread_may_have_its_loop():
+    failures = []
+
+    async def work():
+        async with pair() as (ours, theirs):
+            for seed in range(30):
+                wanted, data = message(seed)
+                _, got = await asyncio.gather(ours.write(wanted), theirs.read())
+                assert all(map(np.array_equal, got["data"], data))
+
+    def thread():
+        try:
+            for _ in range(3):
+                asyncio.run(work())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=thread) for _ in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failures
+
+
+@in_a_loop
+async def test_a_connection_with_nothing_to_do_wakes_nobody():
+    def switches():
+        return {
+            task: next(
+                int(line.split()[1])
+                for line in Path(f"/proc/self/task/{task}/status").read_text().splitlines()
+                if line.startswith("voluntary")
+            )
+            for task in os.listdir("/proc/self/task")
+            if Path(f"/proc/self/task/{task}/comm").read_text().startswith("native")
+        }
+
+    async with pair() as (ours, _):
+        reading = asyncio.ensure_future(ours.read())
+        await asyncio.sleep(0.2)
+        before = switches()
+        assert before
+        await asyncio.sleep(1)
+        after = switches()
+        # Memory that nobody uses is given back in this time, or not.
+        assert all(after[task] - before[task] <= 2 for task in before)
+        reading.cancel()
+
+
+@in_a_loop
+async def test_connections_leave_nothing():
+    async def serve(end):
+        with contextlib.suppress(CommClosedError):
+            while True:
+                await end.write(await end.read())
+
+    async with listen(ADDRESS, serve) as listener:
+
+        async def visit(number):
+            end = await connect(listener.contact_address)
+            await end.write(number)
+            if number % 3:
+                assert await end.read() == number
+            if number % 2:
+                await end.close()
+            else:
+                end.abort()
+
+        async def visits(count):
+            for start in range(0, count, 20):
+                await asyncio.gather(*map(visit, range(start, start + 20)))
+            for _ in range(500):
+                gc.collect()
+                if descriptors() <= before + 2 and len(handlers) == len(listener._listeners):
+                    break
+                await asyncio.sleep(0.02)
+
+        before = descriptors()
+        handlers = comm._Loop.running().handlers
+        await visits(200)
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        await visits(int(os.environ.get("COMM_CONNECTS", "1000")))
+        assert descriptors() <= before + 2
+        assert len(handlers) == len(listener._listeners), "each end of a connection is forgotten"
+        grown = int(Path("/proc/self/statm").read_text().split()[1]) - resident
+        assert grown * 4096 < 64 << 20
+
+
+def test_memory_goes_back_to_the_system_with_its_array():
+    async def main():
+        async with pair() as (ours, theirs):
+            sent = np.ones(50_000_000, dtype="u1")
+            _, got = await asyncio.gather(ours.write(to_serialize(sent)), theirs.read())
+            before = comm._comm.kept_memory()
+            del got
+
+            async def eventually(holds):
+                for _ in range(3000):
+                    if holds(comm._comm.kept_memory()):
+                        return
+                    gc.collect()
+                    await asyncio.sleep(0.01)
+                raise AssertionError(f"{comm._comm.kept_memory()} bytes are kept, {before} before")
+
+            await eventually(lambda kept: kept > before)
+            await eventually(lambda kept: kept == 0)
+
+    asyncio.run(main())
+
+
+def test_a_cluster_of_dask_works_over_it():
+    import dask.array as da
+
+    with (
+        LocalCluster(
+            protocol="native", n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert client.scheduler.address.startswith("native://")
+        workers = list(client.scheduler_info()["workers"])
+        assert all(worker.startswith("native://") for worker in workers)
+        x = da.random.default_rng(0).random((1500, 1500), chunks=(500, 500))
+        y = (x + x.T).persist()
+        assert np.allclose(y.sum().compute(), 2 * x.sum().compute())
+        # Spilled and given to the other worker.
+        big = client.submit(np.arange, 5_000_000, workers=workers[:1])
+        total = client.submit(np.sum, big, workers=workers[1:])
+        assert total.result() == sum(range(5_000_000))
+
+        def lanes(dask_worker):
+            pool = dask_worker.rpc.available.values()
+            return [one.extra_info for ends in pool for one in ends]
+
+        seen = [info for infos in client.run(lanes).values() for info in infos]
+        assert seen and all(info["socket"] == "unix" for info in seen)
+
+
