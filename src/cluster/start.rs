@@ -122,13 +122,17 @@ pub async fn start(
         EnginePlan::Command(_) => 2,
     };
     limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
+    let locked = locked_memory(&prepared.launched)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let name = plan.name.clone();
     // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
     let launch = match begin(prepared, program, &directory, rendezvous).await {
-        Ok(launch) => launch,
+        Ok(mut launch) => {
+            launch.notes.extend(locked);
+            launch
+        }
         Err(error) => {
             // Report the first error.
             let _ = directory.remove();
@@ -143,6 +147,14 @@ pub async fn start(
         ..Options::default()
     };
     Ok(Supervisor::start(launch, directory, options).await?)
+}
+
+/// Checks the limit on locked memory, if workers are to use RDMA here.
+fn locked_memory(launched: &Plan) -> Result<Option<String>, TooFew> {
+    if launched.workers.iter().all(|worker| worker.nics.is_empty()) {
+        return Ok(None);
+    }
+    limits::check_locked_memory(launched.supervision.ulimits.get("memlock").copied())
 }
 
 /// Writes the files that processes need to the run directory, and turns the plan into a launch.

@@ -11,6 +11,8 @@ use std::fs;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{Uid, geteuid};
 
+use crate::units::HumanBytes;
+
 /// Descriptors of the cluster's process that needs the most, without connections to peers.
 const DESCRIPTORS: u64 = 32;
 
@@ -19,6 +21,10 @@ const DESCRIPTORS_FOR_EACH: u64 = 2;
 
 /// Threads other than those of the cluster's processes: supervisor, guardian, starter.
 const THREADS: u64 = 3;
+
+/// Memory that UCX locks for RDMA before the first message: the receive queue of `rc`, 4095 buffers
+/// of 8256 bytes, and that of `ud`, which sets connections up, half as much.
+const LOCKED: u64 = 64 << 20;
 
 /// Above this limit the user's threads are not counted, because that reads a file per process.
 const MANY_THREADS: u64 = 1 << 14;
@@ -35,6 +41,18 @@ pub enum TooFew {
         processes: u64,
         /// The minimum that each needs.
         needed: u64,
+        limit: u64,
+    },
+    /// On locked memory, which RDMA needs.
+    #[error(
+        "InfiniBand is planned, and UCX must lock at least {} of memory for it in each worker; the limit on locked memory is {}",
+        HumanBytes(*needed),
+        HumanBytes(*limit)
+    )]
+    LockedMemory {
+        /// The minimum that each worker needs, in bytes.
+        needed: u64,
+        /// In bytes.
         limit: u64,
     },
     /// On processes and threads of this user.
@@ -57,6 +75,10 @@ impl TooFew {
     pub fn hint(&self) -> String {
         match self {
             Self::Descriptors { .. } => "raise it with 'ulimit -n', or LimitNOFILE of a unit",
+            Self::LockedMemory { .. } => {
+                "raise it with 'ulimit -l unlimited', memlock in limits.conf, LimitMEMLOCK of a \
+                 unit, or --ulimit memlock=-1 of a container"
+            }
             Self::Threads { .. } => "raise it with 'ulimit -u', or LimitNPROC of a unit",
         }
         .to_owned()
@@ -85,6 +107,37 @@ pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
         }
     }
     Ok(())
+}
+
+/// Checks that UCX can lock the memory that it needs for RDMA. `planned` is the limit that the
+/// processes get instead of this one's, if any. Returns a note if what workers may lock is limited.
+///
+/// # Errors
+/// If the limit is too low to begin with.
+pub fn check_locked_memory(planned: Option<Option<u64>>) -> Result<Option<String>, TooFew> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    judge_locked_memory(planned.unwrap_or_else(|| soft(Resource::RLIMIT_MEMLOCK)), &status)
+}
+
+fn judge_locked_memory(limit: Option<u64>, status: &str) -> Result<Option<String>, TooFew> {
+    // The kernel does not apply the limit to processes with this capability (`ib_umem_get`).
+    let Some(limit) = limit.filter(|_| !may_lock(status)) else { return Ok(None) };
+    if limit < LOCKED {
+        return Err(TooFew::LockedMemory { needed: LOCKED, limit });
+    }
+    Ok(Some(format!(
+        "the limit on locked memory is {}: messages in more memory than that cannot go over \
+         InfiniBand ('ulimit -l unlimited' removes it)",
+        HumanBytes(limit)
+    )))
+}
+
+/// Whether a `/proc/PID/status` has `CAP_IPC_LOCK` among the effective capabilities.
+fn may_lock(status: &str) -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
 }
 
 /// A soft limit; `None` if unlimited.
@@ -116,6 +169,24 @@ fn threads_in(status: &str, user: Uid) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn locked_memory_is_enough_or_noted_or_refused_with_its_limit() {
+        let user = "Name:\tx\nCapEff:\t0000000000000000\n";
+        let refused = judge_locked_memory(Some(64 << 10), user).expect_err("64 KiB");
+        assert!(
+            refused.to_string().contains("the limit on locked memory is 64.0 KiB"),
+            "{refused}"
+        );
+        assert!(refused.hint().contains("ulimit -l unlimited"));
+        let note = judge_locked_memory(Some(1 << 30), user).expect("enough to begin with");
+        assert!(note.is_some_and(|note| note.contains("1.0 GiB")));
+        assert_eq!(judge_locked_memory(None, user), Ok(None));
+        let root = "CapEff:\t000001ffffffffff\n";
+        assert_eq!(judge_locked_memory(Some(64 << 10), root), Ok(None), "it is not limited");
+        let container = "CapEff:\t00000000a80425fb\n";
+        assert!(judge_locked_memory(Some(64 << 10), container).is_err(), "Docker's root");
+    }
 
     #[test]
     fn threads_are_counted_for_their_user_alone() {

@@ -10,7 +10,8 @@
 //! the first begins with its number: `# part 3 of this log`.
 //!
 //! *Invariant:* each line begins with the time at which its first byte arrived, and is otherwise
-//! unchanged; output that could not be written is counted and reported.
+//! unchanged; output that could not be written is counted and reported, and so are the errors that
+//! UCX repeats (`log_repeats`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
+
+use super::log_repeats::{Repeats, Verdict};
 
 /// Length in bytes of a time stamp with its space: `2026-01-31T23:59:59.000Z `.
 const STAMP: usize = 25;
@@ -47,12 +50,24 @@ pub(super) struct LogWriter {
     part: u64,
     inside_line: bool,
     lost: u64,
+    repeats: Repeats,
 }
 
 impl LogWriter {
     /// A writer of `path` that rotates files above `limit` bytes and keeps `keep` old ones.
     pub(super) fn new(path: PathBuf, limit: u64, keep: u32) -> Self {
-        Self { path, limit, keep, file: None, size: 0, part: 0, inside_line: false, lost: 0 }
+        let repeats = Repeats::default();
+        Self {
+            path,
+            limit,
+            keep,
+            file: None,
+            size: 0,
+            part: 0,
+            inside_line: false,
+            lost: 0,
+            repeats,
+        }
     }
 
     /// Writes output that arrived at `now`. Never fails: output that a full disk refuses is
@@ -80,11 +95,17 @@ impl LogWriter {
         }
         let mut inside = self.inside_line;
         for line in output.split_inclusive(|byte| *byte == b'\n') {
+            let complete = line.ends_with(b"\n");
+            match if complete && !inside { self.repeats.judge(line) } else { Verdict::Write } {
+                Verdict::Write => {}
+                Verdict::WriteAfter { left_out } => text.extend(left_out_line(&stamp, left_out)),
+                Verdict::LeaveOut => continue,
+            }
             if !inside {
                 text.extend_from_slice(stamp.as_bytes());
             }
             text.extend_from_slice(line);
-            inside = !line.ends_with(b"\n");
+            inside = !complete;
         }
         match self.write(&text) {
             Ok(()) => {
@@ -99,8 +120,17 @@ impl LogWriter {
         }
     }
 
-    /// Terminates an unfinished line, so that later output does not continue it.
-    pub(super) fn end_line(&mut self, now: SystemTime) {
+    /// Ends the output of a process: terminates an unfinished line, so that later output does not
+    /// continue it, and counts what was left out.
+    pub(super) fn end(&mut self, now: SystemTime) {
+        self.end_line(now);
+        let left_out = self.repeats.finish();
+        if left_out > 0 {
+            self.append_raw(count_of(left_out).as_bytes(), now);
+        }
+    }
+
+    fn end_line(&mut self, now: SystemTime) {
         if self.inside_line {
             self.append_raw(b"\n", now);
         }
@@ -168,6 +198,14 @@ impl LogWriter {
         self.part += 1;
         Ok(())
     }
+}
+
+fn left_out_line(stamp: &str, left_out: u64) -> Vec<u8> {
+    format!("{stamp}{}", count_of(left_out)).into_bytes()
+}
+
+fn count_of(left_out: u64) -> String {
+    format!("[{left_out} more lines like the next or an earlier one are left out]\n")
 }
 
 /// The `age`-th rotated file of a log; `gpu3.log.1` is the youngest.
@@ -365,8 +403,17 @@ fn whole(path: &Path) -> io::Result<Option<Part>> {
 }
 
 /// The last `count` lines of a log without time stamps, including an unfinished one; none if the
-/// log can't be read. Reads at most the last 64 KiB.
+/// log can't be read.
 pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
+    let lines = last_stored(path).into_iter();
+    let mut lines: Vec<String> =
+        lines.map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect();
+    lines.drain(..lines.len().saturating_sub(count));
+    lines
+}
+
+/// The lines in the last 64 KiB of a log's current file; none if it can't be read.
+pub(super) fn last_stored(path: &Path) -> Vec<Line> {
     const REACH: u64 = 64 << 10;
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -377,11 +424,7 @@ pub fn last_lines(path: &Path, count: usize) -> Vec<String> {
         Ok(text)
     };
     let text = read().unwrap_or_default();
-    let lines = text.split(|byte| *byte == b'\n').filter_map(Line::parse);
-    let mut lines: Vec<String> =
-        lines.map(|line| String::from_utf8_lossy(&line.text).into_owned()).collect();
-    lines.drain(..lines.len().saturating_sub(count));
-    lines
+    text.split(|byte| *byte == b'\n').filter_map(Line::parse).collect()
 }
 
 #[cfg(test)]
@@ -472,7 +515,7 @@ mod tests {
         assert!(sizes(&path) < 400 && sizes(&aged(&path, 1)) < 400);
         let (reader, _) = LogReader::open(&path, Selection::default()).expect("readable");
         assert!(reader.unfinished().is_some(), "dying words need no line feed");
-        writer.end_line(at(10));
+        writer.end(at(10));
         let (reader, _) = LogReader::open(&path, Selection::default()).expect("readable");
         assert_eq!(reader.unfinished(), None);
     }
@@ -489,6 +532,23 @@ mod tests {
         writer.append(b"after\n", at(2));
         let expected = ["before", "[5 bytes of output could not be written here]", "after"];
         assert_eq!(last_lines(&path, 9), expected);
+    }
+
+    #[test]
+    fn an_error_that_ucx_repeats_for_ever_does_not_fill_the_log() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("gpu0.log");
+        let mut writer = LogWriter::new(path.clone(), 1 << 20, 1);
+        let repeated = "[1700000000.1] [host:1 :0]  ib_md.c:300  UCX  ERROR ibv_reg_mr failed\n";
+        (0..100).for_each(|second| writer.append(repeated.as_bytes(), at(second)));
+        writer.append(b"own words\n", at(100));
+        writer.end(at(101));
+        let lines = last_lines(&path, 200);
+        assert_eq!(lines.iter().filter(|line| line.contains("ibv_reg_mr")).count(), 11);
+        let counts = lines.iter().filter_map(|line| line.strip_prefix('[')?.split_once(" more"));
+        let left_out: u32 = counts.filter_map(|(count, _)| count.parse::<u32>().ok()).sum();
+        assert_eq!(left_out, 89, "{lines:#?}");
+        assert!(lines.contains(&"own words".to_owned()));
     }
 
     #[test]

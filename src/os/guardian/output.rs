@@ -114,7 +114,7 @@ impl Output {
             }
         }
         log(&lines.finish());
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).end_line(SystemTime::now());
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).end(SystemTime::now());
         if let Some((delivery, source)) = &self.delivery {
             delivery.put(self.key, *source, &[]);
         }
