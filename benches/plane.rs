@@ -247,7 +247,7 @@ async fn cycles(count: usize) {
 }
 
 fn main() {
-    for Setting { name, value } in environment::defaults() {
+    for Setting { name, value } in environment::defaults(None) {
         // SAFETY: this process has one thread.
         unsafe { std::env::set_var(format!("UCX_{name}"), value) };
     }

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 fn set_variables() {
     static VARIABLES: Once = Once::new();
     VARIABLES.call_once(|| {
-        for Setting { name, value } in environment::defaults() {
+        for Setting { name, value } in environment::defaults(None) {
             // SAFETY: no test calls UCX, the only C code here that reads the environment, before
             // this is done.
             unsafe { std::env::set_var(format!("UCX_{name}"), value) };

@@ -32,8 +32,8 @@ const PLANNED: &[(&str, &str, &str)] = &[
     ("memory.policy", "", "bind"),
     ("memory.limit", "", "1GB"),
     ("device.memory_limit", "", "1GB"),
-    ("rmm.pool_size", "engine: dask", "1GB"),
-    ("rmm.maximum_pool_size", "{engine: dask, rmm: {pool_size: 1GB}}", "2GB"),
+    ("rmm.pool_size", "", "1GB"),
+    ("rmm.maximum_pool_size", "rmm: {pool_size: 1GB}", "2GB"),
     ("rmm.managed", "engine: dask", "true"),
     ("rmm.async", "engine: dask", "true"),
     ("rmm.release_threshold", "{engine: dask, rmm: {async: true}}", "1GB"),
@@ -116,7 +116,7 @@ const PLANNED: &[(&str, &str, &str)] = &[
     ("overrides[0].net_devices", "overrides: [{match: {worker: gpu0}}]", "[mlx5_0]"),
     ("overrides[0].memory_limit", "overrides: [{match: {worker: gpu0}}]", "1GB"),
     ("overrides[0].device_memory_limit", "overrides: [{match: {worker: gpu0}}]", "1GB"),
-    ("overrides[0].rmm_pool_size", "{engine: dask, overrides: [{match: {worker: gpu0}}]}", "1GB"),
+    ("overrides[0].rmm_pool_size", "overrides: [{match: {worker: gpu0}}]", "1GB"),
     ("overrides[0].env", "overrides: [{match: {worker: gpu0}}]", "{A: b}"),
 ];
 

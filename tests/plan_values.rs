@@ -107,3 +107,43 @@ fn of_very_many_gpus_a_set_is_grown_that_is_connected_well() {
         assert!(note.is_some_and(|note| note.text.contains("20 GPUs")), "{:?}", plan.notes);
     }
 }
+
+#[test]
+fn native_workers_have_a_pool_in_rmms_words_and_spill_at_its_maximum() {
+    let text = "rmm: {pool_size: 0.25, maximum_pool_size: 8GiB}\n";
+    let plan = plan("rtx-4090-2", text);
+    let worker = &plan.workers[0];
+    let rmm = worker.rmm.as_ref().expect("a pool");
+    let whole = worker.gpu.as_ref().and_then(|gpu| gpu.memory_bytes).expect("known");
+    assert_eq!(rmm.pool_bytes, Some(whole / 4));
+    assert_eq!(rmm.maximum_pool_bytes, Some(8 << 30));
+    assert_eq!(worker.device_memory_limit_bytes, Some(8 << 30), "below 0.8 of the device");
+    let why = worker.why.iter().find(|why| why.choice == "device_memory_limit").expect("a reason");
+    assert!(why.reason.contains("rmm.maximum_pool_size"), "{why:?}");
+    assert!(plan.notes.iter().all(|note| !note.about.starts_with("rmm")), "nothing is ignored");
+}
+
+#[test]
+fn sizes_of_a_pool_that_cannot_be_are_refused_with_their_key() {
+    let refused = |text: &str| {
+        let error = planned(&machine("rtx-4090-2"), &spec(text)).expect_err(text);
+        error.to_string()
+    };
+    let large = refused("rmm: {pool_size: 30GiB}\n");
+    assert!(large.contains("rmm.pool_size") && large.contains("more than the 24.0 GiB"), "{large}");
+    let shared = refused("workers_per_gpu: 2\nrmm: {pool_size: 16GiB}\n");
+    assert!(shared.contains("16.0 GiB for each of 2 workers are more"), "{shared}");
+    let text = "rmm: {pool_size: 1GiB, maximum_pool_size: 2GiB}\noverrides:\n- match: {worker: gpu1}\n  \
+                rmm_pool_size: 3GiB\n";
+    let override_ = refused(text);
+    assert!(override_.contains("less than the initial size of gpu1's pool"), "{override_}");
+}
+
+#[test]
+fn what_a_native_pool_does_not_have_is_noted() {
+    let plan = plan("rtx-4090-2", "rmm: {pool_size: 1GiB, managed: true}\n");
+    let notes: Vec<String> = plan.notes.iter().map(ToString::to_string).collect();
+    let expected = "rmm.managed: ignored: the native engine's pool of device memory has only sizes";
+    assert!(notes.iter().any(|note| note == expected), "{notes:#?}");
+    assert!(!notes.iter().any(|note| note.starts_with("rmm.pool_size")), "{notes:#?}");
+}

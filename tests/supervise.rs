@@ -44,13 +44,17 @@ async fn an_early_death_tears_everything_down_with_the_cause() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_time_out_names_the_step_in_which_each_worker_hangs() {
     let bench = Bench::new();
-    let mut launch = launch("late", &["ready", "step=connecting-to-gpu0", ""]);
+    let mut launch =
+        launch("late", &["ready", "print=no-locked-memory step=connecting-to-gpu0", ""]);
     launch.supervision.ready_within = cuda_cluster::units::Span::millis(700);
     let supervisor = bench.start(launch).await;
     let Outcome::NotReady(cause) = supervisor.wait().await else { panic!("not in time") };
     let expected =
         "not ready within 700ms: gpu1 (connecting-to-gpu0), gpu2 (bound, has said nothing since)";
     assert_eq!(cause.text, expected);
+    assert_eq!(cause.process.as_deref(), Some("gpu1"));
+    assert_eq!(cause.log_tail, ["no-locked-memory"], "what the first of them said");
+    assert!(cause.to_string().contains("gpu1's log:\n  no-locked-memory"), "{cause}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,7 @@ use cuda_cluster::ucx::{
 fn context() -> UcpContext {
     static VARIABLES: Once = Once::new();
     VARIABLES.call_once(|| {
-        for Setting { name, value } in environment::defaults() {
+        for Setting { name, value } in environment::defaults(None) {
             // SAFETY: no test calls UCX, the only C code here that reads the environment, before
             // this is done.
             unsafe { std::env::set_var(format!("UCX_{name}"), value) };
@@ -98,10 +98,11 @@ fn every_libucp_of_this_machine_does_the_same() {
 
 #[test]
 fn a_context_knows_the_transports_of_this_machine() {
-    let transports = context().transports().expect("memory for the text");
-    for transport in ["self", "tcp"] {
-        assert!(transports.iter().any(|one| one == transport), "{transports:?}");
+    let resources = context().resources().expect("memory for the text");
+    for resource in ["self/memory", "tcp/lo"] {
+        assert!(resources.iter().any(|one| one.starts_with(resource)), "{resources:?}");
     }
+    assert!(cuda_cluster::ucx::lane_transports(&resources).contains(&"tcp"));
 }
 
 #[test]

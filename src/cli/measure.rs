@@ -28,6 +28,7 @@ use crate::topology::Topology;
 use crate::units::{Size, Span};
 use crate::wire::native::Measurement;
 use crate::wire::peer::MemoryKind;
+use crate::wire::status::MissingPort;
 
 /// An ordered pair of workers.
 type Way = (String, String);
@@ -200,6 +201,14 @@ async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
     }
 }
 
+/// Planned NIC ports that are not in use, by worker; none without a supervisor to tell.
+async fn missing_ports(subject: &Subject) -> BTreeMap<String, Vec<MissingPort>> {
+    let control = Control::new(Paths::at(&subject.root).control());
+    let state = control.read::<ClusterState>("/v1/state?fresh=true").await;
+    let workers = state.map(|state| state.workers).unwrap_or_default();
+    workers.into_iter().map(|worker| (worker.name, worker.missing_ports)).collect()
+}
+
 impl Ways {
     /// Measures each requested connection at the sizes that fit the memory; `usual` is the memory
     /// measured unless another kind was requested.
@@ -232,6 +241,7 @@ impl Ways {
             Memory::Both => &[MemoryKind::Host, MemoryKind::Device],
         };
         let mut pairs = Vec::new();
+        let missing_ports = missing_ports(subject).await;
         let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
         let all: usize =
             memories.iter().map(|memory| ways.len() * (1 + sizes(*memory).len())).sum();
@@ -244,6 +254,7 @@ impl Ways {
                 plan: &subject.plan,
                 machine: subject.machine.as_ref(),
                 latencies: &latencies,
+                missing_ports: &missing_ports,
                 alone: together == Together::None,
             };
             for size in sizes(memory) {

@@ -30,7 +30,7 @@ pub(super) struct Arguments {
 enum Form {
     /// A table
     Table,
-    /// A table that adds containment, UCX library, lanes and last exits
+    /// A table that adds containment, UCX library, lanes, device memory and last exits
     Wide,
     /// JSON with a stable schema: one cluster, or a list with -a and no name
     Json,
@@ -67,8 +67,15 @@ impl Arguments {
         }
     }
 
+    fn state_of(&self, cluster: &Found) -> Result<ClusterState, Failure> {
+        reach::block_on(cluster.control().read(match self.output {
+            Form::Table => "/v1/state",
+            Form::Wide | Form::Json => "/v1/state?fresh=true",
+        }))
+    }
+
     fn print(&self, clusters: Clusters) -> Result<Exit, Failure> {
-        let running = clusters.running.iter().map(|found| Ok(json!(state_of(found)?)));
+        let running = clusters.running.iter().map(|found| Ok(json!(self.state_of(found)?)));
         let ended = clusters.ended.iter().map(|ended| Ok(final_state(ended)));
         let states: Vec<Value> = running.chain(ended).collect::<Result<_, Failure>>()?;
         match (&states[..], self.name.is_some() || !self.all) {
@@ -84,7 +91,7 @@ impl Arguments {
         let mut gap = "";
         for found in &running {
             // A cluster that cannot be shown must not hide the others.
-            match state_of(found).and_then(|state| self.table(found, &state)) {
+            match self.state_of(found).and_then(|state| self.table(found, &state)) {
                 Ok(text) => {
                     output::print(&format!("{gap}{text}"))?;
                     gap = "\n";
@@ -169,10 +176,6 @@ impl Arguments {
         }
         text
     }
-}
-
-fn state_of(cluster: &Found) -> Result<ClusterState, Failure> {
-    reach::block_on(cluster.control().read("/v1/state"))
 }
 
 /// The last state of an ended cluster, or a substitute if none was written.

@@ -6,6 +6,8 @@ use super::output;
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::supervise::record::What;
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
+use crate::units::HumanBytes;
+use crate::wire::status::DevicePool;
 
 /// A column: its heading, and its cell for a process.
 type Column = (&'static str, fn(&Row<'_>) -> String);
@@ -34,17 +36,18 @@ const SIMULATED: [Column; 3] = [
 ];
 
 const LAST: [Column; 4] = [
-    ("nic", |row| nics(row.worker)),
+    ("nic", |row| nics(row)),
     ("pid", |row| some(row.process.pid)),
     ("state", |row| row.process.standing()),
     ("restarts", |row| row.process.restarts.to_string()),
 ];
 
-const WIDE: [Column; 5] = [
+const WIDE: [Column; 6] = [
     ("held by", |row| row.process.containment.to_string()),
     ("bound ms", |row| some(row.process.timings.bound_ms)),
     ("ready ms", |row| some(row.process.timings.ready_ms)),
     ("lanes", |row| lanes(row.process)),
+    ("device pool", |row| some(row.process.device_pool.map(pool))),
     ("last exit", |row| some(row.process.last_exit.as_ref().map(|exit| &exit.reason))),
 ];
 
@@ -74,9 +77,32 @@ fn some(value: Option<impl ToString>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-fn nics(worker: Option<&WorkerPlan>) -> String {
-    let nics = worker.into_iter().flat_map(|worker| &worker.nics);
-    some(Some(nics.map(ToString::to_string).collect::<Vec<_>>().join(",")))
+/// The planned ports; those that the worker can't use in parentheses.
+fn nics(row: &Row<'_>) -> String {
+    let missing = |port: &str| row.process.missing_ports.iter().any(|one| one.port == port);
+    let planned = row.worker.into_iter().flat_map(|worker| &worker.nics).map(|port| {
+        let port = port.to_string();
+        if missing(&port) { format!("({port})") } else { port }
+    });
+    some(Some(planned.collect::<Vec<_>>().join(",")))
+}
+
+/// Use and fragmentation of a pool of device memory, and what its peers have mapped.
+fn pool(pool: DevicePool) -> String {
+    let bytes = |bytes| HumanBytes(bytes).to_string();
+    let mut text = format!("{} of {} used", bytes(pool.used_bytes), bytes(pool.held_bytes));
+    let slabs = if pool.slabs == 1 { "slab" } else { "slabs" };
+    text.push_str(&format!(" in {} {slabs}", pool.slabs));
+    if let Some(maximum) = pool.maximum_bytes {
+        text.push_str(&format!(", at most {}", bytes(maximum)));
+    }
+    if pool.held_bytes > pool.used_bytes {
+        text.push_str(&format!(", {:.0} % fragmented", 100.0 * pool.fragmentation()));
+    }
+    if pool.mapped_by_peers_bytes > 0 {
+        text.push_str(&format!(", {} mapped by peers", bytes(pool.mapped_by_peers_bytes)));
+    }
+    text
 }
 
 /// The distinct lanes of all connections.
@@ -110,8 +136,23 @@ pub(super) fn addresses(state: &ClusterState) -> Vec<String> {
     lines
 }
 
-/// Processes that are not READY and why, and those that keep dying.
+/// What the workers noted at their start.
+pub(super) fn notes(state: &ClusterState) -> Vec<String> {
+    let noted = |worker: &ProcessState| {
+        let name = worker.name.clone();
+        worker.notes.clone().into_iter().map(move |note| format!("note: {name}: {note}"))
+    };
+    state.workers.iter().flat_map(noted).collect()
+}
+
+/// Processes that are not READY and why, those that keep dying, and planned ports that are not in
+/// use.
 pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
+    let without = |process: &ProcessState| {
+        let name = process.name.clone();
+        let ports = process.missing_ports.clone().into_iter();
+        ports.map(move |missing| format!("{name}: {} is not in use: {}", missing.port, missing.why))
+    };
     let trouble = |process: &ProcessState| {
         let (exit, deaths) = (process.last_exit.as_ref()?, process.deaths_at_work);
         let next = match (process.state, &process.starts_at) {
@@ -126,7 +167,8 @@ pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
         let task = if deaths > 1 { format!("; {}", by_a_task(deaths)) } else { String::new() };
         Some(format!("{}: {}{next}{task}", process.name, exit.reason))
     };
-    state.scheduler.iter().chain(&state.workers).filter_map(trouble).collect()
+    let all = || state.scheduler.iter().chain(&state.workers);
+    all().filter_map(trouble).chain(all().flat_map(without)).collect()
 }
 
 /// The likely cause of repeated deaths.

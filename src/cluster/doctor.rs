@@ -17,7 +17,7 @@ use crate::probe::{self, ProbeError};
 use crate::spec::UcxVersion;
 use crate::text::in_full;
 use crate::topology::{PortState, Topology};
-use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext};
+use crate::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext, lane_transports};
 use crate::units::HumanBytes;
 
 /// The result of one check.
@@ -173,7 +173,8 @@ fn ucx() -> Vec<Finding> {
 /// parts.
 fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
     let library = Library::open(path)?;
-    let transports = UcpContext::new(&library, &[])?.transports()?.join(" ");
+    let resources = UcpContext::new(&library, &[])?.resources()?;
+    let transports = lane_transports(&resources).join(" ");
     let (version, name) = (library.version(), library.name().display());
     Ok((version, format!("{version} from {name}: {transports}")))
 }

@@ -24,10 +24,11 @@ pub use fault::Fault;
 pub(crate) use host::PAGE;
 pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
-pub use pool::PoolUse;
+pub use pool::{PoolUse, Sizes};
 pub use simulated::SimulatedDevice;
 
 use crate::ids::PciAddress;
+use crate::units::HumanBytes;
 
 /// Why a device operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,20 @@ pub enum Error {
         device: String,
         /// Bytes asked for.
         asked_bytes: usize,
+        /// Bytes free.
+        free_bytes: u64,
+    },
+    /// The device has less free memory than the pool's initial size.
+    #[error(
+        "{device} has {} free, less than the pool's initial size of {}",
+        HumanBytes(*free_bytes),
+        HumanBytes(*asked_bytes)
+    )]
+    Pool {
+        /// The device's name.
+        device: String,
+        /// The initial size.
+        asked_bytes: u64,
         /// Bytes free.
         free_bytes: u64,
     },
@@ -74,6 +89,18 @@ pub enum Error {
         /// The buffer's length.
         length: usize,
     },
+}
+
+impl Error {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Pool { .. } => {
+                Some("lower rmm.pool_size, or end what else uses the GPU".to_owned())
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Length of the handle that shares device memory between processes (`CU_IPC_HANDLE_SIZE`).
@@ -139,6 +166,18 @@ impl Device {
         }
     }
 
+    /// Sets the sizes of this process's pool of device memory, and allocates the initial one. A
+    /// simulated device has no pool.
+    ///
+    /// # Errors
+    /// If the device has less free memory than the initial size.
+    pub fn size_pool(&self, sizes: Sizes) -> Result<(), Error> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.size_pool(sizes),
+        }
+    }
+
     /// How much of the device's memory this process's pool has, and how much of that is in use; a
     /// simulated device has no pool.
     pub fn pool(&self) -> Option<PoolUse> {
@@ -148,10 +187,17 @@ impl Device {
         }
     }
 
-    /// Frees all memory of the pool that is not in use.
-    pub fn shrink(&self) {
+    /// Forgets what another process, by a number of the caller's, had mapped: it has ended.
+    pub fn peer_lost(&self, peer: u64) {
         if let Device::Driver(device) = self {
-            device.shrink();
+            device.peer_lost(peer);
+        }
+    }
+
+    /// Frees all memory of the pool that is not in use, at the end of this process.
+    pub fn close_pool(&self) {
+        if let Device::Driver(device) = self {
+            device.close_pool();
         }
     }
 
@@ -288,6 +334,13 @@ impl DeviceBuffer {
             Memory::Simulated(_) => Ok(None),
             Memory::Driver(memory) if memory.len() == 0 => Ok(None),
             Memory::Driver(memory) => memory.ipc_handle().map(Some),
+        }
+    }
+
+    /// Records that it is sent to another process, which may map it.
+    pub fn sent(&self, to: u64) {
+        if let Memory::Driver(memory) = &self.memory {
+            memory.sent(to);
         }
     }
 

@@ -140,18 +140,40 @@ impl<'a> Context<'a> {
                 _ => None,
             };
             // Managed memory may be larger than the device.
-            let pool = slot.overridden(|one| one.rmm_pool_size).or(spec.rmm.pool_size);
-            let pool = pool.filter(|_| spec.rmm.managed != Some(true));
-            for (key, size) in [("device.memory_limit", limit), ("rmm.pool_size", pool)] {
+            let fixed = |size: Option<Size>| size.filter(|_| spec.rmm.managed != Some(true));
+            let pool = fixed(slot.overridden(|one| one.rmm_pool_size).or(spec.rmm.pool_size));
+            let sharing = u64::from(spec.workers_per_gpu.unwrap_or(1));
+            let sizes = [
+                ("device.memory_limit", limit, 1),
+                // Every worker of a GPU allocates it at its start.
+                ("rmm.pool_size", pool, sharing),
+            ];
+            for (key, size, times) in sizes {
                 if let Some(Size::Bytes(bytes)) = size
-                    && bytes > memory
+                    && bytes.saturating_mul(times) > memory
                 {
                     let (asked, there) = (HumanBytes(bytes), HumanBytes(memory));
+                    let asked = match times {
+                        1 => format!("{asked} is"),
+                        times => format!("{asked} for each of {times} workers are"),
+                    };
                     let name = &slot.name;
                     return refuse(
                         key,
-                        format!("{asked} is more than the {there} of the GPU of {name}"),
+                        format!("{asked} more than the {there} of the GPU of {name}"),
                         "a fraction, like 0.8, is a share of each GPU's own memory",
+                    );
+                }
+            }
+            let maximum = spec.rmm.maximum_pool_size;
+            if let Some((pool, maximum)) = pool.zip(maximum) {
+                let bytes = |size: Size| size.of(memory / sharing.max(1));
+                if bytes(pool) > bytes(maximum) {
+                    let name = &slot.name;
+                    return refuse(
+                        "rmm.maximum_pool_size",
+                        format!("{maximum} is less than the initial size of {name}'s pool, {pool}"),
+                        "make it at least 'rmm.pool_size'",
                     );
                 }
             }
@@ -189,8 +211,12 @@ impl<'a> Context<'a> {
             notes.push(Note::new(key, format!("ignored: {reason}")));
         }
         let rmm = &self.spec.rmm;
+        let reason = match self.engine {
+            EngineKind::Native => "the native engine's pool of device memory has only sizes",
+            _ => "the command engine's programs allocate by themselves",
+        };
         let pools = [
-            ("rmm.pool_size", rmm.pool_size.is_some()),
+            ("rmm.pool_size", command && rmm.pool_size.is_some()),
             ("rmm.managed", rmm.managed == Some(true)),
             ("rmm.async", rmm.asynchronous == Some(true)),
             ("rmm.log_directory", rmm.log_directory.is_some()),
@@ -198,7 +224,7 @@ impl<'a> Context<'a> {
             ("rmm.set_allocator_for", rmm.set_allocator_for.is_some()),
         ];
         for (key, _) in pools.into_iter().filter(|(_, set)| *set) {
-            notes.push(Note::new(key, "ignored: only Dask's workers allocate through RMM"));
+            notes.push(Note::new(key, format!("ignored: {reason}")));
         }
     }
 

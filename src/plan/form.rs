@@ -121,7 +121,7 @@ pub struct WorkerPlan {
     pub memory_limit_bytes: Option<u64>,
     /// Device memory limit in bytes; `None` for no limit.
     pub device_memory_limit_bytes: Option<u64>,
-    /// Its RMM pool; `None` for no pool.
+    /// Its pool of device memory; `None` for the engine's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmm: Option<RmmPlan>,
     /// Its environment, on top of the caller's.
@@ -147,11 +147,12 @@ pub struct WorkerGpu {
     pub mig: Option<String>,
 }
 
-/// A worker's RAPIDS memory manager.
+/// A worker's pool of device memory, in the words of the RAPIDS memory manager. Native workers use
+/// the first two sizes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RmmPlan {
-    /// Initial size of the pool in bytes; `None` leaves it to RMM.
+    /// Initial size of the pool in bytes; `None` for the allocator's own choice.
     pub pool_bytes: Option<u64>,
     /// Largest size of the pool in bytes.
     pub maximum_pool_bytes: Option<u64>,

@@ -47,3 +47,4 @@ pub use libucp::libucp_paths;
 pub use memory::HOST_FILL_PERCENT;
 pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
+pub(crate) use variables::{NET_DEVICES, TLS};

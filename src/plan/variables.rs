@@ -12,9 +12,9 @@ use crate::spec::{ClusterSpec, EngineKind, Origin};
 use crate::topology::{ComputeCapability, Note};
 
 /// The variable that lists transports.
-pub(super) const TLS: &str = "UCX_TLS";
+pub(crate) const TLS: &str = "UCX_TLS";
 /// The variable that lists network devices.
-pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
+pub(crate) const NET_DEVICES: &str = "UCX_NET_DEVICES";
 
 /// What the variables depend on.
 pub(super) struct Situation<'a> {

@@ -51,7 +51,8 @@ pub(super) fn plan(
             worker.why.push(nics[at].why.clone());
             let memory_limit_bytes = worker.memory_limit(nodes.as_ref(), &sharers);
             enough(context.engine, &slot.name, memory_limit_bytes)?;
-            let device_memory_limit_bytes = worker.device_memory_limit();
+            let rmm = worker.rmm(notes);
+            let device_memory_limit_bytes = worker.device_memory_limit(rmm.as_ref());
             worker.environment(at, &nics[at], variables, hca.as_deref());
             let policy = context.spec.memory.policy.unwrap_or_default();
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
@@ -65,7 +66,7 @@ pub(super) fn plan(
                 threads: threads.unwrap_or(1),
                 memory_limit_bytes,
                 device_memory_limit_bytes,
-                rmm: worker.rmm(notes),
+                rmm,
                 env: worker.env,
                 why: worker.why,
             })
@@ -259,14 +260,20 @@ impl Worker<'_> {
         bytes
     }
 
-    fn device_memory_limit(&mut self) -> Option<u64> {
+    fn device_memory_limit(&mut self, rmm: Option<&RmmPlan>) -> Option<u64> {
         let chosen = self.slot.chosen?;
         let spec = self.context.spec;
         let overridden = self.slot.overridden(|one| one.device_memory_limit);
         let limit = overridden.or(spec.device.memory_limit);
         let limit = limit.unwrap_or_else(|| usual_limit(self.context.engine));
         let workers = spec.workers_per_gpu.unwrap_or(1);
-        let (bytes, reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
+        let (mut bytes, mut reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
+        let native = self.context.engine == EngineKind::Native;
+        let pool = rmm.filter(|_| native).and_then(|rmm| rmm.maximum_pool_bytes);
+        if let Some(pool) = pool.filter(|pool| bytes.is_none_or(|bytes| *pool < bytes)) {
+            bytes = Some(pool);
+            "the most that its pool may hold ('rmm.maximum_pool_size')".clone_into(&mut reason);
+        }
         self.because("device_memory_limit", bytes_shown(bytes), reason);
         bytes
     }

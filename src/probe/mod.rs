@@ -14,6 +14,7 @@ mod nvml;
 mod nvml_library;
 mod occupancy;
 mod own;
+mod port;
 mod questions;
 mod sysfs;
 mod xid;
@@ -31,6 +32,7 @@ pub use caller::{caller, here};
 pub use libucp::{NoLibucp, check_libucp};
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
+pub use port::{PortError, check_port};
 pub use xid::{XidEvent, XidWatch};
 
 /// The path of another `libnvidia-ml.so.1`, or `none` to look for no GPUs.

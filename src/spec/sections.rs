@@ -55,11 +55,14 @@ section! {
 }
 
 section! {
-    /// RAPIDS memory manager. Sizes are bytes or fractions of the worker's own GPU.
+    /// Pools of device memory: the RAPIDS memory manager's in Dask's workers; native workers have a
+    /// pool of their own, which uses the first two keys. Sizes are bytes or fractions of the
+    /// worker's own GPU.
     RmmSpec {
-        /// Initial size of the pool.
+        /// Initial size of the pool, allocated when the worker starts and kept. Default: none; a
+        /// native worker's pool grows as needed.
         pool_size: Size,
-        /// Largest size of the pool.
+        /// Largest size of the pool. A native worker spills at this size.
         maximum_pool_size: Size,
         /// Managed (unified) memory. Not with NVLink, not with `async`.
         managed: bool,

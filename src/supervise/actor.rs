@@ -58,6 +58,10 @@ pub(super) enum ControlRequest {
     Look {
         answer: oneshot::Sender<()>,
     },
+    /// For the state after the processes have answered.
+    Ask {
+        answer: oneshot::Sender<()>,
+    },
     Restart {
         process: String,
         answer: oneshot::Sender<Result<(), RequestError>>,
@@ -79,11 +83,14 @@ pub(super) struct Actor {
     began: Instant,
     pub(super) requests: mpsc::UnboundedReceiver<ControlRequest>,
     pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
-    /// Status pipes of processes whose start has not been reported yet; they are not read before.
-    unheard: BTreeMap<Key, UnixStream>,
+    /// Status pipes of processes whose start has not been reported yet, and when it was requested;
+    /// they are not read before.
+    unheard: BTreeMap<Key, (UnixStream, SystemTime)>,
     pub(super) contacts: BTreeMap<Key, Contact>,
     /// Requests that wait for the state after a check.
     onlookers: Vec<oneshot::Sender<()>>,
+    /// Requests that wait for the processes' answers.
+    askers: Vec<oneshot::Sender<()>>,
     state: watch::Sender<ClusterState>,
     /// The state that the control API shares.
     pub(super) handle: Handle,
@@ -174,6 +181,7 @@ impl Actor {
             unheard: BTreeMap::new(),
             contacts: BTreeMap::new(),
             onlookers: Vec::new(),
+            askers: Vec::new(),
             state,
             handle: handle.clone(),
             gpus: options.gpus,
@@ -202,16 +210,18 @@ impl Actor {
         loop {
             let actions = self.core.handle(event, self.began.elapsed());
             self.show();
-            for onlooker in self.onlookers.drain(..) {
-                // The requester may have gone.
-                let _ = onlooker.send(());
-            }
             for action in actions {
                 if let Some(outcome) = self.act(action) {
                     self.show();
                     self.keep |= !outcome.is_good();
                     return self.finish(outcome).await;
                 }
+            }
+            let answered = !self.core.awaits_answers();
+            let askers = self.askers.extract_if(.., |_| answered);
+            for waiting in self.onlookers.drain(..).chain(askers) {
+                // The requester may have gone.
+                let _ = waiting.send(());
             }
             event = self.next().await;
         }
@@ -250,7 +260,11 @@ impl Actor {
             Report::Watching => None,
             Report::Alive => Some(Event::GuardianAlive),
             Report::Started { key, pid } => {
-                let contact = Contact::new(key, pid, self.unheard.remove(&key), &self.inner.0);
+                let (pipe, since) = match self.unheard.remove(&key) {
+                    Some((pipe, since)) => (Some(pipe), since),
+                    None => (None, SystemTime::UNIX_EPOCH),
+                };
+                let contact = Contact::new(key, pid, (pipe, since), &self.inner.0);
                 self.contacts.insert(key, contact);
                 Some(Event::Started { key, pid })
             }
@@ -286,6 +300,10 @@ impl Actor {
             ControlRequest::Look { answer } => {
                 self.onlookers.push(answer);
                 return Some(self.look());
+            }
+            ControlRequest::Ask { answer } => {
+                self.askers.push(answer);
+                return Some(Event::AskAll);
             }
             ControlRequest::Restart { process, answer } => {
                 let known = || self.launch.processes().map(|spec| spec.name.clone()).collect();
@@ -324,6 +342,11 @@ impl Actor {
             // As above: without an answer the guardian counts as unresponsive.
             Action::AskGuardian => drop(self.guardian.ask()),
             Action::Look => self.tell_later(self.look()),
+            Action::ReadLog { slot } => {
+                if let Some(log_tail) = self.core.key_of(slot).map(|key| self.log_excerpt(key)) {
+                    self.tell_later(Event::LogRead { slot, log_tail });
+                }
+            }
             Action::AwaitGpu { slot } => self.await_gpu(slot),
             Action::Bundle { slot } => self.bundle(slot),
             Action::Record(record) => self.write(record),
@@ -355,9 +378,10 @@ impl Actor {
             cgroup: None,
             fork_server: spec.fork_server.clone(),
         };
+        let since = SystemTime::now();
         match self.guardian.spawn(start, self.instructions(spec)) {
             Ok(status) => {
-                self.unheard.insert(key, status);
+                self.unheard.insert(key, (status, since));
                 self.look_at = self.look_at.or(Some(Instant::now()));
                 self.note_gpu_others(slot);
             }

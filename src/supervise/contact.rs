@@ -7,6 +7,8 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use nix::sys::socket::{MsgFlags, send};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
@@ -17,11 +19,11 @@ use tokio::task::JoinHandle;
 use super::actor::{Actor, LAST_WORDS};
 use super::core::Event;
 use crate::os::process;
-use crate::os::{log_file, pidfd};
+use crate::os::{log_excerpt, pidfd};
 use crate::wire::process::{Exit, Key};
 use crate::wire::status;
 
-/// Number of last log lines that are part of a cause.
+/// Most log lines that are part of a cause.
 const TAIL: usize = 20;
 
 /// The connection to a running process; closed when this is dropped.
@@ -31,6 +33,8 @@ pub(super) struct Contact {
     questions: Option<OwnedWriteHalf>,
     /// Waits for its end, whether or not the guardian reports it.
     end: JoinHandle<()>,
+    /// When it was started.
+    since: SystemTime,
 }
 
 impl Contact {
@@ -38,7 +42,7 @@ impl Contact {
     pub(super) fn new(
         key: Key,
         pid: u32,
-        pipe: Option<UnixStream>,
+        (pipe, since): (Option<UnixStream>, SystemTime),
         events: &mpsc::Sender<Event>,
     ) -> Self {
         // Without free descriptors nothing is read, and the process does not become READY in time.
@@ -50,7 +54,7 @@ impl Contact {
             // The receiver is gone when the cluster has ended.
             let _ = events.send(Event::Gone { key }).await;
         });
-        Self { listener, questions, end }
+        Self { listener, questions, end, since }
     }
 
     /// Asks the process for an answer.
@@ -94,18 +98,37 @@ impl Actor {
 
     /// Reports a dead process's exit after its last messages have been read.
     pub(super) fn report_end(&mut self, key: Key, exit: Exit) {
-        let listener = self.contacts.remove(&key).and_then(Contact::into_listener);
-        let log = self.slot(key).map(|spec| self.paths.log(&spec.name));
+        let contact = self.contacts.remove(&key);
+        let log = self.log_since_start(key, contact.as_ref());
+        let listener = contact.and_then(Contact::into_listener);
         let events = self.inner.0.clone();
         tokio::spawn(async move {
             if let Some(listener) = listener {
                 // A descendant that could not be killed may hold the pipe.
                 let _ = tokio::time::timeout(LAST_WORDS, listener).await;
             }
-            let log_tail = log.map(|log| log_file::last_lines(&log, TAIL)).unwrap_or_default();
+            let log_tail = log.map(|(log, since)| log_excerpt::excerpt(&log, since, TAIL));
+            let log_tail = log_tail.unwrap_or_default();
             // The receiver is gone when the cluster has ended.
             let _ = events.send(Event::Exited { key, exit, log_tail }).await;
         });
+    }
+}
+
+impl Actor {
+    /// What a living process has written to its log, shortened.
+    pub(super) fn log_excerpt(&self, key: Key) -> Vec<String> {
+        let log = self.log_since_start(key, self.contacts.get(&key));
+        log.map(|(log, since)| log_excerpt::excerpt(&log, since, TAIL)).unwrap_or_default()
+    }
+
+    fn log_since_start(
+        &self,
+        key: Key,
+        contact: Option<&Contact>,
+    ) -> Option<(PathBuf, SystemTime)> {
+        let since = contact.map_or(SystemTime::UNIX_EPOCH, |contact| contact.since);
+        self.slot(key).map(|spec| (self.paths.log(&spec.name), since))
     }
 }
 

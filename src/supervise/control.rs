@@ -7,7 +7,10 @@
 //! 200 if READY and all processes answer, otherwise 503; the phase
 //!
 //! | `GET /metrics` | the state as numbers, for Prometheus |
-//! | `GET /v1/state` | the state, as `ps -o json` |
+//! | `GET /v1/state` | the state |
+//!
+//! `GET /v1/state?fresh=true`
+//! the same, after the processes have been asked, as `ps -o json`
 //!
 //! `GET /v1/state?wide=true`
 //! the same, with threads and memory measured
@@ -25,7 +28,8 @@
 //! | `POST /v1/restart/NAME` | 202; 404 for an unknown name |
 //! | `POST /v1/scale?workers=N` | 202; 400 for more than are planned |
 //!
-//! State, health and metrics are those after checking whether any process is stopped.
+//! State, health and metrics are those after checking whether any process is stopped; for metrics
+//! the processes are asked, too.
 //!
 //! *Invariant:* connections of other users are closed before anything is read from them.
 
@@ -62,7 +66,8 @@ struct Shared {
     over: watch::Receiver<bool>,
 }
 
-/// How long to wait for a check of the processes, which takes far less than 1 ms each.
+/// How long to wait for a check of the processes, which takes far less than 1 ms each, or for their
+/// answers.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long to wait until subscribers have received pending records.
@@ -148,18 +153,31 @@ impl axum::serve::Listener for OwnUser {
 
 impl Shared {
     /// The state after a check of the processes.
+    async fn checked_state(&self) -> ClusterState {
+        self.state_after(|answer| ControlRequest::Look { answer }).await
+    }
+
+    /// The state with what the processes report about themselves now.
     async fn fresh_state(&self) -> ClusterState {
-        let (answer, looked) = oneshot::channel();
-        if self.handle.requests.send(ControlRequest::Look { answer }).is_ok() {
+        self.checked_state().await;
+        self.state_after(|answer| ControlRequest::Ask { answer }).await
+    }
+
+    async fn state_after(
+        &self,
+        request: impl FnOnce(oneshot::Sender<()>) -> ControlRequest,
+    ) -> ClusterState {
+        let (answer, done) = oneshot::channel();
+        if self.handle.requests.send(request(answer)).is_ok() {
             // An ending cluster does not check any more, and its last state is correct.
-            let _ = tokio::time::timeout(LOOK, looked).await;
+            let _ = tokio::time::timeout(LOOK, done).await;
         }
         self.handle.state.borrow().clone()
     }
 }
 
 async fn health(State(shared): State<Arc<Shared>>) -> Response {
-    let phase = shared.fresh_state().await.state;
+    let phase = shared.checked_state().await.state;
     let status = match phase {
         ClusterPhase::Ready => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -175,6 +193,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 #[derive(Deserialize)]
 struct StateQuery {
     #[serde(default)]
+    fresh: bool,
+    #[serde(default)]
     wide: bool,
 }
 
@@ -182,7 +202,10 @@ async fn state(
     State(shared): State<Arc<Shared>>,
     Query(query): Query<StateQuery>,
 ) -> Json<ClusterState> {
-    let mut state = shared.fresh_state().await;
+    let mut state = match query.fresh || query.wide {
+        true => shared.fresh_state().await,
+        false => shared.checked_state().await,
+    };
     if query.wide {
         state.scheduler.iter_mut().chain(&mut state.workers).for_each(observe);
     }

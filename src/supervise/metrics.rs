@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 use crate::os::process::resident_bytes;
+use crate::wire::status::DevicePool;
 
 /// Renders the state, and the current memory use of its processes.
 pub(super) fn render(state: &ClusterState) -> String {
@@ -53,8 +54,38 @@ pub(super) fn render(state: &ClusterState) -> String {
             sample(&mut text, "process_resident_bytes", &labels(process), bytes as f64);
         }
     }
+    family(&mut text, "process_missing_ports", "gauge", "Planned NIC ports that it can't use.");
+    for process in &processes {
+        let missing = process.missing_ports.len() as f64;
+        sample(&mut text, "process_missing_ports", &labels(process), missing);
+    }
+    for (name, help, of) in DEVICE_POOL {
+        family(&mut text, name, "gauge", help);
+        for (process, pool) in processes.iter().filter_map(|one| Some((one, one.device_pool?))) {
+            sample(&mut text, name, &labels(process), of(&pool) as f64);
+        }
+    }
     text
 }
+
+/// A figure of a worker's pool of device memory: name, help, and how it is read.
+type PoolFigure = (&'static str, &'static str, fn(&DevicePool) -> u64);
+
+const DEVICE_POOL: [PoolFigure; 5] = [
+    ("device_pool_slabs", "Allocations of the pool of device memory.", |pool| pool.slabs),
+    ("device_pool_held_bytes", "Their bytes.", |pool| pool.held_bytes),
+    ("device_pool_used_bytes", "Bytes of them that are in use.", |pool| pool.used_bytes),
+    (
+        "device_pool_largest_free_bytes",
+        "The largest piece that can be taken without another allocation.",
+        |pool| pool.largest_free_bytes,
+    ),
+    (
+        "device_pool_mapped_by_peers_bytes",
+        "Most bytes that peers have mapped, summed over the peers.",
+        |pool| pool.mapped_by_peers_bytes,
+    ),
+];
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a string can't fail.

@@ -16,7 +16,7 @@ use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
 use crate::plan::{Binding, EngineKind};
 use crate::wire::process::{Containment, Exit, Observed};
-use crate::wire::status::PeerLanes;
+use crate::wire::status::{DevicePool, MissingPort, PeerLanes};
 
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
@@ -91,6 +91,8 @@ impl ClusterState {
             step: None,
             peers: Vec::new(),
             ucx: None,
+            missing_ports: Vec::new(),
+            device_pool: None,
             log: log(&spec.name),
             timings: Timings::default(),
             notes: Vec::new(),
@@ -199,6 +201,12 @@ pub struct ProcessState {
     /// The UCX that it uses, as reported by UCX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ucx: Option<String>,
+    /// Planned NIC ports that it can't use, as of its last answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_ports: Vec<MissingPort>,
+    /// Its pool of device memory, as of its last answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_pool: Option<DevicePool>,
     /// Its log file.
     pub log: PathBuf,
     /// How long each step of its last start took.

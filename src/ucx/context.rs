@@ -78,17 +78,17 @@ impl UcpContext {
         Ok(Self { inner: Rc::new(ContextInner { library: Arc::clone(library), raw }) })
     }
 
-    /// The transports that UCX found here and may use, without duplicates, in its order.
+    /// What UCX has opened, `transport/device` each, in its order: `rc_mlx5/mlx5_0:1`.
     ///
     /// # Errors
     /// If the system has no memory for the text.
     #[doc(alias = "ucp_context_print_info")]
-    pub fn transports(&self) -> Result<Vec<String>, Error> {
+    pub fn resources(&self) -> Result<Vec<String>, Error> {
         // SAFETY: a live context and the stream that `printed` opened.
         let text = printed(|stream| unsafe {
             (self.inner.library.functions.ucp_context_print_info)(self.inner.raw, stream);
         })?;
-        Ok(lanes::parse_transports(&text))
+        Ok(lanes::parse_resources(&text))
     }
 
     /// The library behind the context.

@@ -24,7 +24,13 @@ use super::context::Setting;
 /// the device as it needs them, which no plan accounts for, and on a full GPU staging never
 /// succeeds; so it stages in host memory only (ucp_context.c, `RNDV_FRAG_MEM_TYPES`; until 1.16 the
 /// name was singular, and only the host was meant).
-pub fn defaults() -> Vec<Setting> {
+///
+/// UCX keeps peers' device memory mapped, also after they have freed it. It removes the mapping
+/// that it has not used for longest once the mappings of a peer exceed a limit, which it has not
+/// by default (`CUDA_IPC_CACHE_MAX_SIZE`, since 1.21). `mapped_bytes` is that limit.
+pub fn defaults(mapped_bytes: Option<u64>) -> Vec<Setting> {
+    let mapped =
+        mapped_bytes.map(|bytes| Setting::new("CUDA_IPC_CACHE_MAX_SIZE", bytes.to_string()));
     [
         ("RNDV_FRAG_MEM_TYPES", "host"),
         ("POSIX_ERROR_HANDLING", "y"),
@@ -33,8 +39,10 @@ pub fn defaults() -> Vec<Setting> {
         // Don't warn about variables of transports that are not present.
         ("WARN_UNUSED_ENV_VARS", "n"),
     ]
+    .into_iter()
     .map(|(name, value)| Setting::new(name, value))
-    .into()
+    .chain(mapped)
+    .collect()
 }
 
 /// Sets variables in this process's environment that have no value yet.

@@ -19,16 +19,22 @@ pub fn parse(description: &str) -> Vec<String> {
     lanes
 }
 
-/// The transports in the output of `ucp_context_print_info`, likewise.
+/// The resources in the output of `ucp_context_print_info`, `transport/device` each.
 ///
 /// A resource reads `resource 1  :  md 1  dev 1  flags -- tcp/lo`.
-pub(super) fn parse_transports(description: &str) -> Vec<String> {
-    let mut transports: Vec<String> = Vec::new();
-    for line in description.lines().filter(|line| line.contains("resource")) {
-        let name = line.split_whitespace().next_back().and_then(|name| name.split_once('/'));
-        let Some((transport, _)) = name else { continue };
-        if !transports.iter().any(|known| known == transport) {
-            transports.push(transport.to_owned());
+pub(super) fn parse_resources(description: &str) -> Vec<String> {
+    let lines = description.lines().filter(|line| line.contains("resource"));
+    let names = lines.filter_map(|line| line.split_whitespace().next_back());
+    names.filter(|name| name.contains('/')).map(str::to_owned).collect()
+}
+
+/// The transports of resources or lanes, without duplicates, in their order.
+pub fn transports(resources: &[String]) -> Vec<&str> {
+    let mut transports = Vec::new();
+    for resource in resources {
+        let transport = resource.split('/').next().unwrap_or_default();
+        if !transports.contains(&transport) {
+            transports.push(transport);
         }
     }
     transports
@@ -125,6 +131,8 @@ mod tests {
         let text = "#      component 0  :  self\n#      resource 0  :  md 0  dev 0  flags -- self/m\n\
                     #      resource 1  :  md 1  dev 1  flags -- tcp/lo\n\
                     #      resource 2  :  md 1  dev 2  flags -- tcp/eth0\n";
-        assert_eq!(parse_transports(text), ["self", "tcp"]);
+        let resources = parse_resources(text);
+        assert_eq!(resources, ["self/m", "tcp/lo", "tcp/eth0"]);
+        assert_eq!(transports(&resources), ["self", "tcp"]);
     }
 }

@@ -32,7 +32,7 @@ use std::path::PathBuf;
 pub use address::WorkerAddress;
 pub use context::{Setting, UcpContext};
 pub use endpoint::UcpEndpoint;
-pub use lanes::{parse as parse_lanes, parse_device_protocol};
+pub use lanes::{parse as parse_lanes, parse_device_protocol, transports as lane_transports};
 pub use library::{LIBRARY_VARIABLE, Library, Version};
 pub use memory::{Buffer, Payload};
 pub use operation::{Completion, EndpointFailure, EndpointId, HEADER_LIMIT, Protocol};

@@ -4,8 +4,8 @@
 //! [`Status::Bound`] before it executes the program; the program then writes its steps, and
 //! `ready` once. After that the supervisor writes [`QUESTION`] from time to time, and the process
 //! answers [`Status::Alive`] once each of its event loops has run; a process that has closed its
-//! end is not asked. Programs that do not know the pipe (the command engine's) are ready once the
-//! shim has executed them.
+//! end is not asked. READY and answers carry the process's [`Condition`]. Programs that do not
+//! know the pipe (the command engine's) are ready once the shim has executed them.
 //!
 //! *Invariant:* one line is one message, at most [`LINE_LIMIT`] bytes.
 
@@ -58,9 +58,16 @@ pub enum Status {
         /// The UCX that it uses, for display: version, library, transports.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ucx: Option<String>,
+        /// What else it reports about itself.
+        #[serde(default, skip_serializing_if = "Condition::is_empty")]
+        condition: Condition,
     },
     /// The answer to a [`QUESTION`].
-    Alive,
+    Alive {
+        /// What it reports about itself now.
+        #[serde(default, skip_serializing_if = "Condition::is_empty")]
+        condition: Condition,
+    },
     /// There is a web page that shows the process's work.
     Dashboard { link: String },
     /// A note for the user; the process continues.
@@ -90,6 +97,62 @@ pub enum AfterLeaving {
     Return,
     /// The whole cluster ends.
     EndCluster,
+}
+
+/// What a worker knows about itself and its supervisor can't see.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// Its pool of device memory, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_pool: Option<DevicePool>,
+    /// Planned NIC ports that it can't use now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_ports: Vec<MissingPort>,
+    /// The lanes of its connections, if they are not those that it reported last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<PeerLanes>>,
+}
+
+impl Condition {
+    /// Whether there is nothing to report.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A worker's pool of device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicePool {
+    /// Allocations of the driver.
+    pub slabs: u64,
+    /// Their bytes.
+    pub held_bytes: u64,
+    /// Bytes of them that are in use.
+    pub used_bytes: u64,
+    /// The largest piece that can be taken without another allocation.
+    pub largest_free_bytes: u64,
+    /// Most bytes that the peers have mapped, summed over the peers.
+    pub mapped_by_peers_bytes: u64,
+    /// Most that the pool may hold, if the plan limits it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maximum_bytes: Option<u64>,
+}
+
+impl DevicePool {
+    /// The share of its free bytes that is not in the largest free piece, from 0 to 1.
+    pub fn fragmentation(&self) -> f64 {
+        let free = self.held_bytes.saturating_sub(self.used_bytes);
+        if free == 0 { 0.0 } else { 1.0 - self.largest_free_bytes as f64 / free as f64 }
+    }
+}
+
+/// A planned NIC port that a worker can't use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingPort {
+    /// The port, like `mlx5_0:1`.
+    pub port: String,
+    /// Why, like `it is DOWN`.
+    pub why: String,
 }
 
 /// The UCX lanes of one connection.
@@ -131,10 +194,34 @@ mod tests {
                 lanes: vec!["posix/memory".to_owned()],
             }],
             ucx: Some("1.18.0 from libucp.so.0".to_owned()),
+            condition: Condition {
+                device_pool: Some(DevicePool { slabs: 2, held_bytes: 9, ..DevicePool::default() }),
+                ..Condition::default()
+            },
         };
         let line = encode(&status);
         assert_eq!(line.matches('\n').count(), 1);
         assert_eq!(decode(line.trim_end()).ok(), Some(status));
+    }
+
+    #[test]
+    fn an_answer_without_a_condition_is_an_answer() {
+        let alive = Status::Alive { condition: Condition::default() };
+        assert_eq!(encode(&alive), "{\"status\":\"alive\"}\n", "what Dask's processes write");
+        assert_eq!(decode("{\"status\":\"alive\"}").ok(), Some(alive));
+    }
+
+    #[test]
+    fn fragmentation_is_the_share_outside_the_largest_free_piece() {
+        let pool = |largest_free_bytes| DevicePool {
+            held_bytes: 100,
+            used_bytes: 60,
+            largest_free_bytes,
+            ..DevicePool::default()
+        };
+        assert!(pool(40).fragmentation().abs() < 1e-9);
+        assert!((pool(10).fragmentation() - 0.75).abs() < 1e-9);
+        assert!(DevicePool::default().fragmentation().abs() < 1e-9, "nothing is free");
     }
 
     proptest! {

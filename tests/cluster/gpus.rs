@@ -2,11 +2,13 @@
 //!
 //! *Invariant:* speeds mean nothing here, only lanes and verdicts.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuda_cluster::cluster::{Client, CudaParameter, CudaTask, Kernel, Remote, Scalar};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fake_machine::{FakeMachine, ucx};
 use crate::sandbox::{Said, Sandbox, eventually};
@@ -63,6 +65,17 @@ impl Machine {
         let state = self.sandbox.state("dev");
         let workers = state["workers"].as_array().expect("workers");
         workers.iter().find(|worker| worker["name"] == name).expect(name).clone()
+    }
+
+    /// What Prometheus gets.
+    fn metrics(&self) -> String {
+        let socket = self.sandbox.base().join("dev/control.sock");
+        let mut stream = UnixStream::connect(socket).expect("the supervisor listens");
+        let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request).expect("sent");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        text
     }
 
     /// The rows of `verify` or `bench links`.
@@ -266,6 +279,139 @@ fn ten_thousand_objects_leave_few_mappings_and_no_allocation() {
         assert!(ever < 40, "objects share slabs: {report:#}");
         assert!(mapped < 40, "and so do their mappings: {report:#}");
     }
+}
+
+#[test]
+fn a_pool_has_the_planned_sizes_and_ps_and_metrics_show_its_use() {
+    let Some(machine) = Machine::new("a pool", "") else { return };
+    let sizes = ["--rmm-pool-size", "256MiB", "--rmm-maximum-pool-size", "320MiB"];
+    let up = machine.up(&[&["--n-workers", "2", "--enable-nvlink"], &sizes[..]].concat(), &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let fresh = machine.worker("gpu0")["device_pool"].clone();
+    assert_eq!((&fresh["slabs"], &fresh["held_bytes"]), (&json!(1), &json!(256 << 20)), "{fresh}");
+    assert_eq!(fresh["used_bytes"], 0, "{fresh}");
+    // 1 GiB of chunks and their sums go through 640 MiB.
+    let bench = ["bench", "transpose", "dev", "--chunks", "8", "--chunk-size", "1448", "--check"];
+    let said = machine.run(&[&bench[..], &["--runs", "2"]].concat(), &[]);
+    assert_eq!(said.code, 0, "{said}");
+    for name in ["gpu0", "gpu1"] {
+        let pool = machine.worker(name)["device_pool"].clone();
+        let bytes = |key: &str| pool[key].as_u64().expect(key);
+        assert!((256 << 20..=320 << 20).contains(&bytes("held_bytes")), "{pool}");
+        assert_eq!(bytes("maximum_bytes"), 320 << 20);
+        assert!(bytes("mapped_by_peers_bytes") > 0, "the other has read from it: {pool}");
+    }
+    let wide = machine.run(&["ps", "dev", "-o", "wide"], &[]);
+    let shown = wide.stdout.contains("at most 320.0 MiB") && wide.stdout.contains("% fragmented");
+    assert!(shown && wide.stdout.contains("mapped by peers"), "{wide}");
+    let metrics = machine.metrics();
+    for family in
+        ["slabs", "held_bytes", "used_bytes", "largest_free_bytes", "mapped_by_peers_bytes"]
+    {
+        let line =
+            format!("cuda_cluster_device_pool_{family}{{cluster=\"dev\",process=\"gpu1\"}} ");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+    let shown = ["gpu0", "gpu1"].map(|name| machine.worker(name)["device_pool"].clone());
+    let shown = shown.map(|pool| pool["mapped_by_peers_bytes"].as_u64().expect("a count"));
+    let reports = machine.down(2);
+    let mapped = reports.iter().map(|report| &report["left"]["mappings"]["bytes"]);
+    let mapped: u64 = mapped.map(|bytes| bytes.as_u64().expect("a count")).sum();
+    assert!(mapped <= shown.iter().sum(), "at most {shown:?} is mapped: {reports:#?}");
+    for report in &reports {
+        let bytes = report["left"]["mappings"]["bytes"].as_u64().expect("a count");
+        assert!(bytes <= 320 << 20, "no more than the pool's maximum for its one peer: {report:#}");
+    }
+}
+
+#[test]
+fn a_pool_that_does_not_fit_ends_the_start_with_what_is_free() {
+    let Some(machine) = Machine::new("a large pool", "small=1G") else { return };
+    let up = machine.up(&["--n-workers", "2", "--rmm-pool-size", "4GiB"], &[]);
+    assert_eq!(up.code, 1, "{up}");
+    let cause = "less than the pool's initial size of 4.0 GiB; hint: lower rmm.pool_size";
+    assert!(up.stderr.contains(cause), "{up}");
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn a_planned_port_that_ucx_has_not_opened_is_said_and_fails_the_verification() {
+    let Some(machine) = Machine::new("no verbs", "") else { return };
+    // The machine's ports are active as far as sysfs tells, and this libucp has no InfiniBand.
+    let arguments = ["--n-workers", "2", "--enable-infiniband", "--enable-nvlink"];
+    let up = machine.up(&arguments, &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let why = "has no transports for InfiniBand and RoCE: libuct_ib is not there";
+    assert!(up.stderr.contains("is planned, but not in use") && up.stderr.contains(why), "{up}");
+    let missing = machine.worker("gpu1")["missing_ports"].clone();
+    let port = missing[0]["port"].as_str().expect("a port");
+    assert!(missing[0]["why"].as_str().is_some_and(|text| text.contains(why)), "{missing}");
+    let ps = machine.run(&["ps", "dev"], &[]);
+    assert!(ps.stdout.contains(&format!("({port})")), "{ps}");
+    assert!(ps.stdout.contains(&format!("gpu1: {port} is not in use: ")), "{ps}");
+    let verify = machine.run(&["verify", "dev", "--rounds", "1"], &[]);
+    assert_eq!(verify.code, 4, "{verify}");
+    assert!(verify.stdout.contains("is planned for gpu0, but not in use"), "{verify}");
+    assert!(
+        machine.metrics().contains("process_missing_ports{cluster=\"dev\",process=\"gpu0\"} 1")
+    );
+    machine.down(2);
+    let only = [("UCX_TLS", "rc,cuda_copy,self")];
+    let up = machine.up(&arguments, &only);
+    assert_eq!(up.code, 1, "without shared memory nothing reaches the other worker: {up}");
+    let cause = "UCX has opened nothing that reaches another worker";
+    assert!(up.stderr.contains(cause) && up.stderr.contains("missing: mlx5_"), "{up}");
+}
+
+/// A libucp with transports for InfiniBand, of the system. `None`, with a recorded skip, if there is
+/// none.
+fn with_verbs(test: &str) -> Option<&'static str> {
+    const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu";
+    let has = |file: &str| Path::new(SYSTEM).join(file).exists();
+    if has("libucp.so.0") && has("ucx/libuct_ib.so.0") {
+        return Some("/usr/lib/x86_64-linux-gnu/libucp.so.0");
+    }
+    skip("ucx-verbs", &format!("{test}: libucx0 is not installed, see scripts/setup.sh"));
+    None
+}
+
+#[test]
+fn under_strict_a_worker_without_its_planned_port_ends_at_once_with_the_cause() {
+    let Some(machine) = Machine::new("strict ports", "") else { return };
+    let Some(libucp) = with_verbs("strict ports") else { return };
+    let arguments = ["--n-workers", "2", "--enable-infiniband", "--disable-nvlink"];
+    let devices = ["--net-devices", "mlx5_0:1", "--strict"];
+    // This machine does not have the CPUs of the made-up one.
+    let unbound = ["--cpus", "none", "--memory-policy", "none"];
+    let up = [&arguments[..], &devices, &unbound].concat();
+    let up = machine.up(&up, &[("CUDA_CLUSTER_UCX", libucp)]);
+    assert_eq!(up.code, 1, "{up}");
+    let cause = "planned for this worker, but not in use: mlx5_0:1 (/dev/infiniband";
+    assert!(up.stderr.contains(cause), "{up}");
+    assert!(up.stderr.contains("--device=/dev/infiniband"), "what a container needs: {up}");
+}
+
+#[test]
+fn too_little_locked_memory_for_infiniband_is_refused_before_anything_starts() {
+    let Some(machine) = Machine::new("locked memory", "") else { return };
+    let limited = "ulimit -l 64 && exec setpriv --bounding-set=-ipc_lock \"$@\"";
+    let up = |arguments: &[&str]| {
+        let program = machine.fake.command().get_program().to_owned();
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", limited, "sh"]).arg(program).args(["up", "--name", "dev"]);
+        command.args(["--detach", "--n-workers", "2"]).args(arguments);
+        command.envs(machine.fake.environment()).env("CUDA_CLUSTER_UCX", &machine.libucp);
+        machine.sandbox.spawn_program(command).wait()
+    };
+    let refused = up(&["--enable-infiniband"]);
+    assert_eq!(refused.code, 1, "{refused}");
+    assert!(refused.stderr.contains("the limit on locked memory is 64.0 KiB"), "{refused}");
+    assert!(refused.stderr.contains("ulimit -l unlimited"), "{refused}");
+    machine.sandbox.assert_nothing_is_left();
+    let without = up(&["--enable-nvlink"]);
+    assert_eq!(without.code, 0, "without InfiniBand nothing is locked: {without}");
+    machine.down(2);
 }
 
 const AXPY: &str = r#"

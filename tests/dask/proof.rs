@@ -1,6 +1,8 @@
 //! `--verify`: READY means that data went between all workers, over the expected transports.
 
-use super::{down, packages, try_up, up};
+use std::process::Command;
+
+use super::{down, packages, python, try_up, up, worker};
 use crate::sandbox::Sandbox;
 
 /// Variables that remove shared memory from connections with error handling, which is also the
@@ -45,4 +47,26 @@ fn a_pair_that_fell_back_to_tcp_is_an_error_that_says_so() {
     assert_eq!(said.code, 1, "{said}");
     assert!(said.stderr.contains("comes over tcp/"), "{said}");
     assert!(said.stderr.contains("expected was one of posix, sysv"), "{said}");
+}
+
+#[test]
+fn a_planned_port_that_ucx_has_not_opened_is_noted() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let spec = folder.path().join("spec.yaml").display().to_string();
+    let env = "{UCX_NET_DEVICES: \"mlx5_9:1,lo\"}";
+    std::fs::write(&spec, format!("version: 1\nucx: {{env: {env}}}\n")).expect("written");
+    // This machine itself: one that is simulated gets only the devices that are here.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.args(["up", "--name", "ports", "--detach", "--engine", "dask", "-f", &spec]);
+    command.args(["--protocol", "ucxx", "--gpus", "none", "--cpu-workers", "1", "--python"]);
+    command.arg(python::path()).args(["--ready-within", "10m"]);
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!(said.code, 0, "{said}");
+    let notes = worker(&sandbox.state("ports"), "cpu0")["notes"].to_string();
+    assert!(notes.contains("mlx5_9:1 is planned, but UCX has not opened it"), "{notes}");
+    down(&sandbox, "ports");
 }

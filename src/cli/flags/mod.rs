@@ -119,10 +119,10 @@ struct WorkerFlags {
 
 #[derive(Args, Clone, Debug, Default)]
 struct RmmFlags {
-    /// Initial size of the RMM pool
+    /// Initial size of the pool of device memory: RMM's, or a native worker's own
     #[arg(long, value_name = "SIZE")]
     rmm_pool_size: Option<Size>,
-    /// Maximum size of the RMM pool
+    /// Maximum size of that pool
     #[arg(long, value_name = "SIZE")]
     rmm_maximum_pool_size: Option<Size>,
     /// Use managed (unified) memory

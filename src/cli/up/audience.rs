@@ -146,7 +146,9 @@ fn announce(state: &ClusterState, began: Instant) {
         parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
     }
     let simulated = if state.simulated { ", simulated GPUs" } else { "" };
-    workers::addresses(state).iter().for_each(|line| output::status(line));
+    for line in workers::addresses(state).iter().chain(&workers::notes(state)) {
+        output::status(line);
+    }
     output::status(&format!(
         "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
         state.name,

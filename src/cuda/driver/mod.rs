@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fault::Faults;
-use super::pool::{self, Pool, PoolUse};
+use super::pool::{self, Pool, PoolUse, Sizes};
 use super::{Error, MemoryInfo};
 use crate::ids::PciAddress;
 
@@ -211,19 +211,45 @@ impl DriverDevice {
             return Ok(address);
         }
         for length in [pool.next_slab(rounded), rounded] {
-            let mut base = 0;
-            let asked = usize::try_from(length).unwrap_or(usize::MAX);
-            // SAFETY: a place for the result; the context is current.
-            let result = unsafe { (self.functions.cuMemAlloc_v2)(&raw mut base, asked) };
-            if result != OUT_OF_MEMORY {
-                self.check("cuMemAlloc", result)?;
+            if length <= pool.room()
+                && let Some(base) = self.slab(length)?
+            {
                 pool.grow(base, length);
                 return pool.take(rounded).ok_or_else(|| full(0));
             }
             self.free_slabs(pool.shrink());
         }
         let used = pool.usage();
-        Err(full(self.memory()?.free_bytes + (used.held_bytes - used.used_bytes)))
+        let free = self.memory()?.free_bytes.min(pool.room());
+        Err(full(free + (used.held_bytes - used.used_bytes)))
+    }
+
+    /// Allocates memory from the driver; `None` if the device has too little. The context must be
+    /// current.
+    fn slab(&self, bytes: u64) -> Result<Option<Address>, Error> {
+        let mut base = 0;
+        let asked = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: a place for the result; the context is current.
+        let result = unsafe { (self.functions.cuMemAlloc_v2)(&raw mut base, asked) };
+        if result == OUT_OF_MEMORY {
+            return Ok(None);
+        }
+        self.check("cuMemAlloc", result)?;
+        Ok(Some(base))
+    }
+
+    pub(super) fn size_pool(&self, sizes: Sizes) -> Result<(), Error> {
+        self.make_current()?;
+        let mut pool = self.locked();
+        let Some(initial) = pool.set_sizes(sizes) else { return Ok(()) };
+        let base = self.slab(initial)?;
+        let base = base.ok_or_else(|| Error::Pool {
+            device: self.name.clone(),
+            asked_bytes: initial,
+            free_bytes: self.memory().map_or(0, |memory| memory.free_bytes),
+        })?;
+        pool.begin(base, initial);
+        Ok(())
     }
 
     /// The context must be current.
@@ -239,9 +265,13 @@ impl DriverDevice {
         self.locked().usage()
     }
 
-    pub(super) fn shrink(&self) {
+    pub(super) fn peer_lost(&self, peer: u64) {
+        self.locked().lost(peer);
+    }
+
+    pub(super) fn close_pool(&self) {
         if self.make_current().is_ok() {
-            let slabs = self.locked().shrink();
+            let slabs = self.locked().close();
             self.free_slabs(slabs);
         }
     }
@@ -293,7 +323,7 @@ impl DriverDevice {
 impl Drop for DriverDevice {
     fn drop(&mut self) {
         if !self.context.is_null() {
-            self.shrink();
+            self.close_pool();
             // SAFETY: retained once in `open`; every buffer holds the device, so none is left. At
             // the process's end the driver may be gone already and says so, which changes nothing.
             let _ = unsafe { (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
@@ -327,6 +357,10 @@ impl DriverMemory {
     pub(super) fn pointer(&self) -> *mut c_void {
         // Addresses of the device and of the host share one space of 64 bits.
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
+    }
+
+    pub(super) fn sent(&self, to: u64) {
+        self.device.locked().sent(self.address, to);
     }
 
     /// The handle by which another process maps this memory.

@@ -9,6 +9,7 @@ use crate::plan::{EngineKind, PlanTextError};
 use crate::text::in_full;
 use crate::wire::frame::FrameError;
 use crate::wire::greeting::Role;
+use crate::wire::status::MissingPort;
 use crate::{cuda, ucx};
 
 /// Why a process of the native engine ends.
@@ -83,6 +84,23 @@ pub enum Error {
         /// The task that met the fault, and its function, if it was a task.
         task: Option<String>,
     },
+    /// The plan is strict, and UCX has not opened all of the worker's NIC ports.
+    #[error("planned for this worker, but not in use: {}", listed(missing))]
+    Ports {
+        /// The ports.
+        missing: Vec<MissingPort>,
+    },
+    /// Nothing that UCX has opened reaches another process.
+    #[error(
+        "UCX has opened nothing that reaches another worker, only {opened}{}",
+        without(missing)
+    )]
+    Unreachable {
+        /// What UCX has opened.
+        opened: String,
+        /// Planned NIC ports that are not in use.
+        missing: Vec<MissingPort>,
+    },
     /// The thread that owns UCX ended unexpectedly.
     #[error("the thread that owns UCX ended")]
     PlaneGone,
@@ -97,6 +115,15 @@ impl From<getrandom::Error> for Error {
     }
 }
 
+fn listed(missing: &[MissingPort]) -> String {
+    let each = missing.iter().map(|missing| format!("{} ({})", missing.port, missing.why));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn without(missing: &[MissingPort]) -> String {
+    if missing.is_empty() { String::new() } else { format!("; missing: {}", listed(missing)) }
+}
+
 fn in_task(task: Option<&str>) -> String {
     task.map_or(String::new(), |task| format!(", in {task}"))
 }
@@ -109,6 +136,13 @@ impl Error {
                 Some("this command is started by `cuda-cluster up`, not by hand".to_owned())
             }
             Error::Ucx(error) => error.hint(),
+            Error::Device(error) => error.hint(),
+            Error::Ports { .. } => {
+                Some("without --strict the worker goes on over its other lanes".to_owned())
+            }
+            Error::Unreachable { .. } => {
+                Some("add shared memory ('posix,cma' or 'sm') or 'tcp' to UCX_TLS".to_owned())
+            }
             _ => None,
         }
     }

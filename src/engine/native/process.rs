@@ -19,7 +19,7 @@ use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, NativePlan, Plan, WorkerPlan};
 use crate::wire::secret::Secret;
 use crate::wire::status::{
-    self, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
+    self, Condition, FD_VARIABLE, PROCESS_VARIABLE, PeerLanes, RUN_DIRECTORY_VARIABLE, Status,
 };
 
 /// What this process was given at its start.
@@ -88,14 +88,20 @@ impl StatusPipe {
         self.write(&Status::Step { step });
     }
 
+    /// Reports something that the user should know.
+    pub(super) fn note(&mut self, text: impl Into<String>) {
+        self.write(&Status::Note { text: text.into() });
+    }
+
     /// Reports that the process is ready. Must be called inside a tokio runtime.
     pub(super) fn ready(
         &mut self,
         address: Option<String>,
         peers: Vec<PeerLanes>,
         ucx: Option<String>,
+        condition: Condition,
     ) {
-        self.write(&Status::Ready { address, peers, ucx });
+        self.write(&Status::Ready { address, peers, ucx, condition });
         let Some(file) = self.file.take() else { return };
         let socket = std::os::unix::net::UnixStream::from(OwnedFd::from(file));
         // If a person started this process by hand, it is no socket, and nobody asks.
@@ -122,11 +128,11 @@ impl StatusPipe {
     }
 
     /// Answers the supervisor.
-    pub(super) fn answer(&self) {
+    pub(super) fn answer(&self, condition: Condition) {
         if let Some(questions) = &self.questions {
             // There is room for one answer to each question. If the supervisor is gone, this
             // process ends too.
-            let _ = questions.try_write(status::encode(&Status::Alive).as_bytes());
+            let _ = questions.try_write(status::encode(&Status::Alive { condition }).as_bytes());
         }
     }
 

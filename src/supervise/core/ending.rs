@@ -139,8 +139,29 @@ impl Core {
         let guardian = self.guardian.silent_since.map(|_| "the guardian (does not answer)");
         let hanging: Vec<String> = hanging.into_iter().chain(guardian.map(str::to_owned)).collect();
         let text = format!("not ready within {}: {}", self.policy.ready_within, hanging.join(", "));
-        let cause = self.cluster_cause(text);
+        let mut cause = self.cluster_cause(text);
+        // What a process that hangs has said is in its log; the first one stands for all.
+        let first =
+            (0..self.slots.len()).find(|number| unready(number) && self.slots[*number].is_alive());
+        if let Some(slot) = first {
+            cause.process = Some(self.slots[slot].shown.name.clone());
+            self.actions.push(Action::ReadLog { slot });
+        }
         self.begin_end(Outcome::NotReady(cause), Escalation::Graceful, now);
+    }
+
+    /// Adds the last lines of its log to the cause, if this process is the one that hung.
+    pub(super) fn log_read(&mut self, slot: SlotNumber, log_tail: &[String]) {
+        let name = self.slots.get(slot).map(|slot| slot.shown.name.clone());
+        let outcome = match &mut self.ending {
+            Some(Outcome::NotReady(cause)) => Some(cause),
+            _ => None,
+        };
+        for cause in outcome.into_iter().chain(&mut self.state.cause) {
+            if cause.process == name {
+                cause.log_tail = log_tail.to_vec();
+            }
+        }
     }
 
     /// How far the start of a process has come.

@@ -10,7 +10,7 @@ use crate::plan::{RestartWhen, Unresponsive};
 use crate::supervise::Escalation;
 use crate::units::Span;
 use crate::wire::process::{Exit, Key};
-use crate::wire::status::{AfterLeaving, Status};
+use crate::wire::status::{AfterLeaving, Condition, Status};
 
 /// A random event, resolved with the processes that live at the time.
 #[derive(Clone, Debug)]
@@ -76,7 +76,15 @@ impl World {
         let said = |key, status| Event::Said { key, status };
         let event = match happening.clone() {
             Happening::Ready(slot) => living(self, slot).map(|key| {
-                said(key, Status::Ready { address: None, peers: Vec::new(), ucx: None })
+                said(
+                    key,
+                    Status::Ready {
+                        address: None,
+                        peers: Vec::new(),
+                        ucx: None,
+                        condition: Condition::default(),
+                    },
+                )
             }),
             Happening::Step(slot) => {
                 living(self, slot).map(|key| said(key, Status::Step { step: "s".to_owned() }))

@@ -141,6 +141,19 @@ impl Core {
         }
     }
 
+    /// Asks every process that can be asked and owes no answer.
+    pub(super) fn ask_all(&mut self, now: Moment) {
+        (0..self.slots.len()).for_each(|number| self.ask(number, now));
+    }
+
+    /// Whether a process that may answer at any moment has not answered yet.
+    pub(in crate::supervise) fn awaits_answers(&self) -> bool {
+        self.slots.iter().any(|slot| {
+            let Liveness { asked, stopped, gone, .. } = slot.liveness;
+            slot.phase() == ProcessPhase::Ready && asked.is_some() && !stopped && gone.is_none()
+        })
+    }
+
     fn ask_guardian(&mut self, now: Moment) {
         if self.guardian.asked.is_none() {
             self.guardian.asked = Some(now);
@@ -174,7 +187,7 @@ impl Core {
         self.judge_guardian(now);
         if self.ask_at <= now {
             self.ask_at = now + self.ask_every();
-            (0..self.slots.len()).for_each(|number| self.ask(number, now));
+            self.ask_all(now);
             self.ask_guardian(now);
             self.actions.push(Action::Look);
         }

@@ -57,8 +57,12 @@ pub(super) enum Event {
     Gone { key: Key },
     /// A check has found that the processes with these keys are stopped.
     Looked { stopped: Vec<Key>, guardian_stopped: bool },
+    /// Current answers of all processes are wanted.
+    AskAll,
     /// The guardian has answered.
     GuardianAlive,
+    /// The last lines of the log of a process that did not become READY in time were read.
+    LogRead { slot: SlotNumber, log_tail: Vec<String> },
     /// A process has ended.
     Exited { key: Key, exit: Exit, log_tail: Vec<String> },
     /// A process's resident memory is near its limit.
@@ -109,6 +113,8 @@ pub(super) enum Action {
     AskGuardian,
     /// Check which processes are stopped.
     Look,
+    /// Read the last lines of the log of a process that did not become READY in time.
+    ReadLog { slot: SlotNumber },
     /// Wait until a dead process's GPU is free, and report it.
     AwaitGpu { slot: SlotNumber },
     /// Write a crash bundle for an abnormal exit.
@@ -263,7 +269,9 @@ impl Core {
             Event::Looked { stopped, guardian_stopped } => {
                 self.looked(&stopped, guardian_stopped, now);
             }
+            Event::AskAll => self.ask_all(now),
             Event::GuardianAlive => self.guardian_answered(now),
+            Event::LogRead { slot, log_tail } => self.log_read(slot, &log_tail),
             Event::Exited { key, exit, log_tail } => self.exited(key, exit, log_tail, now),
             Event::MemoryReached { key, resident_bytes, limit_bytes } => {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
@@ -325,13 +333,17 @@ impl Core {
                 slot.shown.step = Some(step.clone());
                 self.record(now, Some(number), What::Step { step });
             }
-            Status::Ready { address, peers, ucx } => {
+            Status::Ready { address, peers, ucx, condition } => {
                 slot.shown.address = address;
                 slot.shown.ucx = ucx;
                 slot.shown.peers = peers;
+                slot.reports(condition);
                 self.ready(number, now);
             }
-            Status::Alive => self.answered(number, now),
+            Status::Alive { condition } => {
+                slot.reports(condition);
+                self.answered(number, now);
+            }
             Status::Dashboard { link } => slot.shown.dashboard = Some(link),
             Status::Note { text } => {
                 slot.shown.notes.push(text.clone());

@@ -11,7 +11,7 @@ use super::liveness::Liveness;
 use crate::plan::{RestartWhen, Supervision};
 use crate::supervise::{Cause, ProcessPhase, ProcessState, ReadyWhen};
 use crate::wire::process::Key;
-use crate::wire::status::AfterLeaving;
+use crate::wire::status::{AfterLeaving, Condition};
 
 /// What follows the end of a process, depending on why it was asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,8 +140,18 @@ impl Slot {
         self.shown.dashboard = None;
         self.shown.peers.clear();
         self.shown.ucx = None;
+        self.reports(Condition::default());
         self.shown.notes.clear();
         self.shown.timings = Default::default();
+    }
+
+    /// Shows what the living process reports about itself.
+    pub(super) fn reports(&mut self, condition: Condition) {
+        self.shown.device_pool = condition.device_pool;
+        self.shown.missing_ports = condition.missing_ports;
+        if let Some(peers) = condition.peers {
+            self.shown.peers = peers;
+        }
     }
 
     /// Removes the ended process.

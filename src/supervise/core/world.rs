@@ -14,7 +14,7 @@ use crate::supervise::{
 };
 use crate::units::Span;
 use crate::wire::process::{Containment, Exit, Key};
-use crate::wire::status::Status;
+use crate::wire::status::{Condition, Status};
 
 pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {
     ProcessSpec {
@@ -89,6 +89,7 @@ pub(super) struct World {
     pub(super) awaited: BTreeSet<usize>,
     /// Unanswered questions.
     pub(super) asked: BTreeSet<Key>,
+    pub(super) logs_read: Vec<usize>,
     pub(super) guardian_asked: bool,
     /// Slots whose processes do not answer.
     pub(super) hung: BTreeSet<usize>,
@@ -117,6 +118,7 @@ impl World {
             filled: BTreeMap::new(),
             awaited: BTreeSet::new(),
             asked: BTreeSet::new(),
+            logs_read: Vec::new(),
             guardian_asked: false,
             hung: BTreeSet::new(),
             guardian_hung: false,
@@ -204,6 +206,10 @@ impl World {
                 assert!(!std::mem::replace(&mut self.guardian_asked, true), "one at a time");
             }
             Action::Look => {}
+            Action::ReadLog { slot } => {
+                assert!(self.living.values().any(|other| *other == slot), "it hangs, so it lives");
+                self.logs_read.push(slot);
+            }
             Action::AwaitGpu { slot } => drop(self.awaited.insert(slot)),
             Action::Bundle { .. } => {}
             Action::Record(record) => self.records.push(record.what),
@@ -303,7 +309,12 @@ impl World {
         self.tell(Event::Started { key, pid: 100 });
         let bound = Status::Bound { cpus: CpuSet::new(), mems: NodeSet::new(), notes: vec![] };
         self.tell(Event::Said { key, status: bound });
-        let status = Status::Ready { address: None, peers: Vec::new(), ucx: None };
+        let status = Status::Ready {
+            address: None,
+            peers: Vec::new(),
+            ucx: None,
+            condition: Condition::default(),
+        };
         self.tell(Event::Said { key, status });
     }
 
@@ -317,9 +328,10 @@ impl World {
     pub(super) fn answer(&mut self) {
         let asked = std::mem::take(&mut self.asked);
         for key in asked {
+            let status = Status::Alive { condition: Condition::default() };
             match self.living.get(&key) {
                 Some(slot) if self.hung.contains(slot) => drop(self.asked.insert(key)),
-                Some(_) => self.tell(Event::Said { key, status: Status::Alive }),
+                Some(_) => self.tell(Event::Said { key, status }),
                 None => {}
             }
         }

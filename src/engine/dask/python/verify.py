@@ -8,6 +8,7 @@ connection's scheme, and for UCX the lanes of its endpoint, from UCX's own descr
 
 import asyncio
 import ctypes
+import os
 import re
 
 from distributed.core import send_recv
@@ -23,6 +24,22 @@ PEERS_STORY = 5.0  # Seconds in which a peer that failed has everything torn dow
 
 # `  lane[0]:  2:posix/memory.0 md[1] -> …`; the number after the dot is UCX's own.
 LANE = re.compile(r"lane\[\d+\]:\s+\d+:(\S+?)(?:\.\d+)?\s")
+
+
+# `#      resource 3  :  md 2  dev 3  flags -- rc_mlx5/mlx5_0:1`
+RESOURCE = re.compile(r"^#.*resource.*\s\S+/(\S+)$", re.MULTILINE)
+
+
+def ports_not_opened(protocol):
+    """NIC ports that the plan names and UCX has not opened; UCX says so in the log only."""
+    named = os.environ.get("UCX_NET_DEVICES", "").split(",")
+    planned = [name for name in named if ":" in name]
+    if not planned or not protocol.startswith("ucx"):
+        return []
+    from ucxx import core
+
+    opened = RESOURCE.findall(core.get_ucp_context_info())
+    return [port for port in planned if port not in opened]
 
 
 def answer(worker):

@@ -72,6 +72,8 @@ async def serve(settings, status):
         if proof is not None:
             proof["peers"] = [full_name(settings, name) for name in proof["peers"]]
             lanes = await verify.peers(worker, proof, status)
+        for port in verify.ports_not_opened(settings["protocol"]):
+            status.note(f"{port} is planned, but UCX has not opened it")
         status.ready(worker.address, lanes)
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)

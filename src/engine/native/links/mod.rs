@@ -19,6 +19,7 @@ use crate::spec::Origin;
 use crate::topology::Topology;
 use crate::wire::native::{Mapped, Measurement, Quantity, Samples};
 use crate::wire::peer::MemoryKind;
+use crate::wire::status::MissingPort;
 
 /// Bytes that a round moves, unless a single message is longer.
 const ROUND_BYTES: u64 = 64 << 20;
@@ -341,6 +342,8 @@ pub struct Background<'a> {
     pub plan: &'a Plan,
     /// The machine that has the GPUs; `None` if they are simulated.
     pub machine: Option<&'a Topology>,
+    /// Planned NIC ports that are not in use, by worker.
+    pub missing_ports: &'a BTreeMap<String, Vec<MissingPort>>,
     /// Latencies by pair, where known.
     pub latencies: &'a BTreeMap<(String, String), Figure>,
     /// Whether nothing else was measured at the same time, so that a slow figure means a slow link.
@@ -349,7 +352,7 @@ pub struct Background<'a> {
 
 /// The row for a stream.
 pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
-    let Background { plan, machine, latencies, alone } = background;
+    let Background { plan, machine, latencies, alone, missing_ports } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
     let expected = Expected::of(plan, machine, from, to, *memory);
     let limit = match expected {
@@ -363,6 +366,8 @@ pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Mea
             let verdict = if !expected.is_among(&samples.lanes) {
                 Verdict::Downgraded(downgrade(plan, from, expected, &samples.lanes))
             } else if let Some(why) = unused(expected, measurement, samples) {
+                Verdict::Downgraded(why)
+            } else if let Some(why) = without_port(missing_ports, [from, to]) {
                 Verdict::Downgraded(why)
             } else {
                 judge(expected, limit.as_ref(), figure, telling)
@@ -453,6 +458,18 @@ fn unused(expected: Expected, measurement: &Measurement, samples: &Samples) -> O
     })
 }
 
+/// Which planned port one of the two workers does not use, and why. Within one machine shared
+/// memory may carry all bytes instead, so the lanes of the pair don't show it.
+fn without_port(
+    missing_ports: &BTreeMap<String, Vec<MissingPort>>,
+    ends: [&String; 2],
+) -> Option<String> {
+    let mut missing = ends.into_iter().filter_map(|end| Some((end, missing_ports.get(end)?)));
+    let (worker, ports) = missing.find(|(_, ports)| !ports.is_empty())?;
+    let MissingPort { port, why } = ports.first()?;
+    Some(format!("{port} is planned for {worker}, but not in use: {why}"))
+}
+
 /// The setting in a worker's plan that restricts its transports.
 fn cause(plan: &Plan, worker: &str) -> String {
     let worker = plan.workers.iter().find(|candidate| candidate.name == worker);
@@ -492,6 +509,18 @@ mod tests {
         assert_eq!(unused(Expected::CudaIpc, &way, &over("cuda_ipc/cuda")), None);
         assert_eq!(unused(Expected::CudaIpc, &way, &samples(vec![5])), None);
         assert_eq!(unused(Expected::Staging, &way, &over("sysv/memory")), None);
+    }
+
+    #[test]
+    fn a_planned_port_that_is_not_in_use_is_a_downgrade_of_both_directions() {
+        let port = MissingPort { port: "mlx5_1:1".to_owned(), why: "it is DOWN".to_owned() };
+        let missing =
+            BTreeMap::from([("gpu1".to_owned(), vec![port]), ("gpu2".to_owned(), vec![])]);
+        let of = |from: &str, to: &str| without_port(&missing, [&from.to_owned(), &to.to_owned()]);
+        let why = of("gpu0", "gpu1").expect("a downgrade");
+        assert_eq!(why, "mlx5_1:1 is planned for gpu1, but not in use: it is DOWN");
+        assert_eq!(of("gpu1", "gpu0"), Some(why));
+        assert_eq!(of("gpu0", "gpu2"), None);
     }
 
     #[test]

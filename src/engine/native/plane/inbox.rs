@@ -39,6 +39,10 @@ pub enum Report {
         address: Vec<u8>,
         /// The library's version, its name and its transports, for people.
         library: String,
+        /// Its file, as far as the loader tells.
+        path: PathBuf,
+        /// What UCX has opened, `transport/device` each.
+        resources: Vec<String>,
     },
     /// Every expected peer is reached, over these lanes.
     Ready(Vec<PeerLanes>),
@@ -50,7 +54,10 @@ pub enum Report {
         cause: String,
     },
     /// The thread still works: the answer to `Plane::pulse`.
-    Pulse,
+    Pulse {
+        /// The lanes of the connections now.
+        lanes: Vec<PeerLanes>,
+    },
     /// A measurement has ended.
     Measured {
         /// Its number.

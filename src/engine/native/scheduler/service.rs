@@ -31,7 +31,7 @@ use crate::wire::native::{
 };
 use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
-use crate::wire::status::PeerLanes;
+use crate::wire::status::{Condition, PeerLanes};
 
 /// Time that a connection has to authenticate.
 const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -76,7 +76,12 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
     let socket = launch.paths.socket(SCHEDULER);
     let listener = connection::listen(&socket)?;
-    status.ready(Some(format!("unix://{}", socket.display())), Vec::new(), None);
+    status.ready(
+        Some(format!("unix://{}", socket.display())),
+        Vec::new(),
+        None,
+        Condition::default(),
+    );
     tracing::info!(socket = %socket.display(), "scheduler listens");
 
     let names = launch.plan.workers.iter().map(|worker| worker.name.clone());
@@ -115,7 +120,7 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
                 }
                 service.flush();
             }
-            () = status.asked() => status.answer(),
+            () = status.asked() => status.answer(Condition::default()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }

@@ -13,6 +13,7 @@ mod bulk;
 mod context;
 mod fetch;
 pub mod objects;
+mod ports;
 pub mod registry;
 mod runner;
 mod service;

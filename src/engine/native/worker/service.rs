@@ -2,7 +2,7 @@
 //!
 //! Does not decide what to do when the scheduler is gone; it ends, and the supervisor decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use tokio::sync::{Semaphore, mpsc};
 use super::bulk;
 use super::context::{SimulatedLink, WorkerContext};
 use super::objects::{self, Store};
+use super::ports::Ports;
 use super::registry::Registry;
 use super::runner::{Runner, WorkerEvent, running_here};
-use crate::cuda::{Device, spare};
+use crate::cuda::{Device, PoolUse, Sizes, spare};
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::plane::{self, Opening, Plane, Report};
@@ -25,13 +26,15 @@ use crate::engine::native::process::{
 };
 use crate::ids::SCHEDULER;
 use crate::os::memory;
-use crate::plan::{NativePlan, WorkerPlan};
+use crate::plan::{NativePlan, Plan, WorkerPlan};
+use crate::probe::check_port;
 use crate::text::in_full;
 use crate::ucx::{LIBRARY_VARIABLE, environment};
 use crate::wire::frame::FRAME_LIMIT;
 use crate::wire::greeting::Role;
 use crate::wire::native::{FromWorker, Registration, ToWorker};
 use crate::wire::peer::Member;
+use crate::wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
 use crate::wire::tasks::Report as TaskReport;
 
 /// Longest time between the scheduler's end and the signal to this process.
@@ -73,8 +76,8 @@ pub fn main(registry: Registry) -> Result<(), Error> {
 }
 
 fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
-    environment::set_defaults(&environment::defaults())?;
     let launch = LaunchEnvironment::read()?;
+    environment::set_defaults(&environment::defaults(mapped_by_each(&launch.plan)))?;
     let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
     memory::keep_freed_up_to(limit / SPARE_SHARE);
@@ -96,7 +99,7 @@ async fn run(
 
     let me = Member { name: launch.name.clone(), incarnation: u64::from_le_bytes(random()?) };
     let worker = launch.plan.workers.iter().find(|worker| worker.name == me.name);
-    let device = open_device(worker, launch.plan.machine.simulated)?;
+    let device = open_device(worker, &launch.plan)?;
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
@@ -116,11 +119,19 @@ async fn run(
         _ = interrupt.recv() => return plane.stop(),
         report = reports.recv() => report,
     };
-    let Some(Report::Open { address, library }) = opened else {
+    let Some(Report::Open { address, library, path, resources }) = opened else {
         // The thread's own error says more.
         return plane.stop().and(Err(Error::PlaneGone));
     };
     tracing::info!(ucx = library, "UCX is open");
+    let path = path.display().to_string();
+    let ports = Ports::of(worker, launch.plan.machine.simulated, resources, path);
+    let missing = ports.missing(check_port);
+    ports.judge(&missing, launch.plan.requirements.strict, launch.plan.workers.len() > 1)?;
+    for MissingPort { port, why } in missing {
+        tracing::warn!(port, why, "a planned port is not in use");
+        status.note(format!("{port} is planned, but not in use: {why}"));
+    }
     // It lives as long as this function, so the channel stays open.
     let (faulted, mut faults) = mpsc::unbounded_channel();
     if let Some(device) = &device {
@@ -130,6 +141,13 @@ async fn run(
         });
     }
     let opened_device = device.clone();
+    let mut known_lanes = Vec::new();
+    let mut condition = |lanes: Vec<PeerLanes>| Condition {
+        device_pool: opened_device.as_ref().and_then(Device::pool).map(reported),
+        missing_ports: ports.missing(check_port),
+        peers: (lanes != known_lanes).then(|| known_lanes.clone_from(&lanes)).map(|()| lanes),
+    };
+    let mut broken: HashMap<String, u64> = HashMap::new();
     let resources =
         WorkerResources { launch: &launch, planned: worker, device, plane: plane.clone() };
     let (mut runner, mut events, offer) = resources.open(registry, me.clone())?;
@@ -153,11 +171,17 @@ async fn run(
                     tracing::info!(peers = peers.len(), "ready");
                     scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
                     scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
-                    status.ready(None, peers, ucx.take());
+                    let condition = condition(peers.clone());
+                    status.ready(None, peers, ucx.take(), condition);
                 }
-                Some(Report::Pulse) => status.answer(),
+                Some(Report::Pulse { lanes }) => status.answer(condition(lanes)),
                 Some(Report::PeerFailed { member, cause }) => {
-                    tracing::warn!(peer = member.name, cause, "a connection broke");
+                    let times = broken.entry(member.name.clone()).or_default();
+                    *times += 1;
+                    // Logged at each power of two, because it is tried twice a second.
+                    if times.is_power_of_two() {
+                        tracing::warn!(peer = member.name, cause, times, "a connection broke");
+                    }
                     scheduler.send(&FromWorker::PeerFailed { member, cause }).await?;
                 }
                 Some(Report::Measured { id, result }) => {
@@ -192,7 +216,7 @@ async fn run(
     runner.stop(TASKS_END_WITHIN);
     let stopped = plane.stop();
     if let Some(device) = &opened_device {
-        device.shrink();
+        device.close_pool();
     }
     match (stopped, ended) {
         // The thread's own error says more.
@@ -297,10 +321,30 @@ fn simulated_links(native: &NativePlan, me: &str) -> BTreeMap<String, SimulatedL
     links.map(|(peer, bandwidth)| (peer.clone(), SimulatedLink::new(*bandwidth))).collect()
 }
 
+fn reported(pool: PoolUse) -> DevicePool {
+    DevicePool {
+        slabs: pool.slabs as u64,
+        held_bytes: pool.held_bytes,
+        used_bytes: pool.used_bytes,
+        largest_free_bytes: pool.largest_free_bytes,
+        mapped_by_peers_bytes: pool.mapped_by_peers_bytes,
+        maximum_bytes: pool.maximum_bytes,
+    }
+}
+
+/// Most that each peer needs to map: all that the pool of a worker can hold.
+fn mapped_by_each(plan: &Plan) -> Option<u64> {
+    let held = |worker: &WorkerPlan| {
+        let maximum = worker.rmm.as_ref().and_then(|rmm| rmm.maximum_pool_bytes);
+        maximum.or(worker.gpu.as_ref()?.memory_bytes)
+    };
+    plan.workers.iter().filter_map(held).max()
+}
+
 /// Opens the worker's device memory, if its plan gives it a GPU.
-fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Result<Option<Device>, Error> {
+fn open_device(worker: Option<&WorkerPlan>, plan: &Plan) -> Result<Option<Device>, Error> {
     let Some(gpu) = worker.and_then(|worker| worker.gpu.as_ref()) else { return Ok(None) };
-    if simulated {
+    if plan.machine.simulated {
         let limit = worker.and_then(|worker| worker.device_memory_limit_bytes);
         let Some(capacity) = limit.or(gpu.memory_bytes) else { return Ok(None) };
         tracing::info!(gpu = gpu.index.0, capacity, "device memory is simulated in host memory");
@@ -308,6 +352,12 @@ fn open_device(worker: Option<&WorkerPlan>, simulated: bool) -> Result<Option<De
     }
     let Some(place) = gpu.pci else { return Ok(None) };
     let device = Device::open(place)?;
+    let rmm = worker.and_then(|worker| worker.rmm.as_ref());
+    device.size_pool(Sizes {
+        initial_bytes: rmm.and_then(|rmm| rmm.pool_bytes),
+        maximum_bytes: rmm.and_then(|rmm| rmm.maximum_pool_bytes),
+        mapped_by_each_bytes: mapped_by_each(plan),
+    })?;
     tracing::info!(gpu = gpu.index.0, name = device.name(), "device is open");
     Ok(Some(device))
 }

@@ -1,6 +1,7 @@
 //! Tests of processes that do not answer.
 
 use super::*;
+use crate::wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
 
 /// Three processes that are asked every second, and must answer within one.
 fn asked() -> World {
@@ -131,10 +132,49 @@ fn a_first_start_does_not_wait_for_ever_for_one_that_stopped_answering() {
         world.wait();
         world.answer();
     }
+    assert_eq!(world.logs_read, [0]);
+    world.tell(Event::LogRead { slot: 0, log_tail: vec!["no memory".to_owned()] });
     world.die(0, Exit::by_signal(15));
     world.die(1, Exit::by_signal(15));
     let Some(Outcome::NotReady(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
     assert_eq!(cause.text, "not ready within 3s: gpu0 (does not answer)");
+    assert_eq!(cause.log_tail, ["no memory"]);
+    let state = world.core.state();
+    assert_eq!(state.cause.map(|cause| cause.log_tail), Some(vec!["no memory".to_owned()]));
+}
+
+#[test]
+fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
+    let mut world = up(launch(false, 2, false));
+    let port = MissingPort { port: "mlx5_0:1".to_owned(), why: "it is DOWN".to_owned() };
+    let lanes = vec![PeerLanes { peer: "gpu1".to_owned(), lanes: vec!["posix/memory".to_owned()] }];
+    let condition = Condition {
+        device_pool: Some(DevicePool { slabs: 3, ..DevicePool::default() }),
+        missing_ports: vec![port.clone()],
+        peers: Some(lanes.clone()),
+    };
+    let key = world.key(0);
+    world.tell(Event::Said { key, status: Status::Alive { condition } });
+    let shown = world.core.state().workers[0].clone();
+    assert_eq!(shown.device_pool.map(|pool| pool.slabs), Some(3));
+    assert_eq!((shown.missing_ports, shown.peers.clone()), (vec![port], lanes));
+    world.tell(Event::Said { key, status: Status::Alive { condition: Condition::default() } });
+    let shown = world.core.state().workers[0].clone();
+    assert_eq!((shown.device_pool, shown.missing_ports.len()), (None, 0));
+    assert_eq!(shown.peers.len(), 1, "lanes that are not reported are as they were");
+}
+
+#[test]
+fn answers_are_awaited_only_from_those_that_may_give_them() {
+    let mut world = up(launch(false, 2, false));
+    assert!(!world.core.awaits_answers());
+    world.hung.insert(0);
+    world.tell(Event::AskAll);
+    assert!(world.core.awaits_answers());
+    world.answer();
+    assert!(world.core.awaits_answers(), "gpu0 has not answered yet");
+    world.look(&[0]);
+    assert!(!world.core.awaits_answers(), "a stopped process answers when it goes on");
 }
 
 #[test]

@@ -112,14 +112,15 @@ impl Owner {
         let worker = UcpWorker::new(&context)?;
         let address_key = secret.key(ADDRESS_PURPOSE);
         let address = worker.address()?.seal(&address_key);
+        let (path, resources) = (library.name().to_owned(), context.resources()?);
         let library = format!(
             "{} from {}: {}",
             library.version(),
-            library.name().display(),
-            context.transports()?.join(" ")
+            path.display(),
+            ucx::lane_transports(&resources).join(" ")
         );
         // The receiver is gone only when the process ends.
-        let _ = reports.send(Report::Open { address, library });
+        let _ = reports.send(Report::Open { address, library, path, resources });
         let limit =
             if opening.bytes_in_flight == 0 { BYTES_IN_FLIGHT } else { opening.bytes_in_flight };
         let measurements = Measurements::default();
@@ -246,7 +247,8 @@ impl Owner {
             Command::Pulse => {
                 // An idle worker must notice a fault too.
                 self.device.as_ref().inspect(|device| device.look_for_fault());
-                drop(self.reports.send(Report::Pulse));
+                let lanes = self.lanes();
+                drop(self.reports.send(Report::Pulse { lanes }));
             }
             Command::Stop => {}
         }
@@ -287,6 +289,9 @@ impl Owner {
             ToWorker::Lost { member, left } => {
                 tracing::info!(peer = member.name, left, "peer is gone");
                 self.addresses.remove(&member);
+                if let Some(device) = &self.device {
+                    device.peer_lost(member.incarnation);
+                }
                 let cause = if left { "it left the cluster" } else { "its process ended" };
                 self.drop_work_with(&member, cause);
                 self.handle(Event::Lost(member));

@@ -98,6 +98,9 @@ impl Owner {
         buffer: Arc<Buffer>,
         checksum: Option<u32>,
     ) {
+        if let Buffer::Device(memory) = &*buffer {
+            memory.sent(to.0);
+        }
         let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
         self.send(to, Kind::Object, id, checksum_argument(checksum), payload);
     }
