@@ -52,8 +52,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
-use super::actor::ControlRequest;
-use super::service::{Ask, Handle, RequestError};
+use super::handle::{Ask, ControlRequest, Handle, RequestError};
 use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use crate::os::log_file::{LogReader, Selection};
 use crate::os::run_directory::Paths;

@@ -13,6 +13,7 @@ use crate::plan::{EngineKind, Program, Supervision};
 
 // Decisions and values, without effects.
 mod core;
+mod phase;
 pub mod record;
 pub mod state;
 
@@ -20,30 +21,27 @@ pub mod state;
 #[cfg(feature = "launch")]
 mod actor;
 #[cfg(feature = "launch")]
-mod aftermath;
-#[cfg(feature = "launch")]
-mod contact;
-#[cfg(feature = "launch")]
 pub mod control;
 #[cfg(feature = "launch")]
 mod crash;
 #[cfg(feature = "launch")]
-mod directory;
-#[cfg(feature = "launch")]
 pub mod gpu;
+#[cfg(feature = "launch")]
+mod handle;
 #[cfg(feature = "launch")]
 mod memory;
 #[cfg(feature = "launch")]
 mod metrics;
 #[cfg(feature = "launch")]
 mod service;
-#[cfg(feature = "launch")]
-mod teardown;
 
+#[cfg(feature = "launch")]
+pub use handle::{Options, OutputPipe, RequestError, StartError};
+pub use phase::{ClusterPhase, ProcessPhase};
 pub use record::{Cause, Outcome, Record};
 #[cfg(feature = "launch")]
-pub use service::{Options, OutputPipe, RequestError, StartError, Stopper, Supervisor};
-pub use state::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
+pub use service::{Stopper, Supervisor};
+pub use state::{ClusterState, ProcessState};
 
 pub use crate::wire::status::{PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE};
 

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::ClusterPhase;
+use super::phase::ClusterPhase;
 use crate::wire::process::Exit;
 
 /// An event, with its time.

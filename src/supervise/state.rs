@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::record::GpuError;
-use super::{Cause, Launch, ProcessGpu, ProcessSpec};
+use super::{Cause, ClusterPhase, Launch, ProcessGpu, ProcessPhase, ProcessSpec};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::ClusterName;
 use crate::plan::{Binding, EngineKind};
@@ -121,42 +121,6 @@ impl ClusterState {
     }
 }
 
-/// A cluster's phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum ClusterPhase {
-    /// Not every process is READY for the first time yet.
-    Starting,
-    /// All processes are READY for the first time, and the cluster is being verified.
-    Verifying,
-    /// Every wanted process is READY.
-    #[strum(to_string = "READY")]
-    Ready,
-    /// It was READY; some process is being restarted, or does not answer.
-    Recovering,
-    /// It was READY; some worker has failed and is not restarted.
-    Degraded,
-    /// All processes are being ended.
-    Stopping,
-    /// Ended on request, or because its work is done.
-    Stopped,
-    /// Ended because of a failure.
-    Failed,
-}
-
-impl ClusterPhase {
-    /// Whether it has not been READY yet but can become so.
-    pub fn is_first(self) -> bool {
-        matches!(self, ClusterPhase::Starting | ClusterPhase::Verifying)
-    }
-
-    /// Whether this is a final phase.
-    pub fn is_end(self) -> bool {
-        matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)
-    }
-}
-
 /// The current state of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessState {
@@ -242,31 +206,6 @@ impl ProcessState {
             None => self.state.to_string(),
         }
     }
-}
-
-/// A process's phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::Display)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum ProcessPhase {
-    /// Not started: the scheduler is not READY, or the worker has not been requested.
-    Waiting,
-    /// Started, but not READY.
-    Starting,
-    /// READY.
-    #[strum(to_string = "READY")]
-    Ready,
-    /// It was READY, but does not answer: it is stopped, hangs, or has ended unnoticed.
-    #[strum(to_string = "not answering")]
-    Unresponsive,
-    /// Asked to end.
-    Stopping,
-    /// Dead, and waiting to be restarted.
-    Restarting,
-    /// Dead, and not restarted any more.
-    Failed,
-    /// Ended as requested.
-    Stopped,
 }
 
 /// How a process ended.

@@ -143,10 +143,12 @@ fn eight_gpus_reach_each_other_with_copies_that_are_done_later() {
     let ways = ["verify", "dev", "--from", "gpu0", "--rounds", "1", "--memory", "device"];
     let (code, pairs) = machine.pairs(&ways);
     assert_eq!((code, pairs.len()), (0, 7), "{pairs:#?}");
-    let links = ["bench", "links", "dev", "--from", "gpu3", "--memory", "device", "--size", "64KiB"];
+    let links =
+        ["bench", "links", "dev", "--from", "gpu3", "--memory", "device", "--size", "64KiB"];
     let (code, pairs) = machine.pairs(&[&links[..], &["--rounds", "1"]].concat());
     assert_eq!((code, pairs.len()), (0, 7), "{pairs:#?}");
-    let bench = ["bench", "transpose", "dev", "--chunks", "8", "--chunk-size", "128", "--runs", "1"];
+    let bench =
+        ["bench", "transpose", "dev", "--chunks", "8", "--chunk-size", "128", "--runs", "1"];
     let said = machine.run(&[&bench[..], &["--check"]].concat(), &[]);
     assert_eq!(said.code, 0, "{said}");
     let reports = machine.down(8);

@@ -72,9 +72,6 @@ const VAGUE_ENDINGS: [&str; 5] = ["Manager", "Helper", "Impl", "Util", "Utils"];
 /// What systemd is.
 const FIELDS_OWN: &str = "ServiceManager";
 
-/// Modules that are still in a circle with neighbours. This number only falls.
-pub(crate) const IN_CIRCLES: usize = 9;
-
 const LONGEST_FILE: usize = 520;
 const WIDEST_LINE: usize = 100;
 
@@ -151,13 +148,8 @@ fn floors_are_lived_on(house: &House) -> Vec<String> {
 }
 
 fn modules_know_each_other_one_way(house: &House) -> Vec<String> {
-    let circles = house.circles();
-    let known: usize = circles.iter().map(|circle| circle.split(", ").count()).sum();
-    if known <= IN_CIRCLES {
-        return Vec::new();
-    }
-    let found = circles.into_iter();
-    found.map(|circle| format!("these know each other in a circle: {circle}")).collect()
+    let circles = house.circles().into_iter();
+    circles.map(|circle| format!("these know each other in a circle: {circle}")).collect()
 }
 
 fn pure_modules_have_no_effects(house: &House) -> Vec<String> {

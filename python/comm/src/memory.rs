@@ -306,7 +306,10 @@ mod tests {
     fn regions_are_little_larger_than_asked_for() {
         for len in [POOLED, POOLED + 1, 100_000, (1 << 20) + 1, 200 << 20, (1 << 31) + 5] {
             let size = region_size(len).unwrap();
-            assert!(size >= len && size.is_multiple_of(4096) && size - len <= (len / 8).max(4096), "{len}");
+            assert!(
+                size >= len && size.is_multiple_of(4096) && size - len <= (len / 8).max(4096),
+                "{len}"
+            );
         }
     }
 }

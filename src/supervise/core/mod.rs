@@ -13,6 +13,7 @@ mod ending;
 #[cfg(test)]
 mod laws;
 mod liveness;
+mod questions;
 mod requests;
 mod slot;
 #[cfg(test)]

@@ -16,10 +16,10 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::actor::{Actor, LAST_WORDS};
-use super::core::Event;
+use super::{Actor, LAST_WORDS};
 use crate::os::process;
 use crate::os::{log_excerpt, pidfd};
+use crate::supervise::core::Event;
 use crate::wire::process::{Exit, Key};
 use crate::wire::status;
 

@@ -9,11 +9,11 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use super::actor::Actor;
-use super::control;
-use super::core::Event;
+use super::Actor;
 use crate::os::presence::Presence;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+use crate::supervise::control;
+use crate::supervise::core::Event;
 
 /// Maximum size of files to keep a copy of.
 const LARGEST: u64 = 4 << 20;
@@ -77,7 +77,7 @@ impl Actor {
     }
 
     fn make_again(&mut self, in_place: bool) -> Result<(), String> {
-        let in_full = |error: RunDirectoryError| super::actor::in_full(&error);
+        let in_full = |error: RunDirectoryError| super::in_full(&error);
         if !in_place {
             let base = self.paths.root().parent().ok_or("it has no parent")?;
             let directory =

@@ -5,6 +5,11 @@
 //! *Invariant:* events of a process reach `core` in the order in which they happened: its start
 //! before its messages, and those before its end.
 
+mod aftermath;
+mod contact;
+mod directory;
+mod teardown;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
@@ -16,13 +21,14 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::contact::Contact;
+use contact::Contact;
+use directory::{InitialFiles, open_journal};
+
 use super::control::Control;
 use super::core::{Action, Core, Event, SlotNumber};
-use super::directory::{InitialFiles, open_journal};
 use super::gpu::GpuWatch;
+use super::handle::{ControlRequest, Handle, Options, OutputPipe, RequestError, StartError};
 use super::record::What;
-use super::service::{Handle, Options, OutputPipe, RequestError, StartError};
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
@@ -38,7 +44,7 @@ use crate::text;
 use crate::wire::process::Key;
 
 /// How long to wait for the last messages of a process that has ended.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Delay before a removed run directory is created again, so that the removal can finish.
 const REMOVAL: Duration = Duration::from_millis(200);
@@ -46,75 +52,49 @@ const REMOVAL: Duration = Duration::from_millis(200);
 /// How many records a slow subscriber may lag behind.
 const BACKLOG: usize = 1024;
 
-/// A request to the supervisor.
-#[derive(Debug)]
-pub(super) enum ControlRequest {
-    Stop {
-        how: Escalation,
-        signal: Option<i32>,
-    },
-    Verified,
-    /// For the state after the processes have been checked.
-    Look {
-        answer: oneshot::Sender<()>,
-    },
-    /// For the state after the processes have answered.
-    Ask {
-        answer: oneshot::Sender<()>,
-    },
-    Restart {
-        process: String,
-        answer: oneshot::Sender<Result<(), RequestError>>,
-    },
-    Scale {
-        workers: usize,
-        answer: oneshot::Sender<Result<(), RequestError>>,
-    },
-}
-
 /// A running supervisor.
 pub(super) struct Actor {
-    pub(super) core: Core,
-    pub(super) launch: Launch,
-    pub(super) guardian: Arc<Guardian>,
-    pub(super) directory: Option<RunDirectory>,
-    pub(super) paths: Paths,
+    core: Core,
+    launch: Launch,
+    guardian: Arc<Guardian>,
+    directory: Option<RunDirectory>,
+    paths: Paths,
     mark: String,
     began: Instant,
-    pub(super) requests: mpsc::UnboundedReceiver<ControlRequest>,
-    pub(super) inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    requests: mpsc::UnboundedReceiver<ControlRequest>,
+    inner: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     /// Status pipes of processes whose start has not been reported yet, and when it was requested;
     /// they are not read before.
     unheard: BTreeMap<Key, (UnixStream, SystemTime)>,
-    pub(super) contacts: BTreeMap<Key, Contact>,
+    contacts: BTreeMap<Key, Contact>,
     /// Requests that wait for the state after a check.
     onlookers: Vec<oneshot::Sender<()>>,
     /// Requests that wait for the processes' answers.
     askers: Vec<oneshot::Sender<()>>,
     state: watch::Sender<ClusterState>,
     /// The state that the control API shares.
-    pub(super) handle: Handle,
-    pub(super) journal: Option<File>,
-    pub(super) initial_files: InitialFiles,
-    pub(super) presence: Option<Presence>,
-    pub(super) gpus: Option<Arc<dyn GpuWatch>>,
+    handle: Handle,
+    journal: Option<File>,
+    initial_files: InitialFiles,
+    presence: Option<Presence>,
+    gpus: Option<Arc<dyn GpuWatch>>,
     /// Processes that already used a process's GPU memory when it was started.
-    pub(super) gpu_others: Arc<Mutex<BTreeMap<SlotNumber, BTreeSet<u32>>>>,
+    gpu_others: Arc<Mutex<BTreeMap<SlotNumber, BTreeSet<u32>>>>,
     /// Crash bundles being written.
-    pub(super) bundles: JoinSet<()>,
+    bundles: JoinSet<()>,
     /// When to check the processes' memory, if any has a limit.
-    pub(super) look_at: Option<Instant>,
+    look_at: Option<Instant>,
     /// Whether to stop waiting for the guardian.
-    pub(super) abandoned: bool,
+    abandoned: bool,
     /// When to check whether the run directory is complete.
-    pub(super) restore_at: Option<Instant>,
-    pub(super) control: Control,
+    restore_at: Option<Instant>,
+    control: Control,
     /// Whether to keep the logs, because the cluster has failed.
-    pub(super) keep: bool,
+    keep: bool,
     /// The signal that asks processes to end.
     stop_signal: i32,
     /// The reader of the workers' output.
-    pub(super) output: Option<OutputPipe>,
+    output: Option<OutputPipe>,
 }
 
 impl Actor {

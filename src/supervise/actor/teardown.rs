@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
-use super::actor::{Actor, ControlRequest, LAST_WORDS};
-use super::{Escalation, Outcome};
+use super::{Actor, LAST_WORDS};
+use crate::supervise::handle::ControlRequest;
+use crate::supervise::{Escalation, Outcome};
 
 impl Actor {
     /// Ends everything in order, and returns the outcome.

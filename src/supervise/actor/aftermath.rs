@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::actor::Actor;
-use super::core::{Event, SlotNumber};
-use super::memory::{self, MemoryFinding};
-use super::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
+use super::Actor;
 use crate::os::process;
+use crate::supervise::core::{Event, SlotNumber};
+use crate::supervise::memory::{self, MemoryFinding};
+use crate::supervise::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
 
 impl Actor {
     /// Records which processes use memory of a slot's GPU before its process starts.
