@@ -16,6 +16,9 @@ use crate::plan::InstalledUcx;
 /// The file name of every libucp since 1.0.
 const LIBRARY: &str = "libucp.so.0";
 
+/// Names the libucp to open; `ucx::LIBRARY_VARIABLE` has the same value.
+const NAMED: &str = "CUDA_CLUSTER_UCX";
+
 /// The first bytes of every program and library (`ELFMAG` in `elf.h`).
 const MAGIC: [u8; 4] = *b"\x7fELF";
 
@@ -77,8 +80,8 @@ pub fn check_libucp(path: &Path) -> Result<(), NoLibucp> {
     }
 }
 
-/// Every libucp in the usual places: the active Python environment, HPC-X, conda, the system, in
-/// this order.
+/// Every libucp in the usual places: the one that the user names, the active Python environment,
+/// HPC-X, conda, the system, in this order.
 pub(super) fn installed(variable: impl Fn(&str) -> Option<OsString>) -> Vec<InstalledUcx> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -108,6 +111,14 @@ fn has_module(directory: &Path, module: &str) -> bool {
 fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, &'static str)> {
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let mut places = Vec::new();
+    if let Some(named) = path(NAMED) {
+        // A library, its directory, or its installation.
+        let file = named.is_file().then(|| named.parent().map(Path::to_owned)).flatten();
+        let within = [named.clone(), named.join("lib")];
+        places.extend(
+            file.into_iter().chain(within).map(|place| (place, "named by CUDA_CLUSTER_UCX")),
+        );
+    }
     let mut pythons: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].map(path).into_iter().flatten().collect();
     pythons.extend(first_python(variable("PATH")));
@@ -217,6 +228,18 @@ mod tests {
         assert!(check_libucp(Path::new("libucp.so.0")).is_ok());
         assert!(check_libucp(Path::new("nothing-of-the-kind")).is_err());
         assert!(check_libucp(Path::new("")).is_err());
+    }
+
+    #[test]
+    fn the_library_that_the_user_names_is_known_however_it_is_named() {
+        let root = tree(&["ucx/lib/libucp.so.0", "ucx/lib/ucx/libuct_cuda.so.0"]);
+        for name in ["ucx/lib/libucp.so.0", "ucx/lib", "ucx"] {
+            let named = || Some(root.path().join(name).into());
+            let found = installed(|variable| (variable == NAMED).then(named).flatten());
+            let file = root.path().join("ucx/lib/libucp.so.0").display().to_string();
+            assert_eq!(found.first().map(|first| first.path.clone()), Some(file), "{name}");
+            assert_eq!((found[0].cuda, found[0].verbs), (true, false));
+        }
     }
 
     #[test]

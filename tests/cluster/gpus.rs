@@ -333,6 +333,24 @@ fn a_pool_has_the_planned_sizes_and_ps_and_metrics_show_its_use() {
 }
 
 #[test]
+fn ucx_removes_mappings_of_a_peers_memory_beyond_the_limit_that_workers_set() {
+    let Some(machine) = Machine::new("mappings", "") else { return };
+    // Workers set this variable to the size of a pool, which here is that of the GPU.
+    let limit = [("UCX_CUDA_IPC_CACHE_MAX_SIZE", "67108864")];
+    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &limit);
+    assert_eq!(up.code, 0, "{up}");
+    // Chunks of 32 MiB have slabs of their own.
+    let bench = ["bench", "transpose", "dev", "--chunks", "5", "--chunk-size", "2048"];
+    let said = machine.run(&[&bench[..], &["--runs", "1"]].concat(), &[]);
+    assert_eq!(said.code, 0, "{said}");
+    for report in machine.down(2) {
+        assert!(report["ever"]["mappings"].as_u64() > Some(2), "more than may stay: {report:#}");
+        let kept = report["left"]["mappings"]["bytes"].as_u64().expect("a count");
+        assert!(kept <= 64 << 20, "{report:#}");
+    }
+}
+
+#[test]
 fn a_pool_that_does_not_fit_ends_the_start_with_what_is_free() {
     let Some(machine) = Machine::new("a large pool", "small=1G") else { return };
     let up = machine.up(&["--n-workers", "2", "--rmm-pool-size", "4GiB"], &[]);
@@ -350,6 +368,7 @@ fn a_planned_port_that_ucx_has_not_opened_is_said_and_fails_the_verification() {
     let arguments = ["--n-workers", "2", "--enable-infiniband", "--enable-nvlink"];
     let up = machine.up(&arguments, &[]);
     assert_eq!(up.code, 0, "{up}");
+    assert!(up.stderr.contains("(libuct_ib), which are asked for"), "planned with a note: {up}");
     let why = "has no transports for InfiniBand and RoCE: libuct_ib is not there";
     assert!(up.stderr.contains("is planned, but not in use") && up.stderr.contains(why), "{up}");
     let missing = machine.worker("gpu1")["missing_ports"].clone();

@@ -408,3 +408,29 @@ async fn listen(mut reader: OwnedReadHalf, messages: mpsc::UnboundedSender<ToWor
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{CallerEnvironment, plan};
+    use crate::spec::{self, Request};
+    use crate::topology;
+
+    #[test]
+    fn a_peer_maps_no_more_than_the_largest_pool() {
+        let planned = |text: &str| {
+            let machine = topology::parse(topology::builtin("dgx-h100").expect("built in"));
+            let request = Request::of(spec::parse(text, "test").expect("right")).expect("right");
+            plan(&machine.expect("a machine"), &request, &CallerEnvironment::default())
+        };
+        let device = planned("version: 1\n").expect("a plan");
+        let memory = device.workers[0].gpu.as_ref().and_then(|gpu| gpu.memory_bytes);
+        assert_eq!(mapped_by_each(&device), memory);
+        let sizes = "version: 1\nrmm: {pool_size: 1GiB, maximum_pool_size: 2GiB}\n";
+        let bound = mapped_by_each(&planned(sizes).expect("a plan"));
+        assert_eq!(bound, Some(2 << 30));
+        let set = environment::defaults(bound);
+        let limit = set.iter().find(|setting| setting.name == "CUDA_IPC_CACHE_MAX_SIZE");
+        assert_eq!(limit.map(|limit| limit.value.as_str()), Some("2147483648"));
+    }
+}
