@@ -234,6 +234,25 @@ fn the_schema_and_the_check_of_specs() {
 /// The scheduler's initial estimate of the links between workers: what good software measures on
 /// such links, by NVLink generation and number, and for PCIe what it carries.
 #[test]
+fn workers_that_start_later_are_planned_after_the_best_connected_ones() {
+    let machine = ["--topology", "dgx-1-v100", "--engine", "dask"];
+    let names = |flags: &[&str]| -> Vec<String> {
+        let plan = json(&[&machine[..], flags].concat());
+        let workers = plan["workers"].as_array().expect("workers").iter();
+        workers.map(|worker| worker["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    let (few, all) = (names(&["--n-workers", "3"]), names(&["--start-workers", "3"]));
+    assert_eq!((&all[..3], all.len()), (&few[..], 8));
+    assert!(all[3..].is_sorted() && all[3..].iter().all(|name| !few.contains(name)), "{all:?}");
+    let limit = |flags: &[&str]| {
+        json(&[&machine[..], flags].concat())["workers"][0]["memory_limit_bytes"].clone()
+    };
+    assert_eq!(limit(&["--n-workers", "1"]), limit(&["--start-workers", "1"]));
+    let said = plan(&[&machine[..], &["--start-workers", "9"]].concat());
+    assert_eq!(said.status.code(), Some(2), "{said:?}");
+}
+
+#[test]
 fn the_native_engine_is_told_what_the_links_should_carry() {
     let rates = |machine: &str| {
         let plan = json(&["--topology", machine]);

@@ -93,7 +93,12 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
         }
     }
+    let starts = match &plan.engine {
+        EnginePlan::Dask(told) => told.start_workers.map_or(workers.len(), |n| n as usize),
+        EnginePlan::Native(_) | EnginePlan::Command(_) => workers.len(),
+    };
     Ok(Launch {
+        standby: workers.len().saturating_sub(starts),
         name: plan.name.clone(),
         engine: plan.engine.kind(),
         simulated: plan.machine.simulated,

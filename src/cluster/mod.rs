@@ -42,7 +42,7 @@ pub use start::UpError;
 pub use takedown::TakeDownError;
 
 // Types of other modules that an embedding program uses.
-pub use crate::os::run_directory::Paths;
+pub use crate::os::run_directory::{Paths, forget_failed_start};
 pub use crate::supervise::{
     Cause, ClusterPhase, ClusterState, Outcome, ProcessPhase, ProcessState, Record,
 };

@@ -183,6 +183,12 @@ pub(super) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
+    /// How many workers start with the cluster: the first ones.
+    pub(super) fn starting(&self) -> usize {
+        let asked = self.spec.dask.start_workers.filter(|_| self.engine == EngineKind::Dask);
+        asked.map_or(self.slots.len(), |count| (count as usize).min(self.slots.len()))
+    }
+
     /// The physical GPUs with workers, each once, in rank order.
     pub(super) fn gpus(&self) -> Vec<&'a Gpu> {
         let mut gpus: Vec<&'a Gpu> = Vec::new();

@@ -122,11 +122,17 @@ pub struct DaskPlan {
     pub lifetime: Option<Span>,
     /// Least number of workers when adapting; `None` runs all of them.
     pub adapt_minimum: Option<u32>,
+    /// How many workers to start, the first ones; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_workers: Option<u32>,
     /// A worker's class.
     pub worker_class: String,
     /// How Dask's names of the workers are chosen.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub worker_names: WorkerNames,
+    /// What a joined scheduler calls the only worker; several are numbered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_name: Option<String>,
     /// Level of statistics of cuDF's own spilling; `None` if cuDF does not spill.
     pub cudf_spill: Option<u32>,
     /// Dask configuration, key to value.

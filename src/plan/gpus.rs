@@ -9,7 +9,9 @@ use super::error::PlanError;
 use super::form::Rejected;
 use super::subset;
 use crate::ids::GpuIndex;
-use crate::spec::{ChooseBy, ChooseGpus, ClusterSpec, GpuName, GpuSelection, Treatment};
+use crate::spec::{
+    ChooseBy, ChooseGpus, ClusterSpec, EngineKind, GpuName, GpuSelection, Treatment,
+};
 use crate::topology::{Gpu, Note, Topology};
 
 /// Names the variable that masks and orders CUDA's devices.
@@ -51,15 +53,45 @@ pub(super) fn select<'a>(
         _ => spec.workers.map(|count| ChooseGpus { count, choose: ChooseBy::default() }),
     };
     let usable = selected.chosen.len();
-    match wanted.filter(|wanted| wanted.count as usize != usable) {
-        Some(wanted) => fewer(topology, selected, wanted, notes),
+    let mut selected = match wanted.filter(|wanted| wanted.count as usize != usable) {
+        Some(wanted) => fewer(topology, selected, wanted, notes)?,
         None => {
             if selected.reason.is_empty() {
                 selected.reason = all_of(topology, &selected);
             }
-            Ok(selected)
+            selected
         }
+    };
+    if let Some(start) = spec.dask.start_workers.filter(|_| spec.engine == Some(EngineKind::Dask)) {
+        start_first(topology, spec, &mut selected, start, notes)?;
     }
+    Ok(selected)
+}
+
+/// Puts the GPUs whose workers start with the cluster before those whose workers `scale` starts.
+fn start_first(
+    topology: &Topology,
+    spec: &ClusterSpec,
+    selected: &mut Selected<'_>,
+    start: u32,
+    notes: &mut Vec<Note>,
+) -> Result<(), PlanError> {
+    let (usable, each) = (selected.chosen.len(), spec.workers_per_gpu.unwrap_or(1));
+    let count = start.div_ceil(each);
+    if count as usize > usable {
+        return Err(PlanError::TooFewGpus { wanted: count, usable });
+    }
+    if (count as usize) < usable {
+        let gpus: Vec<&Gpu> = selected.chosen.iter().map(|chosen| chosen.gpu).collect();
+        let choice = subset::choose(topology, &gpus, count as usize, ChooseBy::default());
+        notes.extend(choice.note);
+        let mut order: Vec<usize> = (0..usable).collect();
+        // Stable: otherwise the order stays.
+        order.sort_by_key(|at| !choice.positions.contains(at));
+        selected.chosen = order.into_iter().map(|at| selected.chosen[at]).collect();
+        selected.reason.push_str(&format!("; {} start first", choice.reason));
+    }
+    Ok(())
 }
 
 /// The reason when every usable GPU gets a worker.

@@ -94,8 +94,10 @@ fn dask(spec: &ClusterSpec) -> DaskPlan {
         death_timeout: asked.death_timeout,
         lifetime: asked.lifetime,
         adapt_minimum: asked.adapt_minimum,
+        start_workers: asked.start_workers,
         worker_class: asked.worker_class.clone().unwrap_or_else(|| USUAL_CLASS.to_owned()),
         worker_names: asked.worker_names.unwrap_or_default(),
+        worker_name: asked.worker_name.clone(),
         cudf_spill: (asked.enable_cudf_spill == Some(true))
             .then(|| asked.cudf_spill_stats.unwrap_or(0)),
         config: asked.config.clone().unwrap_or_default(),

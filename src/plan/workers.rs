@@ -34,8 +34,13 @@ pub(super) fn plan(
 ) -> Result<Vec<WorkerPlan>, PlanError> {
     let mems: Vec<(Option<NodeSet>, String)> =
         context.slots.iter().map(|slot| memory_nodes(context, slot, notes)).collect();
+    let starting = context.starting();
     let sharers = |node: u32| {
-        mems.iter().filter(|(nodes, _)| nodes.as_ref().is_some_and(|n| n.contains(node))).count()
+        let on = |(nodes, _): &&(Option<NodeSet>, String)| {
+            nodes.as_ref().is_some_and(|nodes| nodes.contains(node))
+        };
+        // Those that start later are not reckoned with, as in dask-cuda: most never start.
+        mems[..starting].iter().filter(on).count().max(1)
     };
     let hca = nccl_hcas(context, nics, notes);
     (0u32..)
@@ -249,7 +254,7 @@ impl Worker<'_> {
             context.topology,
             nodes,
             sharers,
-            context.slots.len(),
+            context.starting(),
             context.caller.memory_limit_bytes,
             limit.unwrap_or_else(|| usual_limit(context.engine)),
         );

@@ -308,6 +308,16 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "make it at most 'workers'",
         );
     }
+    if spec.dask.start_workers == Some(0) {
+        return refuse("dask.start_workers", "no worker would start", "give 1 or more");
+    }
+    if spec.dask.worker_name.is_some() && spec.dask.join.is_none() {
+        return refuse(
+            "dask.worker_name",
+            "it names workers at a scheduler that they join",
+            "give 'dask.join', or leave it out",
+        );
+    }
     let supervision = &spec.supervision;
     if let (Some(first), Some(most)) = (supervision.backoff, supervision.backoff_max)
         && first > most

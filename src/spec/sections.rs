@@ -252,6 +252,9 @@ section! {
         /// Least number of workers: between this and all of them, as many run as the work needs.
         /// Default: all.
         adapt_minimum: u32,
+        /// How many of the workers to start, the best-connected ones; the others are started by
+        /// `scale`. Default: all.
+        start_workers: u32,
         /// Prefix of the dashboard's URLs.
         dashboard_prefix: String,
         /// A worker's class.
@@ -259,6 +262,9 @@ section! {
         /// Names of the workers in Dask: `process` (`gpu3`), or `gpu` (3). `gpu` needs one worker
         /// per GPU, a fixed number of workers, and a scheduler of the cluster's own.
         worker_names: WorkerNames,
+        /// What a joined scheduler calls the only worker; several are called `NAME-0`, `NAME-1`, ….
+        /// Default: `HOST-CLUSTER-gpu3`.
+        worker_name: String,
         /// cuDF's own spilling.
         enable_cudf_spill: bool,
         /// Statistics of cuDF's spilling, a level from 0.

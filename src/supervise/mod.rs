@@ -66,6 +66,9 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
+    /// How many of them, the last ones, are started only when `scale` or a restart asks for them.
+    #[serde(default)]
+    pub standby: usize,
     /// Whether the scheduler keeps running when all workers have failed, because clients may still
     /// query it, and users may restart workers.
     #[serde(default)]

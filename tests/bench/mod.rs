@@ -171,6 +171,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         strict: false,
         scheduler: None,
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),
+        standby: 0,
         run_to_completion: false,
         scheduler_stays: false,
         workers_wait: false,

@@ -156,6 +156,8 @@ class LocalCUDACluster(Cluster):
         self._requested: dict[Name, None] = {}
         self._processes: dict[Name, str] = {}
         self._addresses: dict[Name, str | None] = {}
+        self._running: set[Name] = set()
+        self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
         self._release = contextlib.ExitStack()
         super().__init__(
@@ -283,16 +285,19 @@ class LocalCUDACluster(Cluster):
             client.speak_ucx(self._attached.env(), context=not self._state.simulated)
 
     def _know_workers(self) -> None:
-        """Which process is which of Dask's workers: both know the address."""
-        assert self._state is not None
-        processes = {process.address: process.name for process in self._state.workers}
-        order = {process.name: rank for rank, process in enumerate(self._state.workers)}
-        known = self.scheduler_info["workers"].items()
-        found = [(processes[at], one["name"], at) for at, one in known if at in processes]
-        for process, name, address in sorted(found, key=lambda one: order[one[0]]):
+        """Which process is which of Dask's workers: both know the address. Those that have none yet
+        will be called as the plan has it."""
+        assert self._state is not None and self._planned is not None
+        known = self.scheduler_info["workers"]
+        processes = {process.name: process for process in self._state.workers}
+        for process, name in views.names(self._planned).items():
+            address = processes[process].address
+            name = known[address]["name"] if address in known else name
             self._processes[name] = process
             self._addresses[name] = address
-            self._requested[name] = None
+            if processes[process].state not in ("stopped", "failed"):
+                self._requested[name] = None
+        self._running = set(self._requested)
 
     # End.
 
@@ -379,19 +384,14 @@ class LocalCUDACluster(Cluster):
 
     def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
         """Has `n` workers run; those that go hand their data on. Raises ValueError for more than
-        were planned."""
+        there are GPUs."""
         n = max(n, self._needed(memory, cores))
         if n > len(self._processes):
             raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
-        wanted = list(self._requested)
-        if n > len(wanted):
-            new = [name for name in self._processes if name not in self._requested]
-            for name in new[: n - len(wanted)]:
-                self._restart(name)
-        elif n < len(wanted):
-            self.loop.add_callback(self._retire, wanted[n:])
-            for name in wanted[n:]:
-                self._requested.pop(name)
+        kept = list(self._requested)[:n]
+        new = [name for name in self._processes if name not in self._requested]
+        self._requested = dict.fromkeys([*kept, *new[: n - len(kept)]])
+        self.loop.add_callback(self._correct)
         return NoOpAwaitable() if self.asynchronous else None
 
     def _needed(self, memory: Any, cores: int | None) -> int:
@@ -404,26 +404,25 @@ class LocalCUDACluster(Cluster):
             needed = max(needed, -(-cores // planned[0].threads))
         return int(needed)
 
-    def _restart(self, name: Name) -> None:
-        assert self._attached is not None
-        self._attached.restart(self._processes[name])
-        self._requested[name] = None
-
-    async def _retire(self, names: Iterable[Name]) -> None:
-        await self.scheduler_comm.retire_workers(
-            names=list(names), remove=True, close_workers=True
-        )
+    async def _correct(self) -> None:
+        """Ends and starts workers until those run that are requested."""
+        async with self._correcting:
+            gone = self._running - self._requested.keys()
+            new = self._requested.keys() - self._running
+            self._running = set(self._requested)
+            if gone:
+                await self.scheduler_comm.retire_workers(
+                    names=list(gone), remove=True, close_workers=True
+                )
+            assert self._attached is not None
+            for name in new:
+                await asyncio.to_thread(self._attached.restart, self._processes[name])
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Has workers end that `adapt` found to be too many."""
-        gone = [name for name in workers if name in self._requested]
-        for name in gone:
-            self._requested.pop(name)
-        await self._retire(gone)
-
-    async def scale_up(self, n: int) -> None:
-        """As `scale`, as far as there are GPUs; for `adapt`."""
-        self.scale(min(n, len(self._processes)))
+        for name in workers:
+            self._requested.pop(name, None)
+        await self._correct()
 
     def adapt(self, *args: Any, minimum: int = 0, maximum: Any = None, **kwargs: Any) -> Any:
         """Has as many workers run as the work needs, between two numbers."""

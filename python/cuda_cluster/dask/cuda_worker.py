@@ -43,17 +43,18 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
     ucx = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
     if scheduler is not None and "://" not in address:
         address = f"tcp://{address}"
-    protocol = given.pop("protocol", None)
+    protocol, name = given.pop("protocol", None), given.pop("name", None)
     if protocol is None and "://" in address:
         protocol = address.partition("://")[0]
     flags: dict[str, Any] = {
         "engine": "dask",
         "join": address,
         "threads_per_worker": threads,
-        "name": given.pop("name", None) or f"worker-{os.getpid()}",
+        # Not the workers' name, which other workers of this machine may have at their scheduler.
+        "name": core.made_up_name(),
+        "worker_name": name,
         "protocol": protocol,
     }
-    flags["name"] = _cluster_name(str(flags["name"]))
     if "memory_limit" in given:
         flags["memory_limit"] = keywords.limit(given.pop("memory_limit"))
     if "device_memory_limit" in given:
@@ -129,12 +130,6 @@ def _gpus(given: dict[str, Any]) -> int:
     return len(look.plan(engine="dask", **known).workers)
 
 
-def _cluster_name(text: str) -> str:
-    """The nearest name that a cluster can have."""
-    kept = "".join(one if one.isalnum() or one in "-_" else "-" for one in text)
-    return kept.strip("-_")[:48] or f"worker-{os.getpid()}"
-
-
 class CUDAWorker:
     """Workers on this machine's GPUs, one each, that join a scheduler: `await CUDAWorker(address)`.
 
@@ -180,7 +175,7 @@ class CUDAWorker:
             raise self._owned.failure
 
     async def close(self, timeout: float = 5) -> None:
-        """Ends the workers."""
+        """Ends the workers, after they have handed their data on to others of the scheduler."""
         if self._owned is not None:
             self._owned.let_go()
             await self._gone()

@@ -28,7 +28,12 @@ FLAGS = (
     "scheduler_cores memory_policy net_devices exclude_nics control_device ucx_compat ucx_preset "
     "ucx ucx_version worker_port listen_address contact_address scheduler_file pid_file restart "
     "ready_within grace answer_within unresponsive dashboard_prefix death_timeout lifetime "
-    "adapt_minimum start_method worker_names rmm_release_threshold rmm_log_directory"
+    "adapt_minimum start_workers start_method worker_names worker_name rmm_release_threshold rmm_log_directory"
+).split()
+
+#: What is shared out among the workers of the plan, so that a plan must not have more than start.
+SHARED_OUT = (
+    "cpu_workers worker_port listen_address contact_address cpus scheduler_cores start_workers spec"
 ).split()
 
 #: Keywords of `LocalCluster` that cannot be had, and why.
@@ -167,6 +172,10 @@ def translate(keywords: dict[str, Any]) -> Wish:
         "interface": keywords.pop("interface", None),
         "scheduler_port": keywords.pop("scheduler_port", 0),
     }
+    if n_workers is not None and not any(keywords.get(name) for name in SHARED_OUT):
+        # The other GPUs' workers are planned, too, so that `scale` and `adapt` can start them.
+        flags["n_workers"] = None
+        keywords["start_workers"] = n_workers * (keywords.get("workers_per_gpu") or 1)
     visible = devices(keywords.pop("CUDA_VISIBLE_DEVICES", None))
     if visible is not None:
         flags["gpus"] = visible

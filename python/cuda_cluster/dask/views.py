@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
 
-from cuda_cluster.model import PlannedWorker
+from cuda_cluster.model import Plan, PlannedWorker
 
 if TYPE_CHECKING:
     from cuda_cluster.dask.cluster import LocalCUDACluster
@@ -122,6 +122,21 @@ class SchedulerView:
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.address!r}, workers: {len(self.workers)}>"
+
+
+def names(plan: Plan) -> dict[str, Name]:
+    """What Dask calls the workers, by their processes: the GPUs that they see first, where that is
+    asked for and each has one of its own."""
+    dask = plan.engine["dask"]
+    own = {one.name: one.env.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] for one in plan.workers}
+    if dask.get("worker_names") != "gpu" or dask.get("adapt_minimum") is not None:
+        return {process: process for process in own}
+    devices = list(own.values())
+    called: dict[str, Name] = {}
+    for process, device in own.items():
+        alone = device and devices.count(device) == 1
+        called[process] = (int(device) if device.isdecimal() else device) if alone else process
+    return called
 
 
 def spec(worker: PlannedWorker) -> dict[str, Any]:

@@ -14,7 +14,7 @@ use crate::spec::{ClusterSpec, Origin, Request, SpecError};
 use crate::topology::Note;
 
 /// For each key: the flag that sets it and, for a switch, the flag that sets it to false.
-const FLAGS: [(&str, &str, &str); 68] = [
+const FLAGS: [(&str, &str, &str); 70] = [
     ("name", "--name", ""),
     ("topology", "--topology", ""),
     ("simulate", "--simulate", ""),
@@ -79,8 +79,10 @@ const FLAGS: [(&str, &str, &str); 68] = [
     ("dask.death_timeout", "--death-timeout", ""),
     ("dask.lifetime", "--lifetime", ""),
     ("dask.adapt_minimum", "--adapt-minimum", ""),
+    ("dask.start_workers", "--start-workers", ""),
     ("dask.worker_class", "--worker-class", ""),
     ("dask.worker_names", "--worker-names", ""),
+    ("dask.worker_name", "--worker-name", ""),
     ("dask.enable_cudf_spill", "--enable-cudf-spill", "--disable-cudf-spill"),
     ("dask.cudf_spill_stats", "--cudf-spill-stats", ""),
 ];

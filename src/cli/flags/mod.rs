@@ -281,12 +281,18 @@ struct DaskFlags {
     /// Minimum number of workers; more are started, up to all, as the workload requires
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     adapt_minimum: Option<u32>,
+    /// How many of the workers to start; `scale` starts the others
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    start_workers: Option<u32>,
     /// Python class of the workers
     #[arg(long, value_name = "CLASS")]
     worker_class: Option<String>,
     /// How to name workers: process (gpu3), gpu (3)
     #[arg(long, value_name = "HOW")]
     worker_names: Option<WorkerNames>,
+    /// Name of the worker at the scheduler that it joins; several are numbered
+    #[arg(long, value_name = "NAME")]
+    worker_name: Option<String>,
     /// Enable cuDF's own spilling
     #[arg(long, conflicts_with = "disable_cudf_spill")]
     enable_cudf_spill: bool,
@@ -444,8 +450,10 @@ impl DaskFlags {
         dask.death_timeout = self.death_timeout;
         dask.lifetime = self.lifetime;
         dask.adapt_minimum = self.adapt_minimum;
+        dask.start_workers = self.start_workers;
         dask.worker_class = self.worker_class.clone();
         dask.worker_names = self.worker_names;
+        dask.worker_name = self.worker_name.clone();
         dask.enable_cudf_spill = switch(self.enable_cudf_spill, self.disable_cudf_spill);
         dask.cudf_spill_stats = self.cudf_spill_stats;
         dask.python = self.python.clone();

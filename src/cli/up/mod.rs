@@ -107,7 +107,13 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Table => Audience::person(&plan),
         Form::Json => Audience::Program,
     };
-    reach::runtime()?.block_on(attend(prepared, lifetime, audience, &mut owner))
+    let mut ready = false;
+    let ended = attend(prepared, lifetime, audience, &mut owner, &mut ready);
+    let ended = reach::runtime()?.block_on(ended);
+    if !ready {
+        cluster::forget_failed_start(&plan.name);
+    }
+    ended
 }
 
 /// Reads a plan, and applies `--name` and `--verify`.
@@ -141,12 +147,13 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
 }
 
 /// Starts a plan under a supervisor process, and shows the progress to READY. Returns then if the
-/// cluster is [`Lifetime::Free`], otherwise when it has ended.
+/// cluster is [`Lifetime::Free`], otherwise when it has ended. Tells whether it `became_ready`.
 async fn attend(
     prepared: Prepared,
     lifetime: Lifetime,
     mut audience: Audience<'_>,
     owner: &mut Owner,
+    became_ready: &mut bool,
 ) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
@@ -157,7 +164,6 @@ async fn attend(
     let mut verification = Verification::default();
     let mut unverified = None;
     let mut manager = ServiceManager::default();
-    let mut ready = false;
     loop {
         let report = tokio::select! {
             report = supervisor.next() => report.map_err(refused),
@@ -176,7 +182,7 @@ async fn attend(
             }
             number = signals.next() => {
                 audience.finish();
-                insist(&mut supervisor, &mut signals, number, ready).await;
+                insist(&mut supervisor, &mut signals, number, *became_ready).await;
                 continue;
             }
             () = manager.beat() => continue,
@@ -193,7 +199,7 @@ async fn attend(
             }
             Some(Report::Ready(state)) => {
                 audience.finish();
-                ready = true;
+                *became_ready = true;
                 audience.ready(&state, lifetime)?;
                 if lifetime == Lifetime::Free {
                     return Ok(Exit::Done);

@@ -85,7 +85,8 @@ pub struct WorkerSettings {
     name: String,
     /// Its name in Dask.
     dask_name: DaskName,
-    /// Whether workers of other machines join the same scheduler, so that names need the host's.
+    /// Whether workers of other machines join the same scheduler under made-up names, so that names
+    /// need the host's.
     joins: bool,
     threads: u32,
     port: Option<u16>,
@@ -232,7 +233,7 @@ pub(super) fn worker(
         scheduler_file,
         name: name(plan, dask, worker),
         dask_name: dask_name(plan, dask, worker),
-        joins: dask.join.is_some(),
+        joins: dask.join.is_some() && dask.worker_name.is_none(),
         threads: worker.threads,
         port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
         listen_address: dask.listen_address.clone(),
@@ -259,9 +260,11 @@ pub(super) fn worker(
 
 /// A worker's name. It must be unique at the scheduler, which several clusters may join.
 fn name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> String {
-    match dask.join {
-        Some(_) => format!("{}-{}", plan.name, worker.name),
-        None => worker.name.clone(),
+    match (&dask.worker_name, &dask.join) {
+        (Some(name), _) if plan.workers.len() == 1 => name.clone(),
+        (Some(name), _) => format!("{name}-{}", worker.rank),
+        (None, Some(_)) => format!("{}-{}", plan.name, worker.name),
+        (None, None) => worker.name.clone(),
     }
 }
 
@@ -277,8 +280,10 @@ fn dask_name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> DaskName {
     let gpu = own(worker).filter(|_| asked);
     let shared =
         |gpu: &String| plan.workers.iter().filter(|one| own(one).as_ref() == Some(gpu)).count() > 1;
-    match gpu.filter(|gpu| !shared(gpu)) {
-        Some(gpu) => gpu.parse().map_or(DaskName::Text(gpu), DaskName::Index),
+    let given = || dask.worker_name.as_ref().map(|_| name(plan, dask, worker));
+    // Deployments that number their workers compare the names with numbers.
+    match gpu.filter(|gpu| !shared(gpu)).or_else(given) {
+        Some(name) => name.parse().map_or(DaskName::Text(name), DaskName::Index),
         None => DaskName::Text(name(plan, dask, worker)),
     }
 }
@@ -302,8 +307,11 @@ fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
         (ucx && nvlink, &["cuda_ipc"]),
     ];
     let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
+    // Those that start with the cluster wait for each other, and for nobody else.
+    let first = dask.start_workers.map_or(plan.workers.len(), |count| count as usize);
+    let all = if (worker.rank as usize) < first { first } else { plan.workers.len() };
     Proof {
-        peers: plan.workers.iter().map(|one| dask_name(plan, dask, one)).collect(),
+        peers: plan.workers.iter().take(all).map(|one| dask_name(plan, dask, one)).collect(),
         transports: expected.map(|(_, group)| group).collect(),
     }
 }
@@ -451,8 +459,13 @@ mod tests {
         assert_eq!(names(json!({ "dask": by_gpu })), [json!(0), json!(1)]);
         let shared = names(json!({ "dask": by_gpu, "workers_per_gpu": 2 }));
         assert!(shared.iter().all(Value::is_string), "{shared:?}");
-        let joined = json!({ "worker_names": "gpu", "join": "tcp://10.0.0.1:8786" });
+        let mut joined = json!({ "worker_names": "gpu", "join": "tcp://10.0.0.1:8786" });
         assert_eq!(names(json!({ "dask": joined }))[0], "default-gpu0");
+        joined["worker_name"] = json!("batch-7");
+        assert_eq!(names(json!({ "dask": joined })), ["batch-7-0", "batch-7-1"]);
+        assert_eq!(names(json!({ "dask": joined, "gpus": "0" })), ["batch-7"]);
+        joined["worker_name"] = json!("7");
+        assert_eq!(names(json!({ "dask": joined, "gpus": "0" })), [7]);
     }
 
     #[test]

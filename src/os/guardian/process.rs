@@ -165,7 +165,7 @@ fn watch(
     if dismissed { Ok(()) } else { run_directory::write_orphaned(lock, ended) }
 }
 
-/// Leaves the terminal's session, adopts orphans, and turns SIGCHLD and SIGTERM into descriptors.
+/// Leaves the terminal's session, adopts orphans, and turns signals into a descriptor.
 fn prepare() -> io::Result<SignalFd> {
     // Fails only for a group leader, which this process then is.
     let _ = nix::unistd::setsid();
@@ -210,13 +210,9 @@ impl Guard {
         if orphaned {
             return Ok(false);
         }
-        while signalled && let Ok(Some(signal)) = signals.read_signal() {
-            if signal.ssi_signo == Signal::SIGTERM as u32 {
-                // SIGTERM from elsewhere: ends as if dismissed, and the supervisor reports it.
-                self.dismissed = true;
-                return Ok(false);
-            }
-        }
+        // Slurm and service managers send SIGTERM to every process of a cluster. What follows is for
+        // the supervisor to decide, which has received it, too: workers end in order.
+        while signalled && let Ok(Some(_)) = signals.read_signal() {}
         if woken {
             self.ends.rearm();
             self.note_ends();

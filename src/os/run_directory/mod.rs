@@ -30,6 +30,7 @@ mod paths;
 mod prune;
 
 pub use paths::{Paths, SecretFileError};
+pub use prune::forget_failed_start;
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
 pub const SOCKET_PATH_LIMIT: usize = 107;

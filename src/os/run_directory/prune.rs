@@ -16,6 +16,9 @@ const KEPT: usize = 8;
 /// This many are kept while they are young, in case somebody is about to look at them.
 const KEPT_YOUNG: usize = 64;
 
+/// Time for the guardian to end after its supervisor.
+const ENDING: Duration = Duration::from_secs(5);
+
 /// The age at which a directory is no longer young.
 const YOUNG: Duration = Duration::from_secs(600);
 
@@ -34,6 +37,19 @@ pub(super) fn prune(base: &Path) {
         {
             directory.sweep();
             // Directories that can't be removed now are tried again next time.
+            let _ = directory.remove();
+        }
+    }
+}
+
+/// Removes what a failed start has left under a name that the Python package generated: it has told
+/// the cause to the program, which no longer uses the name.
+pub fn forget_failed_start(name: &ClusterName) {
+    if name.as_str().starts_with("python-") && is_made_up(name) {
+        let paths = Paths::of(name);
+        if let Ok(Some(directory)) = RunDirectory::left_over(name, &paths, ENDING) {
+            directory.sweep();
+            // If that fails, a later start removes it.
             let _ = directory.remove();
         }
     }

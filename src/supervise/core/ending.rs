@@ -128,7 +128,7 @@ impl Core {
 
     fn not_ready_in_time(&mut self, now: Moment) {
         let unready = |number: &SlotNumber| {
-            self.slots[*number].phase() != ProcessPhase::Ready && *number < self.wanted_slots()
+            self.slots[*number].phase() != ProcessPhase::Ready && self.slots[*number].wanted
         };
         let hanging: Vec<String> = (0..self.slots.len())
             .filter(unready)
@@ -176,10 +176,6 @@ impl Core {
         }
     }
 
-    fn wanted_slots(&self) -> usize {
-        self.workers_from + self.wanted
-    }
-
     /// Updates the cluster's phase from those of its processes.
     pub(super) fn settle(&mut self, now: Moment) {
         if self.over {
@@ -192,23 +188,23 @@ impl Core {
             }
             return;
         }
-        let wanted = &self.slots[..self.wanted_slots()];
+        let wanted: Vec<&Slot> = self.slots.iter().filter(|slot| slot.wanted).collect();
         let workers = &wanted[self.workers_from..];
-        let done = |slot: &Slot| slot.phase() == ProcessPhase::Stopped;
+        let done = |slot: &&Slot| slot.phase() == ProcessPhase::Stopped;
         if self.run_to_completion && !workers.is_empty() && workers.iter().all(done) {
             return self.begin_end_and_settle(Outcome::Finished, now);
         }
         let failed = workers.iter().find_map(|slot| slot.cause.clone());
-        let let_go = |slot: &Slot| done(slot) && slot.leaving == Some(AfterLeaving::Rest);
+        let let_go = |slot: &&Slot| done(slot) && slot.leaving == Some(AfterLeaving::Rest);
         if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(let_go) {
             // The external scheduler that the workers joined has ended or has released them all.
             return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
         }
-        let lost = |slot: &Slot| done(slot) || slot.phase() == ProcessPhase::Failed;
+        let lost = |slot: &&Slot| done(slot) || slot.phase() == ProcessPhase::Failed;
         if let (Some(cause), true) = (&failed, workers.iter().all(lost) && !self.scheduler_stays) {
             return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
         }
-        let settled = |slot: &Slot| done(slot) || slot.phase() == ProcessPhase::Ready;
+        let settled = |slot: &&Slot| done(slot) || slot.phase() == ProcessPhase::Ready;
         let answers = self.guardian.silent_since.is_none();
         let phase = match (failed.is_some(), answers && wanted.iter().all(settled)) {
             (true, _) => ClusterPhase::Degraded,

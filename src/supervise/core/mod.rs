@@ -139,8 +139,6 @@ pub(super) struct Core {
     /// The scheduler first, if there is one; then the workers.
     slots: Vec<Slot>,
     workers_from: usize,
-    /// Number of requested workers.
-    wanted: usize,
     state: ClusterState,
     /// Time of the last event.
     now: Moment,
@@ -167,6 +165,11 @@ impl Core {
         let shown = state.scheduler.iter().chain(&state.workers);
         let slots = launch.processes().zip(shown);
         let slots = slots.map(|(spec, shown)| Slot::new(spec.ready, shown.clone()));
+        let mut slots: Vec<Slot> = slots.collect();
+        for slot in slots.iter_mut().rev().take(launch.standby) {
+            slot.wanted = false;
+            slot.shown.state = ProcessPhase::Stopped;
+        }
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
@@ -174,9 +177,8 @@ impl Core {
             workers_wait: launch.workers_wait,
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
-            slots: slots.collect(),
+            slots,
             workers_from: usize::from(launch.scheduler.is_some()),
-            wanted: launch.workers.len(),
             state,
             now: Moment::ZERO,
             ready_by: Moment::ZERO,
@@ -437,9 +439,8 @@ impl Core {
 
     fn may_start(&self, number: SlotNumber, now: Moment) -> bool {
         let slot = &self.slots[number];
-        let worker = number.checked_sub(self.workers_from);
         let due = match slot.phase() {
-            ProcessPhase::Waiting => worker.is_none_or(|worker| worker < self.wanted),
+            ProcessPhase::Waiting => slot.wanted,
             ProcessPhase::Restarting => slot.not_before <= now,
             _ => false,
         };

@@ -27,6 +27,7 @@ impl Core {
             return;
         }
         self.slots[number].forgive();
+        self.slots[number].wanted = true;
         let reason = "a restart was asked for";
         match self.slots[number].phase() {
             _ if self.slots[number].is_at_work() => {
@@ -36,10 +37,7 @@ impl Core {
             ProcessPhase::Waiting => {}
             phase => {
                 self.slots[number].afresh |= phase == ProcessPhase::Stopped;
-                let unwanted = number.checked_sub(self.workers_from);
-                if unwanted.is_none_or(|worker| worker < self.wanted) {
-                    self.restart_at(number, now);
-                }
+                self.restart_at(number, now);
             }
         }
         if number < self.workers_from {
@@ -52,10 +50,10 @@ impl Core {
             return;
         }
         let first = self.workers_from;
-        self.wanted = wanted.min(self.slots.len() - first);
         for number in first..self.slots.len() {
             let phase = self.slots[number].phase();
-            if number - first < self.wanted {
+            self.slots[number].wanted = number - first < wanted;
+            if self.slots[number].wanted {
                 if phase == ProcessPhase::Stopped {
                     self.slots[number].forgive();
                     self.slots[number].afresh = true;

@@ -46,6 +46,8 @@ pub(super) enum AfterDeath {
 pub(super) struct Slot {
     pub(super) ready_when: ReadyWhen,
     pub(super) shown: ProcessState,
+    /// Whether it is to run, as far as the user is concerned.
+    pub(super) wanted: bool,
     pub(super) key: Option<Key>,
     /// When the living process was started.
     pub(super) started: Moment,
@@ -85,6 +87,7 @@ impl Slot {
         Self {
             ready_when,
             shown,
+            wanted: true,
             key: None,
             started: Moment::ZERO,
             ready: None,

@@ -51,6 +51,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         strict: false,
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
+        standby: 0,
         run_to_completion: false,
         scheduler_stays: false,
         workers_wait: false,
@@ -260,8 +261,7 @@ impl World {
         let ready = state.ready_after_ms.is_some();
         assert!(!ready || !self.launch.to_be_verified, "READY, but not verified");
         if matches!(state.state, ClusterPhase::Ready | ClusterPhase::Verifying) {
-            let wanted = self.core.workers_from + self.core.wanted;
-            for slot in &slots[..wanted] {
+            for (slot, _) in slots.iter().zip(&self.core.slots).filter(|(_, own)| own.wanted) {
                 let good = matches!(slot.state, ProcessPhase::Ready | ProcessPhase::Stopped);
                 assert!(good, "READY, but {} is {:?}", slot.name, slot.state);
             }

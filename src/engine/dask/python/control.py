@@ -29,11 +29,13 @@ async def is_starting():
 
 
 async def goes_on():
-    """Whether the others work on without this process; False when nobody knows."""
+    """Whether others work on without this process; False when nobody knows."""
     known = await state()
-    if known is None or known["state"] == "stopping":
+    if known is None:
         return False
-    return known["scheduler"] is None or known["scheduler"]["state"] == "ready"
+    if known["scheduler"] is None:
+        return True  # The scheduler is elsewhere, and so are workers that go on.
+    return known["state"] != "stopping" and known["scheduler"]["state"] == "ready"
 
 
 async def _ask(method, path):

@@ -370,6 +370,21 @@ fn workers_are_drained_and_added_in_their_order() {
 }
 
 #[test]
+fn standby_workers_start_when_they_are_asked_for() {
+    let mut world = World::new(Launch { standby: 2, ..launch(true, 4, false) });
+    (0..3).for_each(|slot| world.ready(slot));
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    assert_eq!(world.worker(3).state, ProcessPhase::Stopped);
+    world.tell(Event::Restart(4));
+    world.ready(4);
+    assert_eq!((world.worker(2).state, world.living.len()), (ProcessPhase::Stopped, 4));
+    assert_eq!(world.worker(3).restarts, 0, "it is its first start");
+    world.tell(Event::Scale(4));
+    world.ready(3);
+    assert_eq!((world.phase(), world.living.len()), (ClusterPhase::Ready, 5));
+}
+
+#[test]
 fn without_its_guardian_a_cluster_ends_at_once() {
     let mut world = up(launch(false, 1, false));
     world.tell(Event::GuardianLost);

@@ -1,0 +1,191 @@
+"""Jobs of Slurm: workers of dask-jobqueue, and the scripts of `configs/`. Slurm is real, on two nodes
+that are both this machine; the GPUs are made up."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import slurm as stand_in
+from conftest import ROOT, eventually
+
+GPUS = 8
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    missing = stand_in.missing()
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}: scripts/setup.sh --tests installs Slurm")
+    with stand_in.Slurm(GPUS) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def run(slurm, made_up_machine, tmp_path):
+    """Runs a command on a machine with GPUs; returns its output. Nothing of its jobs is left."""
+    (tmp_path / "cuda-cluster").symlink_to(os.environ["CUDA_CLUSTER_BIN"])
+    environment = {**slurm.environment, "PYTHON": sys.executable,
+                   "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
+
+    def run(*command, **more):
+        command = [*made_up_machine(GPUS), *map(str, command)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path,
+                              env={**environment, **more})  # fmt: skip
+        said = "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + said + slurm.logs()
+        return done.stdout
+
+    yield run
+    eventually(lambda: not slurm.jobs(), "no job is left")
+    eventually(lambda: not slurm.processes(), f"no process of a job is left: {slurm.processes()}")
+
+
+#: What a user of dask-jobqueue writes, and what it shows; the recipe of configs/from-dask-cuda.md.
+JOBQUEUE = textwrap.dedent(
+    """
+    import json, os, sys, time
+    from dask_jobqueue import SLURMCluster
+    from distributed import Client
+
+    def eventually(holds):
+        deadline = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    if __name__ == "__main__":
+        cluster = SLURMCluster(
+            processes=2, cores=2, memory="2GB", walltime="00:10:00", interface="lo",
+            python=sys.executable, log_directory=sys.argv[1], local_directory=sys.argv[1],
+            job_extra_directives=["--gpus-per-node=2"],
+            worker_command="cuda_cluster.cli",
+            job_script_prologue=["trap : TERM"],
+            worker_extra_args=["--resources", "GPU=1"],
+        )
+        with cluster, Client(cluster) as client:
+            cluster.scale(jobs=1)
+            client.wait_for_workers(2, timeout=120)
+            workers = client.scheduler_info(n_workers=-1)["workers"].values()
+            found = {
+                "names": sorted(worker["name"] for worker in workers),
+                "workers": [[worker[what] for what in ("nthreads", "memory_limit", "resources")]
+                            for worker in workers],
+                "devices": sorted(client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]).values()),
+                "jobs": len(set(client.run(lambda: os.environ["SLURM_JOB_ID"]).values())),
+            }
+            cluster.scale(jobs=2)
+            client.wait_for_workers(4, timeout=120)
+            data = client.scatter(list(range(40)))
+            cluster.scale(jobs=1)
+            eventually(lambda: len(cluster.observed) == 2)
+            found["data"] = sum(client.gather(data))
+            cluster.adapt(minimum_jobs=1, maximum_jobs=2, interval="200ms", wait_count=10)
+            slow = client.map(lambda n: time.sleep(0.2), range(1000), pure=False)
+            eventually(lambda: len(cluster.observed) == 4)
+            client.cancel(slow)
+            eventually(lambda: len(cluster.observed) == 2)
+            found["kept"] = sum(client.gather(data))
+            found["same"] = cluster.plan == cluster.requested == cluster.observed
+        print(json.dumps(found))
+    """
+)
+
+
+def test_jobqueue_starts_scales_and_ends_our_workers(run, tmp_path):
+    pytest.importorskip("dask_jobqueue", reason="no dask-jobqueue: scripts/setup.sh --tests")
+    script = tmp_path / "script.py"
+    script.write_text(JOBQUEUE)
+    found = json.loads(run("python", script, tmp_path).splitlines()[-1])
+    memory = found["workers"][0][1]
+    assert 900e6 < memory <= 1e9
+    assert found == {
+        "names": ["SLURMCluster-0-0", "SLURMCluster-0-1"],
+        "workers": [[1, memory, {"GPU": 1.0}]] * 2,
+        "devices": ["0,1", "1,0"],
+        "jobs": 1,
+        "data": sum(range(40)),
+        "kept": sum(range(40)),
+        "same": True,
+    }
+
+
+#: Submits a job, waits until a test's check succeeds, ends the job, and shows what the check printed.
+JOB = textwrap.dedent(
+    """
+    set -euo pipefail
+    output=$1 end=$2 holds=$3
+    shift 3
+    job=$(sbatch --parsable --output="$output" "$@")
+    export job
+    for _ in $(seq 600); do
+        [ -z "$(squeue -h -j "$job" 2>/dev/null)" ] && break
+        if seen=$(bash -c "$holds" 2>/dev/null); then break; fi
+        sleep 0.2
+    done
+    echo "$seen"
+    $end "$job"
+    while [ -n "$(squeue -h -j "$job" 2>/dev/null)" ]; do sleep 0.1; done
+    """
+)
+
+
+def job(run, output, end, holds, *arguments, **more):
+    """What a test's check has printed while a job ran."""
+    try:
+        return run("bash", "-c", JOB, "job", output, end, holds, *arguments, **more)
+    except AssertionError as error:
+        said = output.read_text() if output.exists() else "the job has said nothing"
+        raise AssertionError(f"{error}\n{said}") from None
+
+
+def test_the_script_for_one_node_runs_a_cluster_on_the_jobs_gpus(run, tmp_path):
+    ready = "import json, sys; s = json.load(sys.stdin); print(json.dumps(s)); assert s['state'] == 'ready'"
+    holds = f'cuda-cluster ps "job-$job" -o json | python -c "{ready}"'
+    output = tmp_path / "job.log"
+    # As Slurm does a minute before the time limit: `--signal=B:TERM@60`.
+    end = "scancel --batch --signal=TERM"
+    found = job(run, output, end, holds, "--gpus-per-node=2", ROOT / "configs/cuda-cluster.slurm")
+    state = json.loads(found)
+    assert state["state"] == "ready", output.read_text()
+    assert [worker["gpu"]["index"] for worker in state["workers"]] == [0, 1]
+    assert "cluster: stopped" in output.read_text()
+
+
+def test_the_script_for_several_nodes_runs_one_dask_cluster(run, tmp_path):
+    file = tmp_path / "scheduler.json"
+    look = tmp_path / "look.py"
+    look.write_text(
+        f"""if True:
+        import json, os
+        from distributed import Client
+        with Client(scheduler_file={str(file)!r}) as client:
+            client.wait_for_workers(4, timeout=60)
+            nodes = client.run(lambda: (os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]))
+        print(json.dumps(sorted(nodes.values())))
+        """
+    )
+    holds = f"test -s {file} && python {look}"
+    output = tmp_path / "job.log"
+    more = {"INTERFACE": "lo", "SCHEDULER_FILE": str(file)}
+    flags = ["--python", sys.executable]
+    script = ROOT / "configs/dask-multi-node.slurm"
+    found = job(run, output, "scancel", holds, "--gpus-per-node=2", script, *flags, **more)
+    devices = [[node, mask] for node in stand_in.NODES for mask in ("0,1", "1,0")]
+    assert json.loads(found.splitlines()[-1]) == devices
+    assert not file.exists(), "the scheduler's file goes with it"
+    assert output.read_text().count("cluster: stopped") == 2
+
+
+def test_exec_binds_the_tasks_that_srun_starts(run):
+    show = """
+        import json, os
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+        print(json.dumps([os.environ.get(name) for name in names] + [bool(os.environ["MASTER_ADDR"])]))
+    """
+    said = run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "cuda-cluster",
+               "exec", "--", "python", "-c", textwrap.dedent(show))  # fmt: skip
+    found = sorted(json.loads(line) for line in said.splitlines())
+    assert found == [[str(rank), str(rank % 2), "4", "2", "0,1", True] for rank in range(4)]
