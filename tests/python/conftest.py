@@ -1,6 +1,7 @@
 """A place of its own for these tests, and the check that nothing of a test is left in it."""
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,9 @@ sys.path.insert(0, str(ROOT / "python"))
 
 #: A machine that is not here; starts may take their time on a busy one.
 MACHINE = {"topology": "dgx-a100", "simulate": True, "ready_within": "10m"}
+
+#: Without a dashboard, for what is only started and ended.
+QUIET = {**MACHINE, "dashboard_address": None}
 
 
 def others():
@@ -50,19 +54,20 @@ def eventually(holds, what, within=60):
         time.sleep(0.02)
 
 
-def directories():
-    """Run directories of this place; of clusters that ended badly, those that tell why are none."""
-    base = Path(RUNTIME) / "cuda-cluster"
-    return {path.parent.name for path in base.glob("*/*") if path.name in ("control.sock", "secret")}
+def files():
+    """What clusters of this place have on disks and in shared memory."""
+    found = {str(path) for path in Path(RUNTIME).glob("cuda-cluster/*")}
+    python = re.compile(rf"cuda-cluster-{os.getuid()}-\w+-python-{os.getpid()}-")
+    return found | {name for name in os.listdir("/dev/shm") if python.match(name)}
 
 
 @pytest.fixture
 def nothing_is_left():
     """For tests that take down what they brought up."""
-    before, processes = directories(), set(others())
+    before, processes = files(), set(others())
     yield
     eventually(lambda: not set(others()) - processes, f"no process is left: {others()}")
-    assert directories() <= before, "left in the run directory"
+    eventually(lambda: files() <= before, f"no file is left: {files() - before}")
 
 
 @pytest.fixture

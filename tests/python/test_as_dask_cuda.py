@@ -1,14 +1,17 @@
 """Code that cannot be edited: programs in which `dask_cuda` means this package."""
 
+import asyncio
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from conftest import MACHINE, ROOT
+from conftest import MACHINE, QUIET, ROOT, eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -123,50 +126,91 @@ def test_a_shell_gets_what_it_needs(tmp_path):
     assert "overwritten" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["-m cuda_cluster.cli", "-m cuda_cluster.as_dask_cuda -m dask_cuda.cli worker"])
+#: How workers for a scheduler elsewhere are started.
+COMMANDS = (
+    "python -m cuda_cluster.cli",
+    "python -m cuda_cluster.cli worker",
+    "python -m cuda_cluster.as_dask_cuda -m dask_cuda.cli worker",
+    "dask cuda worker",
+    "dask-cuda-worker",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_worker_command_joins_a_scheduler(command, tmp_path, made_up_machine):
-    """As jobqueue starts workers: a module, the scheduler's address, options of dask-cuda's."""
+    """As people and jobqueue start workers: the scheduler's address, options of dask-cuda's."""
     from cuda_cluster.dask import LocalCUDACluster
     from distributed import Client
 
-    with LocalCUDACluster(**MACHINE, n_workers=1, dashboard_address=None) as cluster:
-        with Client(cluster) as client:
-            options = ["--nthreads", "3", "--memory-limit", "1GB", "--name", "batch-1", "--nanny",
-                       "--death-timeout", "60", "--resources", "GPU=1", "--local-directory",
-                       str(tmp_path), "--host", "127.0.0.1", "--no-dashboard"]  # fmt: skip
-            workers = subprocess.Popen(
-                [*made_up_machine(2), sys.executable, *command.split(), cluster.scheduler_address, *options],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-                env={**os.environ, "PYTHON": sys.executable})  # fmt: skip
-            try:
-                client.wait_for_workers(3, timeout=120)
+    with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+        options = ["--nthreads", "3", "--memory-limit", "1GB", "--name", "batch-1", "--nanny",
+                   "--death-timeout", "60", "--resources", "GPU=1", "--local-directory",
+                   str(tmp_path), "--host", "127.0.0.1", "--no-dashboard"]  # fmt: skip
+        line = f"{command} {cluster.scheduler_address} {shlex.join(options)}"
+        exports = "" if "-m" in command else python("-m", "cuda_cluster.as_dask_cuda")
+        with joining(made_up_machine(2), "sh", "-c", f"{exports}\nexec {line}"):
+            client.wait_for_workers(3, timeout=120)
+            known = client.scheduler_info(n_workers=-1)["workers"].values()
+            joined = [one for one in known if one["nthreads"] == 3]
+            assert [one["memory_limit"] for one in joined] == [10**9] * 2
+            # As dask-cuda calls them, and as dask-jobqueue expects them.
+            assert sorted(one["name"] for one in joined) == ["batch-1-0", "batch-1-1"]
+            assert [one["resources"] for one in joined] == [{"GPU": 1.0}] * 2
+            data = client.scatter(list(range(30)))
+        assert client.gather(data) == list(range(30)), "they hand their data on"
+
+
+@contextlib.contextmanager
+def joining(*command):
+    """Runs workers that join a scheduler; ends them by SIGTERM to each process, as Slurm does."""
+    command = [*command[0], *command[1:]]
+    workers = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "PYTHON": sys.executable})  # fmt: skip
+    try:
+        yield
+    finally:
+        os.killpg(workers.pid, signal.SIGTERM)
+        said = workers.communicate(timeout=60)[0]
+    assert "Traceback" not in said, said
+
+
+def test_a_deployment_that_names_a_class_gets_our_workers(made_up_machine):
+    """As dask-cloudprovider, SSHCluster and dask-mpi start a `worker_class`: `dask spec`."""
+    from cuda_cluster.dask import LocalCUDACluster
+    from distributed import Client
+
+    kinds = {"7": "cuda_cluster.dask.CUDAWorker", "cloud": "dask_cuda.CUDAWorker"}
+    with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+        for name, kind in kinds.items():
+            options = {"name": name, "nthreads": 2, "memory_limit": "1GB"}
+            spec = json.dumps({"cls": kind, "opts": options})
+            command = [sys.executable, "-m", "cuda_cluster.as_dask_cuda", "-m",
+                       "distributed.cli.dask_spec", cluster.scheduler_address, "--spec", spec]  # fmt: skip
+            with joining(made_up_machine(1), *command):
+                client.wait_for_workers(2, timeout=120)
                 known = client.scheduler_info(n_workers=-1)["workers"].values()
-                joined = [one for one in known if one["nthreads"] == 3]
-                assert [one["memory_limit"] for one in joined] == [10**9] * 2
-                assert all("batch-1" in one["name"] for one in joined)
-                assert [one["resources"] for one in joined] == [{"GPU": 1.0}] * 2
-            finally:
-                os.killpg(workers.pid, signal.SIGTERM)
-                said = workers.communicate(timeout=60)[0]
-            assert "Traceback" not in said
+                [joined] = [one for one in known if one["nthreads"] == 2]
+                assert str(joined["name"]) == name and joined["memory_limit"] == 10**9
+            eventually(lambda: len(cluster.scheduler.workers) == 1, "it has left")
 
 
-def test_cuda_worker_joins_a_cluster_and_leaves_it():
-    import asyncio
-
+def test_cuda_worker_joins_a_cluster_and_hands_its_data_on_when_it_leaves():
     from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
     from distributed import Client
 
     async def story():
-        kwargs = {**MACHINE, "dashboard_address": None}
-        async with LocalCUDACluster(**kwargs, n_workers=1, asynchronous=True) as cluster:
+        async with LocalCUDACluster(**QUIET, n_workers=1, asynchronous=True) as cluster:
             async with Client(cluster, asynchronous=True) as client:
                 worker = CUDAWorker(cluster, nthreads=2, name="more", **MACHINE, gpus="0-1")
                 await worker
                 await client.wait_for_workers(3, timeout=120)
                 threads = (await client.nthreads()).values()
                 assert sorted(threads) == [1, 2, 2]
+                data = await client.scatter(list(range(30)))
+                assert len(await client.has_what()) == 3
                 await worker.close()
+                assert await client.gather(data) == list(range(30))
                 assert len(cluster.scheduler.workers) == 1
 
     asyncio.run(story())

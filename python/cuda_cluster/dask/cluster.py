@@ -40,6 +40,9 @@ logger = logging.getLogger("distributed.deploy.cuda_cluster")
 
 Name = views.Name
 
+#: States of a worker that nothing starts but a request.
+NOT_RUNNING = ("stopped", "failed")
+
 
 class LocalCUDACluster(Cluster):
     """A Dask cluster with one worker for each GPU of this machine.
@@ -156,7 +159,6 @@ class LocalCUDACluster(Cluster):
         self._requested: dict[Name, None] = {}
         self._processes: dict[Name, str] = {}
         self._addresses: dict[Name, str | None] = {}
-        self._running: set[Name] = set()
         self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
         self._release = contextlib.ExitStack()
@@ -295,9 +297,8 @@ class LocalCUDACluster(Cluster):
             name = known[address]["name"] if address in known else name
             self._processes[name] = process
             self._addresses[name] = address
-            if processes[process].state not in ("stopped", "failed"):
+            if processes[process].state not in NOT_RUNNING:
                 self._requested[name] = None
-        self._running = set(self._requested)
 
     # End.
 
@@ -407,16 +408,23 @@ class LocalCUDACluster(Cluster):
     async def _correct(self) -> None:
         """Ends and starts workers until those run that are requested."""
         async with self._correcting:
-            gone = self._running - self._requested.keys()
-            new = self._requested.keys() - self._running
-            self._running = set(self._requested)
+            gone = [name for name in await self._running() if name not in self._requested]
             if gone:
                 await self.scheduler_comm.retire_workers(
-                    names=list(gone), remove=True, close_workers=True
+                    names=gone, remove=True, close_workers=True
                 )
+            while (running := await self._running()) & set(gone):
+                await asyncio.sleep(0.05)
             assert self._attached is not None
-            for name in new:
+            for name in self._requested.keys() - running:
                 await asyncio.to_thread(self._attached.restart, self._processes[name])
+
+    async def _running(self) -> set[Name]:
+        """Workers that the supervisor keeps running."""
+        assert self._attached is not None
+        state = await asyncio.to_thread(self._attached.state)
+        phases = {process.name: process.state for process in state.workers}
+        return {name for name, one in self._processes.items() if phases[one] not in NOT_RUNNING}
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Has workers end that `adapt` found to be too many."""

@@ -1,0 +1,169 @@
+"""`LocalCUDACluster` ends with its Python, however that ends, and leaves nothing."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from conftest import MACHINE, QUIET, eventually, files, others
+from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
+from distributed import Client
+from distributed.core import Status
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_the_asynchronous_way():
+    async def story():
+        async with LocalCUDACluster(**QUIET, n_workers=1, asynchronous=True) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                assert await client.submit(sum, [1, 2]) == 3
+                cluster.scale(1)
+        assert cluster.status == Status.closed
+        cluster = await LocalCUDACluster(**QUIET, n_workers=1, asynchronous=True)
+        await cluster.close()
+        await cluster.close()
+
+    asyncio.run(story())
+
+
+def test_client_shutdown_ends_it():
+    cluster = LocalCUDACluster(**QUIET, n_workers=1)
+    client = Client(cluster)
+    client.shutdown()
+    assert cluster.status == Status.closed
+    cluster.close()
+
+
+def test_a_shutdown_by_somebody_else_closes_it():
+    with LocalCUDACluster(**QUIET, n_workers=1) as cluster:
+        with Client(cluster.scheduler_address) as client:
+            client.shutdown()
+        eventually(lambda: cluster.status == Status.closed, "it knows")
+
+
+def test_two_at_once_in_one_python():
+    with LocalCUDACluster(**QUIET, n_workers=1) as first:
+        with LocalCUDACluster(**QUIET, n_workers=2) as second:
+            assert first.scheduler_address != second.scheduler_address
+            with Client(first) as one, Client(second) as two:
+                assert len(one.run(os.getpid)) == 1 and len(two.run(os.getpid)) == 2
+
+
+def test_twenty_clusters_one_after_the_other_leave_nothing():
+    def held():
+        gc.collect()
+        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())],
+                                  capture_output=True, text=True).stdout.split()  # fmt: skip
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children)
+
+    def one():
+        with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+
+    one()
+    before, on_disk, processes = held(), files(), set(others())
+    for _ in range(19):
+        one()
+        assert files() <= on_disk, "gone when it is closed"
+    eventually(lambda: set(others()) <= processes, "no process is left", 30)
+    nothing_more = lambda: all(now <= then for now, then in zip(held(), before))
+    eventually(nothing_more, f"descriptors, threads, children: {held()}, before {before}", 30)
+
+
+def test_it_outlives_the_thread_that_made_it():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(LocalCUDACluster(**QUIET, n_workers=1)))
+    thread.start()
+    thread.join()
+    with made[0] as cluster, Client(cluster) as client:
+        time.sleep(0.5)
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+#: How a Python ends that has a cluster: what it does, and its exit status; None for any.
+WAYS = {
+    "it returns": ("pass", 0),
+    "it raises": ("1 / 0", 1),
+    "os._exit": ("os._exit(7)", 7),
+    "os._exit in a thread": ("threading.Thread(target=os._exit, args=(7,)).start(); time.sleep(60)", 7),
+    "sys.exit in a thread": ("threading.Thread(target=sys.exit).start()", 0),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+    "another program": ("os.execvp('true', ['true'])", 0),
+    "a child that lives on": ("os.fork() or os.execvp('sleep', ['sleep', '30'])", 0),
+    "os._exit beside a child": ("os.fork() and os._exit(7); time.sleep(30)", 7),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_ends_with_its_python(way, tmp_path):
+    ends, status = WAYS[way]
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, sys, threading, time
+            from cuda_cluster.dask import LocalCUDACluster
+            from distributed import Client
+            if __name__ == "__main__":
+                cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
+                client = Client(cluster)
+                print(client.submit(sum, [1, 2]).result(), flush=True)
+                {ends}
+            """
+        )
+    )
+    with open(tmp_path / "output", "w+") as output:
+        # Not a pipe, which a child would hold open.
+        done = subprocess.Popen([sys.executable, script], stdout=output, stderr=output,
+                                start_new_session=True)  # fmt: skip
+        done.wait(300)
+        output.seek(0)
+        said = output.read()
+    assert done.returncode == status and said.startswith("3\n"), said
+    assert said == "3\n" or way != "it returns", "a quiet end"
+    owned = lambda: [one for one in others() if str(script) not in one[1]]
+    eventually(lambda: not owned(), f"the cluster has ended: {owned()}")
+    eventually(lambda: not files(), f"nothing is left: {files()}")
+    try:
+        os.killpg(done.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # No child lives on.
+
+
+@pytest.mark.parametrize("seconds", [0, 0.2, 0.5, 1])
+def test_a_python_that_is_killed_while_it_starts_one_leaves_nothing(seconds):
+    start = f"from cuda_cluster.dask import LocalCUDACluster; LocalCUDACluster(**{QUIET!r})"
+    starts = subprocess.Popen([sys.executable, "-c", start])
+    eventually(lambda: others() and files(), "it starts")
+    time.sleep(seconds)
+    starts.kill()
+    starts.wait()
+    eventually(lambda: not others() and not files(), f"nothing is left: {others()}, {files()}")
+
+
+def test_a_start_that_fails_leaves_nothing():
+    from cuda_cluster import ClusterError
+
+    before = set(os.listdir("/proc/self/fd"))
+    for wrong in ({"pre_import": "no_such_module"}, {"preload": ["no_such_module"]}):
+        with pytest.raises(ClusterError, match="No module named 'no_such_module'"):
+            LocalCUDACluster(**QUIET, n_workers=1, **wrong)
+        assert not files(), "gone when it is raised"
+
+    async def join():
+        await CUDAWorker("tcp://127.0.0.1:9", **MACHINE, gpus="0", death_timeout="1s")
+
+    with pytest.raises(ClusterError, match="no scheduler at tcp://127.0.0.1:9"):
+        asyncio.run(join())
+    assert not files()
+    gc.collect()
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "no descriptor is left")
