@@ -14,4 +14,4 @@ python=${PYTHON:-$here/../.venv/bin/python}
 tests=$("$python" -c 'import dask_cuda; print(dask_cuda.__path__[0])')/tests
 exec "$here/made-up.sh" 9 \
     python -m cuda_cluster.as_dask_cuda -m pytest -p dask_cuda_expected -p no:cacheprovider \
-    -q -rx --timeout 300 "$tests" "$@"
+    -q -rxs --timeout 300 "$tests" "$@"

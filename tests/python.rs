@@ -58,8 +58,18 @@ fn a_python_program_plans_launches_and_watches_clusters_of_any_engine() {
 }
 
 #[test]
-fn local_cuda_cluster_starts_scales_and_ends_as_dasks_users_know() {
+fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
     told_by("test_cluster.py");
+}
+
+#[test]
+fn local_cuda_cluster_ends_with_its_python_and_leaves_nothing() {
+    told_by("test_ends.py");
+}
+
+#[test]
+fn workers_run_as_jobs_of_a_slurm() {
+    told_by("test_slurm.py");
 }
 
 #[test]

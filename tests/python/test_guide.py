@@ -8,7 +8,6 @@ import sys
 
 import cuda_cluster
 import pytest
-import test_cluster
 from conftest import MACHINE, ROOT
 from cuda_cluster import program
 from cuda_cluster.dask import LocalCUDACluster, keywords
@@ -60,28 +59,75 @@ def test_a_command(row):
             assert flag in shown
 
 
-#: The rows of the class, and the tests that show them.
-CLASS = {
-    "the keywords of dask-cuda": "test_wrong_keywords_are_refused_before_anything_starts",
-    "": "test_every_keyword_of_the_class_is_known",
-    "workers named by their GPUs": "test_workers_are_called_by_the_numbers_of_their_gpus",
-    "`cluster.scheduler`": "test_a_scheduler_elsewhere_says_how_it_is_asked",
-    "`worker_class=`": "test_classes_and_options_of_the_users_own_reach_the_workers",
-    "`cluster.scale(n)`, `adapt`": "test_scaling_hands_data_on_and_knows_its_limits",
-    '`memory_limit="auto"`': "test_limits_are_a_workers_share",
-    "fewer `n_workers` than GPUs": "test_fewer_workers_are_on_the_best_connected_gpus",
-    '`device_memory_limit="1B"`': "test_limits_are_a_workers_share",
-    "`LocalCUDACluster()` of a started one": "test_it_is_found_by_its_name_and_left_alone_by_who_only_found_it",
-    "an error at the start": "test_what_cannot_start_is_raised_with_its_cause",
+#: The rows of all tables, by how they begin, and the tests that show that they are true.
+SHOWN_BY = {
+    "The class": {
+        "the keywords of dask-cuda": "test_wrong_keywords_are_refused_before_anything_starts",
+        "": "test_every_keyword_of_the_class_is_known",
+        "workers named by their GPUs": "test_workers_are_called_by_the_numbers_of_their_gpus",
+        "`cluster.scheduler`": "test_a_scheduler_elsewhere_says_how_it_is_asked",
+        "`worker_class=`": "test_classes_and_options_of_the_users_own_reach_the_workers",
+        "`cluster.scale(n)`, `adapt`": "test_scaling_reaches_the_gpus_that_n_workers_left_out",
+        '`memory_limit="auto"`': "test_limits_are_a_workers_share",
+        "fewer `n_workers` than GPUs": "test_fewer_workers_are_on_the_best_connected_gpus",
+        '`device_memory_limit="1B"`': "test_limits_are_a_workers_share",
+        "`LocalCUDACluster()` of a started one": "test_it_is_found_by_its_name_and_left_alone_by_who_only_found_it",
+        "an error at the start": "test_what_cannot_start_is_raised_with_its_cause",
+    },
+    "The commands": {
+        "`dask scheduler`": "work_over_tcp_gives_the_numbers_of_numpy_and_pandas_though_a_worker_is_killed",
+        "`dask cuda worker tcp": "two_clusters_of_workers_form_one_dask_cluster",
+        "`dask cuda worker --scheduler-file": "the_nodes_of_a_slurm_job_form_one_dask_cluster",
+        "`dask cuda config": "every_thread_and_variable_of_a_worker_is_as_planned",
+        "a shell for the client": "a_plain_client_finds_the_cluster_whose_environment_it_has",
+    },
+    "Options": {
+        "`CUDA_VISIBLE_DEVICES`": "test_workers_are_called_by_the_numbers_of_their_gpus",
+        "`--nthreads`": "the_options_of_dask_cuda_arrive",
+        "`--name`": "test_the_worker_command_joins_a_scheduler",
+        "`--memory-limit auto`": "test_limits_are_a_workers_share",
+        "`--device-memory-limit": "test_limits_are_a_workers_share",
+        "`--enable-cudf-spill`": "dask_cudas_plugins_are_told_what_was_asked_for",
+        "`--rmm-pool-size`": "dask_cudas_plugins_are_told_what_was_asked_for",
+        "`--protocol`": "what_dask_cuda_takes_stands_in_the_plan",
+        "`--enable-tcp-over-ucx`": "each_of_the_81_combinations_gives_exactly_dask_cudas_environment",
+        "`--net-devices`": "a_dgx_1_gives_the_two_gpus_of_a_switch_the_nic_of_that_switch",
+        "`--host`": "one_worker_listens_and_is_reached_where_it_was_told_and_the_process_id_is_written",
+        "`--port`": "a_busy_port_is_an_error_that_names_its_holder",
+        "`--worker-port": "one_worker_listens_and_is_reached_where_it_was_told_and_the_process_id_is_written",
+        "`--dashboard`": "a_workers_dashboard_is_there_when_somebody_opens_it",
+        "`--scheduler-file`": "the_nodes_of_a_slurm_job_form_one_dask_cluster",
+        "`--tls-ca-file`": "tls_is_spoken_by_all_and_handed_to_clients",
+        "`--local-directory`": "the_options_of_dask_cuda_arrive",
+        "`--death-timeout`": "test_a_start_that_fails_leaves_nothing",
+        "`--lifetime`": "a_worker_of_age_is_replaced_and_that_is_no_failure",
+        "`--pid-file`": "one_worker_listens_and_is_reached_where_it_was_told_and_the_process_id_is_written",
+        "`--no-nanny`": "nanny_plugins_and_restarts_work_without_a_nanny",
+        "nanny plugins": "nanny_plugins_and_restarts_work_without_a_nanny",
+        "`client.run(f, nanny=True)`": "nanny_plugins_and_restarts_work_without_a_nanny",
+        "`dask.config`": "test_classes_and_options_of_the_users_own_reach_the_workers",
+        "`cluster.adapt(minimum=2)`": "workers_come_with_the_work_and_go_without_it",
+        "`cluster.scale(4)`": "fewer_workers_keep_the_data_of_those_that_go",
+        "`client.restart()`": "a_clients_restart_brings_all_workers_back_and_a_retired_one_stays_away",
+    },
 }
 
+SOURCES = "".join(
+    path.read_text() for kind in ("*.py", "*.rs") for path in sorted((ROOT / "tests").rglob(kind))
+)
 
-@pytest.mark.parametrize("row", rows("The class"), ids=lambda row: row[0][:40])
-def test_a_row_of_the_class_has_a_test(row):
-    named = [test for start, test in CLASS.items() if row[0].startswith(start) and start]
-    [test] = named or [CLASS[""]]
-    sources = [inspect.getsource(test_cluster), inspect.getsource(sys.modules[__name__])]
-    assert any(f"def {test}(" in source for source in sources)
+
+@pytest.mark.parametrize("table", SHOWN_BY)
+def test_each_row_has_a_test(table):
+    """The test whose name stands here fails if the row is not true."""
+    starts = SHOWN_BY[table]
+    for today, *_ in rows(table):
+        known = [test for start, test in starts.items() if start and today.startswith(start)]
+        if not today:
+            known = [starts[""]]
+        assert len(known) == 1, f"{today}: {known}"
+        assert re.search(rf"(def|fn) {known[0]}\(", SOURCES), f"{today}: there is no {known[0]}"
+    assert len(rows(table)) == len(starts), "a test for a row that is not there"
 
 
 def test_every_keyword_of_the_class_is_known():

@@ -1,7 +1,11 @@
 """A notebook, executed by a kernel of Jupyter's own."""
 
+import threading
+import time
+
 import pytest
-from conftest import MACHINE
+from conftest import MACHINE, QUIET, eventually, files, others
+from jupyter_client.manager import start_new_kernel
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -48,3 +52,67 @@ def test_a_notebook_shows_a_cluster_and_works_with_it():
 
 def test_a_notebook_that_forgets_its_cluster_leaves_nothing():
     execute(CELLS[:3])
+
+
+class Kernel:
+    """A kernel whose cells can be interrupted."""
+
+    def __enter__(self):
+        self._manager, self._client = start_new_kernel(kernel_name="python3")
+        return self
+
+    def __exit__(self, *_):
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+    def run(self, cell):
+        """Runs a cell; returns the name of its error, or None."""
+        return self._client.execute_interactive(cell, timeout=300).get("content").get("ename")
+
+    def interrupt(self, cell, after):
+        """Interrupts a cell some seconds after it has printed something; returns the error's name."""
+        printed = threading.Event()
+
+        def shown(message):
+            if message["msg_type"] == "stream":
+                printed.set()
+
+        def interrupt():
+            assert printed.wait(300)
+            time.sleep(after)
+            self._manager.interrupt_kernel()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            answer = self._client.execute_interactive(cell, timeout=300, output_hook=shown)
+        finally:
+            printed.set()
+            thread.join()
+        return answer["content"].get("ename")
+
+    def restart(self):
+        self._manager.restart_kernel(now=True)
+        self._client.wait_for_ready(timeout=300)
+
+
+def test_ctrl_c_is_for_the_cell_and_not_for_the_cluster():
+    with Kernel() as kernel:
+        assert kernel.run("\n".join(CELLS[:3])) is None
+        wait = "import time\nprint('waits', flush=True)\nclient.submit(time.sleep, 600).result()"
+        assert kernel.interrupt(wait, 0.5) == "KeyboardInterrupt"
+        assert kernel.run("assert client.submit(sum, [1, 2], pure=False).result() == 3") is None
+        kernel.restart()
+        eventually(lambda: not clusters(), "the cluster has ended with its kernel")
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.6])
+def test_ctrl_c_while_it_starts_leaves_nothing(seconds):
+    with Kernel() as kernel:
+        start = f"{CELLS[0]}\nprint('starts', flush=True)\nLocalCUDACluster(**{QUIET!r})\ntime.sleep(60)"
+        assert kernel.interrupt("import time\n" + start, seconds) == "KeyboardInterrupt"
+        eventually(lambda: not clusters() and not files(), "nothing is left, though the kernel lives")
+
+
+def clusters():
+    return [one for one in others() if "ipykernel" not in one[1]]

@@ -178,6 +178,8 @@ class LocalCUDACluster(Cluster):
         try:
             self.sync(self._start)
         except BaseException:
+            # Ctrl-C ends the waiting, but not the start.
+            self.sync(self._cancel_start)
             self._loop_runner.stop()
             raise
 
@@ -302,11 +304,14 @@ class LocalCUDACluster(Cluster):
 
     # End.
 
-    async def _close(self) -> None:
+    async def _cancel_start(self) -> None:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             with contextlib.suppress(BaseException):
                 await self._starting
+
+    async def _close(self) -> None:
+        await self._cancel_start()
         if self._owned is not None:
             self._owned.let_go()
         await super()._close()
