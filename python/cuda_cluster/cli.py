@@ -1,7 +1,7 @@
 """`dask cuda worker` with dask-cuda's options, and `worker_command="cuda_cluster.cli"`.
 
-Turns options into keywords of `CUDAWorker`, and becomes the program, which does the rest: there is
-one process less, and signals are its business.
+Translates options into keywords of `CUDAWorker`, and executes the program in the same process, which
+then handles signals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SWITCHES = {
     "enable-infiniband": "disable-infiniband",
     "enable-nvlink": "disable-nvlink",
     "enable-rdmacm": "disable-rdmacm",
-    # jobqueue says which it wants; here the supervisor is the nanny.
+    # dask-jobqueue passes one of them; here the supervisor is the nanny.
     "nanny": "no-nanny",
 }
 
@@ -61,7 +61,7 @@ def cuda() -> None:
 @click.option("--cudf-spill-stats", type=int, default=0)
 @click.option("--preload", type=str, multiple=True)
 @click.option("--set-rmm-allocator-for-libs", "rmm_allocator_external_lib_list", default=None)
-@click.option("--multiprocessing-method", default=None, help="Without meaning here.")
+@click.option("--multiprocessing-method", default=None, help="Has no effect.")
 @_with_options
 def worker(scheduler: str | None, preload_argv: tuple[str, ...], **options: Any) -> None:
     """Launch workers, one for each GPU, that join a scheduler.
@@ -80,16 +80,16 @@ def worker(scheduler: str | None, preload_argv: tuple[str, ...], **options: Any)
     given.pop("nanny", None)
     tls = {name: given.pop(name, None) for name in ("tls_ca_file", "tls_cert", "tls_key")}
     n_workers = given.pop("nworkers", None)
-    wish = cuda_worker.translate({"scheduler": scheduler, "preload_argv": preload_argv, **given})
-    wish.flags |= {"n_workers": n_workers}
-    wish.flags |= {name: os.path.abspath(path) for name, path in tls.items() if path}
+    request = cuda_worker.translate({"scheduler": scheduler, "preload_argv": preload_argv, **given})
+    request.flags |= {"n_workers": n_workers}
+    request.flags |= {name: os.path.abspath(path) for name, path in tls.items() if path}
     client.prepare()
-    flags, spec = cuda_worker.prepare(wish)
+    flags, spec = cuda_worker.prepare(request)
     become(["up", *program.flags(flags)], spec)
 
 
 def become(arguments: list[str], spec: dict[str, Any] | None) -> None:
-    """Has the program go on in this process; what workers need of this Python stays open in it."""
+    """Executes the program in this process. The files that workers read stay open."""
     for descriptor in cuda_worker.kept():
         os.set_inheritable(descriptor, True)
     if spec is not None:

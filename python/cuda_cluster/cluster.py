@@ -1,13 +1,14 @@
 """Acting: a supervised cluster that belongs to this Python.
 
-The program holds the other end of a pipe, and knows this process: the cluster ends with it, however
-it ends. A thread reads what the program tells.
+`cuda-cluster up` holds the other end of a pipe and watches this process, so the cluster ends with
+it, however it ends. Threads read what the program reports.
 
-*Invariant:* `up` returns a READY cluster, or raises with nothing of it left.
+*Invariant:* `up` returns a READY cluster, or raises and leaves nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -26,9 +27,9 @@ from cuda_cluster.model import ClusterState, Event, Plan, read
 
 
 class Owned:
-    """A cluster that is on its way, or there: `cuda-cluster up` and what it has told so far.
+    """A cluster of this Python: the running `cuda-cluster up`, and what it has reported.
 
-    Starts at once; `wait_ready` says how it went.
+    Starts at once; `wait_ready` waits for READY.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class Owned:
         finally:
             if spec_file is not None:
                 spec_file.close()
-        #: What is worth knowing of the plan, a sentence each.
+        #: The plan's notes.
         self.notes: list[str] = []
-        self._first: dict[str, Any] | None = None
+        self._ready: dict[str, Any] | None = None
         self._failure: ClusterError | None = None
-        self._told = threading.Event()
+        self._started = threading.Event()
         self._ended = threading.Event()
         self._waiting: list[Callable[[], None]] = []
-        self._listeners: list[Callable[[Event | None], None]] = []
+        self._subscribers: list[Callable[[Event | None], None]] = []
         self._lock = threading.Lock()
         self._errors: list[str] = []
         for stream, work in (("stderr", _follow_errors), ("stdout", _follow_reports)):
@@ -80,45 +81,52 @@ class Owned:
                 self._error_thread = thread
 
     def wait_ready(self) -> ClusterState:
-        """Waits until the cluster is READY; raises ClusterError when there is none."""
-        self._told.wait()
+        """Waits until the cluster is READY; raises ClusterError if it can't start."""
+        self._started.wait()
         if self.state is None:
             raise self._failure or ClusterError("the cluster ended before it was READY")
         return self.state
 
-    def when_told(self, told: Callable[[], None]) -> None:
-        """Has a function called as soon as it is known how the start went; in a thread of ours."""
+    async def until_ready(self) -> ClusterState:
+        """As `wait_ready`, in an event loop."""
+        started = asyncio.Event()
+        self.when_started(in_this_loop(started.set))
+        await started.wait()
+        return self.wait_ready()
+
+    def when_started(self, call: Callable[[], None]) -> None:
+        """Calls a function when the start has succeeded or failed; in a thread of this object's."""
         with self._lock:
-            if not self._told.is_set():
-                self._waiting.append(told)
+            if not self._started.is_set():
+                self._waiting.append(call)
                 return
-        told()
+        call()
 
     @property
     def state(self) -> ClusterState | None:
         """As it was when it became READY; None if it has not been."""
-        return None if self._first is None else read(ClusterState, self._first)
+        return None if self._ready is None else read(ClusterState, self._ready)
 
     @property
     def failure(self) -> ClusterError | None:
-        """Why it ended, if it was not asked to."""
+        """Why it ended; None if it was asked to."""
         return self._failure
 
     @property
     def has_ended(self) -> bool:
         return self._ended.is_set()
 
-    def listen(self, heard: Callable[[Event | None], None]) -> None:
-        """Has a function called with every event from now on, and with None at the end; in a thread
-        of ours."""
+    def subscribe(self, call: Callable[[Event | None], None]) -> None:
+        """Calls a function with every later event, and with None at the end; in a thread of this
+        object's."""
         with self._lock:
             if not self._ended.is_set():
-                self._listeners.append(heard)
+                self._subscribers.append(call)
                 return
-        heard(None)
+        call(None)
 
-    def let_go(self) -> None:
-        """Asks for the cluster's end."""
+    def release(self) -> None:
+        """Asks the cluster to end."""
         stdin = self._process.stdin
         if stdin is not None:
             try:
@@ -127,26 +135,33 @@ class Owned:
                 pass  # It has ended.
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Waits until nothing of the cluster is left; says whether that is so."""
+        """Waits until nothing of the cluster is left; returns whether that is so."""
         return self._ended.wait(timeout)
+
+    async def until_ended(self) -> None:
+        """Waits until nothing of the cluster is left, in an event loop."""
+        ended = asyncio.Event()
+        end = in_this_loop(ended.set)
+        self.subscribe(lambda event: end() if event is None else None)
+        await ended.wait()
 
     def end(self, timeout: float | None = None) -> None:
         """Takes the cluster down, and waits until nothing of it is left."""
-        self.let_go()
+        self.release()
         if not self.wait_ended(timeout):
             raise TimeoutError(f"the cluster has not ended within {timeout} s")
 
-    def _tell(self, report: dict[str, Any]) -> None:
+    def _handle(self, report: dict[str, Any]) -> None:
         kind = report.get("report")
         if kind == "ready":
-            self._first = report["state"]
-            self._set_told()
+            self._ready = report["state"]
+            self._set_started()
         elif kind == "event":
             event = read(Event, report["event"])
             with self._lock:
-                listeners = list(self._listeners)
-            for heard in listeners:
-                heard(event)
+                subscribers = list(self._subscribers)
+            for call in subscribers:
+                call(event)
         elif kind == "failed":
             self._failure = ClusterError.of(
                 report["message"],
@@ -162,21 +177,34 @@ class Owned:
             self._failure = ClusterError.from_text("\n".join(self._errors), code)
         with self._lock:
             self._ended.set()
-            listeners, self._listeners = self._listeners, []
-        self._set_told()
-        for heard in listeners:
-            heard(None)
+            subscribers, self._subscribers = self._subscribers, []
+        self._set_started()
+        for call in subscribers:
+            call(None)
 
-    def _set_told(self) -> None:
+    def _set_started(self) -> None:
         with self._lock:
-            self._told.set()
+            self._started.set()
             waiting, self._waiting = self._waiting, []
-        for told in waiting:
-            told()
+        for call in waiting:
+            call()
+
+
+def in_this_loop(call: Callable[[], Any]) -> Callable[[], None]:
+    """A function for other threads that calls `call` in the running event loop, if that still runs."""
+    loop = asyncio.get_running_loop()
+
+    def schedule() -> None:
+        try:
+            loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            pass  # The loop has ended.
+
+    return schedule
 
 
 def _follow_reports(owned: weakref.ref[Owned], pipe: IO[bytes]) -> None:
-    """Reads reports to their end. Does not keep the cluster: when nobody has it, it is let go."""
+    """Reads reports until their end. Holds no reference to the cluster, which ends when nobody does."""
     with pipe:
         for line in pipe:
             cluster = owned()
@@ -185,7 +213,7 @@ def _follow_reports(owned: weakref.ref[Owned], pipe: IO[bytes]) -> None:
             except ValueError:
                 continue  # Not a report.
             if cluster is not None and isinstance(report, dict):
-                cluster._tell(report)
+                cluster._handle(report)
             del cluster
     cluster = owned()
     if cluster is not None:
@@ -232,7 +260,7 @@ class Cluster:
 
     @property
     def notes(self) -> list[str]:
-        """What is worth knowing of the plan; empty for a cluster that somebody else brought up."""
+        """The plan's notes; empty for a cluster that another program started."""
         return [] if self._owned is None else list(self._owned.notes)
 
     def state(self, *, wide: bool = False) -> ClusterState:
@@ -266,10 +294,10 @@ class Cluster:
     def events(self) -> Iterator[Event]:
         """What happens from now on; ends with the cluster. For clusters of this Python."""
         if self._owned is None:
-            raise ClusterError("this cluster was brought up by somebody else: cuda-cluster events")
-        heard: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._owned.listen(heard.put)
-        return iter(heard.get, None)
+            raise ClusterError("another program started this cluster: use cuda-cluster events")
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._owned.subscribe(events.put)
+        return iter(events.get, None)
 
     def down(self, timeout: float | None = None) -> None:
         """Takes it down, and returns when nothing of it is left."""
@@ -283,8 +311,8 @@ _count = itertools.count()
 
 
 def made_up_name() -> str:
-    """A name that no other cluster of this user has. What is left of a bad end under such a name is
-    removed in time."""
+    """A name that no other cluster of this user has. A failed start under such a name leaves no
+    files."""
     return f"python-{os.getpid()}-{next(_count)}"
 
 
@@ -301,7 +329,7 @@ def up(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flag
     try:
         return Cluster(owned.wait_ready(), owned)
     except BaseException:
-        owned.let_go()
+        owned.release()
         raise
 
 

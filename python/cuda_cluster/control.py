@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda_cluster.errors import ClusterError
 
-#: Seconds in which a supervisor that lives answers.
+#: Seconds in which a running supervisor answers.
 ANSWER_WITHIN = 10
 
 
@@ -26,12 +26,12 @@ class _Connection(http.client.HTTPConnection):
 
 
 def read(run_directory: str, path: str) -> Any:
-    """What the supervisor answers; raises ClusterError."""
+    """Reads from the supervisor; raises ClusterError."""
     return json.loads(_exchange(run_directory, "GET", path))
 
 
 def order(run_directory: str, path: str) -> None:
-    """Has something done; raises ClusterError if the supervisor refuses."""
+    """Sends a request; raises ClusterError if the supervisor refuses it."""
     _exchange(run_directory, "POST", path)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in the program's own words."""
+"""Errors, with the program's messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ClusterError(RuntimeError):
-    """The program refused, or a cluster failed: what happened, why, and what to do."""
+    """The program refused a request, or a cluster failed. The text has the cause and a hint."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ClusterError(RuntimeError):
 
     @classmethod
     def from_text(cls, text: str, exit_code: int | None) -> ClusterError:
-        """From what the program wrote on standard error: `error: …`, `caused by: …`, `hint: …`."""
+        """Parses the program's standard error: `error: …`, `caused by: …`, `hint: …`."""
         message: list[str] = []
         causes: list[str] = []
         hint: str | None = None
@@ -55,14 +55,14 @@ class ClusterError(RuntimeError):
         hint: str | None = None,
         exit_code: int | None = None,
     ) -> ClusterError:
-        """As the exit code has it: 2 is wrong input."""
+        """An error of the kind that the exit code means: 2 is wrong input."""
         kind = WrongInput if exit_code == 2 else cls
         return kind(message, causes=causes, hint=hint, exit_code=exit_code)
 
 
 class WrongInput(ClusterError, ValueError):
-    """What was asked for is wrong, contradicts itself, or does not fit the machine."""
+    """A request is wrong, contradicts itself, or does not fit the machine."""
 
 
 class ProgramNotFound(ClusterError):
-    """There is no `cuda-cluster` program."""
+    """The `cuda-cluster` program was not found."""

@@ -1,4 +1,4 @@
-"""Looking and deciding: what a machine has, and what would run on it."""
+"""Topologies of machines, and plans for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuda_cluster.model import Plan, Topology, read
 
 
 def topology(source: str | os.PathLike[str] | None = None) -> Topology:
-    """A machine: this one, one of the program's own by name (`dgx-h100`), or that of a file.
+    """The topology of this machine, of a built-in one (`dgx-h100`), or of a file.
 
     Raises ClusterError.
     """
@@ -22,8 +22,8 @@ def topology(source: str | os.PathLike[str] | None = None) -> Topology:
 
 
 def plan(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flags: Any) -> Plan:
-    """What would run. `flags` are those of `cuda-cluster plan`, with `_` for `-`; `spec` is a file,
-    or what would stand in one.
+    """A plan. `flags` are those of `cuda-cluster plan`, with `_` for `-`; `spec` is a file, or a
+    mapping with its content.
 
     Raises ClusterError.
     """

@@ -1,8 +1,8 @@
-"""The program's JSON as objects: the same names, and only those that outside programs may rely on.
+"""The program's JSON as objects, with the same names, for the keys that programs may rely on.
 
-Everything that the program printed, further keys included, is in `json`.
+`json` has everything that was printed.
 
-*Invariant:* a key that is not known here is passed over, so that a newer program can be read.
+*Invariant:* unknown keys are ignored, so that the output of a newer program can be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def read(kind: type[T], value: Mapping[str, Any]) -> T:
-    """Makes a `kind` of what the program printed; raises ValueError naming a key that is missing."""
+    """Converts JSON into a `kind`; raises ValueError that names a missing key."""
     known: dict[str, Any] = {}
     for name, hint in _fields(typing.cast(Any, kind)).items():
         if name == "json":
@@ -52,7 +52,7 @@ def _convert(hint: Any, value: Any) -> Any:
 
 
 def _hidden() -> Any:
-    """A field with all that was printed."""
+    """A field with everything that was printed."""
     return field(default_factory=dict, repr=False, compare=False)
 
 
@@ -136,7 +136,7 @@ class ProcessGpu:
 
 @dataclass(frozen=True)
 class Rejected:
-    """What was not chosen, and why."""
+    """A rejected candidate, with the reason."""
 
     what: str
     why: str
@@ -172,10 +172,10 @@ class PlannedWorker:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would run, bound to what, and why."""
+    """The processes to run, their bindings, and the reasons."""
 
     name: str
-    #: What runs in the processes, with what it is told: an object with one key, the engine's name.
+    #: The engine's settings: an object with one key, the engine's name.
     engine: dict[str, Any]
     workers: list[PlannedWorker]
     notes: list[Any] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""The program: where it is, and how it is asked.
+"""Finds the program, and runs its commands.
 
-*Invariant:* a keyword of ours is a flag of the program's, with `_` for `-`, and means the same.
+*Invariant:* a keyword is the program's flag with `_` for `-`, and means the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cuda_cluster.errors import ClusterError, ProgramNotFound
 NAME = "cuda-cluster"
 VARIABLE = "CUDA_CLUSTER_BIN"
 
-#: Flags whose `False` has a flag of its own, and which one.
+#: Flags whose `False` is another flag.
 _OFF = {
     "enable_nvlink": "--disable-nvlink",
     "enable_infiniband": "--disable-infiniband",
@@ -34,7 +34,7 @@ _OFF = {
     "verify": "--no-verify",
 }
 
-#: Flags that are given once for each value, rather than with a list.
+#: Flags that are repeated for several values.
 _REPEATED = {"preload"}
 
 
@@ -48,7 +48,7 @@ def program_path() -> str:
     if asked:
         if os.access(asked, os.X_OK) and not os.path.isdir(asked):
             return os.path.abspath(asked)
-        raise ProgramNotFound(f"{VARIABLE} names {asked}, which is no program")
+        raise ProgramNotFound(f"{VARIABLE} names {asked}, which can't be executed")
     folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
     if "posix_user" in sysconfig.get_scheme_names():
         folders.append(sysconfig.get_path("scripts", scheme="posix_user"))
@@ -119,12 +119,12 @@ def ask(arguments: list[str], *, stdin: str | None = None) -> Any:
 
 
 def text_of(spec: Mapping[str, Any]) -> str:
-    """What stands in a spec's file."""
+    """The text of a spec file."""
     return json.dumps({"version": 1, **spec})
 
 
 class SpecFile:
-    """A spec as a file that only the program can read, and that leaves nothing on a disk."""
+    """A spec as a file in memory, which only the program can read."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._descriptor = os.memfd_create("cuda-cluster-spec")
@@ -132,7 +132,7 @@ class SpecFile:
 
     @property
     def descriptor(self) -> int:
-        """To be handed to the program (`pass_fds`)."""
+        """To be passed to the program (`pass_fds`)."""
         return self._descriptor
 
     @property

@@ -27,7 +27,7 @@ PROGRAMS = os.path.join(FOLDER, "bin")
 
 
 def environment() -> dict[str, str]:
-    """What other processes need in their environment, so that dask_cuda means the same there."""
+    """The environment in which `dask_cuda` means this package in other processes, too."""
     return {
         "PYTHONPATH": _first(FOLDER, os.environ.get("PYTHONPATH")),
         "PATH": _first(PROGRAMS, _first(os.path.dirname(sys.executable), os.environ.get("PATH"))),
@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 
 
 def install() -> None:
-    """Has `dask_cuda` mean this package, in this process and in those that it starts.
+    """Makes `dask_cuda` mean this package, in this process and in those that it starts.
 
     Raises ImportError if dask-cuda itself was imported already.
     """

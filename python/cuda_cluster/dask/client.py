@@ -1,6 +1,6 @@
-"""What a client's process needs, as dask-cuda sets it up: UCX, cuDF's spilling, serializers.
+"""Sets up a client's process as dask-cuda does: UCX, cuDF's spilling, serializers.
 
-*Invariant:* a variable that the user set wins.
+*Invariant:* a variable that the user set is not changed.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ import dask
 
 
 def prepare() -> None:
-    """What every client of GPU workers needs."""
+    """Sets up what every client of GPU workers needs."""
     # RAPIDS libraries must not choose a GPU before CUDA_VISIBLE_DEVICES is settled.
     os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     _register_serializers()
 
 
-def speak_ucx(env: Mapping[str, str], *, context: bool) -> None:
-    """Has this process's UCX speak as the workers' does; `context` for those with a GPU."""
+def configure_ucx(env: Mapping[str, str], *, context: bool) -> None:
+    """Configures UCX in this process as in the workers, whose environment is `env`; with `context`,
+    it creates a CUDA context."""
     wanted = {name: value for name, value in env.items() if name.startswith("UCX_")}
-    other = {
+    different = {
         name: value for name, value in wanted.items() if os.environ.get(name, value) != value
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-    if _ucx_runs() and set(wanted) - _spoken - set(other):
+    if _ucx_runs() and set(wanted) - _configured - set(different):
         warnings.warn(
-            "UCX was set up in this process before the cluster was there, and goes on as it was: "
-            "make the cluster first, or set what `cuda-cluster env` prints",
+            "UCX was initialised in this process before the cluster started, so its configuration "
+            "is not the workers': start the cluster first, or set what `cuda-cluster env` prints",
             stacklevel=3,
         )
-    _spoken.update(wanted)
+    _configured.update(wanted)
     if context:
         dask.config.set({"distributed-ucxx.create-cuda-context": True})
 
 
-_spoken: set[str] = set()
+_configured: set[str] = set()
 
 
 def _ucx_runs() -> bool:
@@ -49,8 +50,8 @@ def _ucx_runs() -> bool:
     return getattr(module, "ucxx", None) is not None
 
 
-def spill(level: int, *, simulated: bool) -> None:
-    """Has cuDF spill in this process, too."""
+def enable_spilling(level: int, *, simulated: bool) -> None:
+    """Enables cuDF's spilling in this process, too."""
     try:
         import cudf  # type: ignore[import-not-found]
     except ImportError:
@@ -68,8 +69,8 @@ def initialize(
     enable_nvlink: bool | None = None,
     enable_rdmacm: bool | None = None,
 ) -> None:
-    """`dask_cuda.initialize.initialize`: UCX's configuration for a client that joins a cluster which
-    somebody else brought up. `eval "$(cuda-cluster env NAME)"` says it exactly."""
+    """`dask_cuda.initialize.initialize`: configures UCX for a client of a cluster that another
+    program started. `eval "$(cuda-cluster env NAME)"` is exact."""
     asked = (enable_tcp_over_ucx, enable_infiniband, enable_nvlink)
     usual = True if False in asked and True not in asked else None
     tcp, infiniband, nvlink = (usual if one is None else one for one in asked)
@@ -85,8 +86,7 @@ def initialize(
 
 
 def _register_serializers() -> None:
-    """cuDF's frames are sent as dask-cuda has them sent: lazily, and as they are when they spill by
-    themselves."""
+    """Registers dask-cuda's serializers of cuDF's frames, unless cuDF spills itself."""
     from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 

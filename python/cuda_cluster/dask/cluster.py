@@ -2,8 +2,8 @@
 
 The scheduler and the workers are processes of their own; this class owns their supervisor.
 
-*Invariant:* READY when it is there, and with nothing left when it could not be; it ends with its
-Python, however that ends.
+*Invariant:* the constructor returns a READY cluster, or raises and leaves nothing; the cluster ends
+with its Python, however that ends.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ NOT_RUNNING = ("stopped", "failed")
 class LocalCUDACluster(Cluster):
     """A Dask cluster with one worker for each GPU of this machine.
 
-    Takes every keyword of `dask_cuda.LocalCUDACluster`, with the same meaning, and these beside them:
+    Takes every keyword of `dask_cuda.LocalCUDACluster`, with the same meaning, and also these:
 
     topology, simulate
         Another machine than this one: a file, or a built-in name like `"dgx-h100"`. With
         `simulate=True` its workers run here, without its GPUs.
     spec
-        A spec file, or what would stand in one; keywords beat it.
+        A spec file, or a mapping with its content; keywords override it.
     name
         The cluster's name, for `cuda-cluster ps NAME`, `logs`, `verify`.
     strict, verify
         Notes are errors; READY means that every pair of workers has moved data as it should.
 
     Every other flag of `cuda-cluster up` is a keyword, too, with `_` for `-` (`net_devices`,
-    `workers_per_gpu`, `ready_within`, …). What only a worker knows (`plugins`, `lifetime_stagger`,
-    …) goes to the workers.
+    `workers_per_gpu`, `ready_within`, …). Other keywords of `distributed.Worker` (`plugins`,
+    `lifetime_stagger`, …) are passed to the workers.
 
-    Raises `cuda_cluster.ClusterError` with the cause when it cannot be started, which is a
-    ValueError when what was asked for is wrong.
+    Raises `cuda_cluster.ClusterError` with the cause if it can't start, which is a ValueError if
+    an argument is wrong.
     """
 
     _supports_scaling = True
@@ -118,13 +118,13 @@ class LocalCUDACluster(Cluster):
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
         self.host = kwargs.get("host")
-        self._wish = keywords.translate(asked)
-        if name is None and self._wish.spec.get("name"):
-            self.name = self._wish.flags["name"] = self._wish.spec["name"]
-        self.security = self._wish.security
+        self._request = keywords.translate(asked)
+        if name is None and self._request.spec.get("name"):
+            self.name = self._request.flags["name"] = self._request.spec["name"]
+        self.security = self._request.security
         client.prepare()
         if enable_cudf_spill:
-            client.spill(cudf_spill_stats, simulated=bool(simulate))
+            client.enable_spilling(cudf_spill_stats, simulated=bool(simulate))
         self.status = Status.created
         _living.add(self)
         self._begin()
@@ -133,8 +133,8 @@ class LocalCUDACluster(Cluster):
     def from_name(
         cls, name: str, *, asynchronous: bool = False, loop: Any = None, **kwargs: Any
     ) -> LocalCUDACluster:
-        """A cluster that runs already, by its name: one that `cuda-cluster up --engine dask` or
-        another Python brought up. Closing this object leaves it there."""
+        """A running cluster, by its name, that `cuda-cluster up --engine dask` or another Python
+        started. Closing this object doesn't end it."""
         self = cls.__new__(cls)
         self._set_up(asynchronous, loop, kwargs.pop("scheduler_sync_interval", 1), name)
         if kwargs:
@@ -155,7 +155,7 @@ class LocalCUDACluster(Cluster):
         self._attached: core.Cluster | None = None
         self._state: ClusterState | None = None
         self._planned: Plan | None = None
-        self._wish = keywords.Wish({})
+        self._request = keywords.Request({})
         self._requested: dict[Name, None] = {}
         self._processes: dict[Name, str] = {}
         self._addresses: dict[Name, str | None] = {}
@@ -199,7 +199,7 @@ class LocalCUDACluster(Cluster):
             else:
                 self._state = self._attached.state()
             self._planned = self._attached.plan()
-            self._speak(self._planned)
+            self._configure_client(self._planned)
             assert self._state.scheduler is not None
             self.scheduler_comm = rpc(
                 self._state.scheduler.address,
@@ -208,52 +208,49 @@ class LocalCUDACluster(Cluster):
             if self._owned is not None:
                 await super()._start()
             else:
-                await self._look_on()
-            self._know_workers()
+                await self._follow()
+            self._map_workers()
         except BaseException:
             await self._take_down()
             self.status = Status.failed
             raise
 
-    async def _look_on(self) -> None:
-        """Follows a cluster of somebody else's, by asking: the scheduler tells only one listener of
-        its workers (`distributed.scheduler.WorkerStatusPlugin`), and that is its owner."""
+    async def _follow(self) -> None:
+        """Polls the state of a cluster that another program started: the scheduler reports its workers
+        to one subscriber only (`distributed.scheduler.WorkerStatusPlugin`), which is its owner."""
 
-        async def look() -> None:
+        async def poll() -> None:
             with contextlib.suppress(OSError):
                 self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
 
-        await look()
-        callback = PeriodicCallback(look, 500)
+        await poll()
+        callback = PeriodicCallback(poll, 500)
         self.periodic_callbacks["identity"] = callback
         callback.start()
         self.status = Status.running
 
     async def _bring_up(self) -> ClusterState:
         """Starts the program, and waits for READY."""
-        wish, environment = self._wish, {}
-        if wish.worker:
-            descriptor = worker_module.keep(wish.worker)
+        request, environment = self._request, {}
+        if request.worker:
+            descriptor = worker_module.keep(request.worker)
             self._release.callback(os.close, descriptor)
             environment = worker_module.variable(descriptor)
-        spec = wish.spec
+        spec = request.spec
         if environment:
             spec = keywords.merged(spec, {"worker": {"env": environment}})
-        flags = {"python": sys.executable, **self._tls(wish.security), **wish.flags}
-        self._owned = owned = core.Owned(flags, spec or None, worker_module.path())
-        loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        owned.when_told(_soon(loop, told.set))
-        await told.wait()
-        self._cluster_manager_logs += [(None, note) for note in owned.notes]
-        if owned.state is None:
-            raise owned.failure or ClusterError("the cluster ended before it was READY")
-        owned.listen(_Listener(self, loop))
-        return owned.state
+        flags = {"python": sys.executable, **self._tls(request.security), **request.flags}
+        self._owned = core.Owned(flags, spec or None, worker_module.path())
+        try:
+            state = await self._owned.until_ready()
+        finally:
+            self._cluster_manager_logs += [(None, note) for note in self._owned.notes]
+        self._owned.subscribe(_Subscriber(self))
+        return state
 
     def _tls(self, security: Security) -> dict[str, str]:
-        """Certificates as files; those that are only in memory are written for as long as needed."""
-        if self._wish.protocol not in ("tls", "wss") and not security.require_encryption:
+        """The certificates' files. Certificates in memory are written to files until the end."""
+        if self._request.protocol not in ("tls", "wss") and not security.require_encryption:
             return {}
         own = {
             "tls_ca_file": security.tls_ca_file,
@@ -281,16 +278,15 @@ class LocalCUDACluster(Cluster):
             flags[name] = os.path.abspath(value)
         return flags
 
-    def _speak(self, plan: Plan) -> None:
-        """Has this process speak UCX as the workers do."""
+    def _configure_client(self, plan: Plan) -> None:
+        """Configures UCX in this process as in the workers."""
         assert self._state is not None and self._state.scheduler is not None
         if (self._state.scheduler.address or "").startswith("ucx"):
             assert self._attached is not None
-            client.speak_ucx(self._attached.env(), context=not self._state.simulated)
+            client.configure_ucx(self._attached.env(), context=not self._state.simulated)
 
-    def _know_workers(self) -> None:
-        """Which process is which of Dask's workers: both know the address. Those that have none yet
-        will be called as the plan has it."""
+    def _map_workers(self) -> None:
+        """Maps Dask's names to processes, by address; without an address, by the plan."""
         assert self._state is not None and self._planned is not None
         known = self.scheduler_info["workers"]
         processes = {process.name: process for process in self._state.workers}
@@ -313,7 +309,7 @@ class LocalCUDACluster(Cluster):
     async def _close(self) -> None:
         await self._cancel_start()
         if self._owned is not None:
-            self._owned.let_go()
+            self._owned.release()
         await super()._close()
         await self._take_down()
         _living.discard(self)
@@ -323,13 +319,9 @@ class LocalCUDACluster(Cluster):
         if self.scheduler_comm is not None:
             with contextlib.suppress(Exception):
                 await self.scheduler_comm.close_rpc()
-        owned = self._owned
-        if owned is not None:
-            owned.let_go()
-            gone = asyncio.Event()
-            tell = _soon(asyncio.get_running_loop(), gone.set)
-            owned.listen(lambda event: tell() if event is None else None)
-            await gone.wait()
+        if self._owned is not None:
+            self._owned.release()
+            await self._owned.until_ended()
         self._release.close()
 
     def close(self, timeout: float | None = None) -> Any:
@@ -340,7 +332,7 @@ class LocalCUDACluster(Cluster):
         return closed
 
     def _has_ended(self, failure: ClusterError | None) -> None:
-        """The supervisor has ended without being asked to."""
+        """The cluster has ended, and this object did not ask it to."""
         if self.status != Status.running:
             return
         if failure is not None:
@@ -360,13 +352,13 @@ class LocalCUDACluster(Cluster):
 
     @property
     def workers(self) -> dict[Name, views.WorkerView]:
-        """The workers that are wanted, by their names for Dask: the GPUs' numbers."""
+        """The requested workers by their names in Dask: the GPUs' indices."""
         addresses = self._addresses
         return {name: views.WorkerView(self, name, addresses[name]) for name in self._requested}
 
     @property
     def worker_spec(self) -> dict[Name, dict[str, Any]]:
-        """What is wanted of each worker."""
+        """The options of each requested worker."""
         workers = self._planned.workers if self._planned else []
         planned = {worker.name: worker for worker in workers}
         return {name: views.spec(planned[self._processes[name]]) for name in self._requested}
@@ -378,19 +370,19 @@ class LocalCUDACluster(Cluster):
 
     @property
     def cuda_visible_devices(self) -> list[Name]:
-        """The GPUs that there are workers for."""
+        """The GPUs that workers run on, or can be scaled to."""
         return list(self._processes)
 
     @property
     def run_directory(self) -> str | None:
-        """Where the cluster's files are: logs, events, sockets."""
+        """The directory with the cluster's logs, events and sockets."""
         return None if self._state is None else self._state.run_directory
 
     # More and fewer.
 
     def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
-        """Has `n` workers run; those that go hand their data on. Raises ValueError for more than
-        there are GPUs."""
+        """Changes the number of workers to `n`. Those that end hand their data to others first.
+        Raises ValueError if there are fewer GPUs."""
         n = max(n, self._needed(memory, cores))
         if n > len(self._processes):
             raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
@@ -401,7 +393,7 @@ class LocalCUDACluster(Cluster):
         return NoOpAwaitable() if self.asynchronous else None
 
     def _needed(self, memory: Any, cores: int | None) -> int:
-        """How many workers have that much together."""
+        """The number of workers with that much in total."""
         needed = 0
         planned = self._planned.workers if self._planned else []
         if memory is not None and planned and planned[0].memory_limit_bytes:
@@ -432,13 +424,13 @@ class LocalCUDACluster(Cluster):
         return {name for name, one in self._processes.items() if phases[one] not in NOT_RUNNING}
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
-        """Has workers end that `adapt` found to be too many."""
+        """Ends workers that `adapt` doesn't need."""
         for name in workers:
             self._requested.pop(name, None)
         await self._correct()
 
     def adapt(self, *args: Any, minimum: int = 0, maximum: Any = None, **kwargs: Any) -> Any:
-        """Has as many workers run as the work needs, between two numbers."""
+        """Adapts the number of workers to the work, between two limits."""
         most = len(self._processes)
         maximum = most if maximum is None else min(maximum, most)
         return super().adapt(*args, minimum=minimum, maximum=maximum, **kwargs)
@@ -456,10 +448,10 @@ class LocalCUDACluster(Cluster):
         )
 
     def _picture(self) -> str:
-        """The machine with its workers, drawn once."""
+        """A picture of the machine with its workers; drawn once."""
         if not hasattr(self, "_drawn") and self.run_directory is not None:
             arguments = ["topo", "-o", "svg", f"--plan={self.run_directory}/plan.json"]
-            machine = self._wish.flags.get("topology")
+            machine = self._request.flags.get("topology")
             if machine is not None:
                 arguments.append(f"--topology={machine}")
             try:
@@ -473,32 +465,25 @@ class LocalCUDACluster(Cluster):
 _OURS = ("topology", "simulate", "spec", "name", "strict", "verify")
 
 
-class _Listener:
-    """Hears what the supervisor tells, without keeping the cluster alive."""
+class _Subscriber:
+    """Closes the cluster object when its cluster has ended, without keeping the object alive."""
 
-    def __init__(self, cluster: LocalCUDACluster, loop: asyncio.AbstractEventLoop) -> None:
-        self._cluster, self._loop = weakref.ref(cluster), loop
+    def __init__(self, cluster: LocalCUDACluster) -> None:
+        self._cluster = weakref.ref(cluster)
+        self._end = core.in_this_loop(self._has_ended)
 
     def __call__(self, event: Event | None) -> None:
+        if event is None:
+            self._end()
+
+    def _has_ended(self) -> None:
         cluster = self._cluster()
-        if event is not None or cluster is None or cluster._owned is None:
-            return
-        failure = cluster._owned.failure
-        _soon(self._loop, lambda: cluster._has_ended(failure))()
-
-
-def _soon(loop: asyncio.AbstractEventLoop, work: Callable[[], Any]) -> Callable[[], None]:
-    """A function for another thread that has work done in a loop, if that is still there."""
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(work)
-
-    return tell
+        if cluster is not None and cluster._owned is not None:
+            cluster._has_ended(cluster._owned.failure)
 
 
 def _security_of(env: Mapping[str, str]) -> Security:
-    """What a client of a cluster needs that somebody else brought up."""
+    """What a client needs to connect to a cluster with this environment."""
     prefix = "DASK_DISTRIBUTED__COMM__TLS__"
     if f"{prefix}CA_FILE" not in env:
         return Security()
@@ -515,15 +500,15 @@ _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """The clusters end with the interpreter; this waits until nothing of them is left."""
+    """Waits until nothing is left of the clusters, which end with the interpreter."""
     for one in list(getattr(sys.modules["distributed.client"], "_global_clients", {}).values()):
         if one.cluster in _living:
-            # Else it tells of a lost connection.
+            # Otherwise it would report a lost connection.
             with contextlib.suppress(Exception):
                 one.close(timeout=2)
     owned = [cluster._owned for cluster in list(_living) if cluster._owned is not None]
     for one in owned:
-        one.let_go()
+        one.release()
     for one in owned:
         one.wait_ended(10)
     for cluster in list(_living):

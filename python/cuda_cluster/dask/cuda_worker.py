@@ -1,12 +1,10 @@
 """`CUDAWorker`: workers on this machine's GPUs that join a scheduler elsewhere.
 
-*Invariant:* it ends with its Python, and what is wrong with the keywords is said before anything
-starts.
+*Invariant:* the workers end with their Python; wrong keywords are errors before anything starts.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import warnings
@@ -20,11 +18,10 @@ from cuda_cluster import cluster as core
 from cuda_cluster import look
 from cuda_cluster.dask import client, keywords
 from cuda_cluster.dask import worker as worker_module
-from cuda_cluster.errors import ClusterError
 
 
-def translate(given: dict[str, Any]) -> keywords.Wish:
-    """What is asked of the program by keywords of `CUDAWorker`; `given` is used up."""
+def translate(given: dict[str, Any]) -> keywords.Request:
+    """Translates keywords of `CUDAWorker` into a request; empties `given`."""
     scheduler, file = given.pop("scheduler", None), given.pop("scheduler_file", None)
     if isinstance(scheduler, Cluster):
         given["security"] = given.get("security") or getattr(scheduler, "security", None)
@@ -50,7 +47,7 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
         "engine": "dask",
         "join": address,
         "threads_per_worker": threads,
-        # Not the workers' name, which other workers of this machine may have at their scheduler.
+        # Not the workers' name: others of this machine may have that at another scheduler.
         "name": core.made_up_name(),
         "worker_name": name,
         "protocol": protocol,
@@ -84,16 +81,16 @@ def translate(given: dict[str, Any]) -> keywords.Wish:
     for name in ("preload_argv", "preload"):
         given[name] = list(given.get(name) or ()) or None
     security = given.pop("security", None)
-    wish = keywords.Wish(flags)
-    # The program's flags of these names are about a scheduler, and this one has none.
+    request = keywords.Request(flags)
+    # The program's flags of these names are a scheduler's.
     for name in ("host", "interface"):
         value = given.pop(name, None)
         if value is not None:
-            wish.worker[name] = value
+            request.worker[name] = value
     if security is not None:
-        wish.security = security
-    keywords.common(wish, given)
-    return wish
+        request.security = security
+    keywords.common(request, given)
+    return request
 
 
 def _check_addresses(given: dict[str, Any]) -> None:
@@ -139,7 +136,7 @@ class CUDAWorker:
     def __init__(self, scheduler: Any = None, host: str | None = None, **given: Any) -> None:
         names = ("listen_address", "contact_address")
         asked = {"scheduler": scheduler, "host": host, **{name: given.pop(name, None) for name in names}}
-        self._wish = translate({**asked, **given})
+        self._request = translate({**asked, **given})
         client.prepare()
         self._owned: core.Owned | None = None
 
@@ -148,17 +145,13 @@ class CUDAWorker:
 
     async def _start(self) -> CUDAWorker:
         if self._owned is None:
-            flags, spec = prepare(self._wish)
+            flags, spec = prepare(self._request)
             self._owned = core.Owned(flags, spec, worker_module.path())
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        self._owned.when_told(_in(loop, told.set))
         try:
-            await told.wait()
+            await self._owned.until_ready()
         except BaseException:
-            self._owned.let_go()
+            self._owned.release()
             raise
-        if self._owned.state is None:
-            raise self._owned.failure or ClusterError("the workers ended before they were READY")
         return self
 
     async def __aenter__(self) -> CUDAWorker:
@@ -168,57 +161,41 @@ class CUDAWorker:
         await self.close()
 
     async def finished(self) -> None:
-        """Waits for their end; raises ClusterError if nobody wished it."""
+        """Waits for their end; raises ClusterError if they ended unexpectedly."""
         assert self._owned is not None, "await it first"
-        await self._gone()
+        await self._owned.until_ended()
         if self._owned.failure is not None:
             raise self._owned.failure
 
     async def close(self, timeout: float = 5) -> None:
-        """Ends the workers, after they have handed their data on to others of the scheduler."""
+        """Ends the workers. They hand their data to other workers of the scheduler first."""
         if self._owned is not None:
-            self._owned.let_go()
-            await self._gone()
-
-    async def _gone(self) -> None:
-        assert self._owned is not None
-        gone = asyncio.Event()
-        tell = _in(asyncio.get_running_loop(), gone.set)
-        self._owned.listen(lambda event: tell() if event is None else None)
-        await gone.wait()
+            self._owned.release()
+            await self._owned.until_ended()
 
 
 _kept: list[int] = []
 
 
 def kept() -> list[int]:
-    """Descriptors of what workers need of this Python."""
+    """Descriptors of the files that workers read from this Python."""
     return list(_kept)
 
 
-def prepare(wish: keywords.Wish) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Flags and spec for workers of this Python; what they need of it is kept as long as it lives."""
-    spec = wish.spec
-    if wish.worker:
-        descriptor = worker_module.keep(wish.worker)
+def prepare(request: keywords.Request) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The flags and spec of a request. The files that its workers read stay open until this Python
+    ends."""
+    spec = request.spec
+    if request.worker:
+        descriptor = worker_module.keep(request.worker)
         _kept.append(descriptor)
         environment = worker_module.variable(descriptor)
         spec = keywords.merged(spec, {"worker": {"env": environment}})
-    security = wish.security
+    security = request.security
     files = {
         "tls_ca_file": security.tls_ca_file,
         "tls_cert": security.tls_worker_cert,
         "tls_key": security.tls_worker_key,
     }
     tls = files if security.tls_worker_cert else {}
-    return {"python": sys.executable, **tls, **wish.flags}, spec or None
-
-
-def _in(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
-    def tell() -> None:
-        try:
-            loop.call_soon_threadsafe(work)
-        except RuntimeError:
-            pass  # The loop has ended.
-
-    return tell
+    return {"python": sys.executable, **tls, **request.flags}, spec or None

@@ -1,7 +1,7 @@
-"""Dask's and dask-cuda's keywords, as flags of the program.
+"""Translates Dask's and dask-cuda's keywords into flags of the program.
 
-What has no flag goes to the worker as it is, or is refused with what to do instead. Nothing is
-passed over silently, but what has no meaning here (`silence_logs`: logs are files).
+Keywords without a flag are passed to the worker, or are errors that say what to do instead. Those
+without a meaning here are ignored (`silence_logs`: logs are files).
 
 *Invariant:* every keyword of `dask_cuda.LocalCUDACluster` is known here.
 """
@@ -31,12 +31,12 @@ FLAGS = (
     "adapt_minimum start_workers start_method worker_names worker_name rmm_release_threshold rmm_log_directory"
 ).split()
 
-#: What is shared out among the workers of the plan, so that a plan must not have more than start.
+#: Keywords whose effect depends on the number of planned workers: with them, `n_workers` is that.
 SHARED_OUT = (
     "cpu_workers worker_port listen_address contact_address cpus scheduler_cores start_workers spec"
 ).split()
 
-#: Keywords of `LocalCluster` that cannot be had, and why.
+#: Keywords of `LocalCluster` that are refused, and why.
 REFUSED = {
     "blocked_handlers": "the scheduler is a process of its own: set the Dask configuration "
     "'distributed.scheduler.blocked-handlers'",
@@ -54,8 +54,8 @@ WITHOUT_MEANING = {"silence_logs", "processes", "ip", "start", "nanny", "diagnos
 
 
 @dataclass
-class Wish:
-    """What is asked of the program."""
+class Request:
+    """What the program is asked to do."""
 
     flags: dict[str, Any]
     spec: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Wish:
 
 
 def limit(value: Any, usual: str | None = None) -> Any:
-    """A memory limit of dask-cuda's, as the program has it."""
+    """A memory limit of dask-cuda's in the program's form."""
     if value in (None, 0, "0") or (usual is not None and value == "auto"):
         return "none"
     return "auto" if value == "default" else _text(value)
@@ -78,7 +78,7 @@ def _text(value: Any) -> Any:
 
 
 def devices(value: Any) -> str | None:
-    """`CUDA_VISIBLE_DEVICES`, given as a text or a list, as the program has it."""
+    """`CUDA_VISIBLE_DEVICES`, a text or a list, in the program's form."""
     if value is None:
         return None
     if isinstance(value, (str, int)):
@@ -111,7 +111,7 @@ def check_protocol(protocol: str | None, *options: bool | None) -> str | None:
 
 
 def rmm(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Takes RMM's keywords out of others, as flags."""
+    """Removes RMM's keywords from `keywords`; returns them as flags."""
     pool, asynchronous = keywords.get("rmm_pool_size"), keywords.get("rmm_async", False)
     managed = keywords.get("rmm_managed_memory", False)
     if asynchronous and pool is not None:
@@ -137,10 +137,10 @@ def rmm(keywords: dict[str, Any]) -> dict[str, Any]:
     return flags
 
 
-def translate(keywords: dict[str, Any]) -> Wish:
-    """What is asked of the program by keywords of `LocalCUDACluster`; `keywords` is used up.
+def translate(keywords: dict[str, Any]) -> Request:
+    """Translates keywords of `LocalCUDACluster` into a request; empties `keywords`.
 
-    Raises ValueError and TypeError as dask-cuda does, and for what cannot be had here.
+    Raises ValueError and TypeError as dask-cuda does, and for keywords that are refused here.
     """
     threads = keywords.pop("threads_per_worker", 1)
     if threads is None:
@@ -193,14 +193,14 @@ def translate(keywords: dict[str, Any]) -> Wish:
     dashboard = keywords.pop("dashboard_address", ":8787")
     flags |= {"dashboard": False} if dashboard is None else {"dashboard_address": dashboard}
 
-    wish = Wish(flags, security=security, protocol=protocol)
-    common(wish, keywords)
-    return wish
+    request = Request(flags, security=security, protocol=protocol)
+    common(request, keywords)
+    return request
 
 
-def common(wish: Wish, keywords: dict[str, Any]) -> None:
-    """What clusters and single workers share; uses `keywords` up."""
-    flags = wish.flags
+def common(request: Request, keywords: dict[str, Any]) -> None:
+    """Translates the keywords that clusters and single workers share; empties `keywords`."""
+    flags = request.flags
     pre_import = names(keywords.pop("pre_import", None), "pre_import")
     flags["pre_import"] = [name for name in pre_import or () if name] or None
     flags["local_directory"] = keywords.pop("local_directory", None)
@@ -213,13 +213,13 @@ def common(wish: Wish, keywords: dict[str, Any]) -> None:
         flags["resources"] = resources
     env = {str(name): str(value) for name, value in (keywords.pop("env", None) or {}).items()}
     if env:
-        wish.spec["worker"] = {"env": env}
+        request.spec["worker"] = {"env": env}
     config = flat(keywords.pop("config", None) or {})
     if config:
-        wish.spec["dask"] = {"config": config}
+        request.spec["dask"] = {"config": config}
     spec = keywords.pop("spec", None)
     if spec is not None:
-        wish.spec = merged(load(spec), wish.spec)
+        request.spec = merged(load(spec), request.spec)
 
     log_spilling = keywords.pop("log_spilling", False)
     kind = keywords.pop("worker_class", None)
@@ -227,32 +227,32 @@ def common(wish: Wish, keywords: dict[str, Any]) -> None:
         raise ValueError("Cannot enable `log_spilling` when `worker_class` is specified.")
     if log_spilling:
         kind = "dask_cuda.local_cuda_cluster.LoggedWorker"
-    choose_class(wish, kind)
+    choose_class(request, kind)
     address = keywords.pop("worker_dashboard_address", None)
     if address is not None:
-        wish.worker |= {"dashboard_address": address, "dashboard": True}
-    rest(wish, keywords)
-    if wish.worker:
+        request.worker |= {"dashboard_address": address, "dashboard": True}
+    rest(request, keywords)
+    if request.worker:
         flags["worker_class"] = worker_module.PATH
 
 
-def choose_class(wish: Wish, kind: Any) -> None:
-    """Has workers be of a class, given by itself or by its path. A nanny's is its worker's."""
+def choose_class(request: Request, kind: Any) -> None:
+    """Sets the workers' class, given as a class or by its path. A nanny's class has no effect."""
     if isinstance(kind, str):
-        wish.flags["worker_class"] = kind
+        request.flags["worker_class"] = kind
     elif kind is not None and issubclass(kind, Nanny):
         pass  # The supervisor is the nanny.
     elif kind is not None:
-        wish.worker["class"] = kind
-    if wish.worker and "worker_class" in wish.flags:
-        wish.worker["class"] = wish.flags.pop("worker_class")
+        request.worker["class"] = kind
+    if request.worker and "worker_class" in request.flags:
+        request.worker["class"] = request.flags.pop("worker_class")
 
 
-def rest(wish: Wish, keywords: dict[str, Any]) -> None:
-    """What is left is for the workers, or cannot be had."""
+def rest(request: Request, keywords: dict[str, Any]) -> None:
+    """Passes the remaining keywords to the workers, or refuses them."""
     for name, why in REFUSED.items():
         if keywords.pop(name, None):
-            raise ValueError(f"{name} cannot be had: {why}")
+            raise ValueError(f"{name} is not supported: {why}")
     for name in WITHOUT_MEANING:
         keywords.pop(name, None)
     known = set(inspect.signature(Worker.__init__).parameters) - {"self", "kwargs", "name", "nthreads"}
@@ -261,15 +261,15 @@ def rest(wish: Wish, keywords: dict[str, Any]) -> None:
         value = keywords.pop(name)
         if name in known | memory:
             if value is not None:
-                wish.worker[name] = value
+                request.worker[name] = value
             continue
         if name in FLAGS:
             continue  # None.
         near = difflib.get_close_matches(name, [*known, *FLAGS, *DASK_CUDA], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"LocalCUDACluster got an unexpected keyword {name!r}{hint}")
-    if "class" not in wish.worker and wish.worker and "worker_class" in wish.flags:
-        wish.worker["class"] = wish.flags["worker_class"]
+    if "class" not in request.worker and request.worker and "worker_class" in request.flags:
+        request.worker["class"] = request.flags["worker_class"]
 
 
 #: dask-cuda's own keywords.
@@ -314,7 +314,7 @@ def load(spec: Any) -> dict[str, Any]:
     with open(path) as file:
         read = yaml.safe_load(file) or {}
     if not isinstance(read, dict):
-        raise ValueError(f"{path} is no spec")
+        raise ValueError(f"{path} is not a spec: it must contain a mapping")
     for name, value in (read.get("tls") or {}).items():
         # Relative paths are below the file's directory.
         read["tls"][name] = os.path.join(os.path.dirname(path), value)
@@ -322,7 +322,7 @@ def load(spec: Any) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two specs, of which the second wins."""
+    """Two specs in one; values of `above` win."""
     both = dict(below)
     for name, value in above.items():
         if isinstance(value, Mapping) and isinstance(both.get(name), Mapping):

@@ -1,6 +1,6 @@
-"""A scheduler and workers in processes of their own, seen as `LocalCluster` shows its own.
+"""Objects for the scheduler and workers, which are other processes, as `LocalCluster` has them.
 
-*Invariant:* what is shown is what the scheduler last said; nothing here is asked for over a network.
+*Invariant:* values are those that the scheduler last reported; nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = int | str
 
 @dataclass(frozen=True)
 class MemoryManager:
-    """As much of a worker's as is known elsewhere."""
+    """The part of a worker's memory manager that the scheduler reports."""
 
     memory_limit: int | None
 
@@ -43,7 +43,7 @@ class WorkerView:
 
     @property
     def address(self) -> str | None:
-        """Where it is reached; after a restart, elsewhere."""
+        """Its current address, which changes with a restart."""
         known = self._cluster.scheduler_info["workers"].items()
         return next((at for at, one in known if one["name"] == self.name), self._address)
 
@@ -65,7 +65,7 @@ class WorkerView:
     def status(self) -> Status:
         name = self._identity.get("status")
         if name == "init":
-            return Status.running  # So it was when it registered, and nobody tells of later.
+            return Status.running  # When it registered; later states are not reported.
         return Status[name] if name in Status.__members__ else Status.closed
 
     @property
@@ -116,7 +116,7 @@ class SchedulerView:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"'scheduler.{name}' is not known here: the scheduler is a process of its own; "
+            f"'scheduler.{name}' is not available: the scheduler is another process; "
             "ask it with client.run_on_scheduler"
         )
 
@@ -125,8 +125,8 @@ class SchedulerView:
 
 
 def names(plan: Plan) -> dict[str, Name]:
-    """What Dask calls the workers, by their processes: the GPUs that they see first, where that is
-    asked for and each has one of its own."""
+    """Dask's names of the workers, by their processes: the first visible GPU, if that was requested
+    and each worker has its own."""
     dask = plan.engine["dask"]
     own = {one.name: one.env.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] for one in plan.workers}
     if dask.get("worker_names") != "gpu" or dask.get("adapt_minimum") is not None:

@@ -1,9 +1,9 @@
-"""The workers' class where keywords ask for more than the program has flags for.
+"""The workers' class, for keywords that the program has no flags for.
 
-Runs in the workers. The keywords, and a class that may be of a notebook, come pickled from the
-Python that started the cluster: in its memory, so that nothing is left on a disk.
+Runs in the workers. They read the keywords, and a class that a notebook may have defined, pickled,
+from the memory of the Python that started the cluster.
 
-*Invariant:* what a user gave beats what the program gives.
+*Invariant:* the user's keywords override the program's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from typing import Any
 
-#: What the program is told the class is.
+#: The class's path, for `--worker-class`.
 PATH = "cuda_cluster.dask.worker.Configured"
 
 #: Names the file with the pickled keywords.
@@ -21,8 +21,8 @@ VARIABLE = "CUDA_CLUSTER_WORKER_KEYWORDS"
 
 
 def keep(keywords: dict[str, Any]) -> int:
-    """Keeps keywords for workers; returns the descriptor of what holds them, to be closed when no
-    worker will start any more."""
+    """Pickles keywords into a file in memory; returns its descriptor, to be closed when no further
+    worker starts."""
     import cloudpickle
 
     descriptor = os.memfd_create("cuda-cluster-worker")
@@ -31,8 +31,8 @@ def keep(keywords: dict[str, Any]) -> int:
 
 
 def path() -> dict[str, str]:
-    """What workers need in their environment to import what this Python can: modules beside the
-    script, folders that it added to its path."""
+    """The environment in which workers find the modules that this Python finds: those beside the
+    script, and in folders that it added to its path."""
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     own |= {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     own |= {os.path.join(folder, "lib-dynload") for folder in own}
@@ -46,7 +46,7 @@ def path() -> dict[str, str]:
 
 
 def variable(descriptor: int) -> dict[str, str]:
-    """What workers need in their environment to find what is kept."""
+    """The environment in which workers find the file of a descriptor."""
     return {VARIABLE: f"/proc/{os.getpid()}/fd/{descriptor}"}
 
 

@@ -210,8 +210,8 @@ impl Guard {
         if orphaned {
             return Ok(false);
         }
-        // Slurm and service managers send SIGTERM to every process of a cluster. What follows is for
-        // the supervisor to decide, which has received it, too: workers end in order.
+        // Slurm and service managers send SIGTERM to every process of a cluster. The supervisor has
+        // received it, too, and ends the workers in order.
         while signalled && let Ok(Some(_)) = signals.read_signal() {}
         if woken {
             self.ends.rearm();
