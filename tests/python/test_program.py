@@ -150,6 +150,19 @@ def test_the_package_is_typed():
     assert (Path(cuda_cluster.__file__).parent / "py.typed").exists()
 
 
+@pytest.mark.parametrize("kind, code", [("int | None", 0), ("str", 1)])
+def test_a_users_program_is_checked_against_the_packages_types(kind, code, tmp_path):
+    (tmp_path / "program.py").write_text(
+        f"import cuda_cluster\nwith cuda_cluster.up(n_workers=2) as cluster:\n"
+        f"    pid: {kind} = cluster.state().workers[0].pid\n"
+    )
+    env = {**os.environ, "MYPYPATH": str(ROOT / "python")}
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert code == 0 or 'type "int | None", variable has type "str"' in done.stdout
+
+
 def test_the_package_does_without_dask_until_it_is_asked_for():
     loaded = "import cuda_cluster, sys; print('distributed' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
