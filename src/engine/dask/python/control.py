@@ -8,7 +8,9 @@ import json
 import os
 
 RUN_DIRECTORY = "CUDA_CLUSTER_RUN_DIR"
-PATIENCE = 2  # Seconds; the supervisor answers within milliseconds.
+PROCESS = "CUDA_CLUSTER_PROCESS"
+PATIENCE = 5  # Seconds; the supervisor answers within milliseconds.
+LOOKS, LOOK_AGAIN = 20, 0.05  # Seconds.
 
 
 async def state():
@@ -28,14 +30,25 @@ async def is_starting():
     return known is not None and known["state"] == "starting"
 
 
-async def goes_on():
-    """Whether others work on without this process; False when nobody knows."""
-    known = await state()
-    if known is None:
-        return False
-    if known["scheduler"] is None:
-        return True  # The scheduler is elsewhere, and so are workers that go on.
-    return known["state"] != "stopping" and known["scheduler"]["state"] == "ready"
+async def leaving_together(own):
+    """Addresses of the workers that end together with this one, whose address is `own`, while others
+    go on; none if no others go on, or nobody knows."""
+    name = os.environ.get(PROCESS)
+    for _ in range(LOOKS):
+        known = await state()
+        if known is None:
+            return []
+        phases = {one["name"]: one["state"] for one in known["workers"]}
+        if phases.get(name) == "stopping":
+            break
+        # Slurm signals every process at once: the supervisor is about to know.
+        await asyncio.sleep(LOOK_AGAIN)
+    # Where there is no scheduler here, it is elsewhere, and so are workers that go on.
+    scheduler = known["scheduler"]
+    if scheduler is not None and (known["state"] == "stopping" or scheduler["state"] != "ready"):
+        return []
+    stopping = {one["address"] for one in known["workers"] if one["state"] == "stopping"}
+    return sorted((stopping - {None}) | {own})
 
 
 async def _ask(method, path):

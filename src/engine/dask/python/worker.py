@@ -95,11 +95,13 @@ def full_name(settings, name):
 async def say_goodbye(worker):
     """Closes a worker that its supervisor does not want: at once when everything ends, else after
     others have its data."""
-    if await control.goes_on():
+    leaving = await control.leaving_together(worker.address)
+    if leaving:
+        # In one call: workers that are retired one by one could hand data to each other.
         # The supervisor's patience is the limit; it kills then, and what is lost is made again.
         with contextlib.suppress(Exception):
             await worker.scheduler.retire_workers(
-                workers=[worker.address], close_workers=False, remove=True
+                workers=leaving, close_workers=False, remove=True
             )
     await worker.close(executor_wait=False, reason="asked to end")
 
