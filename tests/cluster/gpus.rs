@@ -587,11 +587,11 @@ fn gpu_check_runs_from_beginning_to_end_on_the_stand_in() {
 #[test]
 fn a_merge_survives_kills_while_copies_are_done_later() {
     let Some(machine) = Machine::new("kills", "poison async") else { return };
-    let up = machine.up(&["--n-workers", "3", "--enable-nvlink"], &[]);
+    let up = machine.up(&["--n-workers", "8", "--enable-nvlink"], &[]);
     assert_eq!(up.code, 0, "{up}");
-    for victim in ["gpu2", "gpu0"] {
+    for victim in ["gpu5", "gpu0"] {
         let mut command = machine.fake.command();
-        command.args(["bench", "merge", "dev", "--parts", "6", "--rows", "60000", "--check"]);
+        command.args(["bench", "merge", "dev", "--parts", "12", "--rows", "60000", "--check"]);
         command.args(["--runs", "3"]);
         let running = machine.sandbox.spawn_program(command);
         eventually("some of it is done", Duration::from_secs(60), || {
@@ -613,22 +613,27 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
 
 #[test]
 fn objects_go_from_the_device_to_the_host_and_to_the_disk_and_come_back() {
-    let Some(machine) = Machine::new("spilling", "poison") else { return };
-    let limits = ["--device-memory-limit", "48MiB", "--memory-limit", "400MiB"];
-    let up = machine.up(&[&["--n-workers", "2", "--enable-nvlink"], &limits[..]].concat(), &[]);
-    assert_eq!(up.code, 0, "{up}");
-    // 800 MiB of chunks for 96 MiB of devices and some 400 MiB of host memory.
-    let bench = ["bench", "transpose", "dev", "--chunks", "20", "--chunk-size", "512", "--check"];
-    let said = machine.run(&[&bench[..], &["--runs=1", "-o", "json"]].concat(), &[]);
-    assert_eq!(said.code, 0, "{said}");
-    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
-    for worker in document["workers"].as_array().expect("workers") {
-        for (level, what) in
-            [("host", "demoted_bytes"), ("disk", "demoted_bytes"), ("disk", "promoted_bytes")]
-        {
-            let bytes = worker["memory"][level][what].as_u64().expect("a count");
-            assert!(bytes > 0, "{what} of the {level}: {worker:#}");
+    // More than the devices, 48 MiB each, and the host memory that the limits leave can hold.
+    for (workers, limit, chunks) in [(2, "400MiB", "20"), (8, "250MiB", "26")] {
+        let Some(machine) = Machine::new("spilling", "poison") else { return };
+        let limits = ["--device-memory-limit", "48MiB", "--memory-limit", limit];
+        let count = workers.to_string();
+        let up =
+            machine.up(&[&["--n-workers", &count, "--enable-nvlink"], &limits[..]].concat(), &[]);
+        assert_eq!(up.code, 0, "{up}");
+        let bench =
+            ["bench", "transpose", "dev", "--chunks", chunks, "--chunk-size", "512", "--check"];
+        let said = machine.run(&[&bench[..], &["--runs=1", "-o", "json"]].concat(), &[]);
+        assert_eq!(said.code, 0, "{said}");
+        let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        for worker in document["workers"].as_array().expect("workers") {
+            for (level, what) in
+                [("host", "demoted_bytes"), ("disk", "demoted_bytes"), ("disk", "promoted_bytes")]
+            {
+                let bytes = worker["memory"][level][what].as_u64().expect("a count");
+                assert!(bytes > 0, "{what} of the {level}: {worker:#}");
+            }
         }
+        machine.down(workers);
     }
-    machine.down(2);
 }
