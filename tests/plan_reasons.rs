@@ -166,20 +166,24 @@ fn limits_of_processes_are_those_that_were_asked_for() {
     assert!(none.supervision.ulimits.is_empty());
 }
 
-/// A machine with one package of two NUMA nodes, of which only the second has allowed CPUs.
+/// One GPU on the first of three NUMA nodes with four CPUs each. The first two nodes are one
+/// package; the CPUs of the first are not allowed.
 fn half_allowed() -> Topology {
     let mut topology = machine("dgx-h100");
     let set = |text: &str| text.parse::<CpuSet>().expect(text);
     topology.gpus.truncate(1);
     topology.links = Default::default();
-    for (at, node) in topology.numa.iter_mut().enumerate() {
-        node.package = Some(0);
-        node.cpus = Some(set(["0-3", "4-7"][at.min(1)]));
+    topology.numa.truncate(1);
+    for (id, package, cpus) in [(1, 0, "4-7"), (2, 1, "8-11")] {
+        let mut node = topology.numa[0].clone();
+        (node.id, node.package, node.cpus) = (NumaId(id), Some(package), Some(set(cpus)));
+        topology.numa.push(node);
     }
+    (topology.numa[0].package, topology.numa[0].cpus) = (Some(0), Some(set("0-3")));
     topology.cores = Vec::new();
     topology.gpus[0].cpus = Some(set("0-3"));
     let mems = topology.numa.iter().map(|node| node.id.0).collect();
-    topology.allowed = Some(Allowed { cpus: set("4-7"), mems });
+    topology.allowed = Some(Allowed { cpus: set("4-11"), mems });
     topology
 }
 
@@ -191,14 +195,15 @@ fn a_package_is_found_by_the_gpus_node_or_by_its_cpus() {
     topology.gpus[0].numa = None;
     topology.gpus[0].numa_set = None;
     assert_eq!(shown(&topology), beside, "by its CPUs");
-    let far = topology.numa.len() as u32 + 5;
-    for node in &mut topology.numa {
-        node.cpus = node.cpus.take().filter(|cpus| cpus.contains(4));
-    }
-    topology.gpus[0].numa = topology.numa.first().map(|node| node.id);
+    topology.numa[0].cpus = None;
+    topology.gpus[0].numa = Some(topology.numa[0].id);
     assert_eq!(shown(&topology), beside, "by its node");
-    topology.gpus[0].numa = Some(NumaId(far));
+    topology.gpus[0].numa = None;
+    topology.gpus[0].numa_set = Some([topology.numa[0].id.0].into_iter().collect());
+    assert_eq!(shown(&topology), beside, "by its nodes");
+    topology.gpus[0].numa_set = None;
     let plan = made(&topology, "", &caller());
+    assert_eq!(plan.workers[0].binding.cpus, topology.allowed.map(|allowed| allowed.cpus));
     assert!(plan.notes.iter().any(|note| note.to_string().contains("gets the allowed ones")));
 }
 
