@@ -417,11 +417,15 @@ class LocalCUDACluster(Cluster):
                 await asyncio.to_thread(self._attached.restart, self._processes[name])
 
     async def _running(self) -> set[Name]:
-        """Workers that the supervisor keeps running."""
+        """Workers that run or start; not those that the scheduler has removed, which are ending."""
         assert self._attached is not None
         state = await asyncio.to_thread(self._attached.state)
         phases = {process.name: process.state for process in state.workers}
-        return {name for name, one in self._processes.items() if phases[one] not in NOT_RUNNING}
+        identity = await self.scheduler_comm.identity(n_workers=-1)
+        known = {worker["name"] for worker in identity["workers"].values()}
+        ended = {name for name, one in self._processes.items() if phases[one] in NOT_RUNNING}
+        ending = {name for name, one in self._processes.items() if phases[one] == "ready"} - known
+        return self._processes.keys() - ended - ending
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Ends workers that `adapt` doesn't need."""
