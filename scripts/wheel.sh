@@ -1,146 +1,257 @@
 #!/usr/bin/env bash
-# UNFINISHED: stops at ucx1-sys, whose bindings do not find the C library's headers under zig.
+# Builds what people install: a wheel for pip, a Debian package and a tarball. Each has the same
+# program, its manual pages and its completions, and runs on any Linux with glibc 2.28 or newer:
+# hwloc is linked in, UCX and NVIDIA's libraries are opened at run time.
 #
-# Builds what people install: a wheel for pip, a Debian package, and a tarball, all with the same
-# program, its manual pages and completions. They run on any Linux with glibc 2.28 or newer: hwloc
-# is inside, UCX and NVIDIA's libraries are opened at run time.
+#   scripts/wheel.sh            target/wheels/cuda_cluster-*.whl, target/dist/*.deb, *.tar.xz
+#   scripts/wheel.sh --check    also builds the last commit a second time, elsewhere, and compares
+#   scripts/wheel.sh --debug    target/wheels/debug/cuda_cluster-*.whl alone: the debug build, for
+#                               this machine alone; what the tests install
 #
-#   scripts/wheel.sh [--check]       --check builds the program twice, and compares
-#
-# Leaves target/wheels/cuda_cluster-*.whl and target/dist/. Two builds of one commit are the same,
-# byte for byte. Needs what scripts/setup.sh installs; zig and maturin come from PyPI, hwloc's source
-# from Debian.
+# Two builds of a commit with the same Rust are the same, byte for byte. Takes about ten minutes on
+# two cores. Needs what scripts/setup.sh installs; maturin and zig come from PyPI, hwloc from Debian.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC1091
 [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
 
+maturin=1.16.0
+zig=0.17.1
+hwloc=2.9.0
+hwloc_sha256=b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970
 glibc=2.28
+
+say() { printf 'wheel: %s\n' "$*"; }
+fail() { printf 'wheel: %s\n' "$*" >&2; exit 1; }
+
+mode=${1:-}
+case $mode in '' | --check | --debug) ;; *) fail "unknown argument $mode; see the top of $0" ;; esac
+for tool in cargo python3 cc pkg-config; do
+    command -v "$tool" >/dev/null || fail "there is no $tool: run scripts/setup.sh"
+done
+if [ "$mode" != --debug ]; then
+    for tool in curl:curl bzip2:bzip2 xz:xz-utils dpkg-deb:dpkg readelf:binutils autoreconf:autoconf git:git; do
+        command -v "${tool%:*}" >/dev/null || fail "there is no ${tool%:*}: apt-get install ${tool#*:}"
+    done
+fi
+
 machine=$(uname -m)
 target=$machine-unknown-linux-gnu
 version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' Cargo.toml)
-hwloc=2.9.0
-hwloc_sha256=b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970
 work=$PWD/target/wheel
-profile=${PROFILE:-release}
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+share=$work/data/data/share
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
+umask 022
 mkdir -p "$work"
 
-say() { printf 'wheel: %s\n' "$*"; }
-
-tools=$work/tools
+tools=$work/tools-$maturin-$zig
 if [ ! -x "$tools/bin/maturin" ]; then
     say "installing maturin and zig"
-    python3 -m venv "$tools"
-    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check maturin==1.16.0 ziglang==0.17.1
+    rm -rf "$tools.new"
+    python3 -m venv "$tools.new" || fail "python3 makes no environments: apt-get install python3-venv"
+    "$tools.new/bin/python" -m pip install --quiet --disable-pip-version-check \
+        "maturin==$maturin" "ziglang==$zig"
+    mv "$tools.new" "$tools"
 fi
 export PATH=$tools/bin:$PATH
 
-# hwloc, without the libraries that a bare machine lacks: it reads processors and memory from sysfs,
-# and XML with a parser of its own.
+# The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
+# UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows.
+zigcc=$work/zigcc
+cat >"$zigcc" <<END
+#!/bin/sh
+export CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
+export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig
+exec $tools/bin/maturin zig cc -- -g -fno-sanitize=all -target $machine-linux-gnu.$glibc "\$@"
+END
+chmod +x "$zigcc"
+
+# Reads processors and memory from sysfs, and XML with a parser of its own: without libudev, libpci
+# and libxml2, which a bare machine lacks.
 prefix=$work/hwloc-$hwloc
-if [ ! -f "$prefix/lib/libhwloc.a" ]; then
+build_hwloc() {
     say "building hwloc $hwloc"
-    source=hwloc_$hwloc.orig.tar.bz2
-    url=http://deb.debian.org/debian/pool/main/h/hwloc/$source
-    [ -f "$work/$source" ] || curl --fail --silent --show-error --location -o "$work/$source" "$url"
-    echo "$hwloc_sha256  $work/$source" | sha256sum --check --quiet
-    rm -rf "$work/hwloc-build"
-    mkdir "$work/hwloc-build"
-    tar -C "$work/hwloc-build" --strip-components=1 -xjf "$work/$source"
+    local archive=hwloc_$hwloc.orig.tar.bz2 source=$work/hwloc-source
+    [ -f "$work/$archive" ] || curl --fail --silent --show-error --location --output "$work/$archive" \
+        "http://deb.debian.org/debian/pool/main/h/hwloc/$archive" || fail "cannot fetch hwloc's source"
+    echo "$hwloc_sha256  $work/$archive" | sha256sum --check --quiet || fail "$archive is not what it should be"
+    rm -rf "$source" "$prefix"
+    mkdir "$source"
+    tar -C "$source" --strip-components=1 -xjf "$work/$archive"
     (
-        cd "$work/hwloc-build"
-        export CC="$tools/bin/python -m ziglang cc -target $machine-linux-gnu.$glibc"
-        export AR="$tools/bin/python -m ziglang ar" RANLIB="$tools/bin/python -m ziglang ranlib"
-        CFLAGS="-O2 -g0 -fPIC -fno-sanitize=undefined -ffile-prefix-map=$PWD=hwloc" ./configure --quiet \
+        cd "$source"
+        CC=$zigcc CFLAGS="-O2 -g0 -fPIC -ffile-prefix-map=$PWD=hwloc" ./configure --quiet \
             --prefix="$prefix" --enable-static --disable-shared --disable-libxml2 --disable-pci \
             --disable-libudev --disable-opencl --disable-cuda --disable-nvml --disable-rsmi \
             --disable-levelzero --disable-gl --disable-cairo --disable-plugins --disable-doxygen \
-            --without-x >configure.log
-        make --quiet -C include install >make.log
-        make --quiet -j"$(nproc)" -C hwloc >>make.log 2>&1
-        make --quiet -C hwloc install >>make.log
+            --without-x
+        make --quiet -C include install
+        make --quiet -j"$(nproc)" -C hwloc
+        make --quiet -C hwloc install
         install -D -m 644 hwloc.pc "$prefix/lib/pkgconfig/hwloc.pc"
-    )
-fi
-export PKG_CONFIG_PATH=$prefix/lib/pkgconfig HWLOC_STATIC=1
-export RUSTFLAGS="--remap-path-prefix=$PWD=cuda-cluster --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-
-# Where maturin looks for what is installed beside a package.
-data=$PWD/cuda_cluster.data
-trap 'rm -rf "$data"' EXIT
-build() {
-    maturin build --profile "$profile" --locked --quiet --zig --target "$target" \
-        --compatibility "manylinux_${glibc/./_}" --auditwheel skip --out "$1"
+        install -D -m 644 COPYING "$prefix/COPYING.hwloc"
+    ) >"$work/hwloc.log" 2>&1 || fail "hwloc does not build; see $work/hwloc.log"
+    rm -rf "$source"
 }
 
-# The first build makes the program, which then writes its own pages; the second packs them.
-say "building the program"
-rm -rf "$data"
-rm -f target/wheels/*.whl
-build "$work/first"
-folder=$profile
-[ "$profile" != dev ] || folder=debug
-program=$PWD/target/$target/$folder/cuda-cluster
-if [ "${1:-}" = --check ]; then
-    cp "$program" "$work/program.first"
-    cargo clean --quiet --profile "$profile" --target "$target" --package cuda-cluster
-    build "$work/first"
-    cmp "$program" "$work/program.first" && say "a second build is the same"
+# maturin finds what to install beside a package under this name.
+trap 'rm -f cuda_cluster.data' EXIT
+build() {
+    if [ "$mode" = --debug ]; then
+        maturin build --profile dev --locked --quiet --strip false --compatibility linux --auditwheel skip "$@"
+    else
+        maturin build --release --locked --quiet --target "$target" \
+            --compatibility "manylinux_${glibc/./_}" --auditwheel check --sbom-include "$work/sbom/linked.cdx.json" "$@"
+    fi
+}
+
+if [ "$mode" = --debug ]; then
+    program=$PWD/target/debug/cuda-cluster
+    wheels=target/wheels/debug
+else
+    program=$PWD/target/$target/release/cuda-cluster
+    wheels=target/wheels
+    variable=${target//-/_}
+    declare -x "CARGO_TARGET_${variable^^}_LINKER=$zigcc" "CC_$variable=$zigcc"
+    [ -f "$prefix/COPYING.hwloc" ] || build_hwloc
+    export PKG_CONFIG_PATH=$prefix/lib/pkgconfig HWLOC_STATIC=1
+    sysroot=$(rustc --print sysroot)
+    commit=$(rustc --version --verbose | sed -n 's/^commit-hash: //p')
+    export RUSTFLAGS="--remap-path-prefix=$PWD=/cuda-cluster --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo \
+--remap-path-prefix=$sysroot/lib/rustlib/src/rust=/rustc/$commit"
+    mkdir -p "$work/sbom"
+    # What is linked in and not a crate.
+    cat >"$work/sbom/linked.cdx.json" <<END
+{
+  "bomFormat": "CycloneDX",
+  "specVersion": "1.5",
+  "version": 1,
+  "metadata": { "component": { "type": "application", "name": "cuda-cluster", "version": "$version" } },
+  "components": [
+    {
+      "type": "library",
+      "name": "hwloc",
+      "version": "$hwloc",
+      "licenses": [{ "license": { "id": "BSD-3-Clause" } }],
+      "purl": "pkg:deb/debian/hwloc@$hwloc?arch=source",
+      "hashes": [{ "alg": "SHA-256", "content": "$hwloc_sha256" }]
+    },
+    {
+      "type": "library",
+      "name": "llvm-libunwind",
+      "version": "as in zig $zig",
+      "licenses": [{ "expression": "Apache-2.0 WITH LLVM-exception" }],
+      "purl": "pkg:pypi/ziglang@$zig"
+    }
+  ]
+}
+END
 fi
-share=$data/data/share
+
+# The first build makes the program, which writes its own pages; the second packs them.
+say "building the program"
+rm -rf "$work/data" "$wheels"/*.whl
+build --out "$work/first"
 mkdir -p "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
 "$program" man "$share/man/man1"
 "$program" completions bash >"$share/bash-completion/completions/cuda-cluster"
 "$program" completions zsh >"$share/zsh/site-functions/_cuda-cluster"
 "$program" completions fish >"$share/fish/vendor_completions.d/cuda-cluster.fish"
+if [ "$mode" != --debug ]; then
+    install -D -m 644 "$prefix/COPYING.hwloc" "$share/doc/cuda-cluster/COPYING.hwloc"
+fi
 say "packing"
-build target/wheels
+ln -sfn "$work/data" cuda_cluster.data
+build --out "$wheels"
+rm -rf "$work/first"
+if [ "$mode" = --debug ]; then
+    exit
+fi
 
-needed=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
+needed=$(readelf --dynamic --wide "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
 for library in $needed; do
     case $library in
-        libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libgcc_s.so.1 | libutil.so.1 | ld-linux-*.so.*) ;;
-        *) say "the program needs $library, which a bare machine lacks"; exit 1 ;;
+        libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | ld-linux-*.so.*) ;;
+        *) fail "the program needs $library, which a bare machine may lack" ;;
     esac
 done
 newest=$(readelf --dyn-syms --wide "$program" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n1)
-if [ "$(printf '%s\n%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n1)" != "GLIBC_$glibc" ]; then
-    say "the program needs $newest"
-    exit 1
+if [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n1)" != "GLIBC_$glibc" ]; then
+    fail "the program needs $newest"
 fi
+for folder in "$PWD" "$HOME"; do
+    ! grep --quiet --text --fixed-strings "$folder/" "$program" || fail "the program names $folder, where it was built"
+done
 say "the program needs $needed(at most $newest)"
 
-# The tarball and the Debian package: the program under bin, the pages under share.
+# The tarball: the program under bin, the rest under share. The Debian package has the same, where
+# Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.
 dist=target/dist
+name=cuda-cluster-$version-$machine
 stage=$work/stage
 rm -rf "$stage" "$dist"
-mkdir -p "$stage/usr/bin" "$dist"
-install -m 755 "$program" "$stage/usr/bin/cuda-cluster"
-case $profile in release) strip "$stage/usr/bin/cuda-cluster" ;; esac
-cp -r "$data/data/share" "$stage/usr/share"
-mkdir -p "$stage/usr/share/doc/cuda-cluster"
-cp README.md CHANGELOG.md configs/from-dask-cuda.md "$stage/usr/share/doc/cuda-cluster/"
-cp LICENSE "$stage/usr/share/doc/cuda-cluster/copyright"
-find "$stage" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+mkdir -p "$stage" "$dist"
+documents=$stage/usr/share/doc/cuda-cluster
+install -D -m 755 "$program" "$stage/usr/bin/cuda-cluster"
+strip "$stage/usr/bin/cuda-cluster"
+cp -r "$share" "$stage/usr/share"
+mkdir -p "$documents/examples" "$documents/sbom"
+cp README.md CHANGELOG.md LICENSE "$documents/"
+cp configs/* "$documents/examples/"
+"$tools/bin/python" -c 'import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for name in wheel.namelist():
+        if "/sboms/" in name:
+            open(f"{sys.argv[2]}/{name.rsplit("/")[-1]}", "wb").write(wheel.read(name))
+' "$wheels"/*.whl "$documents/sbom"
+chmod -R u=rwX,go=rX "$stage"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$stage/usr" \
-    --transform "s,^\.,cuda-cluster-$version-$machine," -c . | xz -9 >"$dist/cuda-cluster-$version-$machine.tar.xz"
+    --transform "s,^\.,$name," -c . | xz -9 >"$dist/$name.tar.xz"
+
+gzip -9n "$stage"/usr/share/man/man1/* "$documents/CHANGELOG.md"
+mv "$documents/CHANGELOG.md.gz" "$documents/changelog.gz"
+mv "$stage/usr/share/zsh/site-functions" "$stage/usr/share/zsh/vendor-completions"
+{
+    printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n'
+    printf 'Upstream-Name: cuda-cluster\n\nFiles: *\nCopyright: the cuda-cluster developers\nLicense: Apache-2.0\n'
+    printf ' On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.\n'
+    printf '\nFiles: usr/bin/cuda-cluster\nCopyright: the authors of the crates in sbom/, hwloc and LLVM\n'
+    printf 'License: Apache-2.0 and BSD-3-Clause and others\n Each crate in sbom/ has its license. hwloc:\n .\n'
+    sed -e 's/^$/./' -e 's/^/ /' "$documents/COPYING.hwloc"
+} >"$documents/copyright"
+rm "$documents/LICENSE" "$documents/COPYING.hwloc"
 mkdir -p "$stage/DEBIAN"
 cat >"$stage/DEBIAN/control" <<END
 Package: cuda-cluster
 Version: $version
 Architecture: $(dpkg --print-architecture)
-Maintainer: the cuda-cluster developers <cuda-cluster@localhost>
+Maintainer: the cuda-cluster developers <cuda-cluster@localhost.localdomain>
 Section: science
 Priority: optional
-Depends: libc6 (>= $glibc), libgcc-s1
-Recommends: libucx0
+Installed-Size: $(find "$stage/usr" -type f -printf '%s\n' | awk '{ n += int(($1 + 1023) / 1024) } END { print n }')
+Depends: libc6 (>= $glibc)
+Recommends: libucx0 (>= 1.12)
 Description: one worker process per GPU on one machine
  Probes a machine, plans one worker for each GPU, binds each to the CPUs, memory and NIC that are
  near it, connects them over UCX, and supervises them. Runs Dask, its own scheduler, or any program.
 END
+(cd "$stage" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+chmod -R u=rwX,go=rX "$stage"
 find "$stage" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group -Zxz --build "$stage" "$dist" >/dev/null
+rm -rf "$stage"
+made() { (cd "$1" && sha256sum target/wheels/*.whl target/dist/*); }
+
+if [ "$mode" = --check ]; then
+    [ -z "$(git status --porcelain --untracked-files=no)" ] || fail "--check compares commits: commit first"
+    say "building the commit again, elsewhere"
+    second=$(mktemp -d)
+    trap 'rm -rf cuda_cluster.data "$second"' EXIT
+    git clone --quiet . "$second/again"
+    env -u RUSTFLAGS -u PKG_CONFIG_PATH -u HWLOC_STATIC "$second/again/scripts/wheel.sh" >/dev/null
+    diff <(made .) <(made "$second/again") || fail "a second build is different"
+    say "a second build is the same"
+fi
 say "done:"
-sha256sum target/wheels/*.whl "$dist"/*
+made .

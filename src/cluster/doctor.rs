@@ -282,7 +282,8 @@ fn ptrace() -> Option<Finding> {
 }
 
 async fn python() -> Finding {
-    let found = match dask::find(None, |name| std::env::var_os(name)) {
+    let own = probe::own_environment();
+    let found = match dask::find(None, own.as_deref(), |name| std::env::var_os(name)) {
         Ok(found) => found,
         Err(error) => {
             let finding = Finding::warning("python (dask engine)", error.to_string());

@@ -14,6 +14,7 @@ use std::path::Path;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
+use super::libucp::{installed, own_environment};
 use crate::plan::{CallerEnvironment, Here, Interface};
 use crate::topology::{PortState, Topology};
 
@@ -43,7 +44,7 @@ pub fn caller() -> CallerEnvironment {
         variables: variables.collect(),
         interfaces: interfaces(),
         ucx_version: None,
-        ucx_libraries: super::libucp::installed(|name| std::env::var_os(name)),
+        ucx_libraries: installed(own_environment().as_deref(), |name| std::env::var_os(name)),
         memory_policy: super::own::memory_policy(),
         memory_limit_bytes: memory_limit(),
     }

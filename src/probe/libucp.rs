@@ -81,11 +81,14 @@ pub fn check_libucp(path: &Path) -> Result<(), NoLibucp> {
 }
 
 /// Every libucp in the usual places: the one that the user names, the active Python environment,
-/// HPC-X, conda, the system, in this order.
-pub(super) fn installed(variable: impl Fn(&str) -> Option<OsString>) -> Vec<InstalledUcx> {
+/// the one into which this program was installed (`own`), HPC-X, conda, the system, in this order.
+pub(super) fn installed(
+    own: Option<&Path>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Vec<InstalledUcx> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
-    for (directory, whose) in places(variable) {
+    for (directory, whose) in places(own, variable) {
         let path = directory.join(LIBRARY);
         let Ok(real) = path.canonicalize() else { continue };
         let Some(text) = path.to_str().filter(|_| seen.insert(real)) else { continue };
@@ -108,7 +111,10 @@ fn has_module(directory: &Path, module: &str) -> bool {
     })
 }
 
-fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, &'static str)> {
+fn places(
+    own: Option<&Path>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(PathBuf, &'static str)> {
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let mut places = Vec::new();
     if let Some(named) = path(NAMED) {
@@ -121,6 +127,7 @@ fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, &'static
     }
     let mut pythons: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].map(path).into_iter().flatten().collect();
+    pythons.extend(own.map(Path::to_owned));
     pythons.extend(first_python(variable("PATH")));
     for python in pythons {
         for packages in site_packages(&python) {
@@ -144,6 +151,17 @@ fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, &'static
     let system = system.into_iter().chain(["/usr/lib64", "/usr/lib"]);
     places.extend(system.map(|place| (PathBuf::from(place), "the system")));
     places
+}
+
+/// The Python environment (venv or conda) into which this process's program was installed, if any.
+pub fn own_environment() -> Option<PathBuf> {
+    environment_of(&std::env::current_exe().ok()?)
+}
+
+fn environment_of(program: &Path) -> Option<PathBuf> {
+    let root = program.parent()?.parent()?;
+    let marks = ["pyvenv.cfg", "conda-meta"];
+    marks.iter().any(|mark| root.join(mark).exists()).then(|| root.to_owned())
 }
 
 /// The installation directory of the first Python on a search path.
@@ -193,7 +211,7 @@ mod tests {
             (format!("{packages}/libucp.so.0"), format!("{packages}/ucx/libuct_cuda.so.0"));
         let hpcx = ["hpcx/ucx/lib/libucp.so.0", "hpcx/ucx/lib/ucx/libuct_ib.so.0.0.0"];
         let root = tree(&[&pip, &module, hpcx[0], hpcx[1]]);
-        let found = installed(|name| match name {
+        let found = installed(None, |name| match name {
             "VIRTUAL_ENV" => Some(root.path().join("venv").into()),
             "HPCX_DIR" => Some(root.path().join("hpcx").into()),
             _ => None,
@@ -202,6 +220,17 @@ mod tests {
         assert_eq!((found[0].cuda, found[0].verbs), (true, false));
         assert_eq!((found[1].cuda, found[1].verbs), (false, true));
         assert_eq!(found[1].whose, "HPC-X");
+    }
+
+    #[test]
+    fn the_libucx_that_was_installed_with_this_program_needs_no_active_environment() {
+        let file = "own/lib/python3.11/site-packages/libucx/lib/libucp.so.0";
+        let root = tree(&[file, "own/pyvenv.cfg", "own/bin/cuda-cluster", "usr/bin/cuda-cluster"]);
+        let own = environment_of(&root.path().join("own/bin/cuda-cluster"));
+        assert_eq!(own, Some(root.path().join("own")));
+        let found = installed(own.as_deref(), |_| None);
+        assert_eq!(found[0].path, root.path().join(file).display().to_string());
+        assert_eq!(environment_of(&root.path().join("usr/bin/cuda-cluster")), None);
     }
 
     #[test]
@@ -245,7 +274,7 @@ mod tests {
     #[test]
     fn a_library_that_is_reached_in_two_ways_is_listed_once() {
         let root = tree(&["env/lib/libucp.so.0"]);
-        let found = installed(|name| match name {
+        let found = installed(None, |name| match name {
             "CONDA_PREFIX" => Some(root.path().join("env").into()),
             "LD_LIBRARY_PATH" => Some(root.path().join("env/lib").into()),
             _ => None,

@@ -29,7 +29,7 @@ use crate::topology::{Allowed, Topology};
 use crate::units::{Span, UnitError};
 
 pub use caller::{caller, here};
-pub use libucp::{NoLibucp, check_libucp};
+pub use libucp::{NoLibucp, check_libucp, own_environment};
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
 pub use port::{PortError, check_port};

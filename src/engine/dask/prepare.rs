@@ -13,6 +13,7 @@ use super::settings::{self, Means};
 use super::{DaskError, find, inspect, package, packages};
 use crate::os::run_directory::Paths;
 use crate::plan::{DaskPlan, Plan, TlsFiles};
+use crate::probe::own_environment;
 use crate::topology::Note;
 
 /// Program and arguments of one process.
@@ -36,7 +37,8 @@ pub struct Prepared {
 /// # Errors
 /// If no Python has the packages that the plan needs, or the run directory cannot be written.
 pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prepared, DaskError> {
-    let python = find(dask.python.as_deref(), |name| std::env::var_os(name))?;
+    let own = own_environment();
+    let python = find(dask.python.as_deref(), own.as_deref(), |name| std::env::var_os(name))?;
     let inspection = inspect(&python.path).await?;
     packages::check(&python.path, &inspection, &packages::needs(plan, dask))?;
 

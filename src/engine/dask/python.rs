@@ -1,4 +1,5 @@
-//! Finds the Python to use: the one that was asked for, or that of the active environment.
+//! Finds the Python to use: the one that was asked for, that of the active environment, or that of
+//! the environment into which this program was installed.
 //!
 //! Does not look at its packages; `inspect` does.
 //!
@@ -18,15 +19,16 @@ pub struct Found {
     pub reason: &'static str,
 }
 
-/// Finds the Python to use. `variable` gives the caller's environment.
+/// Finds the Python to use. `variable` gives the caller's environment variables.
 ///
 /// `asked` is a program, by path or by a name that is looked up in `PATH`, or the directory of an
-/// environment.
+/// environment. `own` is the environment into which this program was installed, if any.
 ///
 /// # Errors
 /// If there is none, or none under the name that was asked for.
 pub fn find(
     asked: Option<&str>,
+    own: Option<&Path>,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Found, DaskError> {
     let in_path = |name: &str| {
@@ -59,6 +61,9 @@ pub fn find(
             return Ok(Found { path, reason });
         }
         looked_for.push(format!("{} ({name})", path.display()));
+    }
+    if let Some(path) = own.map(|own| own.join("bin/python")).filter(|path| runs(path)) {
+        return Ok(Found { path, reason: "the environment into which this program was installed" });
     }
     looked_for.push("python3 (PATH)".to_owned());
     let path = in_path("python3").ok_or(DaskError::NoPython { looked_for })?;
@@ -93,21 +98,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_beats_the_environments_and_they_beat_the_path() {
+    fn what_was_asked_for_comes_first_then_the_environments_and_last_the_path() {
         let folder = tempfile::tempdir().expect("a directory");
         let root = folder.path();
-        for name in ["venv/bin/python", "conda/bin/python", "path/python3", "path/python3.13"] {
-            program(&root.join(name));
+        for environment in ["venv", "conda", "own"] {
+            program(&root.join(environment).join("bin/python"));
         }
+        program(&root.join("path/python3"));
+        program(&root.join("path/python3.13"));
         let path = ("PATH", root.join("path"));
         let (venv, conda) =
             (("VIRTUAL_ENV", root.join("venv")), ("CONDA_PREFIX", root.join("conda")));
         let found = |asked: Option<&str>, variables: &[(&str, PathBuf)]| {
-            find(asked, with(variables)).map(|found| found.path).ok()
+            find(asked, None, with(variables)).map(|found| found.path).ok()
         };
         let all = [path.clone(), venv.clone(), conda.clone()];
         assert_eq!(found(None, &all), Some(root.join("venv/bin/python")));
         assert_eq!(found(None, &[path.clone(), conda]), Some(root.join("conda/bin/python")));
+        let own = root.join("own");
+        let installed = |variables: &[(&str, PathBuf)]| {
+            find(None, Some(&own), with(variables)).map(|found| found.path).ok()
+        };
+        assert_eq!(installed(&all), Some(root.join("venv/bin/python")));
+        assert_eq!(installed(&[path.clone()]), Some(root.join("own/bin/python")));
         assert_eq!(found(None, &[path]), Some(root.join("path/python3")));
         assert_eq!(found(Some("python3.13"), &all), Some(root.join("path/python3.13")));
         let folder = root.join("conda").display().to_string();
@@ -116,11 +129,11 @@ mod tests {
 
     #[test]
     fn none_is_an_error_that_says_where_it_could_have_been() {
-        let nothing = find(None, with(&[("VIRTUAL_ENV", PathBuf::from("/nowhere"))]));
+        let nothing = find(None, None, with(&[("VIRTUAL_ENV", PathBuf::from("/nowhere"))]));
         let text = nothing.expect_err("there is none").to_string();
         assert!(text.contains("/nowhere/bin/python (VIRTUAL_ENV)"), "{text}");
         assert!(text.contains("CONDA_PREFIX (not set), python3 (PATH)"), "{text}");
-        let asked = find(Some("/nowhere/python"), with(&[])).expect_err("it is not there");
+        let asked = find(Some("/nowhere/python"), None, with(&[])).expect_err("it is not there");
         assert!(matches!(asked, DaskError::NotThere { .. }), "{asked}");
     }
 }
