@@ -2,7 +2,8 @@
 
 The same script, but for the module in its one import, in turns. The clock runs inside of it: from
 `LocalCUDACluster(...)` until a client has all workers, and over `close()`. Memory is the sum of the
-proportional set sizes (PSS) of everything that the script started, while all workers wait.
+proportional set sizes (PSS) of the script and everything that it started, while all workers wait:
+dask-cuda's scheduler runs in the script.
 """
 
 import json
@@ -23,7 +24,7 @@ def memory():
     mark = f"BENCH_MARK={{os.environ['BENCH_MARK']}}".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if int(pid) == os.getpid() or mark not in Path(f"/proc/{{pid}}/environ").read_bytes():
+            if mark not in Path(f"/proc/{{pid}}/environ").read_bytes():
                 continue
             text = Path(f"/proc/{{pid}}/smaps_rollup").read_text()
         except OSError:
@@ -48,7 +49,7 @@ MODULES = {"dask-cuda": "dask_cuda", "cuda-cluster": "cuda_cluster.dask"}
 
 
 def measure(name, workers, folder):
-    path = os.path.join(folder, f"{MODULES[name]}.py")
+    path = os.path.join(folder, f"with_{MODULES[name].partition('.')[0]}.py")
     with open(path, "w") as file:
         file.write(SCRIPT.format(module=MODULES[name], workers=workers))
     environment = {
@@ -60,7 +61,8 @@ def measure(name, workers, folder):
         # Both may spill only what a GPU has; there is none that RMM could use.
         "PYTHONWARNINGS": "ignore",
     }
-    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True)
+    command = [sys.executable, path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         sys.exit(f"{name}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -72,6 +74,7 @@ def main(rounds, workers):
         for turn in range(rounds + 1):
             for name in MODULES:
                 result = measure(name, workers, folder)
+                print(name, json.dumps(result), file=sys.stderr)
                 if turn:  # The first fills caches.
                     found[name].append(result)
     median = {

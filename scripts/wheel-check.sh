@@ -172,13 +172,13 @@ offline "$scratch/eleven" '
     bare
     check "dpkg installs it" dpkg --install /root/source/target/dist/'"$(basename "$package")"'
     looks
-    has /usr/share /usr/share/doc/cuda-cluster/sbom/cuda-cluster.cyclonedx.json
+    has /usr/share /usr/share/doc/cuda-cluster/cuda-cluster.cyclonedx.json
     without_ucx
     nothing_left
     check "dpkg removes all of it" bash -c "dpkg --purge cuda-cluster && ! find /usr -name \"*cuda-cluster*\" | grep ."
     PATH=/opt/tar/bin:$PATH
     hash -r
     looks
-    has /opt/tar/share /opt/tar/share/doc/cuda-cluster/sbom/cuda-cluster.cyclonedx.json
+    has /opt/tar/share /opt/tar/share/doc/cuda-cluster/cuda-cluster.cyclonedx.json
     end' || status=1
 exit "$status"

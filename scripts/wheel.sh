@@ -61,7 +61,7 @@ export PATH=$tools/bin:$PATH
 zigcc=$work/zigcc
 cat >"$zigcc" <<END
 #!/bin/sh
-export CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
+export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
 export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig
 exec $tools/bin/maturin zig cc -- -g -fno-sanitize=all -target $machine-linux-gnu.$glibc "\$@"
 END
@@ -82,7 +82,7 @@ build_hwloc() {
     (
         cd "$source"
         CC=$zigcc CFLAGS="-O2 -g0 -fPIC -ffile-prefix-map=$PWD=hwloc" ./configure --quiet \
-            --prefix="$prefix" --enable-static --disable-shared --disable-libxml2 --disable-pci \
+            --prefix="$prefix" --localstatedir=/var --enable-static --disable-shared --disable-libxml2 --disable-pci \
             --disable-libudev --disable-opencl --disable-cuda --disable-nvml --disable-rsmi \
             --disable-levelzero --disable-gl --disable-cairo --disable-plugins --disable-doxygen \
             --without-x
@@ -102,7 +102,7 @@ build() {
         maturin build --profile dev --locked --quiet --strip false --compatibility linux --auditwheel skip "$@"
     else
         maturin build --release --locked --quiet --target "$target" \
-            --compatibility "manylinux_${glibc/./_}" --auditwheel check --sbom-include "$work/sbom/linked.cdx.json" "$@"
+            --compatibility "manylinux_${glibc/./_}" --auditwheel check "$@"
     fi
 }
 
@@ -120,32 +120,25 @@ else
     commit=$(rustc --version --verbose | sed -n 's/^commit-hash: //p')
     export RUSTFLAGS="--remap-path-prefix=$PWD=/cuda-cluster --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo \
 --remap-path-prefix=$sysroot/lib/rustlib/src/rust=/rustc/$commit"
-    mkdir -p "$work/sbom"
-    # What is linked in and not a crate.
-    cat >"$work/sbom/linked.cdx.json" <<END
-{
-  "bomFormat": "CycloneDX",
-  "specVersion": "1.5",
-  "version": 1,
-  "metadata": { "component": { "type": "application", "name": "cuda-cluster", "version": "$version" } },
-  "components": [
-    {
-      "type": "library",
-      "name": "hwloc",
-      "version": "$hwloc",
-      "licenses": [{ "license": { "id": "BSD-3-Clause" } }],
-      "purl": "pkg:deb/debian/hwloc@$hwloc?arch=source",
-      "hashes": [{ "alg": "SHA-256", "content": "$hwloc_sha256" }]
-    },
-    {
-      "type": "library",
-      "name": "llvm-libunwind",
-      "version": "as in zig $zig",
-      "licenses": [{ "expression": "Apache-2.0 WITH LLVM-exception" }],
-      "purl": "pkg:pypi/ziglang@$zig"
-    }
-  ]
-}
+    # What is linked in and is not a crate.
+    cat >"$work/linked.json" <<END
+[
+  {
+    "type": "library",
+    "name": "hwloc",
+    "version": "$hwloc",
+    "licenses": [{ "license": { "id": "BSD-3-Clause" } }],
+    "purl": "pkg:deb/debian/hwloc@$hwloc?arch=source",
+    "hashes": [{ "alg": "SHA-256", "content": "$hwloc_sha256" }]
+  },
+  {
+    "type": "library",
+    "name": "LLVM libunwind and compiler-rt",
+    "version": "as in zig $zig",
+    "licenses": [{ "expression": "Apache-2.0 WITH LLVM-exception" }],
+    "purl": "pkg:pypi/ziglang@$zig"
+  }
+]
 END
 fi
 
@@ -168,6 +161,7 @@ rm -rf "$work/first"
 if [ "$mode" = --debug ]; then
     exit
 fi
+python3 scripts/wheel_sbom.py "$wheels"/*.whl "$work/linked.json" >"$work/sbom.json"
 
 needed=$(readelf --dynamic --wide "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
 for library in $needed; do
@@ -196,15 +190,10 @@ documents=$stage/usr/share/doc/cuda-cluster
 install -D -m 755 "$program" "$stage/usr/bin/cuda-cluster"
 strip "$stage/usr/bin/cuda-cluster"
 cp -r "$share" "$stage/usr/share"
-mkdir -p "$documents/examples" "$documents/sbom"
+mkdir -p "$documents/examples"
 cp README.md CHANGELOG.md LICENSE "$documents/"
 cp configs/* "$documents/examples/"
-"$tools/bin/python" -c 'import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    for name in wheel.namelist():
-        if "/sboms/" in name:
-            open(f"{sys.argv[2]}/{name.rsplit("/")[-1]}", "wb").write(wheel.read(name))
-' "$wheels"/*.whl "$documents/sbom"
+cp "$work/sbom.json" "$documents/cuda-cluster.cyclonedx.json"
 chmod -R u=rwX,go=rX "$stage"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$stage/usr" \
     --transform "s,^\.,$name," -c . | xz -9 >"$dist/$name.tar.xz"
@@ -216,8 +205,8 @@ mv "$stage/usr/share/zsh/site-functions" "$stage/usr/share/zsh/vendor-completion
     printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n'
     printf 'Upstream-Name: cuda-cluster\n\nFiles: *\nCopyright: the cuda-cluster developers\nLicense: Apache-2.0\n'
     printf ' On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.\n'
-    printf '\nFiles: usr/bin/cuda-cluster\nCopyright: the authors of the crates in sbom/, hwloc and LLVM\n'
-    printf 'License: Apache-2.0 and BSD-3-Clause and others\n Each crate in sbom/ has its license. hwloc:\n .\n'
+    printf '\nFiles: usr/bin/cuda-cluster\nCopyright: the authors of what cuda-cluster.cyclonedx.json lists\n'
+    printf 'License: several\n cuda-cluster.cyclonedx.json has the license of each part. hwloc:\n .\n'
     sed -e 's/^$/./' -e 's/^/ /' "$documents/COPYING.hwloc"
 } >"$documents/copyright"
 rm "$documents/LICENSE" "$documents/COPYING.hwloc"

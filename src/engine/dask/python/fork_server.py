@@ -32,6 +32,7 @@ def start(fork):
     if os.path.exists(path):
         os.unlink(path)
     imports.load(fork["imports"])
+    imports.load_early()
     reason = unsafe()
     if reason is not None:
         print(f"workers are executed, not forked: {reason}", file=sys.stderr)

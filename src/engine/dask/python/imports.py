@@ -1,12 +1,27 @@
-"""Modules that the user wants loaded before work begins."""
+"""Modules that are loaded before work begins."""
 
+import contextlib
 import importlib
+import sys
+
+import dask
 
 from cuda_cluster_dask.failure import StartFailure, describe
 
 
+def load_early():
+    """Imports what each worker would import for itself: once before the fork, it is shared."""
+    names = ["tornado.platform.asyncio", *dask.config.get("distributed.worker.http.routes", [])]
+    if "numpy" in sys.modules:
+        names.append("numpy.random")
+    for name in names:
+        # The worker reports what it cannot import.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def load(names):
-    """Imports modules; raises StartFailure naming the one that cannot be."""
+    """Imports modules that the user wants; raises StartFailure naming the one that cannot be."""
     for name in names:
         try:
             importlib.import_module(name)
