@@ -45,14 +45,20 @@ export SOURCE_DATE_EPOCH
 umask 022
 mkdir -p "$work"
 
-tools=$work/tools-$maturin-$zig
-if [ ! -x "$tools/bin/maturin" ]; then
-    say "installing maturin and zig"
-    rm -rf "$tools.new"
-    python3 -m venv "$tools.new" || fail "python3 makes no environments: apt-get install python3-venv"
-    "$tools.new/bin/python" -m pip install --quiet --disable-pip-version-check \
-        "maturin==$maturin" "ziglang==$zig"
-    mv "$tools.new" "$tools"
+exec 9>"$work/lock"
+flock --nonblock 9 || { say "waiting for another build"; flock 9; }
+
+tools=$work/tools-$maturin
+wanted=("maturin==$maturin")
+if [ "$mode" != --debug ]; then
+    tools+=-$zig
+    wanted+=("ziglang==$zig")
+fi
+if [ ! -f "$tools/installed" ]; then
+    say "installing ${wanted[*]}"
+    python3 -m venv "$tools" || fail "python3 makes no environments: apt-get install python3-venv"
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
+    touch "$tools/installed"
 fi
 export PATH=$tools/bin:$PATH
 
@@ -61,7 +67,8 @@ export PATH=$tools/bin:$PATH
 zigcc=$work/zigcc
 cat >"$zigcc" <<END
 #!/bin/sh
-export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
+export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python
+export CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
 export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig
 exec $tools/bin/maturin zig cc -- -g -fno-sanitize=all -target $machine-linux-gnu.$glibc "\$@"
 END
@@ -95,8 +102,9 @@ build_hwloc() {
     rm -rf "$source"
 }
 
-# maturin finds what to install beside a package under this name.
-trap 'rm -f cuda_cluster.data' EXIT
+# Where maturin looks for files to install elsewhere, and for the package's compiled modules.
+module=python/cuda_cluster/_comm.abi3.so
+trap 'rm -f cuda_cluster.data "$module"' EXIT
 build() {
     if [ "$mode" = --debug ]; then
         maturin build --profile dev --locked --quiet --strip false --compatibility linux --auditwheel skip "$@"
@@ -154,6 +162,13 @@ mkdir -p "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/
 if [ "$mode" != --debug ]; then
     install -D -m 644 "$prefix/COPYING.hwloc" "$share/doc/cuda-cluster/COPYING.hwloc"
 fi
+# The package's module in Rust. It must not depend on the Python that happens to be here (abi3).
+if [ "$mode" != --debug ] && [ -f python/comm/Cargo.toml ]; then
+    say "building the module"
+    cargo build --release --locked --quiet --target "$target" --package cuda-cluster-comm
+    install -m 755 "target/$target/release/lib_comm.so" "$module"
+    strip "$module"
+fi
 say "packing"
 ln -sfn "$work/data" cuda_cluster.data
 build --out "$wheels"
@@ -163,21 +178,25 @@ if [ "$mode" = --debug ]; then
 fi
 python3 scripts/wheel_sbom.py "$wheels"/*.whl "$work/linked.json" >"$work/sbom.json"
 
-needed=$(readelf --dynamic --wide "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
-for library in $needed; do
-    case $library in
-        libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | ld-linux-*.so.*) ;;
-        *) fail "the program needs $library, which a bare machine may lack" ;;
-    esac
-done
-newest=$(readelf --dyn-syms --wide "$program" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n1)
-if [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n1)" != "GLIBC_$glibc" ]; then
-    fail "the program needs $newest"
-fi
-for folder in "$PWD" "$HOME"; do
-    ! grep --quiet --text --fixed-strings "$folder/" "$program" || fail "the program names $folder, where it was built"
-done
-say "the program needs $needed(at most $newest)"
+# Nothing that a bare machine may lack, nothing newer than its glibc, no path of this machine.
+audit() {
+    local needed library newest folder
+    needed=$(readelf --dynamic --wide "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
+    for library in $needed; do
+        case $library in
+            libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | ld-linux-*.so.*) ;;
+            *) fail "$1 needs $library" ;;
+        esac
+    done
+    newest=$(readelf --dyn-syms --wide "$1" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n1)
+    [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n1)" = "GLIBC_$glibc" ] || fail "$1 needs $newest"
+    for folder in "$PWD" "$HOME"; do
+        ! grep --quiet --text --fixed-strings "$folder/" "$1" || fail "$1 names $folder, where it was built"
+    done
+    say "$(basename "$1") needs $needed(at most $newest)"
+}
+audit "$program"
+[ ! -f "$module" ] || audit "$module"
 
 # The tarball: the program under bin, the rest under share. The Debian package has the same, where
 # Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.
@@ -198,9 +217,18 @@ chmod -R u=rwX,go=rX "$stage"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$stage/usr" \
     --transform "s,^\.,$name," -c . | xz -9 >"$dist/$name.tar.xz"
 
+maintainer="the cuda-cluster developers <cuda-cluster@localhost.localdomain>"
 gzip -9n "$stage"/usr/share/man/man1/* "$documents/CHANGELOG.md"
 mv "$documents/CHANGELOG.md.gz" "$documents/changelog.gz"
 mv "$stage/usr/share/zsh/site-functions" "$stage/usr/share/zsh/vendor-completions"
+cat >"$documents/changelog.Debian" <<END
+cuda-cluster ($version-1) unstable; urgency=medium
+
+  * See changelog.gz.
+
+ -- $maintainer  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
+END
+gzip -9n "$documents/changelog.Debian"
 {
     printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n'
     printf 'Upstream-Name: cuda-cluster\n\nFiles: *\nCopyright: the cuda-cluster developers\nLicense: Apache-2.0\n'
@@ -213,17 +241,18 @@ rm "$documents/LICENSE" "$documents/COPYING.hwloc"
 mkdir -p "$stage/DEBIAN"
 cat >"$stage/DEBIAN/control" <<END
 Package: cuda-cluster
-Version: $version
+Version: $version-1
 Architecture: $(dpkg --print-architecture)
-Maintainer: the cuda-cluster developers <cuda-cluster@localhost.localdomain>
+Maintainer: $maintainer
 Section: science
 Priority: optional
 Installed-Size: $(find "$stage/usr" -type f -printf '%s\n' | awk '{ n += int(($1 + 1023) / 1024) } END { print n }')
 Depends: libc6 (>= $glibc)
 Recommends: libucx0 (>= 1.12)
 Description: one worker process per GPU on one machine
- Probes a machine, plans one worker for each GPU, binds each to the CPUs, memory and NIC that are
- near it, connects them over UCX, and supervises them. Runs Dask, its own scheduler, or any program.
+ Probes a machine, plans one worker for each GPU, binds each to the CPUs,
+ memory and NIC that are near it, connects them over UCX, and supervises
+ them. Runs Dask, its own scheduler, or any program.
 END
 (cd "$stage" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 chmod -R u=rwX,go=rX "$stage"

@@ -104,3 +104,10 @@ fn dask_cudas_own_tests_pass_over_it_on_a_made_up_machine() {
         passes(script.arg("--short").env("PYTHON", python()));
     }
 }
+
+#[test]
+fn what_the_wheel_installs_does_what_the_readme_says() {
+    if packages() {
+        passes(Command::new(root().join("scripts/wheel-check.sh")).arg("--short"));
+    }
+}
