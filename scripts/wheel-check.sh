@@ -47,7 +47,7 @@ looks() {
     check "it runs a program for every GPU of another machine" bash -c "
         cuda-cluster run --topology dgx-h100 --simulate -- sh -c \"echo rank \\\$RANK\" | sort | tail -n 1 | grep \"rank 7\""
 }
-has() { # SHARE SBOMS
+has() { # SHARE SBOM [PARTS]
     check "every command has a manual page" bash -c "
         commands=\$(cuda-cluster --help | sed -n \"/^Commands:/,/^\$/s/^  \\([a-z]\\+\\) .*/\\1/p\")
         [ -n \"\$commands\" ]
@@ -55,7 +55,7 @@ has() { # SHARE SBOMS
     check "bash completes it" bash -c ". $1/bash-completion/completions/cuda-cluster && complete -p cuda-cluster"
     check "there are completions for zsh and fish" bash -c "
         ls $1/zsh/*/_cuda-cluster $1/fish/vendor_completions.d/cuda-cluster.fish"
-    check "there is a list of the crates in it" grep --quiet tokio $2
+    check "there is a list of what is in it" bash -c "for part in ${3:-tokio hwloc pyo3}; do grep --quiet \$part $2 || exit 1; done"
 }
 without_ucx() {
     check "the native engine says that it needs a libucp" bash -c "
@@ -71,6 +71,9 @@ nothing_left() {
 use() {
     check "the README is true" bash -euxc ". $here/use"
     check "the README is true in Python" python "$here/program.py"
+    check "its communication backend loads" python -c "
+import distributed.comm.registry as registry
+registry.get_backend(\"native\")"
     nothing_left
 }
 '
@@ -106,7 +109,7 @@ if [ "${1:-}" = --short ]; then
     offline / "
         export PATH=$here/demo/bin:\$PATH VIRTUAL_ENV=$here/demo
         looks
-        has $here/demo/share $packages/cuda_cluster-*.dist-info/sboms/cuda-cluster.cyclonedx.json
+        has $here/demo/share $packages/cuda_cluster-*.dist-info/sboms/cuda-cluster.cyclonedx.json tokio
         use
         end"
     exit

@@ -162,12 +162,18 @@ mkdir -p "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/
 if [ "$mode" != --debug ]; then
     install -D -m 644 "$prefix/COPYING.hwloc" "$share/doc/cuda-cluster/COPYING.hwloc"
 fi
-# The package's module in Rust. It must not depend on the Python that happens to be here (abi3).
-if [ "$mode" != --debug ] && [ -f python/comm/Cargo.toml ]; then
-    say "building the module"
-    cargo build --release --locked --quiet --target "$target" --package cuda-cluster-comm
+# The package's module in Rust, which runs on any Python from 3.11 on (abi3).
+say "building the module"
+build_module() { cargo build --locked --quiet --package cuda-cluster-comm "$@"; }
+if [ "$mode" = --debug ]; then
+    build_module
+    install -m 755 target/debug/lib_comm.so "$module"
+else
+    build_module --release --target "$target"
     install -m 755 "target/$target/release/lib_comm.so" "$module"
     strip "$module"
+    cargo tree --locked --package cuda-cluster-comm --target "$target" --edges normal --prefix none \
+        --format '{p}|{l}' >"$work/module.txt"
 fi
 say "packing"
 ln -sfn "$work/data" cuda_cluster.data
@@ -176,7 +182,7 @@ rm -rf "$work/first"
 if [ "$mode" = --debug ]; then
     exit
 fi
-python3 scripts/wheel_sbom.py "$wheels"/*.whl "$work/linked.json" >"$work/sbom.json"
+python3 scripts/wheel_sbom.py "$wheels"/*.whl "$work/linked.json" "$work/module.txt" >"$work/sbom.json"
 
 # Nothing that a bare machine may lack, nothing newer than its glibc, no path of this machine.
 audit() {
@@ -196,7 +202,7 @@ audit() {
     say "$(basename "$1") needs $needed(at most $newest)"
 }
 audit "$program"
-[ ! -f "$module" ] || audit "$module"
+audit "$module"
 
 # The tarball: the program under bin, the rest under share. The Debian package has the same, where
 # Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.

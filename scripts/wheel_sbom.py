@@ -1,8 +1,9 @@
-"""Completes the SBOM in a wheel: `wheel_sbom.py WHEEL LINKED`, in the directory where it was built.
+"""Completes the SBOM in a wheel: `wheel_sbom.py WHEEL LINKED CRATES`, in the directory where it was
+built.
 
-maturin lists the crates. Added are the components in LINKED (JSON), which are linked into the
-program and are not crates; removed is the directory's path, so that builds elsewhere are the same.
-Prints the SBOM.
+maturin lists the program's crates. Added are the components in LINKED (JSON), which are not crates,
+and those in CRATES (`cargo tree`'s, as `NAME vVERSION …|LICENSE`), which are the package's module's.
+Removed is the directory's path, so that builds elsewhere are the same. Prints the SBOM.
 """
 
 import base64
@@ -13,7 +14,25 @@ import sys
 import zipfile
 
 
-def main(wheel, linked):
+def crates(path):
+    """The crates of the module, as components, without the module itself."""
+    with open(path) as file:
+        lines = {line.strip().removesuffix(" (*)") for line in file}
+    for line in sorted(lines):
+        crate, license = line.split("|")
+        name, version, *_ = crate.split()
+        version = version.removeprefix("v")
+        if "/python/comm" not in crate:
+            yield {
+                "type": "library",
+                "name": name,
+                "version": version,
+                "licenses": [{"expression": license}],
+                "purl": f"pkg:cargo/{name}@{version}",
+            }
+
+
+def main(wheel, linked, tree):
     with zipfile.ZipFile(wheel) as old:
         files = {info: old.read(info) for info in old.infolist()}
     (bom,) = (info for info in files if info.filename.endswith("/sboms/cuda-cluster.cyclonedx.json"))
@@ -22,6 +41,8 @@ def main(wheel, linked):
     document = json.loads(files[bom].decode().replace(f"file://{os.getcwd()}", "file://."))
     with open(linked) as file:
         document["components"] += json.load(file)
+    known = {component.get("purl") for component in document["components"]}
+    document["components"] += [one for one in crates(tree) if one["purl"] not in known]
     files[bom] = json.dumps(document, indent=1).encode()
 
     digest = base64.urlsafe_b64encode(hashlib.sha256(files[bom]).digest()).rstrip(b"=").decode()
