@@ -264,7 +264,7 @@ mod tests {
         let root = tree(&["ucx/lib/libucp.so.0", "ucx/lib/ucx/libuct_cuda.so.0"]);
         for name in ["ucx/lib/libucp.so.0", "ucx/lib", "ucx"] {
             let named = || Some(root.path().join(name).into());
-            let found = installed(|variable| (variable == NAMED).then(named).flatten());
+            let found = installed(None, |variable| (variable == NAMED).then(named).flatten());
             let file = root.path().join("ucx/lib/libucp.so.0").display().to_string();
             assert_eq!(found.first().map(|first| first.path.clone()), Some(file), "{name}");
             assert_eq!((found[0].cuda, found[0].verbs), (true, false));
