@@ -64,6 +64,10 @@ wrong! {
         "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  infiniband: true\n",
     tcp_as_protocol_with_a_libucp:
         "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  library: auto\n",
+    native_as_protocol_with_infiniband:
+        "version: 1\nengine: dask\ndask:\n  protocol: native\nucx:\n  infiniband: true\n",
+    native_as_protocol_with_tls:
+        "version: 1\nengine: dask\ndask: {protocol: native}\ntls: {ca_file: ca, cert: c, key: k}\n",
     too_few_ports: "version: 1\nworkers: 8\nworker:\n  ports: 9000:9003\n",
     one_listen_address_for_several_workers:
         "version: 1\ngpus: 0-3\nworker:\n  listen_address: 10.0.0.1\n",

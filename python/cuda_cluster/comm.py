@@ -367,9 +367,7 @@ class NativeConnector(Connector, RequireEncryptionMixin):
                 await loop.wait(connection.id)
             local = (host, 0) if unix else connection.addresses[0]
         except PermissionError as error:
-            raise FatalCommClosedError(f"{PREFIX}{address}: {error}") from error
-        except OSError as error:
-            raise CommClosedError(f"{PREFIX}{address}: {error}") from error
+            raise FatalCommClosedError(f"cannot connect to {PREFIX}{address}: {error}") from error
         except BaseException:
             connection.abort()
             raise

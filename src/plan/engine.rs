@@ -75,7 +75,7 @@ pub struct NativePlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DaskPlan {
-    /// `tcp`, `tls`, `ucx` or `ucxx`.
+    /// `tcp`, `tls`, `native`, `ucx` or `ucxx`.
     pub protocol: String,
     /// The Python to run; `None` for that of the active environment.
     pub python: Option<String>,

@@ -163,7 +163,7 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
     let (ucx, tls) = (&spec.ucx, &spec.tls);
     let protocol = spec.dask.protocol.as_deref();
     if let Some(protocol) = protocol {
-        one_of("dask.protocol", protocol, &["tcp", "tls", "ucx", "ucxx"])?;
+        one_of("dask.protocol", protocol, &["tcp", "tls", "native", "ucx", "ucxx"])?;
     }
     let secured = [&tls.ca_file, &tls.cert, &tls.key];
     let given = secured.iter().filter(|file| file.is_some()).count();
@@ -189,7 +189,14 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
             "drop 'tls', or use TCP ('dask.protocol: tls' and no 'ucx' options)",
         );
     }
-    if matches!(protocol, Some("tcp" | "tls"))
+    if given > 0 && protocol == Some("native") {
+        return refuse(
+            "tls",
+            "native:// does not encrypt: TLS would be promised and not given",
+            "drop 'tls', or use 'dask.protocol: tls'",
+        );
+    }
+    if matches!(protocol, Some("tcp" | "tls" | "native"))
         && let Some(key) = needs_ucx
     {
         return refuse(

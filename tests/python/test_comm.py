@@ -21,6 +21,10 @@ from distributed.comm import CommClosedError, connect, listen
 from distributed.comm.core import FatalCommClosedError
 from distributed.protocol import to_serialize
 
+import cuda_cluster
+from conftest import MACHINE
+from cuda_cluster.dask import LocalCUDACluster
+
 comm = pytest.importorskip(
     "cuda_cluster.comm", reason="cargo build -p cuda-cluster-comm", exc_type=ImportError
 )
@@ -520,3 +524,33 @@ def test_a_cluster_of_dask_works_over_it():
         assert seen and all(info["socket"] == "unix" for info in seen)
 
 
+
+
+def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
+    with (
+        LocalCUDACluster(
+            **MACHINE, protocol="native", n_workers=2, verify=True, name="over-native"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert cluster.scheduler_address.startswith("native://")
+        assert client.submit(sum, [1, 2]).result() == 3
+        state = cuda_cluster.attach("over-native").state(wide=True)
+        lanes = [peer["lanes"] for worker in state.json["workers"] for peer in worker["peers"]]
+        assert lanes == [["native/copy"]] * 2
+        workers = sorted(client.scheduler_info()["workers"])
+        data = [client.submit(np.full, 3_000_000, n, workers=workers[n % 2], allow_other_workers=True,
+                              retries=5) for n in range(4)]
+        total = client.submit(lambda *arrays: sum(int(array[-1]) for array in arrays), *data, retries=5)
+        assert total.result() == 6
+
+
+def test_a_python_without_the_package_is_told_what_native_needs():
+    with pytest.raises(cuda_cluster.ClusterError, match="cuda-cluster for the protocol native"):
+        environment = {**os.environ}
+        try:
+            os.environ.pop("PYTHONPATH")
+            cuda_cluster.up(**MACHINE, engine="dask", protocol="native", python=sys.executable,
+                            n_workers=1)
+        finally:
+            os.environ.update(environment)

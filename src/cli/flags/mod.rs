@@ -251,7 +251,7 @@ struct ProcessFlags {
 
 #[derive(Args, Clone, Debug, Default)]
 struct DaskFlags {
-    /// Protocol: tcp, tls, ucx, ucxx
+    /// Protocol: tcp, tls, native (experimental), ucx, ucxx
     #[arg(long, value_name = "PROTOCOL")]
     protocol: Option<String>,
     /// Serve the dashboard

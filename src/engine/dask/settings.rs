@@ -23,7 +23,7 @@ const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
 /// What scheduler and workers share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Common {
-    /// `tcp`, `tls`, `ucx` or `ucxx`.
+    /// `tcp`, `tls`, `native`, `ucx` or `ucxx`.
     pub protocol: String,
     /// Address to listen on and to be reached at; `None` for the address that faces the scheduler.
     pub host: Option<String>,
@@ -206,6 +206,7 @@ fn imports(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<String> {
         (dask.dashboard, "distributed.dashboard.worker"),
         (dask.protocol.starts_with("ucx"), "ucxx"),
         (dask.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
+        (dask.protocol == "native", "cuda_cluster.comm"),
         (means.dask_cuda && limited, "dask_cuda.device_host_file"),
         (plugins, "dask_cuda.plugins"),
     ];
@@ -300,9 +301,10 @@ fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
     };
     let ucx = dask.protocol.starts_with("ucx");
     let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
-    let expected: [(bool, &[&str]); 4] = [
+    let expected: [(bool, &[&str]); 5] = [
         (dask.protocol == "tcp", &["tcp"]),
         (dask.protocol == "tls", &["tls"]),
+        (dask.protocol == "native", &["native"]),
         (ucx && shared_memory, &SHARED_MEMORY),
         (ucx && nvlink, &["cuda_ipc"]),
     ];

@@ -101,10 +101,14 @@ async def _fetch(worker, peer, address):
 
 
 def _lanes(comm):
-    """What carries a connection: UCX's lanes, else the connection's scheme."""
+    """What carries a connection: UCX's lanes, what native:// says, else the connection's scheme."""
     endpoint = getattr(comm, "_ep_handle", None)
     if endpoint is None:
-        return [comm.peer_address.partition("://")[0]]
+        scheme = comm.peer_address.partition("://")[0]
+        if scheme != "native":
+            return [scheme]
+        info = comm.extra_info
+        return [f"native/{'copy' if info['copies'][0] else info['socket']}"]
     return list(dict.fromkeys(LANE.findall(describe(endpoint))))
 
 
