@@ -50,7 +50,7 @@ from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPBackend, RequireEncryptionMixin, _getaddrinfo
 from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import nbytes
+from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
 logger = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class Native(Comm):
             },
             frame_split_size=UNSPLIT,
         )
-        frames = [_contiguous(frame) for frame in frames]
+        frames = [_flat(frame) for frame in frames]
         try:
             held = self._connection.send(frames)
             while held is not None and not held.done:
@@ -291,9 +291,10 @@ class Native(Comm):
         return self._closed or self._connection.closed
 
 
-def _contiguous(frame: Any) -> Any:
-    if isinstance(frame, memoryview) and not frame.c_contiguous:
-        return frame.tobytes()
+def _flat(frame: Any) -> Any:
+    """A frame of one dimension: arrays of none have buffers of none, and some are not contiguous."""
+    if isinstance(frame, memoryview) and (frame.ndim != 1 or not frame.c_contiguous):
+        return ensure_memoryview(frame)
     return frame
 
 

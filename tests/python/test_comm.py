@@ -108,6 +108,27 @@ async def test_what_is_sent_arrives(way, monkeypatch):
             await asyncio.gather(*(do(end) for do in (send, receive) for end in (ours, theirs)))
 
 
+@in_a_loop
+async def test_arrays_of_any_shape_arrive():
+    shapes = [
+        np.array(42),
+        np.array([], dtype="u1"),
+        np.zeros((0, 3)),
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(10_000.0).reshape(100, 100)[::2, ::3],
+        np.array(["a", None], dtype=object),
+        np.arange(5).astype("M8[D]"),
+    ]
+    async with pair() as (ours, theirs):
+        for array in shapes:
+            # By Dask's serializer of arrays, and by pickle.
+            for sent in (array, [array]):
+                await ours.write({"data": to_serialize(sent)})
+                got = (await theirs.read())["data"]
+                got = got[0] if isinstance(sent, list) else got
+                assert got.dtype == array.dtype and np.array_equal(got, array)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @in_a_loop
 async def test_a_large_array_is_one_frame_and_many_writes_need_no_reader(way, monkeypatch):
