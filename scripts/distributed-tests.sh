@@ -29,7 +29,7 @@ mapfile -t tests < <(find distributed -path '*/tests/*.py')
 sed -i 's#tcp://#native://#g; s#setitem(backends, "tcp"#setitem(backends, "native"#
     s#import distributed.comm.tcp as tcp#import cuda_cluster_as_tcp as tcp#
     /setitem(backends, "tls", tcp\.TLS/d
-    s#from distributed.comm.tcp import TCP,#from cuda_cluster_as_tcp import TCP,#' "${tests[@]}"
+    s#from distributed.comm.tcp import TCP#from cuda_cluster_as_tcp import TCP#' "${tests[@]}"
 # Bare addresses are TCP's, and helpers of the tests look for its class and its memory.
 sed -i 's#addr = f"tcp://{addr}"#addr = f"native://{addr}"#' distributed/comm/core.py
 sed -i 's#isinstance(comm, TCP)#comm#' distributed/utils_test.py
