@@ -115,6 +115,8 @@ def main(turns, candidates):
             found = turn(candidate)
             if found:
                 seen[candidate].append(found)
+                line = "  ".join(f"{name} {value[0] * 1e3:.1f}" for name, value in found.items())
+                print(f"{candidate:8}{line}", flush=True)
     names = [name for name, *_ in MOVES] + ["3000 tasks", "submit"]
     print(f"{'':14}" + "".join(f"{candidate:>28}" for candidate in candidates))
     for name in names:
