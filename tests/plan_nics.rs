@@ -7,7 +7,7 @@ mod compact;
 use compact::{caller, machine, planned, spec};
 use cuda_cluster::plan::{CallerEnvironment, InstalledUcx, Plan, PlanError, plan};
 use cuda_cluster::spec::Request;
-use cuda_cluster::topology::{NicKind, Topology, parse};
+use cuda_cluster::topology::{NicKind, Port, PortState, Topology, parse};
 
 const FABRIC: &str = "ucx: {infiniband: true, net_devices: auto}\n";
 const BOTH: &str = "ucx: {nvlink: true, infiniband: true, net_devices: auto}\n";
@@ -401,4 +401,45 @@ fn where_no_cpu_of_a_gpu_is_allowed_its_package_comes_before_all() {
         Some("8-9")
     );
     assert!(noted(&plan, "those of its package (8-9)"), "{:?}", notes(&plan));
+}
+
+#[test]
+fn a_port_is_named_although_its_neighbour_cannot_be_used() {
+    let mut topology = machine("dgx-1-v100");
+    let port = topology.nics[0].ports[0].clone();
+    topology.nics[0].ports.push(Port { port: 2, ..port.clone() });
+    let named = |topology: &Topology, name: &str| {
+        planned(topology, &spec(&format!("ucx: {{infiniband: true, net_devices: [\"{name}\"]}}\n")))
+    };
+    assert!(named(&topology, "mlx5_0:2").is_ok());
+    topology.nics[0].ports[0].state = Some(PortState::Down);
+    assert!(named(&topology, "mlx5_0:2").is_ok(), "port 1 is down");
+    let error = named(&topology, "mlx5_0:1").expect_err("it is down").to_string();
+    assert!(error.contains("mlx5_0:1") && error.contains("DOWN"), "{error}");
+    assert!(named(&topology, "mlx5_1:1").is_ok(), "another NIC");
+    topology.nics[0].kind = NicKind::Software;
+    let software = named(&topology, "mlx5_0:2").expect("named");
+    assert_eq!(software.workers[0].nics[0].to_string(), "mlx5_0:2");
+    assert!(named(&topology, "mlx5_0:1").is_err(), "software, and down");
+    assert!(named(&topology, "mlx5_0:3").is_err(), "no such port");
+}
+
+#[test]
+fn the_reason_for_a_libucp_says_what_it_knows_and_what_was_wanted() {
+    let chosen = |libraries: Vec<InstalledUcx>, text: &str| {
+        let plan = with_libraries(libraries, text);
+        let why = plan.workers[0].why.iter().find(|why| why.choice == "ucx.library").cloned();
+        why.map(|why| (why.reason, why.rejected.into_iter().map(|r| r.why).collect::<Vec<_>>()))
+    };
+    let both = || vec![installed("/a", true, true), installed("/b", true, false)];
+    let (reason, rejected) = chosen(both(), FABRIC).expect("a choice");
+    assert!(reason.starts_with("the first that knows CUDA and InfiniBand"), "{reason}");
+    assert_eq!(rejected, ["does not know InfiniBand"]);
+    let (reason, rejected) = chosen(both(), "").expect("a choice");
+    assert!(reason.starts_with("the first that knows CUDA:"), "{reason}");
+    assert_eq!(rejected, ["another comes first"]);
+    let neither = vec![installed("/a", true, false), installed("/b", true, false)];
+    let (reason, rejected) = chosen(neither, FABRIC).expect("a choice");
+    assert!(reason.starts_with("the first that knows CUDA:"), "{reason}");
+    assert_eq!(rejected, ["another comes first"]);
 }

@@ -25,7 +25,7 @@ pub(super) fn select<'a>(
     notes: &mut Vec<Note>,
 ) -> Result<Selected<'a>, PlanError> {
     if spec.gpus == Some(GpuSelection::None) {
-        return Ok(Selected { reason: "no GPU is asked for".to_owned(), ..Selected::default() });
+        return Ok(Selected::default());
     }
     if topology.gpus.is_empty() {
         return Err(PlanError::NoGpus {

@@ -249,9 +249,7 @@ impl<'a> Nics<'a> {
             };
             let at = u32::try_from(at).unwrap_or(u32::MAX);
             let refused = self.refused.iter().find(|refused| {
-                refused.at == at
-                    && (refused.what == *name
-                        || (refused.what == device && !refused.what.contains(':')))
+                refused.at == at && (refused.what == *name || refused.what == device)
             });
             match refused {
                 // UCX uses it for TCP.
