@@ -62,18 +62,6 @@ if [ ! -f "$tools/installed" ]; then
 fi
 export PATH=$tools/bin:$PATH
 
-# The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
-# UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows.
-zigcc=$work/zigcc
-cat >"$zigcc" <<END
-#!/bin/sh
-export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python
-export CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
-export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig
-exec $tools/bin/maturin zig cc -- -g -fno-sanitize=all -target $machine-linux-gnu.$glibc "\$@"
-END
-chmod +x "$zigcc"
-
 # Reads processors and memory from sysfs, and XML with a parser of its own: without libudev, libpci
 # and libxml2, which a bare machine lacks.
 prefix=$work/hwloc-$hwloc
@@ -120,6 +108,17 @@ if [ "$mode" = --debug ]; then
 else
     program=$PWD/target/$target/release/cuda-cluster
     wheels=target/wheels
+    # The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
+    # UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows.
+    zigcc=$work/zigcc
+    cat >"$zigcc" <<END
+#!/bin/sh
+export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python
+export CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
+export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig
+exec $tools/bin/maturin zig cc -- -g -fno-sanitize=all -target $machine-linux-gnu.$glibc "\$@"
+END
+    chmod +x "$zigcc"
     variable=${target//-/_}
     declare -x "CARGO_TARGET_${variable^^}_LINKER=$zigcc" "CC_$variable=$zigcc"
     [ -f "$prefix/COPYING.hwloc" ] || build_hwloc
