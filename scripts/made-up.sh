@@ -17,7 +17,8 @@ if [ -z "${CUDA_CLUSTER_BIN:-}" ]; then
     export CUDA_CLUSTER_BIN=$root/target/debug/cuda-cluster
 fi
 scratch=$(mktemp -d /tmp/ccm.XXXXXX)
-trap 'rm -rf "$scratch"' EXIT
+# Again, because a cluster may be removing its own files there.
+trap 'rm -rf "$scratch" 2>/dev/null || { sleep 1; rm -rf "$scratch"; }' EXIT
 "$CUDA_CLUSTER_BIN" topo -o json | "$PYTHON" -c '
 import json, sys
 here = json.load(sys.stdin)

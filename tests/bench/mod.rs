@@ -52,6 +52,20 @@ pub struct Bench {
     pub folder: tempfile::TempDir,
 }
 
+impl Drop for Bench {
+    /// A guardian whose supervisor was killed may still write there, which would stop the removal.
+    fn drop(&mut self) {
+        for _ in 0..500 {
+            match std::fs::remove_dir_all(self.folder.path()) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => break,
+            }
+        }
+    }
+}
+
 impl Bench {
     pub fn new() -> Self {
         Self::over(tempfile::Builder::new().prefix("cc-").tempdir().expect("a directory"))

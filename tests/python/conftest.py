@@ -13,8 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "target" / "debug" / "cuda-cluster"
 
-# Short, because socket paths are.
-RUNTIME = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
+# Short, because socket paths are. Workers that run functions of these tests import this file, too.
+RUNTIME = os.environ.get("XDG_RUNTIME_DIR", "")
+if not RUNTIME.startswith("/tmp/ccp"):
+    RUNTIME = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
 
 # From the source tree; what is started here, notebooks and scripts, finds the same.
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
