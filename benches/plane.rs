@@ -45,7 +45,7 @@ impl Side {
         let (plane, mut reports) =
             Plane::spawn(member.clone(), Secret::new([5; 32]), opening).expect("a thread");
         stay_on(0);
-        let Some(Report::Open { address, library }) = reports.recv().await else {
+        let Some(Report::Open { address, library, .. }) = reports.recv().await else {
             panic!("{:?}", plane.stop())
         };
         println!("{}: UCX {library}", member.name);

@@ -223,10 +223,7 @@ fn without_sysfs_nvml_tells_paths_cpus_and_pcie_generation() {
     let (seen, described) = (seen_without_sysfs("l40s-8"), builtin("l40s-8"));
     let gpus = |machine: &Topology| -> Vec<_> {
         let pairs = machine.links.iter();
-        pairs
-            .filter(|(a, b, _)| matches!((a, b), (Device::Gpu(_), Device::Gpu(_))))
-            .map(|(a, b, kind)| (a, b, kind))
-            .collect()
+        pairs.filter(|(a, b, _)| matches!((a, b), (Device::Gpu(_), Device::Gpu(_)))).collect()
     };
     assert_eq!(gpus(&seen), gpus(&described));
     assert!(gpus(&seen).iter().any(|(_, _, kind)| *kind == LinkKind::Pix));

@@ -173,7 +173,7 @@ fn run(seed: u64, idle: u64) -> Figures {
         std::thread::sleep(Duration::from_millis(20));
     }
     let found = work.join().expect("no task fails for memory");
-    let expected = if seed % 2 == 0 { *SUM } else { *JOINED };
+    let expected = if seed.is_multiple_of(2) { *SUM } else { *JOINED };
     assert_eq!(found, expected, "seed {seed}");
     for (name, _) in cluster.living() {
         let counters = client.counters(&name).expect("told");

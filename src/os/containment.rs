@@ -70,7 +70,7 @@ impl Cgroup {
     /// Moves this process out of the group, into its parent, and removes the group.
     pub fn leave(&self) {
         let home = self.path.parent().map(|home| Self::at(home.to_owned()));
-        if !home.is_some_and(|home| home.enter().is_ok()) {
+        if home.is_none_or(|home| home.enter().is_err()) {
             return;
         }
         for _ in 0..100 {

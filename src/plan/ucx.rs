@@ -252,13 +252,9 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         list.push("cuda_copy");
         parts.push("cuda_copy: between host and device");
     }
-    if nvlink && situation.gpus && situation.all_mig {
-        if ucx.nvlink.is_some() {
-            variables.notes.push(Note::new(
-                TLS,
-                "MIG instances have no CUDA IPC, so 'cuda_ipc' will find no lane",
-            ));
-        }
+    if nvlink && situation.gpus && situation.all_mig && ucx.nvlink.is_some() {
+        let text = "MIG instances have no CUDA IPC, so 'cuda_ipc' will find no lane";
+        variables.notes.push(Note::new(TLS, text));
     }
     if nvlink && situation.gpus && (ucx.nvlink.is_some() || !situation.all_mig) {
         list.push("cuda_ipc");

@@ -9,6 +9,7 @@
 //! selects whose name contains it; `scripts/chaos.sh` runs hundreds.
 
 #![cfg(feature = "cli")]
+#![allow(clippy::print_stdout, reason = "prints what it has done")]
 
 #[path = "../bench/mod.rs"]
 mod bench;

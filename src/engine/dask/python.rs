@@ -120,7 +120,7 @@ mod tests {
             find(None, Some(&own), with(variables)).map(|found| found.path).ok()
         };
         assert_eq!(installed(&all), Some(root.join("venv/bin/python")));
-        assert_eq!(installed(&[path.clone()]), Some(root.join("own/bin/python")));
+        assert_eq!(installed(std::slice::from_ref(&path)), Some(root.join("own/bin/python")));
         assert_eq!(found(None, &[path]), Some(root.join("path/python3")));
         assert_eq!(found(Some("python3.13"), &all), Some(root.join("path/python3.13")));
         let folder = root.join("conda").display().to_string();

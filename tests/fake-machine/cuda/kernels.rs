@@ -26,8 +26,8 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
     call("cuModuleLoadData", |driver| {
         driver.current()?;
         // SAFETY: see `lib.rs`; an image begins with at least four bytes, which differ otherwise.
-        let starts =
-            MARK.iter().enumerate().all(|(at, byte)| unsafe { *image.add(at) as u8 == *byte });
+        let byte_at = |at: usize| unsafe { *image.add(at) }.cast_unsigned();
+        let starts = MARK.iter().enumerate().all(|(at, byte)| byte_at(at) == *byte);
         if !starts {
             return Err(NOT_SUPPORTED);
         }

@@ -7,6 +7,7 @@
 //! *Invariant:* blocks do not overlap, and each lies within one file.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
@@ -109,11 +110,11 @@ impl Arena {
         if let Some(after) = self.gaps.remove(&(offset + bytes)) {
             length += after;
         }
-        if let Some((before, long)) = self.gaps.range(..offset).next_back() {
-            if before + long == offset {
-                offset = *before;
-                length += long;
-            }
+        if let Some((before, long)) = self.gaps.range(..offset).next_back()
+            && before + long == offset
+        {
+            offset = *before;
+            length += long;
         }
         self.gaps.insert(offset, length);
     }
@@ -166,10 +167,10 @@ impl Memory {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        if !self.arenas.contains_key(&device) {
-            self.arenas.insert(device, Arena::new(capacity)?);
-        }
-        let arena = self.arenas.get_mut(&device).ok_or(OUT_OF_MEMORY)?;
+        let arena = match self.arenas.entry(device) {
+            Entry::Occupied(arena) => arena.into_mut(),
+            Entry::Vacant(free) => free.insert(Arena::new(capacity)?),
+        };
         let room = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
         let offset = arena.take(room).ok_or(OUT_OF_MEMORY)?;
         let (base, private) = (arena.mapped.public + offset, arena.mapped.private + offset);

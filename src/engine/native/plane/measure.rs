@@ -313,7 +313,7 @@ impl Measurements {
         if arrival.len() as u64 != receiving.measure.size {
             return None;
         }
-        if receiving.measure.memory == MemoryKind::Device && arrival.len() > 0 {
+        if receiving.measure.memory == MemoryKind::Device && !arrival.is_empty() {
             let buffer = receiving.free.pop()?;
             let _ = arrival.receive(buffer, Purpose::Pinged { from, measurement: id });
             return None;

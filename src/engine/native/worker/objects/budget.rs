@@ -38,6 +38,11 @@ impl Budget {
     }
 
     /// Records a measurement of the process, of which `charged` bytes are data.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a part of a number of bytes, from 0"
+    )]
     pub(super) fn observe(&mut self, resident: u64, charged: u64, now: Duration) {
         let raw = self.raw(resident, charged);
         let halves = now.saturating_sub(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64();
