@@ -26,10 +26,10 @@ status=0
 # group NAME FILES... -- TESTS... -- FILTERS...: judges the sample of the mutants in these files by the
 # unit tests and by these files of tests, less what the filters leave out.
 group() {
-    local name=$1 what=(--no-default-features --no-shuffle) files=0 all
+    local name=$1 what=(--no-default-features --no-shuffle) all
     shift
     while [ "$1" != -- ]; do
-        what+=("--file=$1") files=$((files + 1))
+        what+=("--file=$1")
         shift
     done
     shift

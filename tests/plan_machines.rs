@@ -4,10 +4,8 @@
 #[allow(dead_code, reason = "each test file uses a part")]
 mod compact;
 
-use compact::{caller, caller_with, compact, compact_of, machine, spec};
+use compact::{caller_with, compact, compact_of, machine, planned, planned_by, spec};
 use cuda_cluster::ids::{GpuIndex, NumaId};
-use cuda_cluster::plan::plan;
-use cuda_cluster::spec::Request;
 use cuda_cluster::topology::{
     Allowed, Device, Gpu, LinkKind, LinkLayer, MigInstance, Nic, NicKind, NumaNode, Port,
     PortState, Topology,
@@ -192,8 +190,7 @@ fn a_single_nic_is_used_by_all_also_from_afar() {
         "InfiniBand is asked for and there is one NIC: the far GPUs use it too.",
         compact(&odd.0, &spec(FABRIC))
     );
-    let request = Request::of(spec(FABRIC)).expect("right");
-    let plan = plan(&odd.0, &request, &caller()).expect("a plan");
+    let plan = planned(&odd.0, &spec(FABRIC)).expect("a plan");
     let reason = |at: usize| {
         let why = plan.workers[at].why.iter().find(|why| why.choice == "nic").expect("a reason");
         why.reason.clone()
@@ -231,8 +228,7 @@ fn nics_that_cannot_be_used_are_left_with_the_reason() {
         "The bond for GPU 0 and port 2 for GPU 1: what is nearer is down, virtual, bonded or software.",
         compact(&odd.0, &spec(FABRIC))
     );
-    let request = Request::of(spec(FABRIC)).expect("right");
-    let plan = plan(&odd.0, &request, &caller()).expect("a plan");
+    let plan = planned(&odd.0, &spec(FABRIC)).expect("a plan");
     let why = plan.workers[0].why.iter().find(|why| why.choice == "nic").expect("a reason");
     let rejected: Vec<String> =
         why.rejected.iter().map(|r| format!("{}: {}", r.what, r.why)).collect();
@@ -473,8 +469,8 @@ fn gpus_by_name_order_and_mask() {
         compact(&odd.0, &spec("gpus: [GPU-00000002, '0000:10:00.0']\n"))
     );
     let masked = |mask: &str, text: &str| {
-        let request = Request::of(spec(text)).expect("right");
-        compact_of(plan(&odd.0, &request, &caller_with("CUDA_VISIBLE_DEVICES", mask)))
+        let caller = caller_with("CUDA_VISIBLE_DEVICES", mask);
+        compact_of(planned_by(&odd.0, &spec(text), &caller))
     };
     right!("mask", "The caller's mask chooses and orders.", masked("2,0", "threads: 1\n"));
     right!(

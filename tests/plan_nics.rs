@@ -4,9 +4,8 @@
 #[allow(dead_code, reason = "each test file uses a part")]
 mod compact;
 
-use compact::{caller, machine, planned, spec};
-use cuda_cluster::plan::{CallerEnvironment, InstalledUcx, Plan, PlanError, plan};
-use cuda_cluster::spec::Request;
+use compact::{caller, machine, planned, planned_by, spec};
+use cuda_cluster::plan::{CallerEnvironment, InstalledUcx, Plan, PlanError};
 use cuda_cluster::topology::{NicKind, Port, PortState, Topology, parse};
 
 const FABRIC: &str = "ucx: {infiniband: true, net_devices: auto}\n";
@@ -352,8 +351,7 @@ fn installed(path: &str, cuda: bool, verbs: bool) -> InstalledUcx {
 
 fn with_libraries(libraries: Vec<InstalledUcx>, text: &str) -> Plan {
     let caller = CallerEnvironment { ucx_libraries: libraries, ..caller() };
-    let request = Request::of(spec(text)).expect("right");
-    plan(&machine("dgx-h100"), &request, &caller).expect("a plan")
+    planned_by(&machine("dgx-h100"), &spec(text), &caller).expect("a plan")
 }
 
 #[test]
@@ -376,8 +374,7 @@ fn a_libucp_without_infiniband_is_not_chosen_silently() {
 fn a_policy_of_numactl_stands_unless_another_is_asked_for() {
     let planned = |text: &str| {
         let caller = CallerEnvironment { memory_policy: Some("bind 1".to_owned()), ..caller() };
-        let request = Request::of(spec(text)).expect("right");
-        plan(&machine("dgx-h100"), &request, &caller).expect("a plan")
+        planned_by(&machine("dgx-h100"), &spec(text), &caller).expect("a plan")
     };
     let plan = planned("threads: 1\n");
     assert!(plan.workers.iter().all(|worker| worker.binding.mems.is_none()));

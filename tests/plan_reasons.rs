@@ -7,11 +7,10 @@ mod compact;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use compact::{caller, caller_with, machine, planned, spec};
+use compact::{caller, caller_with, machine, planned, planned_by, spec};
 use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::ids::NumaId;
-use cuda_cluster::plan::{CallerEnvironment, EnginePlan, InstalledUcx, Plan, libucp_paths, plan};
-use cuda_cluster::spec::Request;
+use cuda_cluster::plan::{CallerEnvironment, EnginePlan, InstalledUcx, Plan, libucp_paths};
 use cuda_cluster::topology::{Allowed, Topology};
 
 /// The reasons of the first and the last worker and of the scheduler. A line that the last worker
@@ -41,8 +40,7 @@ fn reasons(plan: &Plan) -> String {
 }
 
 fn made(topology: &Topology, text: &str, caller: &CallerEnvironment) -> Plan {
-    let request = Request::of(spec(text)).unwrap_or_else(|error| panic!("{error}"));
-    plan(topology, &request, caller).unwrap_or_else(|error| panic!("{text}: {error}"))
+    planned_by(topology, &spec(text), caller).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// Machine, spec: chosen so that together they show every kind of reason.

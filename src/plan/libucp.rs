@@ -15,8 +15,8 @@ use super::variables::{Situation, Variables};
 use crate::spec::EngineKind;
 use crate::topology::Note;
 
-/// The variable that names the libucp for native workers; equal to `ucx::LIBRARY_VARIABLE`.
-const OPENED: &str = "CUDA_CLUSTER_UCX";
+/// The environment variable with the path of the libucp that native workers open.
+pub const LIBRARY_VARIABLE: &str = "CUDA_CLUSTER_UCX";
 /// The directories that the dynamic loader searches first.
 const LOADER: &str = "LD_LIBRARY_PATH";
 /// Makes PyPI's `libucx` load the system's libucp instead of its own.
@@ -30,7 +30,7 @@ pub fn libucp_paths(plan: &Plan) -> BTreeSet<&str> {
     let workers = plan.workers.iter().map(|worker| (&worker.env, &worker.why));
     let scheduler = plan.scheduler.iter().map(|scheduler| (&scheduler.env, &scheduler.why));
     let told = scheduler.chain(workers).filter_map(|(env, why)| match plan.engine {
-        EnginePlan::Native(_) => env.get(OPENED),
+        EnginePlan::Native(_) => env.get(LIBRARY_VARIABLE),
         // The other engines find it through the loader's path, which may list several directories.
         _ => why.iter().find(|why| why.choice == CHOICE).map(|why| &why.chosen),
     });
@@ -39,7 +39,7 @@ pub fn libucp_paths(plan: &Plan) -> BTreeSet<&str> {
 
 /// Adds the variables by which the processes find their libucp.
 pub(super) fn choose(situation: &Situation<'_>, variables: &mut Variables) {
-    let caller = situation.caller.variables.get(OPENED);
+    let caller = situation.caller.variables.get(LIBRARY_VARIABLE);
     match (situation.spec.ucx.library.as_deref(), caller) {
         (Some("system"), _) => {}
         (Some("auto"), _) => automatic(situation, variables, true),
@@ -131,7 +131,7 @@ fn point_at(
         rejected: rejected.to_vec(),
     });
     if situation.engine == EngineKind::Native {
-        variables.env.insert(OPENED.to_owned(), path.to_owned());
+        variables.env.insert(LIBRARY_VARIABLE.to_owned(), path.to_owned());
         return;
     }
     let places = match path.rsplit_once('/') {

@@ -43,7 +43,7 @@ pub use form::{
     Binding, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan, Supervision,
     VERSION, Why, WorkerGpu, WorkerPlan,
 };
-pub use libucp::libucp_paths;
+pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::HOST_FILL_PERCENT;
 pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};

@@ -15,7 +15,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
 use super::libucp::{installed, own_environment};
-use crate::plan::{CallerEnvironment, Here, Interface};
+use crate::plan::{CallerEnvironment, Here, Interface, LIBRARY_VARIABLE};
 use crate::topology::{PortState, Topology};
 
 /// Prefixes of the names of variables that a plan may depend on.
@@ -23,7 +23,7 @@ const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
 
 /// Further names of such variables.
 const NAMES: [&str; 7] = [
-    "CUDA_CLUSTER_UCX",
+    LIBRARY_VARIABLE,
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "MALLOC_TRIM_THRESHOLD_",

@@ -11,13 +11,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::plan::InstalledUcx;
+use crate::plan::{InstalledUcx, LIBRARY_VARIABLE};
 
 /// The file name of every libucp since 1.0.
 const LIBRARY: &str = "libucp.so.0";
-
-/// Names the libucp to open; `ucx::LIBRARY_VARIABLE` has the same value.
-const NAMED: &str = "CUDA_CLUSTER_UCX";
 
 /// The first bytes of every program and library (`ELFMAG` in `elf.h`).
 const MAGIC: [u8; 4] = *b"\x7fELF";
@@ -117,7 +114,7 @@ fn places(
 ) -> Vec<(PathBuf, &'static str)> {
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let mut places = Vec::new();
-    if let Some(named) = path(NAMED) {
+    if let Some(named) = path(LIBRARY_VARIABLE) {
         // A library, its directory, or its installation.
         let file = named.is_file().then(|| named.parent().map(Path::to_owned)).flatten();
         let within = [named.clone(), named.join("lib")];
@@ -264,7 +261,8 @@ mod tests {
         let root = tree(&["ucx/lib/libucp.so.0", "ucx/lib/ucx/libuct_cuda.so.0"]);
         for name in ["ucx/lib/libucp.so.0", "ucx/lib", "ucx"] {
             let named = || Some(root.path().join(name).into());
-            let found = installed(None, |variable| (variable == NAMED).then(named).flatten());
+            let found =
+                installed(None, |variable| (variable == LIBRARY_VARIABLE).then(named).flatten());
             let file = root.path().join("ucx/lib/libucp.so.0").display().to_string();
             assert_eq!(found.first().map(|first| first.path.clone()), Some(file), "{name}");
             assert_eq!((found[0].cuda, found[0].verbs), (true, false));

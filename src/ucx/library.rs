@@ -13,9 +13,7 @@ use std::sync::Arc;
 
 use super::Error;
 use super::abi::Functions;
-
-/// Names the environment variable with the path of the libucp to use.
-pub const LIBRARY_VARIABLE: &str = "CUDA_CLUSTER_UCX";
+pub use crate::plan::LIBRARY_VARIABLE;
 
 /// The name of every libucp since 1.0; the loader looks in `LD_LIBRARY_PATH` and the system.
 const SONAME: &str = "libucp.so.0";

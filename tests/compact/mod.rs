@@ -51,8 +51,17 @@ pub(crate) fn caller_with(name: &str, value: &str) -> CallerEnvironment {
 
 /// Plans a valid spec.
 pub(crate) fn planned(topology: &Topology, spec: &ClusterSpec) -> Result<Plan, PlanError> {
+    planned_by(topology, spec, &caller())
+}
+
+/// Plans a valid spec for another caller.
+pub(crate) fn planned_by(
+    topology: &Topology,
+    spec: &ClusterSpec,
+    caller: &CallerEnvironment,
+) -> Result<Plan, PlanError> {
     let request = Request::of(spec.clone()).unwrap_or_else(|error| panic!("{error}"));
-    plan(topology, &request, &caller())
+    plan(topology, &request, caller)
 }
 
 /// A spec's plan for a machine in a few lines, or the error.

@@ -12,16 +12,24 @@ LEAST = "a design of ours: a device memory limit below 64 KiB is refused as a sl
 NO_NANNY = "a design of ours: the supervisor is the nanny of all workers, and a failure ends with 1"
 PRELOAD = "a design of ours: workers have their CUDA context before Dask's preloads, so none is loaded"
 
+#: Tests of the class and of the command line alike.
+MEMORY = dict.fromkeys(
+    (
+        "test_rmm_pool",
+        "test_rmm_managed",
+        "test_rmm_async",
+        "test_rmm_async_with_maximum_pool_size",
+        "test_rmm_logging",
+        "test_rmm_track_allocations",
+        "test_get_cluster_configuration",
+        "test_worker_fraction_limits",
+    ),
+    GPU,
+)
+
 EXPECTED = {
     "test_local_cuda_cluster.py": {
-        "test_rmm_pool": GPU,
-        "test_rmm_managed": GPU,
-        "test_rmm_async": GPU,
-        "test_rmm_async_with_maximum_pool_size": GPU,
-        "test_rmm_logging": GPU,
-        "test_rmm_track_allocations": GPU,
-        "test_get_cluster_configuration": GPU,
-        "test_worker_fraction_limits": GPU,
+        **MEMORY,
         "test_rmm_pool_size_warns": GPU,
         "test_print_cluster_config[1B]": LEAST,
     },
@@ -35,14 +43,7 @@ EXPECTED = {
     },
     "test_utils.py": {"test_get_device_total_memory": CONTEXT},
     "test_dask_cuda_worker.py": {
-        "test_rmm_pool": GPU,
-        "test_rmm_managed": GPU,
-        "test_rmm_async": GPU,
-        "test_rmm_async_with_maximum_pool_size": GPU,
-        "test_rmm_logging": GPU,
-        "test_rmm_track_allocations": GPU,
-        "test_get_cluster_configuration": GPU,
-        "test_worker_fraction_limits": GPU,
+        **MEMORY,
         "test_worker_timeout": NO_NANNY,
     },
 }

@@ -102,15 +102,15 @@ impl Ports {
 
 /// The planned ports, and those that someone named in `UCX_NET_DEVICES`.
 fn planned(worker: &WorkerPlan) -> Vec<NicPort> {
-    let known = worker.nics.iter().filter(|port| port.port.is_some());
-    let mut planned: Vec<NicPort> = known.cloned().collect();
     let named = worker.env.get(NET_DEVICES).into_iter().flat_map(|value| value.split(','));
-    for port in named.filter_map(|name| name.trim().parse().ok()) {
-        if !planned.contains(&port) {
+    let named = named.filter_map(|name| name.trim().parse().ok());
+    let mut planned: Vec<NicPort> = Vec::new();
+    for port in worker.nics.iter().cloned().chain(named) {
+        // A device without a port is a network interface, or known by its column alone.
+        if port.port.is_some() && !planned.contains(&port) {
             planned.push(port);
         }
     }
-    planned.retain(|port| port.port.is_some());
     planned
 }
 
