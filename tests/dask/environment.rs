@@ -88,7 +88,7 @@ fn up_says_where_the_scheduler_is_and_that_it_is_not_where_it_was_asked_to_be() 
 }
 
 #[test]
-fn a_workers_dashboard_is_there_when_somebody_opens_it() {
+fn dashboards_are_there_when_somebody_opens_them() {
     if !packages() {
         return;
     }
@@ -98,8 +98,13 @@ fn a_workers_dashboard_is_there_when_somebody_opens_it() {
         let prefixed = prefixed.iter().flatten().copied();
         let flags: Vec<&str> = ["--n-workers", "1"].into_iter().chain(prefixed).collect();
         let found = up(&sandbox, name, &flags).tell("pages");
+        let state = sandbox.run(&["ps", name, "-o", "json"]).stdout;
+        let state: Value = serde_json::from_str(&state).expect("JSON");
+        assert_eq!(found["link"], state["scheduler"]["dashboard"], "as `ps` has it");
+        assert_eq!(found["bokeh before"], false, "it is not loaded before");
         for (page, status) in found["pages"].as_object().expect("pages") {
-            assert_eq!(*status, 200, "{page}");
+            let expected = if page.ends_with("nowhere") { 404 } else { 200 };
+            assert_eq!(*status, expected, "{page}");
         }
         down(&sandbox, name);
     }

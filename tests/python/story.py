@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 import dask.array as da
@@ -368,15 +369,26 @@ def ports(client):
 
 
 def pages(client):
-    """The pages of a worker's dashboard, and what comes of opening them."""
+    """The pages of the dashboards of the scheduler and of a worker, and what comes of opening them."""
     found = {}
+
+    def look(base, names):
+        for page in names:
+            try:
+                found[base + page] = urllib.request.urlopen(base + page).status
+            except urllib.error.HTTPError as error:
+                found[base + page] = error.code
+
+    bokeh = client.run_on_scheduler(lambda: "bokeh" in sys.modules)
     for one in workers(client).values():
         prefix = client.run(lambda dask_worker: dask_worker._http_prefix, workers=[one["address"]])
         prefix = (prefix[one["address"]].strip("/") + "/").lstrip("/")
-        for page in ("status", "system", "profile", "status"):
-            url = f"http://{one['host']}:{one['services']['dashboard']}/{prefix}{page}"
-            found[url] = urllib.request.urlopen(url).status
-    return {"pages": found}
+        base = f"http://{one['host']}:{one['services']['dashboard']}/{prefix}"
+        look(base, ["status", "system", "profile", "status"])
+        base = client.dashboard_link.removesuffix("status") + prefix
+        # Dask leads from a prefix alone to nowhere.
+        look(base, [*([] if prefix else [""]), "health", "individual-plots.json", "status", "nowhere"])
+    return {"pages": found, "bokeh before": bokeh, "link": base + "status"}
 
 
 def four(client):

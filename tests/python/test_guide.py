@@ -95,7 +95,7 @@ SHOWN_BY = {
         "`--host`": "one_worker_listens_and_is_reached_where_it_was_told_and_the_process_id_is_written",
         "`--port`": "a_busy_port_is_an_error_that_names_its_holder",
         "`--worker-port": "one_worker_listens_and_is_reached_where_it_was_told_and_the_process_id_is_written",
-        "`--dashboard`": "a_workers_dashboard_is_there_when_somebody_opens_it",
+        "`--dashboard`": "dashboards_are_there_when_somebody_opens_them",
         "`--scheduler-file`": "the_nodes_of_a_slurm_job_form_one_dask_cluster",
         "`--tls-ca-file`": "tls_is_spoken_by_all_and_handed_to_clients",
         "`--local-directory`": "the_options_of_dask_cuda_arrive",

@@ -203,7 +203,6 @@ fn imports(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<String> {
         && (dask.cudf_spill.is_some() || plan.workers.iter().any(|worker| worker.rmm.is_some()));
     let needed = [
         (true, "cuda_cluster_dask.worker"),
-        (dask.dashboard, "distributed.dashboard.worker"),
         (dask.protocol.starts_with("ucx"), "ucxx"),
         (dask.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
         (dask.protocol == "native", "cuda_cluster.comm"),

@@ -1,9 +1,12 @@
 """`python cuda_cluster_dask ROLE SETTINGS`: one process of a Dask cluster."""
 
+import gc
 import os
 import sys
 
 if __name__ == "__main__":
+    # Imports make much that stays, and collections in between only look at it again.
+    gc.disable()
     # Python put this directory first, where its modules would stand in the way of others of the
     # same name. The package is found from the directory above, and then nothing else is.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,6 +1,6 @@
-"""A worker's dashboard, which is loaded when somebody opens it.
+"""Dashboards of the scheduler and of workers, which are loaded when somebody opens them.
 
-Bokeh takes longer to import than all the rest of a worker, and most workers' pages are never seen.
+Bokeh takes as long to import as all the rest of Dask, and most pages are never seen.
 
 *Invariant:* the pages are where `distributed` has them.
 """
@@ -10,17 +10,26 @@ import importlib
 
 from tornado import web
 
-PAGES = "status|counters|system|profile|profile-server"
+#: The pages of a worker; a scheduler has too many to list.
+OF_A_WORKER = "status|counters|system|profile|profile-server"
 
 
-def offer(worker, prefix):
+def of_scheduler(scheduler, prefix):
+    """Answers for the dashboard of a scheduler until it is there."""
+    _offer(scheduler, "distributed.dashboard.scheduler", r"/.*", prefix)
+
+
+def of_worker(worker, prefix):
     """Answers for the dashboard of a worker that is started, until it is there."""
     prefix = "/" + prefix.strip("/") if prefix else ""
     prefix = "" if prefix == "/" else prefix
-    known = {"load": Load(worker, prefix)}
-    pages = web.Application([(rf"{prefix}/({PAGES})", Page, known)])
-    known["load"].stands_for = pages
-    worker.http_application.add_application(pages)
+    _offer(worker, "distributed.dashboard.worker", rf"{prefix}/(?:{OF_A_WORKER})", prefix)
+
+
+def _offer(server, module, paths, prefix):
+    load = Load(server, module, prefix)
+    load.stands_for = web.Application([(paths, Page, {"load": load})])
+    server.http_application.add_application(load.stands_for)
 
 
 class Load:
@@ -28,17 +37,17 @@ class Load:
 
     stands_for = None
 
-    def __init__(self, worker, prefix):
-        self._worker, self._prefix = worker, prefix
+    def __init__(self, server, module, prefix):
+        self._server, self._module, self._prefix = server, module, prefix
         self._lock = asyncio.Lock()
 
     async def __call__(self):
         async with self._lock:
-            application = self._worker.http_application
+            application = self._server.http_application
             if self.stands_for not in application.applications:
                 return
-            module = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.worker")
-            module.connect(application, self._worker.http_server, self._worker, prefix=self._prefix)
+            module = await asyncio.to_thread(importlib.import_module, self._module)
+            module.connect(application, self._server.http_server, self._server, prefix=self._prefix)
             application.applications.remove(self.stands_for)
 
 
@@ -48,7 +57,7 @@ class Page(web.RequestHandler):
     def initialize(self, load):
         self._load = load
 
-    async def get(self, page):
+    async def get(self):
         try:
             await self._load()
         except ImportError as error:
@@ -56,5 +65,6 @@ class Page(web.RequestHandler):
             self.finish(f"There is no dashboard without Bokeh: {error}. To install: pip install bokeh")
             return
         # Relative, as a proxy may stand before it.
+        page = self.request.path.rpartition("/")[2] or "./"
         query = f"?{self.request.query}" if self.request.query else ""
         self.redirect(page + query)

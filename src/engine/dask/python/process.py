@@ -6,6 +6,7 @@ wished it, the status pipe says what is to follow.
 
 import asyncio
 import atexit
+import gc
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ def _run(role, settings, status):
         status.step("importing " + ", ".join(settings["pre_import"] or ["the worker"]))
         imports.load(settings["pre_import"])
         from cuda_cluster_dask import worker as module
+    gc.enable()
     return asyncio_run(module.serve(settings, status), loop_factory=get_loop_factory())
 
 

@@ -15,7 +15,7 @@ from distributed import Scheduler
 from distributed.comm import get_address_host, get_address_host_port
 from distributed.utils import format_dashboard_link
 
-from cuda_cluster_dask import control, ports, process
+from cuda_cluster_dask import control, dashboard, ports, process
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import RESTARTS
 
@@ -37,7 +37,8 @@ async def serve(settings, status):
             atexit.register(_remove, copy)
         _write_client_environment(settings, scheduler.address)
         if settings["dashboard"]:
-            status.dashboard(dashboard_link(scheduler))
+            dashboard.of_scheduler(scheduler, settings["dashboard_prefix"])
+            status.dashboard(dashboard_link(scheduler, settings["dashboard_prefix"]))
         tell_other_ports(settings, scheduler, status)
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
@@ -63,7 +64,7 @@ async def start(settings, status, file):
                 interface=settings["interface"],
                 port=port,
                 security=process.security(settings["tls"], "scheduler"),
-                dashboard=settings["dashboard"],
+                dashboard=False,
                 dashboard_address=settings["dashboard_address"],
                 http_prefix=settings["dashboard_prefix"],
                 scheduler_file=file,
@@ -158,14 +159,18 @@ async def end_the_stuck(pids):
             await control.restart(worker["name"])
 
 
-def dashboard_link(scheduler):
+def dashboard_link(scheduler, prefix):
     """Where a browser finds the dashboard."""
     host, port = get_address_host(scheduler.address), scheduler.services["dashboard"].port
+    plain = f"http://{host}:{port}/"
     try:
-        return format_dashboard_link(host, port)
+        link = format_dashboard_link(host, port)
     except KeyError:
         # The user's `distributed.dashboard.link` names a variable that is not set.
-        return f"http://{host}:{port}/status"
+        link = plain + "status"
+    # The default link knows no prefix.
+    known = prefix.strip("/") and link == plain + "status"
+    return f"{plain}{prefix.strip('/')}/status" if known else link
 
 
 def tell_other_ports(settings, scheduler, status):

@@ -67,7 +67,7 @@ async def serve(settings, status):
     async with worker:
         await nanny.introduced()
         if settings["dashboard"]:
-            dashboard.offer(worker, settings["dashboard_prefix"])
+            dashboard.of_worker(worker, settings["dashboard_prefix"])
         lanes = []
         if proof is not None:
             proof["peers"] = [full_name(settings, name) for name in proof["peers"]]
