@@ -1,0 +1,195 @@
+//! Choices at their edges: one more, one fewer, or the neighbour instead changes the plan.
+
+#[allow(dead_code, reason = "each test file uses a part")]
+mod compact;
+
+use compact::{caller, machine, planned, planned_by, spec};
+use cuda_cluster::ids::NumaId;
+use cuda_cluster::plan::{CallerEnvironment, Plan, PlanError, WorkerPlan, libucp_paths};
+use cuda_cluster::topology::{NumaNode, NvLink, NvLinkPeer, Topology, parse};
+
+fn made(topology: &Topology, text: &str) -> Plan {
+    planned(topology, &spec(text)).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn read(text: &str) -> Topology {
+    parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn noted(plan: &Plan, words: &str) -> bool {
+    plan.notes.iter().any(|note| note.to_string().contains(words))
+}
+
+/// The names of the workers for which this holds.
+fn which(plan: &Plan, holds: impl Fn(&WorkerPlan) -> bool) -> Vec<&str> {
+    let chosen = plan.workers.iter().filter(|worker| holds(worker));
+    chosen.map(|worker| worker.name.as_str()).collect()
+}
+
+#[test]
+fn an_override_of_a_mig_instance_is_for_that_instance_of_that_gpu() {
+    let asked = "overrides: [{match: {gpu: '1:1'}, threads: 3}]\n";
+    let plan = made(&machine("dgx-a100-mig"), asked);
+    let second = which(&plan, |worker| worker.threads == 3);
+    assert_eq!(second.len(), 1, "{second:?}");
+    let whole = made(&machine("dgx-a100-mig"), "gpus: ['1:1']\n");
+    let chosen = plan.workers.iter().find(|worker| worker.name == second[0]).expect("it");
+    assert_eq!(chosen.gpu, whole.workers[0].gpu);
+}
+
+#[test]
+fn a_proof_is_ignored_only_where_a_program_of_the_users_runs() {
+    let topology = machine("rtx-4090-2");
+    for (engine, ignored) in [("native", false), ("dask", false), ("command", true)] {
+        let plan = made(&topology, &format!("engine: {engine}\nverify: true\n"));
+        assert_eq!(noted(&plan, "verify: ignored"), ignored, "{engine}");
+    }
+}
+
+#[test]
+fn two_gpus_with_links_to_an_unknown_end_may_be_joined() {
+    let link =
+        NvLink { link: 0, active: true, version: None, peer: NvLinkPeer::Unknown, gb_per_s: None };
+    for (open, words) in [(1, "no two of the chosen GPUs"), (2, "does not tell whether")] {
+        let mut topology = machine("rtx-4090-2");
+        for gpu in &mut topology.gpus[..open] {
+            gpu.nvlinks = vec![link.clone()];
+        }
+        let plan = made(&topology, "ucx: {nvlink: true}\n");
+        assert!(noted(&plan, words), "{open}: {:?}", plan.notes);
+    }
+}
+
+#[test]
+fn what_is_usual_is_not_written_in_a_plan() {
+    let topology = machine("rtx-4090-2");
+    let written = |text: &str| serde_json::to_string_pretty(&made(&topology, text)).expect("JSON");
+    assert!(!written("engine: dask\n").contains("worker_names"));
+    assert!(written("engine: dask\ndask: {worker_names: gpu}\n").contains("worker_names"));
+}
+
+#[test]
+fn a_plan_of_another_version_is_refused_with_its_number() {
+    let text = serde_json::to_string_pretty(&made(&machine("rtx-4090-2"), "")).expect("JSON");
+    for (version, words) in [("\"version\": 7,", "version 7 is not"), ("", "version none is not")] {
+        let other = text.replacen("\"version\": 2,", version, 1);
+        assert!(other != text, "the text has a version");
+        let error = Plan::parse(&other).expect_err("refused").to_string();
+        assert!(error.starts_with(words), "{error}");
+    }
+}
+
+#[test]
+fn the_libucp_that_a_user_writes_is_one_of_the_plans() {
+    let asked = "worker: {env: {CUDA_CLUSTER_UCX: /mine/libucp.so.0}}\n";
+    let plan = made(&machine("rtx-4090-2"), asked);
+    assert!(libucp_paths(&plan).contains("/mine/libucp.so.0"), "{:?}", libucp_paths(&plan));
+}
+
+#[test]
+fn memory_of_gpus_and_nodes_without_memory_are_no_host_memory() {
+    let node = |id, bytes, gpu_memory| NumaNode {
+        id: NumaId(id),
+        package: Some(0),
+        cpus: (id == 0).then(|| "0-3".parse().expect("CPUs")),
+        memory_bytes: bytes,
+        gpu_memory,
+    };
+    let bound = |numa: Vec<NumaNode>| {
+        let mut topology = machine("rtx-4090-2");
+        (topology.numa, topology.allowed) = (numa, None);
+        for gpu in &mut topology.gpus {
+            (gpu.numa, gpu.numa_set) = (Some(NumaId(1)), None);
+        }
+        let plan = made(&topology, "memory: {policy: bind}\n");
+        plan.workers[0].binding.mems.as_ref().map(ToString::to_string)
+    };
+    let first = || node(0, Some(64 << 30), false);
+    assert_eq!(bound(vec![first(), node(1, Some(64 << 30), false)]).as_deref(), Some("1"));
+    assert_eq!(bound(vec![first(), node(1, None, false)]).as_deref(), Some("1"), "unknown");
+    assert_eq!(bound(vec![first(), node(1, Some(0), false)]).as_deref(), Some("0"), "none");
+    assert_eq!(
+        bound(vec![first(), node(1, Some(64 << 30), true)]).as_deref(),
+        Some("0"),
+        "a GPU's"
+    );
+}
+
+/// Machines with one NUMA node of four CPUs, which are four cores.
+fn small(gpus: usize, rest: &str) -> Topology {
+    let gpus: String =
+        (0..gpus).map(|at| format!("  - {{index: {at}, numa: 0, cpus: 0-3}}\n")).collect();
+    read(&format!(
+        "version: 1\ncores: ['0', '1', '2', '3']\nnuma: [{{id: 0, cpus: 0-3}}]\ngpus:\n{gpus}{rest}"
+    ))
+}
+
+#[test]
+fn what_is_assumed_of_one_nic_is_noted_under_its_name() {
+    let nics = |names: &[&str]| {
+        let nics: String = names
+            .iter()
+            .map(|name| {
+                format!(
+                    "  - {{name: {name}, numa: 0, ports: [{{port: 1, link_layer: InfiniBand, \
+                     rate_gbps: 100}}]}}\n"
+                )
+            })
+            .collect();
+        let asked = "ucx: {infiniband: true, net_devices: auto}\n";
+        let plan = made(&small(1, &format!("nics:\n{nics}")), asked);
+        let notes = plan.notes.iter().map(ToString::to_string);
+        notes.filter(|note| note.contains("tells no state")).collect::<Vec<_>>()
+    };
+    assert_eq!(nics(&["mlx5_0"]), ["mlx5_0:1: the source tells no state: taken to be active"]);
+    let two = nics(&["mlx5_0", "mlx5_1"]);
+    assert_eq!(
+        two,
+        ["nics: the source tells no state (of mlx5_0:1, mlx5_1:1): taken to be active"]
+    );
+}
+
+#[test]
+fn the_only_gpu_gets_the_nearest_nic_whatever_its_name() {
+    for near in 0..3 {
+        let nic = |at: usize| {
+            format!(
+                "  - {{name: mlx5_{at}, numa: 0, ports: [{{port: 1, state: ACTIVE, link_layer: \
+                 InfiniBand, rate_gbps: 100}}]}}\n"
+            )
+        };
+        let link = |at: usize| {
+            let kind = if at == near { "PIX" } else { "SYS" };
+            format!("  - {{a: GPU0, b: NIC{at}, kind: {kind}}}\n")
+        };
+        let (nics, links): (String, String) =
+            ((0..3).map(nic).collect(), (0..3).map(link).collect());
+        let asked = "ucx: {infiniband: true, net_devices: auto}\n";
+        let plan = made(&small(1, &format!("nics:\n{nics}links:\n{links}")), asked);
+        assert_eq!(plan.workers[0].nics[0].to_string(), format!("mlx5_{near}:1"));
+    }
+}
+
+#[test]
+fn cores_are_split_among_those_that_split() {
+    let asked = "cpus: split\noverrides: [{match: {worker: gpu1}, cpus: local}]\n";
+    let plan = made(&small(3, ""), asked);
+    let cpus: Vec<String> = plan
+        .workers
+        .iter()
+        .map(|worker| worker.binding.cpus.as_ref().map_or_else(String::new, ToString::to_string))
+        .collect();
+    assert_eq!(cpus, ["0-1", "0-3", "2-3"]);
+}
+
+#[test]
+fn a_worker_keeps_its_last_core() {
+    let kept = |cores: u32| {
+        let asked = spec(&format!("cpus: split\nscheduler_cores: {cores}\n"));
+        planned_by(&small(2, ""), &asked, &CallerEnvironment { ..caller() })
+    };
+    let plan = kept(2).expect("one core for each worker");
+    let scheduler = plan.scheduler.expect("a scheduler").binding.cpus.expect("cores");
+    assert_eq!(scheduler.iter().count(), 2);
+    assert!(matches!(kept(3), Err(PlanError::TooFewCores { .. })));
+}
