@@ -243,6 +243,15 @@ fn complaints(root: &Value, schema: &Value, value: &Value, path: &str) -> Vec<St
 }
 
 #[test]
+fn the_published_schema_is_that_of_this_version() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/cluster.schema.json");
+    let published = std::fs::read_to_string(&path).expect("the file is there");
+    let published: Value = serde_json::from_str(&published).expect("JSON");
+    let told = "cuda-cluster spec schema > configs/cluster.schema.json";
+    assert!(published == cuda_cluster::spec::schema(), "it has changed: {told}");
+}
+
+#[test]
 fn every_config_fits_the_schema_and_is_right() {
     let schema = cuda_cluster::spec::schema();
     for name in config_names() {

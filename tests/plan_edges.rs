@@ -193,3 +193,21 @@ fn a_worker_keeps_its_last_core() {
     assert_eq!(scheduler.iter().count(), 2);
     assert!(matches!(kept(3), Err(PlanError::TooFewCores { .. })));
 }
+
+#[test]
+fn a_template_that_divides_by_zero_is_refused() {
+    let topology = machine("dgx-h100");
+    for (expression, divides_by_zero) in
+        [("gpu//1", false), ("gpu//0", true), ("gpu%1", false), ("gpu%0", true)]
+    {
+        let asked = format!("ucx: {{infiniband: true, net_devices: 'mlx5_{{{expression}}}:1'}}\n");
+        match planned(&topology, &spec(&asked)) {
+            Ok(_) => assert!(!divides_by_zero, "{expression}"),
+            Err(error) => assert_eq!(
+                error.to_string().contains("division by zero"),
+                divides_by_zero,
+                "{expression}: {error}"
+            ),
+        }
+    }
+}

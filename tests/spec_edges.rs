@@ -254,3 +254,17 @@ fn names_are_as_long_as_they_may_be() {
     assert!(names(64).is_ok());
     assert!(names(65).is_err());
 }
+
+#[test]
+fn the_words_for_nics_are_no_names_of_nics() {
+    use cuda_cluster::spec::NetDevices;
+    let chosen = |text: &str| {
+        let spec = parsed(&format!("ucx: {{net_devices: {text}}}")).expect(text);
+        spec.ucx.net_devices.expect("chosen")
+    };
+    assert_eq!(chosen("auto"), NetDevices::Auto);
+    assert_eq!(chosen("none"), NetDevices::None);
+    assert_eq!(chosen("pin"), NetDevices::Pin);
+    assert_eq!(chosen("stripe"), NetDevices::Stripe);
+    assert_eq!(chosen("mlx5_0"), NetDevices::List(vec!["mlx5_0".to_owned()]));
+}
