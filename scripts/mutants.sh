@@ -59,7 +59,7 @@ if [ "$seed" != all ]; then
 fi
 tests=(
     plan_configs plan_edges plan_flags plan_keys plan_laws plan_machines plan_nics plan_reasons plan_values spec spec_edges
-    topo_forms topo_fuzz topo_matrix topo_pictures
+    topo_forms topo_fuzz topo_matrix topo_pictures topo_readers
 )
 group deciding "${deciding[@]}" -- "${tests[@]}" -- --skip engine:: --skip supervise:: --skip wire::
 group supervisor "${supervisor[@]}" -- -- supervise::
