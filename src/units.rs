@@ -224,19 +224,35 @@ impl FromStr for Span {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let error = || UnitError { text: text.chars().take(40).collect(), expected: SPAN };
-        let trimmed = text.trim();
-        let split =
-            trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
-        let (digits, unit) = trimmed.split_at(split);
-        let number: f64 = digits.parse().map_err(|_| error())?;
-        let seconds = match unit.trim() {
-            "ms" => number / 1e3,
-            "" | "s" => number,
-            "m" | "min" => number * 60.0,
-            "h" => number * 3600.0,
-            "d" => number * 86400.0,
-            _ => return Err(error()),
-        };
+        let mut rest = text.trim();
+        let (mut seconds, mut larger) = (0.0, f64::INFINITY);
+        loop {
+            let split =
+                rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
+            let (digits, after) = rest.split_at(split);
+            let number: f64 = digits.parse().map_err(|_| error())?;
+            let after = after.trim_start();
+            let end = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+            let (unit, after) = after.split_at(end);
+            let unit = match unit.trim() {
+                "ms" => 1e-3,
+                "" | "s" => 1.0,
+                "m" | "min" => 60.0,
+                "h" => 3600.0,
+                "d" => 86400.0,
+                _ => return Err(error()),
+            };
+            // `1m30s`: each unit once, the larger first.
+            if unit >= larger {
+                return Err(error());
+            }
+            seconds += number * unit;
+            larger = unit;
+            if after.is_empty() {
+                break;
+            }
+            rest = after;
+        }
         // Ten years: anything longer is a mistake.
         if seconds > 3.2e8 {
             return Err(UnitError { expected: SPAN_THAT_ENDS, ..error() });

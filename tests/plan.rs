@@ -129,6 +129,37 @@ fn a_spec_names_its_machine() {
     assert_eq!(plan["workers"].as_array().map(Vec::len), Some(2));
 }
 
+#[test]
+fn several_specs_are_merged_and_variables_put_in() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let written = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.into_os_string().into_string().expect("UTF-8")
+    };
+    let machine = cuda_cluster::topology::builtin("rtx-4090-2").expect("built in");
+    written("machine.yaml", &machine.replace("name: rtx-4090-2", "name: beside"));
+    let text = "version: 1\n$schema: any\nx-own: &own {A: 1.10}\ntopology: machine.yaml\n\
+                threads: ${CUDA_CLUSTER_TEST_THREADS:-3}\nworkers: 2\n\
+                worker: {env: {<<: *own, PATH: }}\nsupervision: {grace: 1m30s}\n";
+    let first = written("first.yaml", text);
+    let second = written("second.yaml", "version: 1\nworkers: 1\n");
+    let plan = json(&["-f", &first, "-f", &second]);
+    assert_eq!(plan["machine"]["name"], "beside", "a path is relative to its file");
+    assert_eq!(plan["workers"].as_array().map(Vec::len), Some(1), "the later file wins");
+    let worker = &plan["workers"][0];
+    assert_eq!((&worker["threads"], &worker["env"]["A"]), (&3.into(), &"1.10".into()));
+    assert_eq!(worker["env"]["PATH"].as_str(), std::env::var("PATH").ok().as_deref());
+    assert_eq!(plan["supervision"]["grace"], "90s");
+    let third = written("third.yaml", "version: 1\nengin: dask\nucx: {nvlnk: true, tcp: maybe}\n");
+    let output = self::plan(&["-f", &first, "-f", &third]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    for part in ["engin: unknown key", "'nvlink'", "\"maybe\" is not true or false"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(output.status.code(), Some(2));
+}
+
 /// What the table prints is what the engine is told.
 #[test]
 fn the_schedulers_address_is_the_engines_own() {

@@ -155,8 +155,17 @@ fn config_names() -> BTreeSet<String> {
 /// Checks a value against the keywords that our schema uses. An unknown keyword is a failure, so
 /// that the check never silently skips a rule.
 fn complaints(root: &Value, schema: &Value, value: &Value, path: &str) -> Vec<String> {
-    const SAID: [&str; 7] =
-        ["description", "title", "default", "format", "$schema", "$defs", "pattern"];
+    // Keys for editors and for people's own use, which none of ours has.
+    const SAID: [&str; 8] = [
+        "description",
+        "title",
+        "default",
+        "format",
+        "$schema",
+        "$defs",
+        "pattern",
+        "patternProperties",
+    ];
     let mut found = Vec::new();
     let Some(keywords) = schema.as_object() else { return found };
     for (keyword, rule) in keywords {

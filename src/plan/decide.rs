@@ -89,8 +89,7 @@ pub fn plan(
 /// An error about a value that this machine contradicts.
 fn refuse(key: &str, message: String, hint: &'static str) -> Result<(), PlanError> {
     let problem = Box::new(Problem::Contradiction { message, hint });
-    let origin = "plan".to_owned();
-    Err(SpecError { origin, place: None, key: key.to_owned(), problem }.into())
+    Err(SpecError::new("plan", key.to_owned(), problem).into())
 }
 
 fn without_repetition(notes: Vec<Note>) -> Vec<Note> {

@@ -20,10 +20,44 @@ pub struct SpecError {
     pub key: String,
     /// What is wrong.
     pub problem: Box<Problem>,
+    /// What else is wrong.
+    pub others: Vec<SpecError>,
 }
 
 impl fmt::Display for SpecError {
+    /// Of several errors each with its hint, on a line of its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_alone(f)?;
+        if self.others.is_empty() {
+            return Ok(());
+        }
+        for (at, error) in std::iter::once(self).chain(&self.others).enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+                error.write_alone(f)?;
+            }
+            if let Some(hint) = error.own_hint() {
+                write!(f, " ({hint})")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+impl SpecError {
+    /// An error without a place.
+    pub(crate) fn new(origin: &str, key: String, problem: Box<Problem>) -> Self {
+        Self { origin: origin.to_owned(), place: None, key, problem, others: Vec::new() }
+    }
+
+    /// What the user can do about it; of several errors it is a part of the text.
+    pub fn hint(&self) -> Option<String> {
+        self.own_hint().filter(|_| self.others.is_empty())
+    }
+
+    fn write_alone(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.origin)?;
         if let Some(Position { line, column }) = self.place {
             write!(f, "{line}:{column}:")?;
@@ -33,18 +67,15 @@ impl fmt::Display for SpecError {
         }
         write!(f, " {}", self.problem)
     }
-}
 
-impl std::error::Error for SpecError {}
-
-impl SpecError {
-    /// What the user can do about it.
-    pub fn hint(&self) -> Option<String> {
+    fn own_hint(&self) -> Option<String> {
         match &*self.problem {
             Problem::Text(problem) => problem.hint(),
             Problem::NoVersion => Some("begin the file with 'version: 1'".to_owned()),
             Problem::Version { .. } => None,
-            Problem::Contradiction { hint, .. } => Some((*hint).to_owned()),
+            Problem::Contradiction { hint, .. } | Problem::Variable { hint, .. } => {
+                Some((*hint).to_owned())
+            }
         }
     }
 }
@@ -65,6 +96,14 @@ pub enum Problem {
         found: u32,
         /// The version that this program reads.
         readable: u32,
+    },
+    /// A variable that cannot be put in.
+    #[error("{message}")]
+    Variable {
+        /// Which, and why.
+        message: String,
+        /// What to do.
+        hint: &'static str,
     },
     /// Values that contradict each other.
     #[error("{message}")]
@@ -87,7 +126,7 @@ impl Found {
     /// The error, for values that came from several places.
     pub(super) fn without_place(self, origin: &str) -> SpecError {
         let problem = Box::new(self.problem);
-        SpecError { origin: origin.to_owned(), place: None, key: self.key, problem }
+        SpecError::new(origin, self.key, problem)
     }
 }
 

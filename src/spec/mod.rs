@@ -14,6 +14,7 @@ mod net_devices;
 mod read;
 mod request;
 mod sections;
+mod substitution;
 mod template;
 
 use std::path::Path;
@@ -29,7 +30,7 @@ pub use choices::{
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
-pub use read::{SIZE_LIMIT, parse, schema};
+pub use read::{SIZE_LIMIT, parse, parse_with, schema};
 pub use request::{Origin, Request};
 pub use sections::{
     CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,
@@ -141,13 +142,16 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// Makes the relative paths of certificates, keys and the workers' program absolute, below
-    /// `base`, so that processes and clients may run in any directory. A program without a slash is
-    /// left to be looked up in `PATH`.
+    /// Makes the relative paths of certificates, keys, a topology and the workers' program absolute,
+    /// below `base`, so that processes and clients may run in any directory. A program or topology
+    /// that is a mere name is left to be looked up.
     pub fn resolve_paths(&mut self, base: &Path) {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
         let program = self.native.program.as_mut().filter(|program| program.contains('/'));
-        for path in [ca_file, cert, key].into_iter().flatten().chain(program) {
+        let topology = self.topology.as_mut().filter(|topology| {
+            topology.contains('/') || Path::new(topology.as_str()).extension().is_some()
+        });
+        for path in [ca_file, cert, key].into_iter().flatten().chain(program).chain(topology) {
             *path = base.join(&*path).display().to_string();
         }
     }

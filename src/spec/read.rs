@@ -10,30 +10,52 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
 
-use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions};
-use crate::text::{self, Form};
+use super::{ClusterSpec, Problem, SpecError, VERSION, contradictions, substitution};
+use crate::text::{self, Document};
 
 /// Largest spec, in bytes.
 pub const SIZE_LIMIT: usize = 1 << 20;
 
-/// Reads a spec of at most [`SIZE_LIMIT`] bytes. Errors call the text `origin`, which is a file's
-/// name.
+/// Reads a spec of at most [`SIZE_LIMIT`] bytes, which names no variables of an environment. Errors
+/// call the text `origin`, which is a file's name.
 ///
 /// # Errors
-/// If the text is not YAML, has unknown keys or wrong values, has another version, or contradicts
-/// itself.
+/// If the text is not YAML, has unknown keys or wrong values, has another version, contradicts
+/// itself, or has a `${NAME}` without a default.
 pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
+    parse_with(text, origin, &|_| None)
+}
+
+/// Reads a spec as [`parse`] does, with the variables that it names (`${NAME}`).
+///
+/// # Errors
+/// As [`parse`], and if a variable that has no default is not set.
+pub fn parse_with(
+    text: &str,
+    origin: &str,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<ClusterSpec, SpecError> {
     let text = text::without_mark(text);
-    let spec: Option<ClusterSpec> = text::read(text, Form::Yaml, SIZE_LIMIT).map_err(|error| {
-        let place = error.place.map(|place| place.key);
-        let problem = Box::new(error.problem.into());
-        SpecError { origin: origin.to_owned(), place, key: error.key, problem }
+    let told = |error: text::ReadError| SpecError {
+        place: error.place.map(|place| place.key),
+        ..SpecError::new(origin, error.key, Box::new(error.problem.into()))
+    };
+    if text.len() > SIZE_LIMIT {
+        let problem = text::Problem::TooLong { bytes: text.len(), limit: SIZE_LIMIT };
+        return Err(SpecError::new(origin, String::new(), Box::new(problem.into())));
+    }
+    let text = substitution::substituted(text, origin, variable)?;
+    let mut document = Document::parse(&text).map_err(told)?;
+    document.retain(|key| !is_ignored(key));
+    substitution::keep_texts(&mut document, &text, origin, variable)?;
+    let spec: Option<ClusterSpec> = document.read().map_err(|(first, others)| SpecError {
+        others: others.into_iter().map(told).collect(),
+        ..told(first)
     })?;
     let spec = spec.unwrap_or_default();
     let fail = |key: &str, problem| {
-        let place = text::find(text, key, 1).map(|place| place.key);
-        let problem = Box::new(problem);
-        Err(SpecError { origin: origin.to_owned(), place, key: key.to_owned(), problem })
+        let place = text::find(&text, key, 1).map(|place| place.key);
+        Err(SpecError { place, ..SpecError::new(origin, key.to_owned(), Box::new(problem)) })
     };
     match spec.version {
         Some(VERSION) => {}
@@ -46,11 +68,19 @@ pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
     }
 }
 
+/// Whether a key of the whole is not for us: editors read `$schema`, and `x-` begins what people
+/// keep for themselves, like anchors.
+fn is_ignored(key: &str) -> bool {
+    key == "$schema" || key.starts_with("x-")
+}
+
 /// The JSON Schema of a spec, for editors.
 pub fn schema() -> serde_json::Value {
     let mut schema = schemars::schema_for!(ClusterSpec);
     schema.insert("title".to_owned(), "cuda-cluster spec".into());
     schema.insert("required".to_owned(), serde_json::json!(["version"]));
+    let ignored = serde_json::json!({"^(x-.*|\\$schema)$": {}});
+    schema.insert("patternProperties".to_owned(), ignored);
     schema.into()
 }
 

@@ -34,15 +34,19 @@ pub struct Request {
 }
 
 impl Request {
-    /// Merges flags and file: key by key, a flag wins.
+    /// Merges files and flags: key by key a later file wins, and a flag over all. Lists are replaced
+    /// as a whole.
     ///
     /// # Errors
     /// If the merged values contradict each other.
-    pub fn merge(file: Option<&ClusterSpec>, flags: &ClusterSpec) -> Result<Self, SpecError> {
+    pub fn merge<'a>(
+        files: impl IntoIterator<Item = &'a ClusterSpec>,
+        flags: &ClusterSpec,
+    ) -> Result<Self, SpecError> {
         let mut merged = Value::Object(Map::new());
         let mut origins = BTreeMap::new();
-        for (origin, layer) in [(Origin::Spec, file), (Origin::Flag, Some(flags))] {
-            let Some(layer) = layer else { continue };
+        let files = files.into_iter().map(|file| (Origin::Spec, file));
+        for (origin, layer) in files.chain([(Origin::Flag, flags)]) {
             let over = serde_json::to_value(layer)
                 .unwrap_or_else(|error| panic!("a spec has a JSON form: {error}"));
             lay_over(&mut merged, over, "", origin, &mut origins);
@@ -59,7 +63,7 @@ impl Request {
     /// # Errors
     /// If the values contradict each other.
     pub fn of(spec: ClusterSpec) -> Result<Self, SpecError> {
-        Self::merge(Some(&spec), &ClusterSpec::default())
+        Self::merge([&spec], &ClusterSpec::default())
     }
 }
 

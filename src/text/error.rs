@@ -64,7 +64,7 @@ pub enum Problem {
     #[error("a tab indents this line, and YAML knows only blanks")]
     Tab,
     /// A key that does not exist.
-    #[error("unknown key; expected one of {}", .expected.join(", "))]
+    #[error("unknown key{}", if nearest.is_none() { format!("; expected one of {}", .expected.join(", ")) } else { String::new() })]
     UnknownKey {
         /// The keys that would be valid.
         expected: Vec<String>,

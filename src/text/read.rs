@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::error::{Problem, ReadError, nearest};
+use super::tree::{self, Refusal, Tree};
 use super::{Form, Place, Position, outline};
 
 /// Reads a value from at most `limit` bytes.
@@ -24,6 +25,82 @@ pub(crate) fn read<T: DeserializeOwned>(
     match form {
         Form::Json => from_json(text),
         Form::Yaml => from_yaml(text),
+    }
+}
+
+/// A YAML text whose keys are known, and that is not yet a typed value. Merge keys (`<<`) are applied.
+pub(crate) struct Document<'a> {
+    text: &'a str,
+    tree: Option<Tree>,
+}
+
+/// The most errors that are reported at once.
+const ERRORS: usize = 20;
+
+impl<'a> Document<'a> {
+    /// Reads a text within the limits of its caller.
+    pub(crate) fn parse(text: &'a str) -> Result<Self, ReadError> {
+        outline::check(text).map_err(|fault| no_yaml(text, fault.at, fault.message))?;
+        let refused = |refusal| match refusal {
+            // The parser that reads the values says what is wrong in better words.
+            Refusal::Malformed(at, message) => {
+                let other = from_yaml::<IgnoredAny>(text).err();
+                other.unwrap_or_else(|| no_yaml(text, at, message))
+            }
+            Refusal::Twice(key, place) => {
+                ReadError { place: Some(place), key, problem: Problem::Twice }
+            }
+            Refusal::Unread(at, what) => {
+                let problem = Problem::Value { message: what.to_owned() };
+                ReadError { place: Some(Place::both(at)), key: String::new(), problem }
+            }
+        };
+        Ok(Self { text, tree: tree::read(text).map_err(refused)? })
+    }
+
+    /// Leaves out keys of the whole that are not meant for a reader.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        if let Some(tree) = &mut self.tree {
+            tree.retain(keep);
+        }
+    }
+
+    /// Visits every scalar with its key path: what it says, and whether it is a text and so no number.
+    pub(crate) fn scalars<E>(
+        &mut self,
+        mut visit: impl FnMut(&str, &mut String, &mut bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.tree.as_mut().map_or(Ok(()), |tree| tree.scalars("", &mut visit))
+    }
+
+    /// The typed value.
+    ///
+    /// # Errors
+    /// The first that is wrong, and all others that can be found without it, up to a limit.
+    pub(crate) fn read<T: DeserializeOwned>(mut self) -> Result<T, (ReadError, Vec<ReadError>)> {
+        let mut errors: Vec<ReadError> = Vec::new();
+        loop {
+            let again = self.tree.as_ref().map(Tree::to_yaml).unwrap_or_default();
+            let reader = serde_yaml::Deserializer::from_str(&again);
+            let error = match serde_path_to_error::deserialize(reader) {
+                Ok(value) if errors.is_empty() => return Ok(value),
+                Ok(_) => None,
+                Err(error) => {
+                    let (message, _) = in_parts(error.inner());
+                    let path = error.path().to_string();
+                    Some(wrong(self.text, &path, without_path(&message), Some(Position::START)))
+                }
+            };
+            let removed = match (&error, &mut self.tree) {
+                (Some(error), Some(tree)) => tree.remove(&error.key),
+                _ => false,
+            };
+            errors.extend(error);
+            if !removed || errors.len() == ERRORS {
+                let first = errors.remove(0);
+                return Err((first, errors));
+            }
+        }
     }
 }
 
@@ -71,13 +148,16 @@ fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
             return no_yaml(text, place.unwrap_or(Position::START), message);
         }
         let (message, place) = in_parts(error.inner());
-        // The reader puts a less precise key path before some messages.
-        let message = match message.split_once(": ") {
-            Some((before, rest)) if is_path(before) => rest,
-            _ => &message,
-        };
-        wrong(text, &error.path().to_string(), message, place)
+        wrong(text, &error.path().to_string(), without_path(&message), place)
     })
+}
+
+/// A message without the less precise key path that the reader puts before some.
+fn without_path(message: &str) -> &str {
+    match message.split_once(": ") {
+        Some((before, rest)) if is_path(before) => rest,
+        _ => message,
+    }
 }
 
 /// An error's message and position.

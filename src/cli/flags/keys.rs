@@ -204,9 +204,9 @@ impl<'a> Keys<'a> {
 }
 
 /// The failure for a contradiction between the spec file and the flags.
-pub(super) fn contradiction(error: &SpecError, file: Option<&ClusterSpec>) -> Failure {
+pub(super) fn contradiction(error: &SpecError, files: &[ClusterSpec]) -> Failure {
     let mut paths = BTreeMap::new();
-    if let Some(file) = file.and_then(|file| serde_json::to_value(file).ok()) {
+    for file in files.iter().filter_map(|file| serde_json::to_value(file).ok()) {
         collect_paths(&file, "", &mut paths);
     }
     Keys(paths.keys().map(String::as_str).collect()).contradiction(error)

@@ -25,9 +25,9 @@ use crate::units::{Size, Span};
 /// A request: the machine, a spec file, and flags that override it.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Asked {
-    /// Spec file ('-' for standard input)
+    /// Spec file ('-' for standard input); of several, later ones win
     #[arg(short = 'f', long = "file", value_name = "SPEC")]
-    pub(crate) file: Option<PathBuf>,
+    pub(crate) file: Vec<PathBuf>,
     /// Machine to plan for: a file, or a built-in name like dgx-h100 [default: this machine]
     #[arg(long, value_name = "SRC")]
     pub(crate) topology: Option<String>,
@@ -485,28 +485,30 @@ impl Asked {
         &self,
         change: impl FnOnce(&mut ClusterSpec),
     ) -> Result<Request, Failure> {
-        let mut file = self.file.as_deref().map(read_spec).transpose()?;
         let mut flags = self.flags.overrides();
         let here = std::env::current_dir().unwrap_or_default();
         flags.resolve_paths(&here);
-        if let (Some(spec), Some(path)) = (&mut file, &self.file) {
+        let mut files = Vec::new();
+        for path in &self.file {
+            let mut spec = read_spec(path)?;
             // Standard input has no directory to resolve relative paths against.
             let beside = path.parent().filter(|_| path.as_os_str() != "-");
             spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
+            files.push(spec);
         }
         flags.topology = self.topology.clone();
         flags.simulate = self.simulate.then_some(true);
         flags.strict = self.strict.then_some(true);
         change(&mut flags);
-        Request::merge(file.as_ref(), &flags)
-            .map_err(|error| keys::contradiction(&error, file.as_ref()))
+        Request::merge(&files, &flags).map_err(|error| keys::contradiction(&error, &files))
     }
 }
 
 /// Reads a spec from a file, or from standard input for `-`.
 pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
     let text = input::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
-    spec::parse(&text, &input::shown(path)).map_err(wrong_spec)
+    let variable = |name: &str| std::env::var(name).ok();
+    spec::parse_with(&text, &input::shown(path), &variable).map_err(wrong_spec)
 }
 
 fn wrong_spec(error: SpecError) -> Failure {

@@ -1,0 +1,246 @@
+//! Puts variables into a spec's text: `${NAME}` and `${NAME:-default}`, as compose files have them.
+//! Keeps numbers and words of `env` and `argv` as they were written, which YAML would change (`1.10`,
+//! `0x10`, `true`), and gives a name in `env` without a value that of the caller's environment.
+//!
+//! Reads no environment; the caller looks the names up.
+//!
+//! *Invariant:* the value of a variable is one text. It never adds keys, items or lines.
+
+use super::{Problem, SpecError};
+use crate::text::{self, Document, Leaf, Style};
+
+/// The text with everything put in.
+///
+/// # Errors
+/// If a variable is not set and has no default, or a `${` is not closed or names nothing.
+pub(super) fn substituted(
+    text: &str,
+    origin: &str,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<String, SpecError> {
+    text::rewritten(text, |_, leaf| rewrite(leaf, lookup)).map_err(|(key, place, fault)| {
+        SpecError { place: Some(place.value), ..fault.at(origin, key) }
+    })
+}
+
+/// Makes the values in `env` and `argv` texts.
+///
+/// # Errors
+/// If a variable is to be inherited and is not set.
+pub(super) fn keep_texts(
+    document: &mut Document<'_>,
+    text: &str,
+    origin: &str,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), SpecError> {
+    document.scalars(|path, content, is_text| {
+        let variable = path.rsplit_once(".env.").map(|(_, name)| name);
+        let empty = !*is_text && matches!(content.as_str(), "" | "~" | "null");
+        match variable {
+            Some(name) if empty => {
+                *content = lookup(name).ok_or_else(|| {
+                    let place = text::find(text, path, 1).map(|place| place.key);
+                    SpecError { place, ..unset(name).at(origin, path.to_owned()) }
+                })?;
+                *is_text = true;
+            }
+            Some(_) => *is_text = true,
+            None => *is_text |= is_argument(path) && !empty,
+        }
+        Ok(())
+    })
+}
+
+/// What is wrong, and what to do.
+struct Fault(String, &'static str);
+
+impl Fault {
+    fn at(self, origin: &str, key: String) -> SpecError {
+        let Fault(message, hint) = self;
+        SpecError::new(origin, key, Box::new(Problem::Variable { message, hint }))
+    }
+}
+
+fn rewrite(
+    leaf: Leaf<'_>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<String>, Fault> {
+    if !leaf.content.contains('$') {
+        return Ok(None);
+    }
+    let content = filled(leaf.content, lookup)?;
+    if content == leaf.content {
+        return Ok(None);
+    }
+    if leaf.style == Style::Block {
+        return Err(Fault(
+            "variables are not put into texts of several lines".to_owned(),
+            "put the text into quotes",
+        ));
+    }
+    let plain = leaf.style == Style::Plain && is_plain(&content);
+    Ok(Some(if plain { content } else { text::quoted(&content) }))
+}
+
+/// Whether a value is an item of a command line.
+fn is_argument(path: &str) -> bool {
+    let list = path.strip_suffix(']').and_then(|path| path.rsplit_once('['));
+    list.is_some_and(|(list, _)| list.ends_with("argv"))
+}
+
+/// Whether a text can stand without quotes, and thus be a number or a word.
+fn is_plain(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '+' | '-');
+    text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/') && text.chars().all(plain)
+}
+
+/// A text with the values of its variables.
+fn filled(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+        } else if let Some(after) = after.strip_prefix('{') {
+            let (inside, after) = after.split_once('}').ok_or_else(|| {
+                Fault("a ${ is not closed".to_owned(), "write $${ for a plain ${")
+            })?;
+            out.push_str(&value(inside, lookup)?);
+            rest = after;
+        } else {
+            // `$NAME` is for the shell that the program may be.
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+fn value(inside: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
+    let end = inside.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let (name, rest) = inside.split_at(end.unwrap_or(inside.len()));
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(wrong(inside));
+    }
+    match (lookup(name), rest) {
+        (Some(value), "") => Ok(value),
+        (None, "") => Err(unset(name)),
+        (found, rest) => {
+            if let Some(default) = rest.strip_prefix(":-") {
+                let found = found.filter(|value| !value.is_empty());
+                Ok(found.unwrap_or_else(|| default.to_owned()))
+            } else if let Some(default) = rest.strip_prefix('-') {
+                Ok(found.unwrap_or_else(|| default.to_owned()))
+            } else {
+                Err(wrong(inside))
+            }
+        }
+    }
+}
+
+fn unset(name: &str) -> Fault {
+    Fault(format!("the variable {name} is not set"), "set it, or give a default: ${NAME:-default}")
+}
+
+fn wrong(inside: &str) -> Fault {
+    let shown: String = inside.chars().take(40).collect();
+    Fault(
+        format!("'${{{shown}}}' names no variable"),
+        "write ${NAME}, ${NAME:-default}, or $${ for a plain ${",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn known(name: &str) -> Option<String> {
+        match name {
+            "N" => Some("4".to_owned()),
+            "EMPTY" => Some(String::new()),
+            "WILD" => Some("a: b\n# \"c\" \\ {[".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn put(text: &str) -> Result<String, String> {
+        substituted(text, "test", &known).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn variables_stand_where_they_are_named() {
+        assert_eq!(put("a: ${N}").as_deref(), Ok("a: 4"));
+        assert_eq!(put("a: \"${N}\"").as_deref(), Ok("a: \"4\""));
+        assert_eq!(put("a: x${N}y$z").as_deref(), Ok("a: \"x4y$z\""));
+        assert_eq!(put("a: ${M:-7}").as_deref(), Ok("a: 7"));
+        assert_eq!(put("a: ${EMPTY:-7}").as_deref(), Ok("a: 7"));
+        assert_eq!(put("a: ${EMPTY-7}").as_deref(), Ok("a: \"\""));
+        assert_eq!(put("a: ${M-}").as_deref(), Ok("a: \"\""));
+        assert_eq!(put("a: $${N} $$ $").as_deref(), Ok("a: \"${N} $ $\""));
+        // Braces inside of brackets are YAML's own, so quotes are needed there.
+        assert_eq!(put("a: ['${N}', b]").as_deref(), Ok("a: [\"4\", b]"));
+    }
+
+    /// A spec's variables and its program.
+    fn read(text: &str) -> Result<(Vec<(String, String)>, Vec<String>), String> {
+        let spec = super::super::parse_with(&format!("version: 1\n{text}"), "test", &known);
+        let spec = spec.map_err(|error| error.to_string())?;
+        let env = spec.worker.env.unwrap_or_default().into_iter().collect();
+        Ok((env, spec.command.argv.unwrap_or_default()))
+    }
+
+    fn variables(text: &str) -> Vec<String> {
+        let (variables, _) = read(text).expect(text);
+        variables.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
+    }
+
+    #[test]
+    fn env_and_argv_stay_as_they_were_written() {
+        let written = variables("worker: {env: {A: 1.10, B: 'x', C: true, D: 0x10, E: '~'}}");
+        assert_eq!(written, ["A=1.10", "B=x", "C=true", "D=0x10", "E=~"]);
+        let merged = "x-a: &a {A: 1.10, B: 2}\nworker:\n  env:\n    <<: *a\n    B: 3.0\n";
+        assert_eq!(variables(merged), ["A=1.10", "B=3.0"]);
+        let (_, argv) = read("command: {argv: [0x10, true, 1.10]}").expect("right");
+        assert_eq!(argv, ["0x10", "true", "1.10"]);
+    }
+
+    #[test]
+    fn a_name_without_a_value_is_inherited() {
+        assert_eq!(variables("worker:\n  env:\n    N:\n    A: 1\n"), ["A=1", "N=4"]);
+        assert_eq!(variables("x-a: &a {N: ~}\nworker: {env: *a}\n"), ["N=4"]);
+        let error = read("worker: {env: {M: }}").expect_err("not set");
+        assert!(error.contains("test:2:16: worker.env.M: the variable M is not set"), "{error}");
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused_at_its_place() {
+        for (text, words) in [
+            ("a: 1\nb: ${M}", "test:2:4: b: the variable M is not set"),
+            ("a: ${}", "names no variable"),
+            ("a: ${1}", "names no variable"),
+            ("a: ${N:?x}", "names no variable"),
+            ("a: 'x${N'", "is not closed"),
+            ("a: |\n  ${N}\n", "texts of several lines"),
+        ] {
+            let error = put(text).expect_err(text);
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_is_one_text_whatever_is_in_it(value in "\\PC*|[\\x00-\\x7f]*", before in "[a-z]{0,3}") {
+            let text = format!("a: {{b: \"{before}${{V}}\", c: 1}}\n");
+            let put = substituted(&text, "test", &|_| Some(value.clone())).expect("set");
+            let read: serde_json::Value = serde_yaml::from_str(&put).expect(&put);
+            prop_assert_eq!(&read["a"]["b"], &serde_json::json!(format!("{before}{value}")));
+            prop_assert_eq!(&read["a"]["c"], &serde_json::json!(1));
+            prop_assert_eq!(put.lines().count(), 1);
+        }
+    }
+}
