@@ -135,3 +135,39 @@ fn devices_of_a_matrix_are_where_one_node_is_named() {
     assert_eq!(topology.nics[1].numa, None, "nodes 1 and 2 are no one place");
     assert!(topology.links.between(Device::Nic(0), Device::Nic(1)).is_some());
 }
+
+#[test]
+fn the_only_port_of_a_device_is_its_first_whatever_nccl_counted() {
+    let topology = read(&NCCL.replace("port=\"1\" latency", "port=\"3\" latency"));
+    let ports: Vec<u32> = topology.nics[0].ports.iter().map(|port| port.port).collect();
+    assert_eq!(ports, [1]);
+}
+
+#[test]
+fn a_matrix_of_blanks_says_what_one_of_tabs_says() {
+    assert_eq!(read(&MATRIX.replace('\t', "    ")), read(MATRIX));
+}
+
+#[test]
+fn the_states_of_ports_are_those_of_verbs() {
+    use cuda_cluster::topology::PortState::{Active, ActiveDefer, Armed, Down, Init, Nop};
+    let states =
+        [Some(Nop), Some(Down), Some(Init), Some(Armed), Some(Active), Some(ActiveDefer), None];
+    for (number, state) in states.into_iter().enumerate() {
+        let text = HWLOC.replacen(
+            "Port1State\" value=\"4\"",
+            &format!("Port1State\" value=\"{number}\""),
+            1,
+        );
+        assert_eq!(read(&text).nics[0].ports[0].state, state, "{number}");
+    }
+}
+
+#[test]
+fn pictures_name_the_generation_of_a_link() {
+    let text = builtin("rtx-4090-2").expect("built in");
+    for (generation, rate) in [(1, "2.5"), (2, "5"), (3, "8"), (4, "16"), (5, "32"), (6, "64")] {
+        let svg = read(&text.replace("{gt_per_s: 16,", &format!("{{gt_per_s: {rate},"))).to_svg();
+        assert!(svg.contains(&format!("gen{generation} ×8")), "{rate}");
+    }
+}

@@ -120,7 +120,18 @@ def ask(arguments: list[str], *, stdin: str | None = None) -> Any:
 
 def text_of(spec: Mapping[str, Any]) -> str:
     """The text of a spec file."""
-    return json.dumps({"version": 1, **spec})
+    return json.dumps({"version": 1, **_literal(spec)})
+
+
+def _literal(value: Any) -> Any:
+    """The value with texts that a spec file's reader takes as they are: it would put variables in."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, Mapping):
+        return {key: _literal(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(inner) for inner in value]
+    return value
 
 
 class SpecFile:

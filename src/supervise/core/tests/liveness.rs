@@ -191,3 +191,24 @@ fn who_answered_while_the_supervisor_itself_was_stopped_is_not_blamed() {
     world.answer();
     assert_eq!((world.phase(), world.told.len()), (ClusterPhase::Ready, 0));
 }
+
+#[test]
+fn a_guardians_silence_lasts_from_the_question_to_the_answer() {
+    let mut world = asked();
+    world.now += Duration::from_secs(1000);
+    world.guardian_hung = true;
+    let silent = |what: &What| matches!(what, What::NotAnswering { .. });
+    while !world.records.iter().any(silent) {
+        world.wait();
+        world.answer();
+    }
+    world.now += Duration::from_secs(5);
+    world.guardian_hung = false;
+    world.answer();
+    let lasted = world.records.iter().find_map(|what| match what {
+        What::Answers { after_ms } => Some(*after_ms),
+        _ => None,
+    });
+    let lasted = lasted.expect("it answered");
+    assert!((5_000..60_000).contains(&lasted), "{lasted}");
+}

@@ -390,3 +390,59 @@ fn without_its_guardian_a_cluster_ends_at_once() {
     world.tell(Event::GuardianLost);
     assert!(matches!(world.outcome, Some(Outcome::Failed(_))));
 }
+
+#[test]
+fn a_program_that_says_nothing_is_ready_when_it_is_executed() {
+    let mut launch = launch(false, 1, false);
+    launch.workers[0].ready = ReadyWhen::Executed;
+    let mut world = World::new(launch);
+    let key = world.key(0);
+    world.tell(Event::StatusClosed { key });
+    assert_eq!(world.phase(), ClusterPhase::Starting, "the shim has not reported yet");
+
+    let mut launch = crate::supervise::core::world::launch(false, 1, false);
+    launch.workers[0].ready = ReadyWhen::Executed;
+    let mut world = World::new(launch);
+    let key = world.key(0);
+    let bound = Status::Bound { cpus: Default::default(), mems: Default::default(), notes: vec![] };
+    world.tell(Event::Said { key, status: bound });
+    world.tell(Event::StatusClosed { key });
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+}
+
+#[test]
+fn the_first_start_has_one_time_limit_for_all() {
+    let mut world = World::new(launch(true, 1, false));
+    world.now += 2000 * MS;
+    world.ready(0);
+    // The worker began late, and what is left is its time.
+    world.now += 1500 * MS;
+    world.tell(Event::Tick);
+    assert_eq!(world.phase(), ClusterPhase::Stopping);
+}
+
+#[test]
+fn a_crash_bundle_belongs_to_its_exit() {
+    let mut world = up(launch(false, 1, false));
+    world.die(0, Exit::by_signal(11));
+    let at = world.worker(0).last_exit.as_ref().expect("it died").at.clone();
+    let bundled = |world: &mut World, at: &str| {
+        let (at, path) = (at.to_owned(), "crashes/1".into());
+        world.tell(Event::Bundled { slot: 0, at, path, gpu_errors: vec![] });
+        world.worker(0).last_exit.as_ref().and_then(|exit| exit.bundle.clone())
+    };
+    assert_eq!(bundled(&mut world, "another time"), None);
+    assert_eq!(bundled(&mut world, &at), Some("crashes/1".into()));
+}
+
+#[test]
+fn a_worker_that_ends_because_fewer_were_wanted_returns_if_more_are() {
+    let mut world = up(launch(false, 2, false));
+    world.tell(Event::Scale(1));
+    assert_eq!(world.worker(1).state, ProcessPhase::Stopping);
+    world.tell(Event::Scale(2));
+    world.die(1, Exit::by_signal(15));
+    assert_eq!(world.living.len(), 2, "it was started again");
+    world.ready(1);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+}

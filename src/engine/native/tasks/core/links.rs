@@ -216,6 +216,26 @@ mod tests {
     }
 
     #[test]
+    fn quartiles_are_those_of_the_latest_transfers() {
+        let mut links = Links::new(BTreeMap::new(), 1);
+        // The slow ones are the oldest, and no longer kept.
+        for _ in 0..7 {
+            links.learn("a", "b", 1, 1_000_000, 1);
+        }
+        for rate in 1..=KEPT as u64 {
+            links.learn("a", "b", rate * 1000, 1_000_000, 1);
+        }
+        let overview = links.overview();
+        assert_eq!(overview.len(), 1);
+        assert_eq!(overview[0].transfers, KEPT as u64 + 7);
+        let last = KEPT - 1;
+        let expected = [1, 2, 3].map(|quarter| (last * quarter / 4 + 1) as f64 * 1000.0);
+        for (found, expected) in overview[0].quartiles.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{:?}", overview[0].quartiles);
+        }
+    }
+
+    #[test]
     fn about_one_placement_in_a_hundred_is_a_probe() {
         let mut links = Links::new(BTreeMap::new(), 7);
         let probes = (0..100_000).filter(|_| links.wants_probe()).count();

@@ -368,3 +368,91 @@ fn a_scheduler_that_holds_enough_takes_no_more_until_something_is_released() {
     assert!(refused(core.handle(submit(5), 0)), "three tasks are more than two");
     core.sanity_check();
 }
+
+#[test]
+fn arguments_may_be_as_long_as_the_limit() {
+    let (mut core, _) = one_slow_worker();
+    let mut submit = |number, length| {
+        let task = TaskSpec { arguments: vec![0; length], ..task(number, &[]) };
+        let actions = core.handle(Event::Submit { client: 1, task }, 0);
+        actions.iter().any(|action| matches!(action, Action::Unavailable { .. }))
+    };
+    assert!(!submit(1, ARGUMENTS_LIMIT));
+    assert!(submit(2, ARGUMENTS_LIMIT + 1));
+}
+
+#[test]
+fn what_another_client_holds_outlives_its_maker() {
+    let mut world = two_workers();
+    world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.settle();
+    world.handle(Event::Hold { client: 2, object: id(0) });
+    assert!(world.clients[&2].available.contains(&id(0)));
+    world.handle(Event::Release { client: 1, object: id(0) });
+    world.settle();
+    assert_eq!(world.core.overview().objects, 1);
+    world.handle(Event::Release { client: 2, object: id(0) });
+    world.settle();
+    assert_eq!(world.core.overview().objects, 0);
+}
+
+#[test]
+fn copies_are_fetched_by_workers_that_have_none() {
+    let mut world = World::new(3, false);
+    world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.settle();
+    world.handle(Event::Replicate { client: 1, object: id(0), copies: 2 });
+    let fetches = |world: &World| {
+        let actions = world.decisions.iter().flatten();
+        actions.filter(|action| matches!(action, Action::Fetch { .. })).count()
+    };
+    assert_eq!(fetches(&world), 1, "one has it already");
+    world.settle();
+    world.handle(Event::Replicate { client: 1, object: id(0), copies: 2 });
+    assert_eq!(fetches(&world), 1, "there are as many as were asked for");
+}
+
+#[test]
+fn the_duration_of_a_function_follows_its_runs() {
+    let (mut core, worker) = one_slow_worker();
+    let learned = |core: &Core| core.functions[0].seconds.expect("it has run");
+    assert!((learned(&core) - 1.0).abs() < 1e-9);
+    core.handle(Event::Submit { client: 1, task: task(1, &[]) }, 0);
+    let products = vec![Product::Inline(vec![])];
+    core.handle(Event::Done { worker, task: id(1), products, micros: 3_000_000 }, 0);
+    assert!((1.0..3.0).contains(&learned(&core)), "{}", learned(&core));
+    let before = learned(&core);
+    core.handle(Event::Submit { client: 1, task: task(2, &[]) }, 0);
+    let products = vec![Product::Inline(vec![])];
+    core.handle(Event::Done { worker, task: id(2), products, micros: 1_000 }, 0);
+    assert!(learned(&core) < before);
+}
+
+#[test]
+fn a_worker_expects_the_data_of_the_tasks_that_it_still_has() {
+    let mut core = Core::new(Settings::default());
+    for (worker, name) in [(1, "gpu0"), (2, "gpu1")] {
+        let (name, resources) = (name.to_owned(), BTreeMap::new());
+        core.handle(Event::WorkerJoined { worker, name, threads: 2, resources }, 0);
+    }
+    core.handle(Event::Submit { client: 1, task: task(0, &[]) }, 0);
+    let home = core.tasks.iter().find_map(|(_, task)| match task.state {
+        State::Sent(worker) => Some(worker),
+        _ => None,
+    });
+    let home = home.expect("it was sent");
+    let products = vec![Product::Stored(1 << 30)];
+    core.handle(Event::Done { worker: home, task: id(0), products, micros: 1 }, 0);
+    let other = if home == 1 { 2 } else { 1 };
+    for number in [1, 2] {
+        let mut task = task(number, &[id(0)]);
+        task.wishes.on = Some(if other == 1 { "gpu0" } else { "gpu1" }.to_owned());
+        core.handle(Event::Submit { client: 1, task }, 0);
+    }
+    let expected = |core: &Core| core.workers[&other].incoming_seconds;
+    let both = expected(&core);
+    assert!(both > 0.0);
+    let products = vec![Product::Inline(vec![])];
+    core.handle(Event::Done { worker: other, task: id(1), products, micros: 1 }, 0);
+    assert!(expected(&core) < both, "{} after {both}", expected(&core));
+}
