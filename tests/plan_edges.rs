@@ -38,6 +38,21 @@ fn an_override_of_a_mig_instance_is_for_that_instance_of_that_gpu() {
 }
 
 #[test]
+fn an_override_finds_its_workers_by_place_and_by_node() {
+    let topology = machine("dgx-h100");
+    let gpu = &topology.gpus[2];
+    let place = gpu.pci.expect("a place");
+    let plan =
+        made(&topology, &format!("overrides: [{{match: {{gpu: '{place}'}}, threads: 3}}]\n"));
+    assert_eq!(which(&plan, |worker| worker.threads == 3), ["gpu2"]);
+    let plan = made(&topology, "overrides: [{match: {numa: 1}, threads: 3}]\n");
+    let there = |at: u32| topology.gpus[at as usize].numa == Some(NumaId(1));
+    let there: Vec<String> = (0..8).filter(|at| there(*at)).map(|at| format!("gpu{at}")).collect();
+    assert_eq!(which(&plan, |worker| worker.threads == 3), there);
+    assert_eq!(there.len(), 4);
+}
+
+#[test]
 fn a_proof_is_ignored_only_where_a_program_of_the_users_runs() {
     let topology = machine("rtx-4090-2");
     for (engine, ignored) in [("native", false), ("dask", false), ("command", true)] {

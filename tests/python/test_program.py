@@ -34,6 +34,10 @@ def test_a_plan_says_what_would_run_and_why():
     assert {why.choice for why in worker.why} >= {"gpu", "cpus"}
     by_spec = cuda_cluster.plan(topology="dgx-1-v100", spec={"workers": 2, "threads": 3})
     assert [one.threads for one in by_spec.workers] == [3, 3]
+    # Only what is written in a file has variables put in.
+    spec = {"workers": 1, "worker": {"env": {"A": "${B} $$ $C"}}}
+    [worker] = cuda_cluster.plan(topology="dgx-1-v100", spec=spec).workers
+    assert worker.env["A"] == "${B} $$ $C"
 
 
 def test_a_cluster_of_the_native_engine_is_brought_up_watched_and_taken_down():
