@@ -260,6 +260,13 @@ fn the_schema_and_the_check_of_specs() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'dask'"));
     assert!(String::from_utf8_lossy(&output.stdout).contains("minimal.yaml: right"));
+    let first = directory.path().join("first.yaml");
+    let text = run(&["init", "--topology", "dgx-1-v100"]).stdout;
+    assert!(String::from_utf8_lossy(&text).contains("8 x Tesla V100"));
+    std::fs::write(&first, text).expect("written");
+    let said = run(&["check", first.to_str().expect("UTF-8")]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("right; on dgx-1-v100: 8 native workers, 8 with a GPU"), "{said}");
 }
 
 /// The scheduler's initial estimate of the links between workers: what good software measures on

@@ -1,6 +1,4 @@
-//! `cuda-cluster spec`: checks spec files, and prints their JSON Schema for editors.
-//!
-//! Does not plan; a valid spec may still not fit a machine.
+//! `cuda-cluster spec`: checks spec files, prints their JSON Schema for editors, and writes a first one.
 //!
 //! *Invariant:* every file is checked, even if an earlier one is invalid.
 
@@ -9,8 +7,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
-use super::{flags, output};
-use crate::spec;
+use super::{flags, output, source};
+use crate::plan::{self, PlanError};
+use crate::spec::{self, ClusterSpec, Request};
 
 /// Arguments of `spec`.
 #[derive(Args, Debug)]
@@ -23,6 +22,12 @@ pub(super) struct Arguments {
 enum Command {
     /// Print the JSON Schema of a spec
     Schema,
+    /// Print a commented spec for a machine, to begin with
+    Init {
+        /// Machine: a file, or a built-in name like dgx-h100 [default: this machine]
+        #[arg(long, value_name = "SRC")]
+        topology: Option<String>,
+    },
     /// Check spec files ('-' for standard input)
     Check {
         /// The files to check
@@ -35,6 +40,14 @@ enum Command {
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match &arguments.command {
         Command::Schema => output::print_json(&spec::schema())?,
+        Command::Init { topology } => {
+            let machine = match topology {
+                Some(name) => source::load(name)?,
+                None => source::live()?.topology,
+            };
+            let caller = crate::probe::caller();
+            output::print(&plan::starter(&machine, topology.as_deref(), &caller))?;
+        }
         Command::Check { files } => return check(files),
     }
     Ok(Exit::Done)
@@ -44,7 +57,10 @@ fn check(files: &[PathBuf]) -> Result<Exit, Failure> {
     let mut exit = Exit::Done;
     for file in files {
         match flags::read_spec(file) {
-            Ok(_) => output::print(&format!("{}: right\n", file.display()))?,
+            Ok(spec) => {
+                let would = outcome(spec);
+                output::print(&format!("{}: right; {would}\n", file.display()))?;
+            }
             Err(failure) => {
                 output::failure(&failure);
                 exit = failure.exit;
@@ -52,4 +68,34 @@ fn check(files: &[PathBuf]) -> Result<Exit, Failure> {
         }
     }
     Ok(exit)
+}
+
+/// What a spec would do on its machine, in a sentence. That it cannot be planned here does not make
+/// it wrong.
+fn outcome(spec: ClusterSpec) -> String {
+    let machine = match spec.topology.as_deref().map(source::load) {
+        Some(Ok(topology)) => topology,
+        Some(Err(failure)) => return format!("its machine cannot be read: {:#}", failure.error),
+        None => match source::live() {
+            Ok(probed) => probed.topology,
+            Err(failure) => return format!("this machine cannot be read: {:#}", failure.error),
+        },
+    };
+    let name = machine.name.clone().unwrap_or_else(|| "this machine".to_owned());
+    let caller = crate::probe::caller();
+    let planned = Request::of(spec).map_err(PlanError::from);
+    match planned.and_then(|request| plan::plan(&machine, &request, &caller)) {
+        Err(error) => format!("on {name} it cannot run: {error}"),
+        Ok(plan) => {
+            let gpus = plan.workers.iter().filter(|worker| worker.gpu.is_some()).count();
+            let notes = match plan.notes.len() {
+                0 => String::new(),
+                1 => ", 1 note".to_owned(),
+                notes => format!(", {notes} notes"),
+            };
+            let engine = plan.engine.kind();
+            let count = plan.workers.len();
+            format!("on {name}: {count} {engine} workers, {gpus} with a GPU{notes}")
+        }
+    }
 }

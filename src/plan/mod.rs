@@ -24,6 +24,7 @@ mod options;
 mod pinning;
 mod rates;
 mod shares;
+mod starter;
 mod subset;
 mod text;
 mod ucx;
@@ -45,6 +46,7 @@ pub use form::{
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::HOST_FILL_PERCENT;
+pub use starter::starter;
 pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 pub(crate) use variables::{NET_DEVICES, TLS};
