@@ -1,4 +1,5 @@
-//! `cuda-cluster spec`: checks spec files, prints their JSON Schema for editors, and writes a first one.
+//! `cuda-cluster spec`: checks spec files, prints their JSON Schema for editors, and writes a first
+//! one.
 //!
 //! *Invariant:* every file is checked, even if an earlier one is invalid.
 

@@ -142,9 +142,9 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// Makes the relative paths of certificates, keys, a topology and the workers' program absolute,
-    /// below `base`, so that processes and clients may run in any directory. A program or topology
-    /// that is a mere name is left to be looked up.
+    /// Makes the relative paths of certificates, keys, a topology and the workers' program
+    /// absolute, below `base`, so that processes and clients may run in any directory. A program or
+    /// topology that is a mere name is left to be looked up.
     pub fn resolve_paths(&mut self, base: &Path) {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
         let program = self.native.program.as_mut().filter(|program| program.contains('/'));

@@ -34,8 +34,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Merges files and flags: key by key a later file wins, and a flag over all. Lists are replaced
-    /// as a whole.
+    /// Merges files and flags: key by key a later file wins, and a flag over all. Lists are
+    /// replaced as a whole.
     ///
     /// # Errors
     /// If the merged values contradict each other.

@@ -1,5 +1,5 @@
-//! Puts variables into a spec's text: `${NAME}` and `${NAME:-default}`, as compose files have them.
-//! Keeps numbers and words of `env` and `argv` as they were written, which YAML would change (`1.10`,
+//! Puts variables into a spec's text: `${NAME}` and `${NAME:-default}`, as in compose files. Keeps
+//! numbers and words of `env` and `argv` as they were written, which YAML would change (`1.10`,
 //! `0x10`, `true`), and gives a name in `env` without a value that of the caller's environment.
 //!
 //! Reads no environment; the caller looks the names up.

@@ -3,8 +3,8 @@
 //! Knows no spec and no topology, opens no files. Values are read by `serde_yaml` and `serde_json`.
 //! `serde_yaml` keeps no places and reads the whole text before it limits the nesting, so the
 //! outline of a text (its nesting, and where each key stands) comes from the events of
-//! `saphyr-parser`. `serde-saphyr` would do both at once, but its errors name the type that was
-//! expected and not the value that was found.
+//! `saphyr-parser`, as does the tree in which keys are merged and left out. `serde-saphyr` would do
+//! all at once, but its errors name the type that was expected and not the value that was found.
 //!
 //! *Invariant:* reading a text costs at most a small multiple of its length.
 

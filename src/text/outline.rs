@@ -76,8 +76,8 @@ pub(crate) enum Style {
     Block,
 }
 
-/// A text in which `change` has replaced leaves: it gets each with its key path, and returns what is
-/// to be written instead, which must be on one line. Lines keep their numbers.
+/// A text in which `change` has replaced leaves: it gets each with its key path, and returns what
+/// is to be written instead, which must be on one line. Lines keep their numbers.
 pub(crate) fn rewritten<E>(
     text: &str,
     mut change: impl FnMut(&str, Leaf<'_>) -> Result<Option<String>, E>,

@@ -28,7 +28,8 @@ pub(crate) fn read<T: DeserializeOwned>(
     }
 }
 
-/// A YAML text whose keys are known, and that is not yet a typed value. Merge keys (`<<`) are applied.
+/// A YAML text whose keys are known, and that is not yet a typed value. Merge keys (`<<`) are
+/// applied.
 pub(crate) struct Document<'a> {
     text: &'a str,
     tree: Option<Tree>,
@@ -65,7 +66,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Visits every scalar with its key path: what it says, and whether it is a text and so no number.
+    /// Visits every scalar with its key path: what it says, and whether it is a text and so no
+    /// number.
     pub(crate) fn scalars<E>(
         &mut self,
         mut visit: impl FnMut(&str, &mut String, &mut bool) -> Result<(), E>,

@@ -1,9 +1,10 @@
-//! A YAML text as a tree whose scalars stay as they were written, so that keys can be merged and left
-//! out before `serde_yaml` reads the rest with its types.
+//! A YAML text as a tree whose scalars stay as they were written, so that keys can be merged and
+//! left out before `serde_yaml` reads the rest with its types.
 //!
 //! Does not interpret scalars.
 //!
-//! *Invariant:* a tree has at most [`NODES`] nodes, whatever its aliases multiply, and no key twice.
+//! *Invariant:* a tree has at most [`NODES`] nodes, whatever its aliases multiply, and no key
+//! twice.
 
 use std::fmt::Write;
 
@@ -195,7 +196,8 @@ impl Tree {
         }
     }
 
-    /// Visits every scalar with its key path: what it says, and whether it is a text and so no number.
+    /// Visits every scalar with its key path: what it says, and whether it is a text and so no
+    /// number.
     pub(super) fn scalars<E>(
         &mut self,
         path: &str,
