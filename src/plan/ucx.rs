@@ -395,6 +395,6 @@ fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
         );
     }
     if situation.gpus && !has(&["cuda_copy", "cuda", "all"]) {
-        warn("has no 'cuda_copy': device memory cannot be sent");
+        warn("has no 'cuda_copy': device memory goes through host memory");
     }
 }

@@ -10,8 +10,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
 pub(super) use ucx1_sys::{
-    ucp_address_t, ucp_am_handler_param_t, ucp_am_recv_param_t, ucp_config_t, ucp_context_h,
-    ucp_ep_h, ucp_ep_params_t, ucp_params_t, ucp_request_param_t, ucp_worker_h,
+    ucp_address_t, ucp_am_handler_param_t, ucp_am_recv_param_t, ucp_config_t, ucp_context_attr_t,
+    ucp_context_h, ucp_ep_h, ucp_ep_params_t, ucp_params_t, ucp_request_param_t, ucp_worker_h,
     ucp_worker_params_t,
 };
 
@@ -117,6 +117,7 @@ functions! {
     fn ucp_init_version(
         c_uint, c_uint, *const ucp_params_t, *const ucp_config_t, *mut ucp_context_h,
     ) -> RawStatus;
+    fn ucp_context_query(ucp_context_h, *mut ucp_context_attr_t) -> RawStatus;
     fn ucp_context_print_info(ucp_context_h, *mut libc::FILE);
     fn ucp_cleanup(ucp_context_h);
     fn ucp_worker_create(

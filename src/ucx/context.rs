@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Error;
-use super::abi::{self, ucp_config_t, ucp_context_h, ucp_params_t, zeroed};
+use super::abi::{self, ucp_config_t, ucp_context_attr_t, ucp_context_h, ucp_params_t, zeroed};
 use super::lanes;
 use super::library::{Library, OLDEST};
 use super::status::Status;
@@ -43,6 +43,8 @@ pub struct UcpContext {
 pub(super) struct ContextInner {
     pub(super) library: Arc<Library>,
     pub(super) raw: ucp_context_h,
+    /// Whether UCX can access device memory: whether it has opened CUDA's transports.
+    pub(super) reaches_devices: bool,
 }
 
 impl UcpContext {
@@ -75,7 +77,10 @@ impl UcpContext {
             )
         };
         Status(status).result("ucp_init")?;
-        Ok(Self { inner: Rc::new(ContextInner { library: Arc::clone(library), raw }) })
+        // Cleans up if the rest fails.
+        let mut inner = ContextInner { library: Arc::clone(library), raw, reaches_devices: false };
+        inner.reaches_devices = inner.memory_types()? & CUDA_MEMORY != 0;
+        Ok(Self { inner: Rc::new(inner) })
     }
 
     /// What UCX has opened, `transport/device` each, in its order: `rc_mlx5/mlx5_0:1`.
@@ -94,6 +99,25 @@ impl UcpContext {
     /// The library behind the context.
     pub fn library(&self) -> &Arc<Library> {
         &self.inner.library
+    }
+}
+
+/// CUDA's device memory among the types of memory (`ucs_memory_type_t`).
+const CUDA_MEMORY: u64 = 1 << ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA as u32;
+
+impl ContextInner {
+    /// The types of memory that the transports in use can access, a bit each.
+    #[doc(alias = "ucp_context_query")]
+    fn memory_types(&self) -> Result<u64, Error> {
+        use ucx1_sys::ucp_context_attr_field as field;
+        // SAFETY: a structure of UCX; zero is a value of each field.
+        let mut attributes: ucp_context_attr_t = unsafe { zeroed() };
+        attributes.field_mask = u64::from(field::UCP_ATTR_FIELD_MEMORY_TYPES.0);
+        // SAFETY: a live context; UCX writes the requested field only.
+        let status =
+            unsafe { (self.library.functions.ucp_context_query)(self.raw, &raw mut attributes) };
+        Status(status).result("ucp_context_query")?;
+        Ok(attributes.memory_types)
     }
 }
 

@@ -108,11 +108,14 @@ impl<P> UcpEndpoint<P> {
         if let Kept::Header(kept) = &mut operation.kept {
             kept[..header.len()].copy_from_slice(header);
         }
-        let (address, bytes) = match operation.payload.buffer() {
-            Some(buffer) => (buffer.pointer(), buffer.len()),
-            None => (std::ptr::null(), 0),
+        let (address, bytes, memory_type) = match operation.source() {
+            Ok(Some(buffer)) => (buffer.pointer(), buffer.len(), Some(buffer.memory_type())),
+            Ok(None) => (std::ptr::null(), 0, None),
+            Err(status) => {
+                operation.end(status);
+                return Ok(());
+            }
         };
-        let memory_type = operation.payload.buffer().map(super::memory::Buffer::memory_type);
         operation.submit(|operation| {
             let mut param = request(operation);
             param.op_attr_mask |= ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_FLAGS as u32;

@@ -133,7 +133,7 @@ impl Buffer {
             Buffer::Host(target) => target[..bytes.len()].copy_from_slice(bytes),
             Buffer::Device(target) => {
                 // UCX's code for a copy that a device refuses.
-                target.write(0, bytes).map_err(|_| Status(-3))?;
+                target.write(0, bytes).map_err(|_| Status::IO_ERROR)?;
             }
         }
         Ok(())
@@ -141,14 +141,16 @@ impl Buffer {
 
     /// The memory type, given to UCX so that it need not detect it.
     pub(super) fn memory_type(&self) -> ucx1_sys::ucs_memory_type_t {
-        match self {
-            Buffer::Device(buffer) if !buffer.is_simulated() => {
-                ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA
-            }
-            Buffer::Host(_) | Buffer::Device(_) => {
-                ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_HOST
-            }
+        if self.is_on_device() {
+            ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA
+        } else {
+            ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_HOST
         }
+    }
+
+    /// Whether only the device's driver, and a UCX that knows CUDA, can access it.
+    pub(super) fn is_on_device(&self) -> bool {
+        matches!(self, Buffer::Device(buffer) if !buffer.is_simulated())
     }
 }
 

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use super::abi::{self, Submitted};
 use super::address::Connections;
 use super::context::ContextInner;
-use super::memory::Payload;
+use super::memory::{Buffer, Payload};
 use super::status::{RawStatus, Status};
 
 /// Longest message header. Headers are kept inside the operation, because UCX reads them until the
@@ -160,6 +160,8 @@ pub(super) struct Operation<P> {
     purpose: P,
     pub(super) payload: Payload,
     pub(super) kept: Kept,
+    /// Host memory that UCX uses instead of a payload that it cannot access.
+    stage: Option<Buffer>,
 }
 
 /// What an operation keeps for UCX besides the memory.
@@ -180,7 +182,37 @@ impl<P> Operation<P> {
         kept: Kept,
     ) -> Box<Self> {
         let records = Rc::clone(records);
-        Box::write(Box::new_uninit(), Self { records, status: Status::OK, purpose, payload, kept })
+        let (status, stage) = (Status::OK, None);
+        Box::write(Box::new_uninit(), Self { records, status, purpose, payload, kept, stage })
+    }
+
+    /// The memory that UCX is to send, if there is any. That of a device is copied to the host
+    /// first if UCX cannot access it.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub(super) fn source(&mut self) -> Result<Option<&Buffer>, Status> {
+        let Some(buffer) = self.payload.buffer() else { return Ok(None) };
+        if self.records.context.reaches_devices || !buffer.is_on_device() {
+            return Ok(Some(buffer));
+        }
+        let mut copy = Buffer::undefined(buffer.len()).ok_or(Status::NO_MEMORY)?;
+        buffer.read(0, copy.host_mut().unwrap_or_default()).map_err(|_| Status::IO_ERROR)?;
+        Ok(Some(self.stage.insert(copy)))
+    }
+
+    /// The memory into which UCX is to receive `length` bytes. For a device's, which UCX cannot
+    /// access, it is host memory, whose content goes to the device at the end.
+    ///
+    /// # Errors
+    /// If there is no host memory left.
+    pub(super) fn target(&mut self, length: usize) -> Result<Option<&mut Buffer>, Status> {
+        let Payload::Owned(buffer) = &mut self.payload else { return Ok(None) };
+        if self.records.context.reaches_devices || !buffer.is_on_device() {
+            return Ok(Some(buffer));
+        }
+        let room = Buffer::undefined(length).ok_or(Status::NO_MEMORY)?;
+        Ok(Some(self.stage.insert(room)))
     }
 
     /// The header's bytes, for UCX.
@@ -223,10 +255,15 @@ impl<P> Operation<P> {
     }
 
     /// Completes an operation that UCX held.
-    fn finish(self: Box<Self>, status: Status) {
+    fn finish(mut self: Box<Self>, status: Status) {
         let in_flight = &self.records.in_flight;
         in_flight.set(in_flight.get() - 1);
-        self.end(status);
+        match (self.stage.take(), &self.kept) {
+            (Some(bytes), Kept::Descriptor(..)) if !status.is_error() => {
+                self.fill(bytes.host().unwrap_or_default());
+            }
+            _ => self.end(status),
+        }
     }
 
     /// Records the end of an operation that UCX does not hold.

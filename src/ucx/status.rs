@@ -19,6 +19,10 @@ impl Status {
     pub const OK: Status = Status(0);
     /// `UCS_INPROGRESS`.
     pub const IN_PROGRESS: Status = Status(1);
+    /// `UCS_ERR_IO_ERROR`.
+    pub const IO_ERROR: Status = Status(-3);
+    /// `UCS_ERR_NO_MEMORY`.
+    pub const NO_MEMORY: Status = Status(-4);
     /// `UCS_ERR_BUSY`: events are waiting, so the worker cannot be armed.
     pub const BUSY: Status = Status(-15);
 

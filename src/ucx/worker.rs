@@ -188,10 +188,18 @@ impl<P> WorkerInner<P> {
     }
 
     /// Has UCX fetch data that is still at the sender, and return its descriptor.
-    fn fetch(&self, operation: Box<Operation<P>>) {
+    fn fetch(&self, mut operation: Box<Operation<P>>) {
         let Kept::Descriptor(descriptor, length) = operation.kept else {
             // There is nothing to fetch.
             return operation.end(Status::OK);
+        };
+        let (target, memory_type) = match operation.target(length) {
+            Ok(Some(buffer)) => (buffer.pointer_mut(), Some(buffer.memory_type())),
+            Ok(None) => (std::ptr::null_mut(), None),
+            Err(status) => {
+                self.release(&Data::Remote { descriptor, length });
+                return operation.end(status);
+            }
         };
         operation.submit(|operation| {
             // SAFETY: a parameter structure of UCX.
@@ -204,16 +212,10 @@ impl<P> WorkerInner<P> {
                 ucx1_sys::ucp_am_recv_data_nbx_callback_t
             );
             param.user_data = operation.cast();
-            // SAFETY: the operation was just made and is not UCX's yet.
-            let target = match unsafe { &mut (*operation).payload } {
-                Payload::Owned(buffer) => {
-                    param.op_attr_mask |=
-                        ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
-                    param.memory_type = buffer.memory_type();
-                    buffer.pointer_mut()
-                }
-                Payload::Empty | Payload::Shared(_) => std::ptr::null_mut(),
-            };
+            if let Some(memory_type) = memory_type {
+                param.op_attr_mask |= ucx1_sys::ucp_op_attr_t::UCP_OP_ATTR_FIELD_MEMORY_TYPE as u32;
+                param.memory_type = memory_type;
+            }
             // SAFETY: a live worker; the descriptor is one that UCX let us keep and is used once;
             // the buffer has room for `length` bytes and belongs to the operation.
             Submitted::from(unsafe {

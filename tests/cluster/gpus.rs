@@ -19,7 +19,7 @@ struct Machine {
     sandbox: Sandbox,
     fake: FakeMachine,
     libucp: PathBuf,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Machine {
@@ -41,7 +41,7 @@ impl Machine {
         let machine = cuda_cluster::topology::parse(machine).expect("a machine");
         let fake = FakeMachine::write(&machine, folder.path()).expect("written");
         let fake = fake.with_driver(faults).expect("written");
-        Some(Self { sandbox: Sandbox::new(), fake, libucp, _folder: folder })
+        Some(Self { sandbox: Sandbox::new(), fake, libucp, folder: folder })
     }
 
     fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
@@ -65,6 +65,11 @@ impl Machine {
         let state = self.sandbox.state("dev");
         let workers = state["workers"].as_array().expect("workers");
         workers.iter().find(|worker| worker["name"] == name).expect(name).clone()
+    }
+
+    /// Where its processes write what they left.
+    fn fake_reports(&self) -> PathBuf {
+        self.folder.path().join("reports")
     }
 
     /// What Prometheus gets.
@@ -202,6 +207,28 @@ fn nobody_expects_cuda_ipc_where_nvlink_is_switched_off() {
     }
     for report in machine.down(2) {
         assert_eq!(moved(&report, "peer to device"), 0, "{report:#}");
+    }
+}
+
+#[test]
+fn device_memory_goes_through_host_memory_where_ucx_cannot_access_it() {
+    let Some(machine) = Machine::new("UCX without CUDA", "poison") else { return };
+    let Some(libucp) = with_verbs("UCX without CUDA") else { return };
+    // A libucp that does not know CUDA, and a list that leaves it out.
+    for without in [("CUDA_CLUSTER_UCX", libucp), ("UCX_TLS", "posix,cma,self")] {
+        let up = machine.up(&["--n-workers", "2", "--disable-nvlink"], &[without]);
+        assert_eq!(up.code, 0, "{up}");
+        let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds=1"]);
+        assert_eq!((code, pairs.len()), (0, 2), "{without:?}: {pairs:#?}");
+        let bench = ["bench", "transpose", "dev", "--chunks=8", "--chunk-size=128", "--runs=1"];
+        let said = machine.run(&[&bench[..], &["--check"]].concat(), &[]);
+        assert_eq!(said.code, 0, "{without:?}: {said}");
+        assert_eq!(machine.worker("gpu0")["restarts"], 0);
+        for report in machine.down(2) {
+            assert_eq!(moved(&report, "peer to device"), 0, "{report:#}");
+            assert!(moved(&report, "device to host") > 0, "{report:#}");
+        }
+        std::fs::remove_dir_all(machine.fake_reports()).expect("reports of this turn");
     }
 }
 
