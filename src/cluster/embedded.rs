@@ -9,7 +9,7 @@ use super::{
 use crate::ids::ClusterName;
 use crate::os::process;
 use crate::os::run_directory::Paths;
-use crate::plan::Plan;
+use crate::plan::{EngineKind, Plan};
 use crate::spec::{ClusterSpec, Request, SpecError};
 use crate::supervise::{Cause, ClusterState, Outcome, Record};
 use crate::topology::Topology;
@@ -23,6 +23,9 @@ pub enum LaunchFailure {
     /// There is no plan that this machine can run.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
+    /// The spec asks for a native cluster that is verified, which only `cuda-cluster up` can do.
+    #[error("verify: a program that embeds a native cluster cannot have it verified before READY")]
+    Unverified,
     /// It could not start.
     #[error(transparent)]
     Up(#[from] UpError),
@@ -43,6 +46,10 @@ impl LaunchFailure {
             LaunchFailure::Spec(error) => error.hint(),
             LaunchFailure::Prepare(error) => error.hint(),
             LaunchFailure::Up(error) => error.hint(),
+            LaunchFailure::Unverified => Some(
+                "leave 'verify' out, and run 'cuda-cluster verify NAME' when it is READY"
+                    .to_owned(),
+            ),
             LaunchFailure::NotReady { .. } => None,
         }
     }
@@ -132,11 +139,16 @@ impl Builder {
     /// Launches the cluster under a supervisor process that ends it when this process ends.
     ///
     /// # Errors
-    /// If the spec is invalid, there is no plan, or not every process became READY; then nothing of
-    /// it is left.
+    /// If the spec is invalid or asks for what an embedded cluster does not have, there is no plan, or
+    /// not every process became READY; then nothing of it is left.
     pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
-        bring_up(self.prepared()?, &program).await
+        let prepared = self.prepared()?;
+        // READY would promise what nobody has measured.
+        if prepared.plan.requirements.verify && prepared.plan.engine.kind() == EngineKind::Native {
+            return Err(LaunchFailure::Unverified);
+        }
+        bring_up(prepared, &program).await
     }
 }
 

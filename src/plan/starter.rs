@@ -42,7 +42,7 @@ pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnviron
          #cpus: local\n\n",
     );
     text.push_str("ucx:\n");
-    let asked: [(&str, &str, fn(&mut ClusterSpec)); 2] = [
+    let asked: [Offer; 2] = [
         ("nvlink: true", "Device memory goes over NVLink", |spec| spec.ucx.nvlink = Some(true)),
         (
             "infiniband: true\n  net_devices: auto",
@@ -85,6 +85,9 @@ pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnviron
     );
     text
 }
+
+/// Lines of a spec, what they do, and the same as a change.
+type Offer = (&'static str, &'static str, fn(&mut ClusterSpec));
 
 /// `dgx-h100: 8 x NVIDIA H100 80GB HBM3 (80.0 GiB), 12 NICs, 2 NUMA nodes`.
 fn described(topology: &Topology) -> String {

@@ -187,16 +187,16 @@ mod tests {
     }
 
     /// A spec's variables and its program.
-    fn read(text: &str) -> Result<(Vec<(String, String)>, Vec<String>), String> {
+    fn read(text: &str) -> Result<(Vec<String>, Vec<String>), String> {
         let spec = super::super::parse_with(&format!("version: 1\n{text}"), "test", &known);
         let spec = spec.map_err(|error| error.to_string())?;
-        let env = spec.worker.env.unwrap_or_default().into_iter().collect();
+        let env = spec.worker.env.unwrap_or_default().into_iter();
+        let env = env.map(|(name, value)| format!("{name}={value}")).collect();
         Ok((env, spec.command.argv.unwrap_or_default()))
     }
 
     fn variables(text: &str) -> Vec<String> {
-        let (variables, _) = read(text).expect(text);
-        variables.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
+        read(text).expect(text).0
     }
 
     #[test]

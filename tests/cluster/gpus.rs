@@ -41,7 +41,7 @@ impl Machine {
         let machine = cuda_cluster::topology::parse(machine).expect("a machine");
         let fake = FakeMachine::write(&machine, folder.path()).expect("written");
         let fake = fake.with_driver(faults).expect("written");
-        Some(Self { sandbox: Sandbox::new(), fake, libucp, folder: folder })
+        Some(Self { sandbox: Sandbox::new(), fake, libucp, folder })
     }
 
     fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
