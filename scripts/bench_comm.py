@@ -1,10 +1,14 @@
 """Measures Dask's messages from worker to worker: `bench_comm.py TURNS [CANDIDATE ...]`.
 
-Candidates: tcp, native, fresh (native, without memory that is used again), ucxx (distributed-ucxx
-with a thread for progress, its better mode). Each turn runs them one after the other, each with two
-workers and a scheduler of its own. Data are random and made before the clock runs, which stops when
-the result of a task that needs them on the other worker is back. Prints the medians over the turns
-of each turn's median, the CPU time of both workers, and the ratios to tcp.
+Candidates: tcp, native, copied (native, without mapped memory), fresh (native, without memory that
+is used again), ucxx (distributed-ucxx with a thread for progress, its better mode). Each has a
+cluster of its own, all at the same time; they take turns with each single measurement, because the
+machine's speed changes by the second. The clock stops when the result of a task that needs the data
+on the other worker is back. Data are made before. Prints medians, the CPU time of the
+workers, and the ratios to the first candidate: medians of the ratios of each turn.
+
+    bench_comm.py 9 tcp native                          # worker to worker, two workers
+    bench_comm.py --graphs 4 5 tcp native               # x + x.T and merges, four workers
 """
 
 import json
@@ -15,20 +19,24 @@ import sys
 import time
 
 MIB = 1 << 20
+#: Rounds before those that count: memory is shared only after it has been used some times.
+WARM_UP = 5
 
-#: Name, size of an array in bytes, how many at once, how often.
-MOVES = [
-    ("256 MiB", 256 * MIB, 1, 7),
-    ("16 x 16 MiB", 16 * MIB, 16, 7),
-    ("256 x 1 MiB", MIB, 256, 5),
-    ("2000 x 64 KiB", 64 << 10, 2000, 3),
-    ("1 MiB", MIB, 1, 20),
-]
-WARM_UP = 2
+#: Name, size of an array in bytes, how many at once.
+MOVES = {
+    "256 MiB": (256 * MIB, 1),
+    "16 x 16 MiB": (16 * MIB, 16),
+    "256 x 1 MiB": (MIB, 256),
+    "2000 x 64 KiB": (64 << 10, 2000),
+    "1 MiB": (MIB, 1),
+}
+TASKS = ("3000 tasks", "100 submits")
+GRAPHS = ("x + x.T", "merge by p2p", "merge by tasks")
 
 ENVIRONMENT = {
     "tcp": {},
     "native": {},
+    "copied": {"DASK_DISTRIBUTED__COMM__NATIVE__LANE": "copied"},
     "fresh": {"DASK_DISTRIBUTED__COMM__NATIVE__KEEP_MEMORY": "0"},
     "ucxx": {"UCXPY_PROGRESS_MODE": "thread", "UCXPY_ENABLE_PYTHON_FUTURE": "1"},
 }
@@ -36,109 +44,156 @@ ENVIRONMENT = {
 
 def used():
     """CPU seconds of this process."""
-    return sum(os.times()[:2])
+    return time.process_time()
 
 
 def make(size, seed):
     import numpy
 
-    return numpy.random.default_rng(seed).integers(0, 255, size, dtype="u1")
+    return numpy.full(size, seed % 251, dtype="u1")
 
 
 def count(*arrays):
     return sum(len(array) for array in arrays)
 
 
-def moved(client, one, other, size, many, turn):
-    """Seconds to move so many arrays, and CPU seconds of both workers."""
+def move(client, workers, size, many, number):
     from distributed import wait
 
-    key = f"{size}-{many}-{turn}-{time.monotonic_ns()}"
+    one, other = workers[:2]
+    key = f"{size}-{many}-{number}"
     data = [
-        client.submit(make, size, turn * many + seed, workers=[one], key=f"make-{key}-{seed}")
+        client.submit(make, size, number * many + seed, workers=[one], key=f"make-{key}-{seed}")
         for seed in range(many)
     ]
     wait(data)
-    before = sum(client.run(used).values())
-    began = time.perf_counter()
+    before, began = sum(client.run(used).values()), time.perf_counter()
     result = client.submit(count, *data, workers=[other], key=f"count-{key}")
     assert result.result() == size * many
     took = time.perf_counter() - began
     return took, sum(client.run(used).values()) - before
 
 
-def measure(candidate):
-    """One candidate's turn, as JSON."""
+def tasks(client, name):
+    began = time.perf_counter()
+    if name == "3000 tasks":
+        client.gather(client.map(abs, range(3000), pure=False))
+    else:
+        for number in range(100):
+            client.submit(abs, number, pure=False).result()
+    return time.perf_counter() - began
+
+
+def graph(client, name):
+    """Its data are made before the clock runs."""
+    import dask
+    from distributed import wait
+
+    if name == "x + x.T":
+        import dask.array as array
+
+        x = array.random.default_rng(0).random((8000, 8000), chunks=(1000, 1000)).persist()
+        wait(x)
+        began = time.perf_counter()
+        wait((x + x.T).persist())
+    else:
+        import dask.datasets
+
+        method = name.removeprefix("merge by ")
+        with dask.config.set({"dataframe.shuffle.method": method}):
+            frames = [
+                dask.datasets.timeseries(
+                    start="2000-01-01", end="2000-01-17", freq="2s", partition_freq="1d",
+                    dtypes={"id": int, "x": float}, seed=seed,
+                ).assign(key=lambda frame: frame.id * 1000 + frame.x.abs() * 1000 // 1)
+                for seed in (1, 2)
+            ]
+            left, right = (frame.persist() for frame in frames)
+            wait([left, right])
+            began = time.perf_counter()
+            wait(left.merge(right, on="key").persist())
+    return time.perf_counter() - began
+
+
+def serve(candidate, workers):
+    """Answers each measurement that is named on standard input."""
     from distributed import Client, LocalCluster
 
-    protocol = {"fresh": "native"}.get(candidate, candidate)
-    found = {}
+    protocol = {"fresh": "native", "copied": "native"}.get(candidate, candidate)
     with (
         LocalCluster(
-            protocol=protocol, n_workers=2, threads_per_worker=1, dashboard_address=None,
+            protocol=protocol, n_workers=workers, threads_per_worker=1, dashboard_address=None,
             memory_limit=0,
         ) as cluster,
         Client(cluster) as client,
     ):
-        one, other = sorted(client.scheduler_info()["workers"])
-        for name, size, many, turns in MOVES:
-            each = [moved(client, one, other, size, many, turn) for turn in range(turns + WARM_UP)]
-            took, cpu = zip(*each[WARM_UP:])
-            found[name] = [statistics.median(took), statistics.median(cpu)]
-        began = time.perf_counter()
-        client.gather(client.map(abs, range(3000), pure=False))
-        found["3000 tasks"] = [time.perf_counter() - began, None]
-        trips = []
-        for number in range(100):
-            began = time.perf_counter()
-            client.submit(abs, number, pure=False).result()
-            trips.append(time.perf_counter() - began)
-        found["submit"] = [statistics.median(trips), None]
-    print(json.dumps(found))
+        names = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        for number, line in enumerate(sys.stdin):
+            name, cpu = line.strip(), None
+            if name in MOVES:
+                took, cpu = move(client, names, *MOVES[name], number)
+            elif name in TASKS:
+                took = tasks(client, name)
+            else:
+                took = graph(client, name)
+            print(json.dumps([took, cpu]), flush=True)
 
 
-def turn(candidate):
-    environment = {**os.environ, **ENVIRONMENT[candidate]}
-    command = [sys.executable, __file__, "--measure", candidate]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        print(f"{candidate} failed: {done.stderr.strip().splitlines()[-1]}")
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
+def main(turns, names, workers, candidates):
+    running = {
+        candidate: subprocess.Popen(
+            [sys.executable, __file__, "--serve", candidate, str(workers)],
+            env={**os.environ, **ENVIRONMENT[candidate]},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for candidate in candidates
+    }
 
+    def ask(candidate, name):
+        process = running[candidate]
+        process.stdin.write(name + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            sys.exit(f"{candidate} failed at {name}")
+        return json.loads(answer)
 
-def main(turns, candidates):
-    seen = {candidate: [] for candidate in candidates}
-    for number in range(turns):
-        # The machine's speed changes by the minute: who goes first changes, too.
-        for candidate in candidates[number % len(candidates) :] + candidates[: number % len(candidates)]:
-            found = turn(candidate)
-            if found:
-                seen[candidate].append(found)
-                line = "  ".join(f"{name} {value[0] * 1e3:.1f}" for name, value in found.items())
-                print(f"{candidate:8}{line}", flush=True)
-    names = [name for name, *_ in MOVES] + ["3000 tasks", "submit"]
-    print(f"{'':14}" + "".join(f"{candidate:>28}" for candidate in candidates))
-    for name in names:
-        line, base = f"{name:14}", None
-        for candidate in candidates:
-            values = [found[name] for found in seen[candidate]]
-            if not values:
-                line += f"{'—':>28}"
-                continue
-            took = statistics.median(value[0] for value in values)
-            cpu = [value[1] for value in values if value[1] is not None]
-            cpu = statistics.median(cpu) if cpu else None
-            base = base or (took, cpu)
-            text = f"{took * 1e3:.1f} ms ({base[0] / took:.2f}x)"
-            if cpu is not None:
-                text += f" cpu {cpu * 1e3:.0f} ({cpu / base[1]:.2f})"
-            line += f"{text:>28}"
-        print(line)
+    try:
+        print(f"{workers} workers, {turns} turns, medians (of the ratios to {candidates[0]})")
+        print(f"{'':15}" + "".join(f"{candidate:>34}" for candidate in candidates), flush=True)
+        for name in names:
+            seen = {candidate: [] for candidate in candidates}
+            for turn in range(-WARM_UP if name in MOVES else -1, turns):
+                first = turn % len(candidates)
+                for candidate in candidates[first:] + candidates[:first]:
+                    found = ask(candidate, name)
+                    if turn >= 0:
+                        seen[candidate].append(found)
+            line = f"{name:15}"
+            for candidate in candidates:
+                pairs = list(zip(seen[candidates[0]], seen[candidate], strict=True))
+                took = statistics.median(found[0] for found in seen[candidate])
+                ratio = statistics.median(base[0] / found[0] for base, found in pairs)
+                text = f"{took * 1e3:.1f} ms ({ratio:.2f}x)"
+                if pairs[0][0][1] is not None:
+                    cpu = statistics.median(found[1] for _, found in pairs)
+                    less = statistics.median(found[1] / max(base[1], 1e-6) for base, found in pairs)
+                    text += f" cpu {cpu * 1e3:.0f} ({less:.2f})"
+                line += f"{text:>34}"
+            print(line, flush=True)
+    finally:
+        for process in running.values():
+            process.stdin.close()
+        for process in running.values():
+            process.wait()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--measure":
-        measure(sys.argv[2])
+    if sys.argv[1] == "--serve":
+        serve(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1] == "--graphs":
+        candidates = sys.argv[4:] or ["tcp", "native"]
+        main(int(sys.argv[3]), GRAPHS, int(sys.argv[2]), candidates)
     else:
-        main(int(sys.argv[1]), sys.argv[2:] or ["tcp", "native", "fresh", "ucxx"])
+        candidates = sys.argv[2:] or ["tcp", "native", "copied", "fresh", "ucxx"]
+        main(int(sys.argv[1]), [*MOVES, *TASKS], 2, candidates)

@@ -89,6 +89,11 @@ fn dasks_messages_travel_over_native_connections() {
 }
 
 #[test]
+fn memory_that_native_connections_share_is_never_changed_by_others() {
+    told_by("test_comm_memory.py");
+}
+
+#[test]
 fn a_notebook_shows_it_and_works_with_it() {
     told_by("test_notebook.py");
 }

@@ -7,17 +7,19 @@ Dask finds it by its entry point::
     dask worker native://127.0.0.1:8786
 
 On one machine, large frames go from process to process with one copy, into memory that is used
-again. Between machines, messages go over TCP, as with ``tcp://``. Frames in device memory go through
+again: the receiver copies them (``process_vm_readv``), or the sender writes them to memory that both
+have mapped, whichever is there and faster. Between machines, messages go over TCP, as with ``tcp://``. Frames in device memory go through
 host memory. It does not encrypt: where Dask requires encryption, use ``tls://``.
 
 Configuration, under ``distributed.comm.native``:
 
 ``secret-file``
     A file with 64 hexadecimal digits. If set, both ends of every connection must know the secret.
-``copies``
-    Whether large frames may be copied from process to process (true).
+``lane``
+    How large frames travel on one machine: "auto", or only "mapped", "copied" or "socket".
 ``keep-memory``
-    How much memory a process keeps for later messages (an eighth of the machine's, at most 512 MiB).
+    How much memory a process keeps for later messages, and how much it shares at most (an eighth of
+    the machine's, at most 512 MiB).
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
 logger = logging.getLogger(__name__)
+
+#: Whether it has been said that frames are not copied from process to process.
+_warned = False
 
 PREFIX = "native://"
 
@@ -97,7 +102,7 @@ def _settings() -> dict[str, Any]:
     return {
         "secret": _secret(_setting("secret-file", None)),
         "tcp_timeout": float(parse_timedelta(timeout, default="seconds")),
-        "copies": bool(_setting("copies", True)),
+        "lane": str(_setting("lane", "auto")),
     }
 
 
@@ -160,6 +165,33 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def received() -> dict[str, int]:
+    """Bytes of frames that this process has received, by the way that they took."""
+    return dict(zip(("copied", "mapped", "socket"), _comm.received(), strict=True))
+
+
+async def metrics(worker: Any) -> dict[str, int]:
+    """For `Worker.metrics`: what has been received, and the memory that is kept and shared."""
+    own, written = _comm.shared_memory()
+    memory = {"kept": _comm.kept_memory(), "shared": own, "written": written}
+    return {**received(), **memory}
+
+
+def _warn(connection: Any) -> None:
+    """Says once that the system does not let processes read each other's memory."""
+    global _warned
+    if _warned or not connection.refused:
+        return
+    _warned = True
+    way = "through memory that both map" if connection.lanes[2] else "over Unix sockets"
+    logger.warning(
+        "native:// may not read the memory of its peers; large frames go %s instead; hint: "
+        "kernel.yama.ptrace_scope is above 0, or a container's seccomp profile forbids "
+        "process_vm_readv",
+        way,
+    )
+
+
 class _Ended:
     """What is left of a connection when this end has closed it: nothing, not even its socket."""
 
@@ -176,7 +208,7 @@ class _Ended:
         raise ConnectionError("this process has closed the connection")
 
     @property
-    def copies(self) -> Any:
+    def lanes(self) -> Any:
         raise ConnectionError("this process has closed the connection")
 
     def abort(self) -> None:
@@ -195,6 +227,7 @@ class Native(Comm):
         self._peer_addr = peer
         self._closed = False
         super().__init__(deserialize=deserialize)
+        _warn(connection)
 
     @property
     def local_address(self) -> str:
@@ -207,14 +240,15 @@ class Native(Comm):
     @property
     def extra_info(self) -> dict[str, Any]:
         """How messages travel: ``socket`` is "unix" or "tcp"; ``copies`` says for each direction
-        (received, sent) whether large frames are copied from process to process."""
+        (received, sent) whether large frames may be copied from process to process, ``maps`` whether
+        they may be written to memory that both have mapped."""
         try:
-            copies = self._connection.copies
+            *copies, maps = self._connection.lanes
         except OSError:
             return {}
         # The ends of a TCP connection have ports; those that connected over a Unix socket do not.
         unix = self._peer_addr.endswith(":0") or self._local_addr.endswith(":0")
-        return {"socket": "unix" if unix else "tcp", "copies": copies}
+        return {"socket": "unix" if unix else "tcp", "copies": tuple(copies), "maps": maps}
 
     async def read(self, deserializers: Any = None) -> Any:
         try:

@@ -30,14 +30,15 @@ comm = pytest.importorskip(
 )
 
 ADDRESS = "native://127.0.0.1:0"
-#: How the frames travel: copied from process to process, over a Unix socket, over TCP.
-WAYS = ["copied", "unix", "tcp"]
+#: How large frames travel: chosen, copied from process to process, in memory that both have mapped,
+#: over a Unix socket, over TCP.
+WAYS = ["auto", "copied", "mapped", "socket", "tcp"]
 
 
 def in_a_loop(test):
     @wraps(test)
     def run(*arguments, **keywords):
-        asyncio.run(asyncio.wait_for(test(*arguments, **keywords), 120))
+        asyncio.run(asyncio.wait_for(test(*arguments, **keywords), 600))
 
     return run
 
@@ -46,7 +47,7 @@ def in_a_loop(test):
 def travelling(way, monkeypatch):
     if way == "tcp":
         monkeypatch.setattr(comm, "_connect_unix", lambda names: None)
-    with dask.config.set({"distributed.comm.native.copies": way == "copied"}):
+    with dask.config.set({"distributed.comm.native.lane": "auto" if way == "tcp" else way}):
         yield
 
 
@@ -90,7 +91,8 @@ async def test_what_is_sent_arrives(way, monkeypatch):
     with travelling(way, monkeypatch):
         async with pair() as (ours, theirs):
             assert ours.extra_info["socket"] == ("tcp" if way == "tcp" else "unix")
-            assert ours.extra_info["copies"] == (way == "copied",) * 2
+            assert ours.extra_info["copies"] == (way in ("auto", "copied"),) * 2
+            assert ours.extra_info["maps"] == (way in ("auto", "mapped"))
             seeds = range(60)
 
             async def send(end):
@@ -332,7 +334,7 @@ async def test_only_who_knows_the_secret_is_let_in(tmp_path, monkeypatch):
     async def serve(end):
         await end.write(await end.read())
 
-    for way in ("unix", "tcp"):
+    for way in ("auto", "tcp"):
         with monkeypatch.context() as patch, travelling(way, patch):
             with knowing(secrets[0]):
                 async with listen(ADDRESS, serve) as listener:
@@ -560,7 +562,7 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
         assert client.submit(sum, [1, 2]).result() == 3
         state = cuda_cluster.attach("over-native").state(wide=True)
         lanes = [peer["lanes"] for worker in state.json["workers"] for peer in worker["peers"]]
-        assert lanes == [["native/copy"]] * 2
+        assert lanes == [["native/copy", "native/mapped"]] * 2
         workers = sorted(client.scheduler_info()["workers"])
         data = [client.submit(np.full, 3_000_000, n, workers=workers[n % 2], allow_other_workers=True,
                               retries=5) for n in range(4)]

@@ -3,23 +3,29 @@
 //! The event loop's thread submits messages, which go to the socket at once as far as it takes
 //! them, and receives messages that the engine's thread has put together.
 //!
-//! *Invariant:* once a connection has ended, nothing refers to frames that were to be sent, and
-//! nothing more is received but the messages that had arrived before.
+//! *Invariant:* once a connection has ended, nothing refers to frames that were to be sent but a
+//! thread that is just writing them (which [`Connection::settle`] waits for), and nothing more is received but the messages that had arrived before.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::completions::Completions;
 use crate::engine::Engine;
-use crate::outbox::{Frame, Outbox};
-use crate::reader::{Message, Span};
+use crate::mapped::Mapped;
+use crate::memory::arena::Arena;
+use crate::outbox::{Frame, Outbox, Writing};
+use crate::reader::{Granted, Message, Span};
+use crate::wire::Grant;
 
 /// Messages that wait for the event loop: no more are read from the socket beyond so many bytes.
 /// Whoever writes more than this before it reads has to wait for its peer to read.
 const WAITING_BYTES: usize = 64 << 20;
+
+/// Most bytes that are written to a peer's memory before looking whether the connection has ended.
+const PART: usize = 4 << 20;
 
 /// And beyond so many messages.
 const WAITING_MESSAGES: usize = 1024;
@@ -74,6 +80,16 @@ pub(crate) struct Peer {
     pub(crate) copies: bool,
     /// Whether this process copies those of the peer.
     pub(crate) is_copied: bool,
+    /// Whether the system did not permit that.
+    pub(crate) is_refused: bool,
+    /// Whether each maps the other's shared memory.
+    pub(crate) maps: bool,
+}
+
+impl Peer {
+    fn waits(&self) -> bool {
+        self.copies || self.maps
+    }
 }
 
 /// One end of a connection.
@@ -84,6 +100,8 @@ pub struct Connection {
     engine: &'static Engine,
     completions: Arc<Completions>,
     state: Mutex<State>,
+    /// A thread has stopped writing frames.
+    settled: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +127,7 @@ impl Connection {
         engine: &'static Engine,
         completions: Arc<Completions>,
     ) -> Self {
-        Self { id, socket, engine, completions, state: Mutex::default() }
+        Self { id, socket, engine, completions, state: Mutex::default(), settled: Condvar::new() }
     }
 
     /// The number of its events: this one when a message, the greeting or an end has arrived, and
@@ -145,15 +163,14 @@ impl Connection {
     ///
     /// # Safety
     ///
-    /// The frames must be readable, and stay so until the message is done or the connection has
-    /// ended.
+    /// The frames must be readable, and stay so until the message is done.
     #[allow(unsafe_code)]
     pub unsafe fn submit(&self, frames: &[Frame]) -> Result<Submitted, Ending> {
         let mut state = self.state();
         state.is_usable()?;
-        let copies = state.peer.copies;
-        // SAFETY: the caller's promise; the outbox is cleared when the connection ends.
-        let number = unsafe { state.outbox.push_message(frames, copies) };
+        let wait = state.peer.waits();
+        // SAFETY: the caller's promise.
+        let number = unsafe { state.outbox.push_message(frames, wait) };
         if let Err(error) = state.outbox.flush(self.as_fd()) {
             let ending = Ending::from(error);
             self.end(&mut state, ending.clone());
@@ -169,6 +186,17 @@ impl Connection {
     /// Whether nothing uses the frames of a message any more.
     pub fn is_done(&self, number: u64) -> bool {
         self.state().outbox.is_done(number)
+    }
+
+    /// Waits until no thread writes frames any more, which takes a moment once it has ended.
+    pub fn settle(&self) {
+        if !self.engine.is_alive_here() {
+            return;
+        }
+        let mut state = self.state();
+        while state.ending.is_some() && state.outbox.is_writing() {
+            state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Whether the connection has ended before the peer had the message.
@@ -209,11 +237,21 @@ impl Connection {
         self.state().peer.host.clone()
     }
 
-    /// Whether this process copies large frames from the peer's memory, and the peer those of this
-    /// one.
-    pub fn copies(&self) -> (bool, bool) {
+    /// Whether large frames wait for the receiver instead of going to the socket.
+    pub fn waits(&self) -> bool {
+        self.state().peer.waits()
+    }
+
+    /// Whether the system does not permit this process to copy from the peer's memory.
+    pub fn is_refused(&self) -> bool {
+        self.state().peer.is_refused
+    }
+
+    /// Whether this process copies large frames from the peer's memory, the peer those of this one,
+    /// and each maps memory of the other.
+    pub fn lanes(&self) -> (bool, bool, bool) {
         let peer = &self.state().peer;
-        (peer.is_copied, peer.copies)
+        (peer.is_copied, peer.copies, peer.maps)
     }
 
     /// Ends it at once. Any thread may do that.
@@ -253,13 +291,72 @@ impl Connection {
 
     /// The peer has copied the frames of a message.
     pub(crate) fn taken(&self, number: u64) {
-        let mut state = self.state();
-        if state.outbox.taken(number) {
-            self.tell_writer(&mut state);
-        } else if state.ending.is_none() {
+        let mut known = false;
+        self.send_with(|outbox| known = outbox.taken(number));
+        if !known {
             let text = "the peer acknowledged a message that it was not sent".to_owned();
-            self.end(&mut state, Ending::Broken(text));
+            self.fail(Ending::Broken(text));
         }
+    }
+
+    /// This process grants memory for a message of the peer.
+    pub(crate) fn grant(
+        &self,
+        number: u64,
+        grants: &[Grant],
+        stream: bool,
+        arena: Option<Arc<Arena>>,
+    ) {
+        self.send_with(|outbox| outbox.push_granted(number, grants, stream, arena));
+    }
+
+    /// The peer has granted memory for a message: what to write, with [`Self::write`].
+    pub(crate) fn granted(&self, granted: &Granted) -> Result<Writing, Ending> {
+        let mut state = self.state();
+        state.is_usable()?;
+        let writing = state.outbox.granted(granted.number, &granted.grants, granted.stream);
+        let text = "the peer granted memory for a message that does not wait";
+        writing.ok_or_else(|| Ending::Broken(text.to_owned()))
+    }
+
+    /// Writes frames to the peer's memory, and tells the peer.
+    #[allow(unsafe_code)]
+    pub(crate) fn write(&self, writing: &Writing, mapped: Option<&Mapped>) {
+        let wrong = || Ending::Broken("the peer granted memory that it does not have".to_owned());
+        let mut result = Ok(());
+        'frames: for (frame, place) in &writing.frames {
+            let Some(to) = mapped.and_then(|mapped| mapped.place(*place, frame.len)) else {
+                result = Err(wrong());
+                break;
+            };
+            for start in (0..frame.len).step_by(PART) {
+                if self.has_ended() {
+                    break 'frames;
+                }
+                // SAFETY: who submitted the frame keeps it while this thread writes (`settle`).
+                let part = &unsafe { frame.bytes() }[start..frame.len.min(start + PART)];
+                // SAFETY: the place has room for the frame, and is granted to it alone.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        part.as_ptr(),
+                        to.as_ptr().add(start),
+                        part.len(),
+                    );
+                }
+            }
+        }
+        let mut state = self.state();
+        state.outbox.written(writing);
+        self.settled.notify_all();
+        if let Err(ending) = result {
+            self.end(&mut state, ending);
+        }
+        if state.ending.is_none()
+            && let Err(error) = state.outbox.flush(self.as_fd())
+        {
+            self.end(&mut state, error.into());
+        }
+        self.tell_writer(&mut state);
     }
 
     /// A message has arrived. False if no more are to be read until the engine is told to resume.
@@ -268,7 +365,7 @@ impl Connection {
         if state.ending == Some(Ending::Aborted) {
             return false;
         }
-        if !message.copies.is_empty() {
+        if message.waits {
             state.outbox.push_taken(message.number);
             if let Err(error) = state.outbox.flush(self.as_fd()) {
                 self.end(&mut state, error.into());

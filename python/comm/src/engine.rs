@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -22,7 +22,9 @@ use crate::completions::Completions;
 use crate::connection::{Connection, Ending};
 use crate::copy::Copiers;
 use crate::greeting::{LENGTH, Role};
+use crate::lanes;
 use crate::listener::Listener;
+use crate::mapped::Mappings;
 use crate::memory::Pool;
 use crate::reader::Message;
 
@@ -38,7 +40,7 @@ static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// How an end of a connection behaves.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The cluster's secret: both ends prove that they know it.
+    /// The cluster's secret: both ends of a TCP connection prove that they know it.
     pub secret: Option<[u8; LENGTH]>,
     /// The host that the connector has connected to; of a listener, none.
     pub host: String,
@@ -46,8 +48,21 @@ pub struct Settings {
     pub tcp_timeout: Duration,
     /// How long a peer may take to greet.
     pub greeting: Duration,
-    /// Whether frames may be copied from process to process.
-    pub copies: bool,
+    /// Which way large frames may take between processes of one machine.
+    pub lane: Lane,
+}
+
+/// Which way large frames may take between processes of one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The fastest that is there.
+    Auto,
+    /// The sender writes them to memory that both have mapped.
+    Mapped,
+    /// The receiver copies them from the sender's memory.
+    Copied,
+    /// The socket.
+    Socket,
 }
 
 /// All connections and listeners of a process, and the thread that waits for them.
@@ -61,6 +76,19 @@ pub struct Engine {
     token: [u8; LENGTH],
     ids: AtomicU64,
     copiers: Arc<Copiers>,
+    mappings: Mappings,
+    /// From how many bytes on a message is written to mapped memory though it could be copied.
+    least: OnceLock<Option<usize>>,
+    measured: Once,
+    received: Received,
+}
+
+/// Bytes of frames that have arrived, by the way that they took.
+#[derive(Debug, Default)]
+struct Received {
+    copied: AtomicU64,
+    mapped: AtomicU64,
+    socket: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -77,7 +105,7 @@ impl Settings {
     /// Without a secret.
     pub fn new(host: &str) -> Self {
         let (tcp_timeout, greeting) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { secret: None, host: host.to_owned(), tcp_timeout, greeting, copies: true }
+        Self { secret: None, host: host.to_owned(), tcp_timeout, greeting, lane: Lane::Auto }
     }
 }
 
@@ -96,6 +124,9 @@ impl Engine {
             let swapped = ENGINE.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire);
             if swapped.is_ok() {
                 let engine: &'static Self = new;
+                engine.pool.wake_with(move || {
+                    let _ = engine.wake.write(1);
+                });
                 let thread = std::thread::Builder::new().name("native comm".into());
                 thread.spawn(move || service::run(engine))?;
                 return Ok(engine);
@@ -112,6 +143,24 @@ impl Engine {
     /// What the pool keeps now, in bytes.
     pub fn kept(&self) -> usize {
         self.pool.kept()
+    }
+
+    /// What the pool and its blocks share with peers, and what peers share with this process and it
+    /// has written, in bytes.
+    pub fn shared(&self) -> (usize, usize) {
+        (self.pool.shared(), self.mappings.touched())
+    }
+
+    /// Bytes of frames that this process has received: copied, in mapped memory, over sockets.
+    pub fn received(&self) -> [u64; 3] {
+        let Received { copied, mapped, socket } = &self.received;
+        [copied, mapped, socket].map(|bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// From how many bytes on a message is written to mapped memory though it could be copied, if it
+    /// ever is. None before that was measured.
+    pub fn least(&self) -> Option<Option<usize>> {
+        self.least.get().copied()
     }
 
     /// Takes over a connected socket and begins to greet.
@@ -157,7 +206,31 @@ impl Engine {
         self.post(Command::RemoveListener(id));
     }
 
+    /// Whether this process can share memory.
+    fn shares(&self) -> bool {
+        self.pool.can_share()
+    }
+
+    /// From how many bytes on a message is written to mapped memory though it could be copied, once
+    /// that has been measured. A message of `len` bytes may be reason to measure.
+    fn least_written(&'static self, len: usize) -> Option<usize> {
+        if len >= lanes::LEAST {
+            self.measured.call_once(|| {
+                let thread = std::thread::Builder::new().name("native lanes".into());
+                let _ = thread.spawn(|| {
+                    let least = lanes::measure().and_then(lanes::least);
+                    if least.is_some() {
+                        self.pool.share();
+                    }
+                    let _ = self.least.set(least);
+                });
+            });
+        }
+        self.least.get().copied().flatten()
+    }
+
     fn new() -> io::Result<Self> {
+        let keep = KEEP.load(Ordering::Relaxed);
         let mut token = [0; LENGTH];
         getrandom::fill(&mut token)?;
         Ok(Self {
@@ -165,10 +238,14 @@ impl Engine {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             commands: Mutex::default(),
-            pool: Pool::new(KEEP.load(Ordering::Relaxed)),
+            pool: Pool::new(keep),
             token,
             ids: AtomicU64::new(2),
             copiers: Arc::default(),
+            mappings: Mappings::new(keep),
+            least: OnceLock::new(),
+            measured: Once::new(),
+            received: Received::default(),
         })
     }
 
@@ -205,6 +282,16 @@ fn accept(listener: &Listener) -> Result<OwnedFd, Errno> {
     let socket = accept4(listener.as_fd().as_raw_fd(), flags)?;
     // SAFETY: a new descriptor, which nobody else knows.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+impl Lane {
+    fn copies(self) -> bool {
+        matches!(self, Lane::Auto | Lane::Copied)
+    }
+
+    fn maps(self) -> bool {
+        matches!(self, Lane::Auto | Lane::Mapped)
+    }
 }
 
 /// Which end of a connection this process is, and through which listener.

@@ -1,5 +1,5 @@
 //! How the two ends of a new connection find out that they speak the same protocol, that both know
-//! the cluster's secret (if one is set), and whether each can read the other's memory.
+//! the cluster's secret (if one is set), and whether each can read the other's memory or map it.
 //!
 //! Both ends send a [`Hello`] at once and answer the other's with a finish: a proof over both hellos
 //! and the sender's role, and whether the sender could read the token at the address in the other's
@@ -17,7 +17,7 @@ pub const FINISH: usize = 40;
 pub const LENGTH: usize = 32;
 
 const MAGIC: [u8; 8] = *b"ccnative";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HOST: usize = 47;
 
 /// Which end of the connection a process is.
@@ -36,6 +36,8 @@ pub struct Hello {
     pub role: Role,
     /// Whether it has a secret, and so expects a proof.
     pub has_secret: bool,
+    /// Whether it maps memory of its peer, and shares its own.
+    pub maps: bool,
     /// Random.
     pub nonce: [u8; LENGTH],
     /// Where `token` lies in the sender's memory; 0 if its memory is not to be read.
@@ -106,6 +108,7 @@ impl Hello {
             Role::Listener => 1,
         };
         bytes[13] = u8::from(self.has_secret);
+        bytes[14] = u8::from(self.maps);
         bytes[16..48].copy_from_slice(&self.nonce);
         bytes[48..56].copy_from_slice(&self.token_at.to_le_bytes());
         bytes[56..88].copy_from_slice(&self.token);
@@ -137,6 +140,7 @@ impl Hello {
         Ok(Self {
             role,
             has_secret: bytes[13] != 0,
+            maps: bytes[14] != 0,
             nonce: array(16),
             token_at: u64::from_le_bytes(at),
             token: array(56),
@@ -244,7 +248,7 @@ mod tests {
     fn hello(role: Role, secret: bool, nonce: u8) -> Hello {
         let host = "127.0.0.1".to_owned();
         let (nonce, token) = ([nonce; LENGTH], [9; LENGTH]);
-        Hello { role, has_secret: secret, nonce, token_at: 4096, token, host }
+        Hello { role, has_secret: secret, maps: true, nonce, token_at: 4096, token, host }
     }
 
     /// What both ends make of each other, in pieces of so many bytes.

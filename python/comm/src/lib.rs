@@ -5,7 +5,9 @@ mod connection;
 mod copy;
 mod engine;
 pub mod greeting;
+mod lanes;
 pub mod listener;
+mod mapped;
 pub mod memory;
 pub mod outbox;
 mod reader;
@@ -15,4 +17,4 @@ pub mod wire;
 mod python;
 
 pub use connection::{Connection, Ending, Receipt, Submitted};
-pub use engine::{Engine, Settings};
+pub use engine::{Engine, Lane, Settings};

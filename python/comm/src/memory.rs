@@ -4,18 +4,25 @@
 //! and are given to the next message of that size: memory that has been touched costs no page
 //! faults. What the pool keeps is bounded, and is returned to the system when it is not used.
 //!
+//! A region is private at first. One that is used again and again is replaced by one that peers may
+//! map and write ([`arena`]): that takes longer to make than a private one, and pays only then.
+//!
 //! *Invariant:* a block has one owner, and its region is in the pool only after that owner is gone.
 
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::num::NonZeroUsize;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use arena::{Arena, Budget, Range};
+use pages::Pages;
+
+pub(crate) mod arena;
+mod pages;
 
 /// From this size on, in bytes, a block is a region of the pool. Smaller ones are the allocator's.
 pub const POOLED: usize = 64 << 10;
@@ -23,7 +30,11 @@ pub const POOLED: usize = 64 << 10;
 /// How long the pool keeps a region that nobody asks for.
 pub const KEEP: Duration = Duration::from_secs(10);
 
-const HUGE: usize = 2 << 20;
+/// Regions from this size on, in bytes, are replaced by shared ones.
+const SHARED: usize = 256 << 10;
+
+/// After so many uses. Making a shared one takes about as long as is then saved by as many.
+const USES: u32 = 3;
 
 /// Regions that wait for their next use.
 #[derive(Debug)]
@@ -32,26 +43,42 @@ pub struct Pool {
     process: u32,
     limit: usize,
     free: Mutex<Free>,
+    /// Whether regions are replaced by shared ones.
+    shares: AtomicBool,
+    /// Of shared regions, in the pool or not.
+    budget: Arc<Budget>,
+    shared: Mutex<Shared>,
+    /// Called when there is something to [`Pool::trim`] again.
+    wake: OnceLock<Wake>,
+}
+
+struct Wake(Box<dyn Fn() + Send + Sync>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    arena: Option<Arc<Arena>>,
+    /// Sizes of regions to make. Not empty while a thread makes them.
+    wanted: VecDeque<usize>,
 }
 
 #[derive(Debug, Default)]
 struct Free {
     bytes: usize,
-    /// By size; those used last at the end.
-    regions: BTreeMap<usize, VecDeque<(Region, Instant)>>,
+    /// By size, shared and private ones; those used last at the end.
+    regions: BTreeMap<(usize, Kind), VecDeque<(Region, Instant)>>,
 }
 
-/// Pages of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Shared,
+    Private,
+}
+
 #[derive(Debug)]
-struct Region {
-    start: NonNull<u8>,
-    len: usize,
+enum Region {
+    Private { pages: Pages, uses: u32 },
+    Shared(Range),
 }
-
-// SAFETY: a region is memory that only its owner refers to.
-unsafe impl Send for Region {}
-// SAFETY: all access to the memory is through `&mut` or the owner's own rules ([`Block::start`]).
-unsafe impl Sync for Region {}
 
 // SAFETY: a block is the only owner of its memory.
 unsafe impl Send for Block {}
@@ -63,6 +90,8 @@ unsafe impl Sync for Block {}
 pub struct Block {
     len: usize,
     from: From,
+    /// A peer may be writing it.
+    lent: bool,
 }
 
 #[derive(Debug)]
@@ -79,61 +108,153 @@ fn region_size(len: usize) -> Option<usize> {
     len.checked_next_multiple_of(step)
 }
 
-impl Region {
-    fn new(len: usize) -> io::Result<Self> {
-        // Huge pages need a region that begins at a multiple of their size.
-        let spare = if len >= HUGE { HUGE } else { 0 };
-        let whole = len.checked_add(spare).and_then(NonZeroUsize::new);
-        let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
-        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
-        let mapped = unsafe { mmap_anonymous(None, whole, protection, flags) }?.cast::<u8>();
-        if spare == 0 {
-            return Ok(Self { start: mapped, len });
-        }
-        let before = mapped.as_ptr().align_offset(HUGE);
-        // SAFETY: `before` is less than `HUGE`, by which the mapping is longer than `len`.
-        let start = unsafe { mapped.add(before) };
-        // SAFETY: both parts are of this mapping, and nobody knows them.
-        unsafe {
-            if before > 0 {
-                let _ = munmap(mapped.cast(), before);
-            }
-            if before < spare {
-                let _ = munmap(start.add(len).cast(), spare - before);
-            }
-            // Where there are none, pages are small.
-            let _ = madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE);
-        }
-        Ok(Self { start, len })
+impl std::fmt::Debug for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wake").finish_non_exhaustive()
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the whole of what was mapped; its owner is gone.
-        let _ = unsafe { munmap(self.start.cast(), self.len) };
+impl Region {
+    fn private(len: usize) -> io::Result<Self> {
+        Ok(Region::Private { pages: Pages::new(len)?, uses: 0 })
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Region::Private { pages, .. } => pages.start,
+            Region::Shared(range) => range.start(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Region::Private { pages, .. } => pages.len,
+            Region::Shared(range) => range.len(),
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Region::Private { .. } => Kind::Private,
+            Region::Shared(_) => Kind::Shared,
+        }
+    }
+
+    /// Whether its bytes may be used for another message.
+    fn is_usable(&self) -> bool {
+        match self {
+            Region::Private { .. } => true,
+            Region::Shared(range) => !range.is_retired(),
+        }
     }
 }
 
 impl Pool {
-    /// A pool that keeps at most `limit` bytes for later use.
+    /// A pool that keeps at most `limit` bytes for later use, and shares at most as many.
     pub fn new(limit: usize) -> Arc<Self> {
-        let process = std::process::id();
-        Arc::new(Self { process, limit, free: Mutex::default() })
+        Arc::new(Self {
+            process: std::process::id(),
+            limit,
+            free: Mutex::default(),
+            shares: AtomicBool::new(false),
+            budget: Budget::new(limit),
+            shared: Mutex::default(),
+            wake: OnceLock::new(),
+        })
     }
 
     /// A block of `len` bytes. What they are is not defined: another message may have been there.
     pub fn take(self: &Arc<Self>, len: usize) -> io::Result<Block> {
         if len < POOLED {
             let bytes = NonNull::from(Box::leak(vec![0; len].into_boxed_slice()));
-            return Ok(Block { len, from: From::Heap(bytes) });
+            return Ok(Block { len, from: From::Heap(bytes), lent: false });
         }
         let size = region_size(len).ok_or(io::ErrorKind::OutOfMemory)?;
         let kept = self.free().take(size);
-        let region = kept.map_or_else(|| Region::new(size), Ok)?;
-        Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)) })
+        let region = kept.map_or_else(|| Region::private(size), Ok)?;
+        Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
+    }
+
+    /// As [`Self::take`], where peers may write it if that is possible.
+    pub fn take_shared(self: &Arc<Self>, len: usize) -> io::Result<Block> {
+        let size = region_size(len.max(POOLED)).ok_or(io::ErrorKind::OutOfMemory)?;
+        let kept = self.free().take_kind(size, Kind::Shared);
+        match kept.or_else(|| self.make_shared(size)) {
+            Some(region) => {
+                Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
+            }
+            None => self.take(len),
+        }
+    }
+
+    /// Calls this when the pool keeps something again: then it has to be trimmed, some time later.
+    pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.wake.set(Wake(Box::new(wake)));
+    }
+
+    /// Whether memory can be shared at all.
+    pub fn can_share(&self) -> bool {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        self.arena(&mut shared).is_some()
+    }
+
+    /// From now on, regions that are used often are replaced by shared ones.
+    pub fn share(&self) {
+        self.shares.store(true, Ordering::Relaxed);
+    }
+
+    /// Shared memory that exists, in bytes.
+    pub fn shared(&self) -> usize {
+        self.budget.used()
+    }
+
+    fn make_shared(&self, size: usize) -> Option<Region> {
+        let arena = {
+            let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(self.arena(&mut shared)?)
+        };
+        arena.take(size).map(Region::Shared)
+    }
+
+    fn arena<'a>(&self, shared: &'a mut Shared) -> Option<&'a Arc<Arena>> {
+        if shared.arena.as_ref().is_none_or(|arena| arena.is_retired()) {
+            shared.arena = Arena::new(&self.budget).ok();
+        }
+        shared.arena.as_ref()
+    }
+
+    /// A thread makes a shared region of this size for the pool, and perhaps more.
+    fn want_shared(self: &Arc<Self>, size: usize) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.wanted.push_back(size);
+        if shared.wanted.len() > 1 {
+            return;
+        }
+        let pool = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("native memory".into());
+        if thread.spawn(move || pool.make_wanted()).is_err() {
+            shared.wanted.clear();
+        }
+    }
+
+    fn make_wanted(&self) {
+        let wanted = |done: bool| {
+            let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            if done {
+                shared.wanted.pop_front();
+            }
+            shared.wanted.front().copied()
+        };
+        let mut next = wanted(false);
+        while let Some(size) = next {
+            if let Some(region) = self.make_shared(size) {
+                // It takes the place of a private one.
+                let replaced = self.free().take_kind(size, Kind::Private);
+                drop(replaced);
+                self.give_back(region);
+            }
+            next = wanted(true);
+        }
     }
 
     /// Returns to the system what nobody has used for [`KEEP`]. The time of the next such region,
@@ -146,7 +267,7 @@ impl Pool {
             freed.extend(regions.drain(..old).map(|(region, _)| region));
             !regions.is_empty()
         });
-        free.bytes -= freed.iter().map(|region| region.len).sum::<usize>();
+        free.bytes -= freed.iter().map(Region::len).sum::<usize>();
         let oldest = free.regions.values().filter_map(|regions| regions.front());
         oldest.map(|(_, since)| *since + KEEP).min()
     }
@@ -162,20 +283,48 @@ impl Pool {
             std::mem::forget(region);
             return;
         }
-        if region.len > self.limit {
+        let len = region.len();
+        if len > self.limit || !region.is_usable() {
             return;
         }
         let mut freed = Vec::new();
+        let is_first;
         {
             let mut free = self.free();
-            while free.bytes + region.len > self.limit {
+            while free.bytes + len > self.limit {
                 freed.extend(free.take_oldest());
             }
-            free.bytes += region.len;
-            free.regions.entry(region.len).or_default().push_back((region, Instant::now()));
+            is_first = free.bytes == 0;
+            free.bytes += len;
+            let key = (len, region.kind());
+            free.regions.entry(key).or_default().push_back((region, Instant::now()));
         }
         // Unmapping takes time: not under the lock.
         drop(freed);
+        if is_first && let Some(Wake(wake)) = self.wake.get() {
+            wake();
+        }
+    }
+
+    /// A region whose block is gone.
+    fn used(self: &Arc<Self>, mut region: Region, lent: bool) {
+        match &mut region {
+            Region::Private { uses, pages } => {
+                *uses += 1;
+                let (uses, len) = (*uses, pages.len);
+                self.give_back(region);
+                if uses.is_multiple_of(USES) && len >= SHARED && self.shares.load(Ordering::Relaxed)
+                {
+                    self.want_shared(len);
+                }
+            }
+            Region::Shared(range) => {
+                if lent {
+                    range.retire_arena();
+                }
+                self.give_back(region);
+            }
+        }
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
@@ -185,25 +334,36 @@ impl Pool {
 
 impl Free {
     fn take(&mut self, size: usize) -> Option<Region> {
-        let regions = self.regions.get_mut(&size)?;
-        // The one used last is the likeliest to be in the processor's caches.
-        let (region, _) = regions.pop_back()?;
-        self.bytes -= region.len;
-        if regions.is_empty() {
-            self.regions.remove(&size);
+        self.take_kind(size, Kind::Shared).or_else(|| self.take_kind(size, Kind::Private))
+    }
+
+    fn take_kind(&mut self, size: usize, kind: Kind) -> Option<Region> {
+        loop {
+            // The one used last is the likeliest to be in the processor's caches.
+            let region = self.remove((size, kind), VecDeque::pop_back)?;
+            if region.is_usable() {
+                return Some(region);
+            }
         }
-        Some(region)
     }
 
     fn take_oldest(&mut self) -> Option<Region> {
         let since = |regions: &VecDeque<(Region, Instant)>| regions.front().map(|(_, at)| *at);
         let oldest = self.regions.iter().min_by_key(|(_, regions)| since(regions));
-        let size = *oldest?.0;
-        let regions = self.regions.get_mut(&size)?;
-        let (region, _) = regions.pop_front()?;
-        self.bytes -= region.len;
+        let key = *oldest?.0;
+        self.remove(key, VecDeque::pop_front)
+    }
+
+    fn remove(
+        &mut self,
+        key: (usize, Kind),
+        one: impl FnOnce(&mut VecDeque<(Region, Instant)>) -> Option<(Region, Instant)>,
+    ) -> Option<Region> {
+        let regions = self.regions.get_mut(&key)?;
+        let (region, _) = one(regions)?;
+        self.bytes -= key.0;
         if regions.is_empty() {
-            self.regions.remove(&size);
+            self.regions.remove(&key);
         }
         Some(region)
     }
@@ -224,9 +384,24 @@ impl Block {
     pub fn start(&self) -> NonNull<u8> {
         match &self.from {
             From::Heap(bytes) => bytes.cast(),
-            From::Pool(Some(region), _) => region.start,
+            From::Pool(Some(region), _) => region.start(),
             From::Pool(None, _) => NonNull::dangling(),
         }
+    }
+
+    /// Where a peer may write it, if it may: the arena, and the place there.
+    pub(crate) fn shared(&self) -> Option<(&Arc<Arena>, usize)> {
+        match &self.from {
+            From::Pool(Some(Region::Shared(range)), _) if !range.is_retired() => {
+                Some(range.place())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a peer may be writing it. If it is dropped meanwhile, its bytes are never used again.
+    pub(crate) fn lend(&mut self, lent: bool) {
+        self.lent = lent;
     }
 
     /// Its bytes.
@@ -244,7 +419,7 @@ impl Drop for Block {
             From::Heap(bytes) => drop(unsafe { Box::from_raw(bytes.as_ptr()) }),
             From::Pool(region, pool) => {
                 if let Some(region) = region.take() {
-                    pool.give_back(region);
+                    pool.used(region, self.lent);
                 }
             }
         }
@@ -292,6 +467,58 @@ mod tests {
         assert_eq!(pool.kept(), 1 << 20);
         assert_eq!(pool.trim(now + KEEP), None);
         assert_eq!(pool.kept(), 0);
+    }
+
+    /// A block that was replaced by a shared one, after some uses.
+    fn shared(pool: &Arc<Pool>, len: usize) -> Block {
+        for _ in 0..3000 {
+            let block = pool.take(len).unwrap();
+            if block.shared().is_some() {
+                return block;
+            }
+            drop(block);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("it is still private");
+    }
+
+    #[test]
+    fn memory_that_is_used_again_and_again_becomes_shared_if_that_is_wanted() {
+        let pool = Pool::new(4 << 20);
+        for _ in 0..5 {
+            drop(pool.take(1 << 20).unwrap());
+        }
+        assert_eq!(pool.shared(), 0);
+        pool.share();
+        drop((pool.take(1 << 20), pool.take(1 << 20)));
+        let block = shared(&pool, 1 << 20);
+        assert!(pool.shared() <= 4 << 20);
+        drop(block);
+        pool.trim(Instant::now() + KEEP);
+        assert_eq!((pool.kept(), pool.shared()), (0, 0), "it goes back to the system, too");
+    }
+
+    #[test]
+    fn memory_that_a_peer_may_still_write_is_never_used_again() {
+        let pool = Pool::new(4 << 20);
+        let mut lent = pool.take_shared(1 << 20).unwrap();
+        let other = pool.take_shared(1 << 20).unwrap();
+        lent.lend(true);
+        drop(lent);
+        assert!(other.shared().is_none(), "nor any other memory beside it");
+        let new = pool.take_shared(1 << 20).unwrap();
+        assert!(new.shared().is_some());
+        assert_eq!(pool.shared(), 3 << 20);
+        drop(other);
+        assert_eq!((pool.shared(), pool.kept()), (1 << 20, 0));
+    }
+
+    #[test]
+    fn where_no_more_may_be_shared_memory_is_private() {
+        let pool = Pool::new(1 << 20);
+        let shared = pool.take_shared(1 << 20).unwrap();
+        let private = pool.take_shared(1 << 20).unwrap();
+        assert!(shared.shared().is_some() && private.shared().is_none());
     }
 
     #[test]

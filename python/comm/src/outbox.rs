@@ -1,29 +1,33 @@
 //! What a connection still has to send.
 //!
 //! Frames are sent from where they lie. A message is done when its bytes are on the socket and, if
-//! the receiver copies frames itself, when it has acknowledged that.
+//! large frames wait for the receiver, when it has acknowledged them. Meanwhile, later messages stay
+//! here; answers to the peer's messages do not.
 //!
-//! *Invariant:* who submits a message keeps its frames as they are until the message is done or the
-//! outbox is cleared; nothing here refers to them afterwards.
+//! *Invariant:* who submits a message keeps its frames as they are until the message is done; nothing
+//! here refers to them afterwards.
 
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use crate::wire::{DESCRIPTOR, Descriptor, HEADER, Header};
+use crate::memory::arena::Arena;
+use crate::wire::{DESCRIPTOR, Descriptor, Grant, HEADER, Header, encode_grants};
 
 /// Frames up to this size, in bytes, are joined with the header instead of being sent from where
 /// they lie: copying them costs less than another entry for the kernel.
 const JOINED: usize = 4 << 10;
 
-/// From this size on, in bytes, the receiver copies a frame itself if it can.
-pub const COPIED: usize = 64 << 10;
+/// From this size on, in bytes, a frame waits for the receiver if that can get it otherwise than from
+/// the socket.
+pub const WAITING: usize = 64 << 10;
 
 /// Entries of one call of the kernel.
 const ENTRIES: usize = 64;
@@ -39,15 +43,30 @@ pub struct Frame {
     pub apart: bool,
 }
 
-/// Messages to send, in order.
+/// What to send, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    queue: VecDeque<Outgoing>,
-    /// Numbers of messages that are sent and not yet acknowledged.
-    unacknowledged: VecDeque<u64>,
+    /// Partly sent.
+    current: Option<Outgoing>,
+    /// Goes before messages.
+    answers: VecDeque<Outgoing>,
+    messages: VecDeque<Outgoing>,
+    /// The message whose frames wait for the receiver.
+    waiting: Option<Waiting>,
+    /// A message whose frames another thread is writing to the receiver's memory. It may be lost
+    /// meanwhile.
+    writing: Option<u64>,
     /// Numbers of messages that the connection ended before.
     lost: Vec<u64>,
     last: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    frames: Vec<Frame>,
+    /// The receiver has granted memory for some.
+    granted: bool,
 }
 
 #[derive(Debug)]
@@ -57,7 +76,19 @@ struct Outgoing {
     pieces: VecDeque<Piece>,
     /// None for what is not a message.
     number: Option<u64>,
-    acknowledged: bool,
+    /// Frames that wait for the receiver when this is sent.
+    waiting: Vec<Frame>,
+    /// Its descriptor goes with the first bytes.
+    arena: Option<Arc<Arena>>,
+}
+
+/// Frames to write to the receiver's memory, and the place of each there.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) number: u64,
+    pub(crate) frames: Vec<(Frame, u64)>,
+    /// What is to follow on the socket.
+    pub(crate) stream: Vec<Frame>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +100,7 @@ enum Piece {
 impl Outbox {
     /// Adds bytes that are no message.
     pub(crate) fn push_bytes(&mut self, head: &[u8]) {
-        let pieces = VecDeque::from([Piece::Head { start: 0, len: head.len() }]);
-        let head = head.to_vec();
-        self.queue.push_back(Outgoing { head, pieces, number: None, acknowledged: true });
+        self.push_answer(head.to_vec(), &[], None);
     }
 
     /// Adds the acknowledgement of a message of the peer.
@@ -79,26 +108,46 @@ impl Outbox {
         self.push_bytes(&Header::Taken { number }.encode());
     }
 
-    /// Adds a message and gives it its number. Large frames are left to the receiver to copy if it
-    /// can (`peer_copies`).
+    /// Adds grants for the frames of a message of the peer, and the arena if the peer hasn't got it.
+    pub(crate) fn push_granted(
+        &mut self,
+        number: u64,
+        grants: &[Grant],
+        stream: bool,
+        arena: Option<Arc<Arena>>,
+    ) {
+        let frames = u32::try_from(grants.len()).unwrap_or(u32::MAX);
+        let header = Header::Granted { number, frames, arena: arena.is_some(), stream };
+        let head = [&header.encode()[..], &encode_grants(grants)].concat();
+        self.push_answer(head, &[], arena);
+    }
+
+    fn push_answer(&mut self, head: Vec<u8>, frames: &[Frame], arena: Option<Arc<Arena>>) {
+        let mut pieces = VecDeque::from([Piece::Head { start: 0, len: head.len() }]);
+        pieces.extend(frames.iter().map(|frame| Piece::Frame(*frame)));
+        let outgoing = Outgoing { head, pieces, number: None, waiting: Vec::new(), arena };
+        self.answers.push_back(outgoing);
+    }
+
+    /// Adds a message and gives it its number. Large frames wait for the receiver if `wait`.
     ///
     /// # Safety
     ///
-    /// The frames must be readable, and stay so until the message is done or the outbox is cleared.
-    pub(crate) unsafe fn push_message(&mut self, frames: &[Frame], peer_copies: bool) -> u64 {
+    /// The frames must be readable, and stay so until the message is done.
+    pub(crate) unsafe fn push_message(&mut self, frames: &[Frame], wait: bool) -> u64 {
         self.last += 1;
         let number = self.last;
-        let copied = |frame: &Frame| peer_copies && frame.len >= COPIED;
+        let waits = |frame: &Frame| wait && frame.len >= WAITING;
         let count = u32::try_from(frames.len()).unwrap_or(u32::MAX);
         let joined: usize = frames.iter().map(|frame| frame.len).filter(|len| *len <= JOINED).sum();
         let mut head = Vec::with_capacity(HEADER + frames.len() * DESCRIPTOR + joined);
         head.extend(Header::Message { number, frames: count }.encode());
         for frame in frames {
-            let address = NonZeroU64::new(frame.address as u64).filter(|_| copied(frame));
+            let address = NonZeroU64::new(frame.address as u64).filter(|_| waits(frame));
             head.extend(Descriptor { len: frame.len, apart: frame.apart, address }.encode());
         }
         let mut pieces = VecDeque::from([Piece::Head { start: 0, len: head.len() }]);
-        for frame in frames.iter().filter(|frame| frame.len > 0 && !copied(frame)) {
+        for frame in frames.iter().filter(|frame| frame.len > 0 && !waits(frame)) {
             if frame.len > JOINED {
                 pieces.push_back(Piece::Frame(*frame));
                 continue;
@@ -112,35 +161,80 @@ impl Outbox {
                 }
             }
         }
-        let acknowledged = !frames.iter().any(copied);
-        self.queue.push_back(Outgoing { head, pieces, number: Some(number), acknowledged });
-        number
+        let waiting = frames.iter().copied().filter(waits).collect();
+        let number = Some(number);
+        self.messages.push_back(Outgoing { head, pieces, number, waiting, arena: None });
+        self.last
     }
 
     /// Whether a message needs nothing any more.
     pub(crate) fn is_done(&self, number: u64) -> bool {
-        !self.unacknowledged.contains(&number)
-            && !self.queue.iter().any(|outgoing| outgoing.number == Some(number))
+        let queued = self.current.iter().chain(&self.messages);
+        self.writing != Some(number)
+            && self.waiting.as_ref().is_none_or(|waiting| waiting.number != number)
+            && !queued.into_iter().any(|outgoing| outgoing.number == Some(number))
     }
 
-    /// Whether there is nothing to send and nothing to be acknowledged.
+    /// Whether there is nothing to send and nothing that waits for the peer.
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.unacknowledged.is_empty()
+        let idle = self.current.is_none() && self.answers.is_empty() && self.messages.is_empty();
+        idle && self.waiting.is_none() && self.writing.is_none()
     }
 
-    /// The peer has acknowledged a message. False if there is no such message.
+    /// Whether another thread is writing frames.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// The peer has the frames of a message. False if they do not wait.
     pub(crate) fn taken(&mut self, number: u64) -> bool {
-        let known = self.unacknowledged.front() == Some(&number);
+        let known = self.writing.is_none()
+            && self.waiting.as_ref().is_some_and(|waiting| waiting.number == number);
         if known {
-            self.unacknowledged.pop_front();
+            self.waiting = None;
         }
         known
     }
 
-    /// Forgets everything but which messages were lost.
+    /// The peer has granted memory for frames of a message: what to write there, until
+    /// [`Self::written`]. None if that makes no sense.
+    pub(crate) fn granted(
+        &mut self,
+        number: u64,
+        grants: &[Grant],
+        stream: bool,
+    ) -> Option<Writing> {
+        let waiting = self.waiting.as_mut().filter(|waiting| waiting.number == number)?;
+        if waiting.frames.len() != grants.len() || std::mem::replace(&mut waiting.granted, true) {
+            return None;
+        }
+        let mut writing = Writing { number, frames: Vec::new(), stream: Vec::new() };
+        for (frame, grant) in waiting.frames.iter().zip(grants) {
+            match grant {
+                Some(place) => writing.frames.push((*frame, *place)),
+                None if stream => writing.stream.push(*frame),
+                None => {}
+            }
+        }
+        self.writing = Some(number);
+        Some(writing)
+    }
+
+    /// What was granted is written, or given up because the connection has ended.
+    pub(crate) fn written(&mut self, writing: &Writing) {
+        self.writing = None;
+        if self.waiting.as_ref().is_some_and(|waiting| waiting.number == writing.number) {
+            let header = Header::Written { number: writing.number }.encode();
+            self.push_answer(header.to_vec(), &writing.stream, None);
+        }
+    }
+
+    /// Forgets everything but which messages were lost, and what is being written.
     pub(crate) fn clear(&mut self) {
-        self.lost.extend(self.unacknowledged.drain(..));
-        self.lost.extend(self.queue.drain(..).filter_map(|outgoing| outgoing.number));
+        self.answers.clear();
+        let queued = self.current.take().into_iter().chain(self.messages.drain(..));
+        self.lost.extend(queued.filter_map(|outgoing| outgoing.number));
+        self.lost.extend(self.waiting.take().map(|waiting| waiting.number));
     }
 
     /// Whether the peer may not have got a message that nothing uses any more.
@@ -150,24 +244,41 @@ impl Outbox {
 
     /// Sends what the socket takes without waiting.
     pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        while let Some(outgoing) = self.queue.front_mut() {
+        while let Some(mut outgoing) = self.next() {
             let entries: Vec<IoSlice<'_>> =
                 outgoing.pieces.iter().take(ENTRIES).map(|piece| outgoing.slice(piece)).collect();
+            let descriptor = outgoing.arena.as_ref().map(|arena| [arena.as_fd().as_raw_fd()]);
+            let rights =
+                descriptor.as_ref().map(|descriptor| ControlMessage::ScmRights(descriptor));
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            match sendmsg::<()>(socket.as_raw_fd(), &entries, &[], flags, None) {
+            let sent = sendmsg::<()>(socket.as_raw_fd(), &entries, rights.as_slice(), flags, None);
+            match sent {
                 Ok(sent) => outgoing.advance(sent),
-                Err(Errno::EINTR) => continue,
-                Err(Errno::EAGAIN) => return Ok(()),
-                Err(error) => return Err(error.into()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => {
+                    self.current = Some(outgoing);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.current = Some(outgoing);
+                    return Err(error.into());
+                }
             }
-            if outgoing.pieces.is_empty()
-                && let Some(outgoing) = self.queue.pop_front()
-                && let (Some(number), false) = (outgoing.number, outgoing.acknowledged)
+            if !outgoing.pieces.is_empty() {
+                self.current = Some(outgoing);
+            } else if let Some(number) = outgoing.number
+                && !outgoing.waiting.is_empty()
             {
-                self.unacknowledged.push_back(number);
+                let frames = outgoing.waiting;
+                self.waiting = Some(Waiting { number, frames, granted: false });
             }
         }
         Ok(())
+    }
+
+    fn next(&mut self) -> Option<Outgoing> {
+        let begun = self.current.take().or_else(|| self.answers.pop_front());
+        begun.or_else(|| self.waiting.is_none().then(|| self.messages.pop_front())?)
     }
 }
 
@@ -182,6 +293,7 @@ impl Outgoing {
     }
 
     fn advance(&mut self, mut sent: usize) {
+        self.arena = None;
         while let Some(piece) = self.pieces.front_mut() {
             let (start, len) = match piece {
                 Piece::Head { start, len } => (start, len),
@@ -202,7 +314,7 @@ impl Frame {
     /// # Safety
     ///
     /// The frame must be readable for as long as the slice is used.
-    unsafe fn bytes<'a>(&self) -> &'a [u8] {
+    pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
         // SAFETY: the caller's promise; a frame comes from a buffer of Python's, whose address is
         // not null.
         unsafe {

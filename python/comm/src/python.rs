@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyConnectionError, PyPermissionError, PyRuntimeError};
+use pyo3::exceptions::{
+    PyBufferError, PyConnectionError, PyPermissionError, PyRuntimeError, PyValueError,
+};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -20,7 +22,7 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
 use crate::completions::Completions;
 use crate::connection::{self, Ending, Receipt, Submitted};
-use crate::engine::{Engine, Settings, tcp_addresses};
+use crate::engine::{Engine, Lane, Settings, tcp_addresses};
 use crate::greeting::LENGTH;
 use crate::listener;
 use crate::memory::Block;
@@ -35,7 +37,8 @@ const DETACHED: usize = 1 << 20;
 mod _comm {
     #[pymodule_export]
     use super::{
-        Connection, Events, Held, Listener, Memory, connect, keep_memory, kept_memory, listen,
+        Connection, Events, Held, Listener, Memory, connect, keep_memory, kept_memory,
+        least_written, listen, received, shared_memory,
     };
 }
 
@@ -85,11 +88,23 @@ fn settings(
     secret: Option<[u8; LENGTH]>,
     host: &str,
     tcp_timeout: f64,
-    copies: bool,
+    lane: &str,
 ) -> PyResult<Settings> {
     let tcp_timeout = Duration::try_from_secs_f64(tcp_timeout);
     let tcp_timeout = tcp_timeout.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    Ok(Settings { secret, tcp_timeout, copies, ..Settings::new(host) })
+    let lane = match lane {
+        "auto" => Lane::Auto,
+        "mapped" => Lane::Mapped,
+        "copied" => Lane::Copied,
+        "socket" => Lane::Socket,
+        other => {
+            let text = format!(
+                "distributed.comm.native.lane is {other:?}; hint: auto, mapped, copied or socket"
+            );
+            return Err(PyValueError::new_err(text));
+        }
+    };
+    Ok(Settings { secret, tcp_timeout, lane, ..Settings::new(host) })
 }
 
 /// Takes over a descriptor that Python has detached from its socket.
@@ -104,18 +119,18 @@ fn owned(descriptor: i32) -> PyResult<OwnedFd> {
 /// Takes over a connected, non-blocking socket and begins to greet. `events` are told of
 /// `Connection.id` when the greeting is over.
 #[pyfunction]
-#[pyo3(signature = (descriptor, events, *, secret, host, tcp_timeout, copies))]
+#[pyo3(signature = (descriptor, events, *, secret, host, tcp_timeout, lane))]
 fn connect(
     descriptor: i32,
     events: &Events,
     secret: Option<[u8; LENGTH]>,
     host: &str,
     tcp_timeout: f64,
-    copies: bool,
+    lane: &str,
 ) -> PyResult<Connection> {
     let socket = owned(descriptor)?;
     let engine = Engine::of_this_process()?;
-    let settings = settings(secret, host, tcp_timeout, copies)?;
+    let settings = settings(secret, host, tcp_timeout, lane)?;
     let connection = engine.connect(socket, settings, &events.completions);
     Ok(Connection { connection, engine })
 }
@@ -123,17 +138,17 @@ fn connect(
 /// Takes over a listening, non-blocking socket. `events` are told of `Listener.id` when connections
 /// have been accepted.
 #[pyfunction]
-#[pyo3(signature = (descriptor, events, *, secret, tcp_timeout, copies))]
+#[pyo3(signature = (descriptor, events, *, secret, tcp_timeout, lane))]
 fn listen(
     descriptor: i32,
     events: &Events,
     secret: Option<[u8; LENGTH]>,
     tcp_timeout: f64,
-    copies: bool,
+    lane: &str,
 ) -> PyResult<Listener> {
     let socket = owned(descriptor)?;
     let engine = Engine::of_this_process()?;
-    let settings = settings(secret, "", tcp_timeout, copies)?;
+    let settings = settings(secret, "", tcp_timeout, lane)?;
     let listener = engine.listen(socket, settings, &events.completions);
     Ok(Listener { listener, engine })
 }
@@ -149,6 +164,26 @@ fn keep_memory(bytes: usize) {
 #[pyfunction]
 fn kept_memory() -> PyResult<usize> {
     Ok(Engine::of_this_process()?.kept())
+}
+
+/// Bytes of frames that this process has received: copied, in mapped memory, over sockets.
+#[pyfunction]
+fn received() -> PyResult<[u64; 3]> {
+    Ok(Engine::of_this_process()?.received())
+}
+
+/// From how many bytes on a message is written to mapped memory though it could be copied; 0 if never,
+/// none before that was measured.
+#[pyfunction]
+fn least_written() -> PyResult<Option<usize>> {
+    Ok(Engine::of_this_process()?.least().map(|least| least.unwrap_or(0)))
+}
+
+/// What of the memory of this process peers may write, and what of theirs is in its page tables, in
+/// bytes.
+#[pyfunction]
+fn shared_memory() -> PyResult<(usize, usize)> {
+    Ok(Engine::of_this_process()?.shared())
 }
 
 #[pymethods]
@@ -195,6 +230,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.connection.is_done_here(self.number) {
             self.connection.abort();
+            self.connection.settle();
         }
     }
 }
@@ -261,9 +297,9 @@ impl Connection {
         };
         let frames: Vec<Frame> = buffers.iter().zip(&frames).map(place).collect::<PyResult<_>>()?;
         let inline: usize =
-            if connection.copies().1 { 0 } else { frames.iter().map(|frame| frame.len).sum() };
-        // SAFETY: the buffers keep their bytes readable. They are released when the message is done
-        // (here, or by `Held`), or after the connection has ended.
+            if connection.waits() { 0 } else { frames.iter().map(|frame| frame.len).sum() };
+        // SAFETY: the buffers keep their bytes readable. They are released when the message is done,
+        // here or by `Held`.
         let submit = || unsafe { connection.submit(&frames) };
         let submitted = if inline < DETACHED { submit() } else { py.detach(submit) };
         match submitted.map_err(raised)? {
@@ -298,11 +334,17 @@ impl Connection {
         Ok(self.here()?.host())
     }
 
-    /// Whether large frames are copied from process to process: those that arrive, and those that
-    /// are sent.
+    /// Whether the system does not permit this process to copy from the peer's memory.
     #[getter]
-    fn copies(&self) -> PyResult<(bool, bool)> {
-        Ok(self.here()?.copies())
+    fn refused(&self) -> PyResult<bool> {
+        Ok(self.here()?.is_refused())
+    }
+
+    /// Whether this process can copy large frames of the peer, the peer those of this one, and each
+    /// maps memory of the other.
+    #[getter]
+    fn lanes(&self) -> PyResult<(bool, bool, bool)> {
+        Ok(self.here()?.lanes())
     }
 
     /// Hosts and ports of this end and of the peer, over TCP.

@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::memory::{Block, Pool};
-use crate::wire::{DESCRIPTOR, Descriptor, HEADER, Header, Malformed};
+use crate::wire::{DESCRIPTOR, Descriptor, GRANT, Grant, HEADER, Header, Malformed, decode_grants};
 
 /// From this size on, in bytes, a frame has a block of its own.
 const OWN: usize = 32 << 10;
@@ -21,8 +21,12 @@ pub(crate) struct Message {
     pub(crate) number: u64,
     pub(crate) blocks: Vec<Block>,
     pub(crate) frames: Vec<Span>,
-    /// Blocks that are to be filled from addresses in the sender's memory.
+    /// Blocks that are to be filled, and where their bytes wait in the sender's memory.
     pub(crate) copies: Vec<(usize, u64)>,
+    /// Whether the sender waits for an acknowledgement.
+    pub(crate) waits: bool,
+    /// Whether the sender has been granted what can be.
+    pub(crate) asked: bool,
 }
 
 /// Where a frame lies.
@@ -40,8 +44,21 @@ pub(crate) enum Step {
     More,
     /// A message is complete, but for what is to be copied.
     Message(Message),
-    /// The peer has copied the frames of this message.
+    /// The peer has the frames of this message.
     Taken(u64),
+    /// The peer grants memory for frames of this process.
+    Granted(Granted),
+}
+
+/// What a peer has granted.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) number: u64,
+    pub(crate) grants: Vec<Grant>,
+    /// Whether the peer's shared memory has come with it.
+    pub(crate) arena: bool,
+    /// Whether the other frames are to be sent on the socket.
+    pub(crate) stream: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,20 +77,32 @@ pub(crate) enum Fault {
 pub(crate) struct Reader {
     pool: Arc<Pool>,
     stage: Stage,
+    /// Whether frames that wait at the sender can't be copied from there, so that they need memory
+    /// to which the sender can write.
+    shares: bool,
+    /// A message for which the peer has been granted memory, and what of it will be streamed.
+    granted: Option<(Message, VecDeque<Span>)>,
 }
 
 #[derive(Debug)]
 enum Stage {
     Header { bytes: [u8; HEADER], have: usize },
     Descriptors { number: u64, bytes: Vec<u8>, len: usize },
+    Grants { granted: Granted, bytes: Vec<u8>, len: usize },
     Body { message: Message, missing: VecDeque<Span> },
 }
 
 const START: Stage = Stage::Header { bytes: [0; HEADER], have: 0 };
 
 impl Reader {
-    pub(crate) fn new(pool: Arc<Pool>) -> Self {
-        Self { pool, stage: START }
+    pub(crate) fn new(pool: Arc<Pool>, shares: bool) -> Self {
+        Self { pool, stage: START, shares, granted: None }
+    }
+
+    /// Keeps a message until the peer has written what it was granted of it, and streamed what is
+    /// missing.
+    pub(crate) fn wait_for(&mut self, message: Message, missing: VecDeque<Span>) {
+        self.granted = Some((message, missing));
     }
 
     /// Takes bytes from the front of `input` up to the end of a message or of the input.
@@ -91,6 +120,24 @@ impl Reader {
                     self.stage = START;
                     match Header::decode(bytes)? {
                         Header::Taken { number } => return Ok(Step::Taken(number)),
+                        Header::Granted { number, frames, arena, stream } => {
+                            let granted = Granted { number, grants: Vec::new(), arena, stream };
+                            let len = GRANT * frames as usize;
+                            self.stage = Stage::Grants { granted, bytes: Vec::new(), len };
+                        }
+                        Header::Written { number } => match self.granted.take() {
+                            Some((mut message, missing)) if message.number == number => {
+                                message.blocks.iter_mut().for_each(|block| block.lend(false));
+                                self.stage = Stage::Body { message, missing };
+                            }
+                            other => {
+                                self.granted = other;
+                                return Err(Malformed::Order.into());
+                            }
+                        },
+                        Header::Message { .. } if self.granted.is_some() => {
+                            return Err(Malformed::Order.into());
+                        }
                         Header::Message { number, frames } => {
                             let len = DESCRIPTOR * frames as usize;
                             self.stage = Stage::Descriptors { number, bytes: Vec::new(), len };
@@ -103,8 +150,18 @@ impl Reader {
                         return Ok(Step::More);
                     }
                     let frames = Descriptor::decode_all(bytes)?;
-                    let (message, missing) = lay_out(*number, &frames, &self.pool)?;
+                    let (message, missing) = lay_out(*number, &frames, &self.pool, self.shares)?;
                     self.stage = Stage::Body { message, missing };
+                }
+                Stage::Grants { granted, bytes, len } => {
+                    bytes.extend_from_slice(cut(input, *len - bytes.len()));
+                    if bytes.len() < *len {
+                        return Ok(Step::More);
+                    }
+                    let grants = decode_grants(bytes);
+                    let granted = Granted { grants, ..*granted };
+                    self.stage = START;
+                    return Ok(Step::Granted(granted));
                 }
                 Stage::Body { message, missing } => {
                     let Some(span) = missing.front_mut() else {
@@ -165,8 +222,10 @@ fn lay_out(
     number: u64,
     frames: &[Descriptor],
     pool: &Arc<Pool>,
+    shares: bool,
 ) -> Result<(Message, VecDeque<Span>), Fault> {
-    let take = |len| pool.take(len).map_err(|cause| Fault::Memory { bytes: len, cause });
+    let no_memory = |len| move |cause| Fault::Memory { bytes: len, cause };
+    let take = |len| pool.take(len).map_err(no_memory(len));
     let is_small = |frame: &&Descriptor| !frame.apart && frame.address.is_none() && frame.len < OWN;
     let shared = frames.iter().filter(is_small).map(|frame| frame.len).sum();
     let mut message = Message { number, ..Message::default() };
@@ -179,12 +238,20 @@ fn lay_out(
             used += len;
             Span { block: 0, start: used - len, len }
         } else {
-            message.blocks.push(take(len)?);
+            let block = if shares && frame.address.is_some() {
+                pool.take_shared(len).map_err(no_memory(len))?
+            } else {
+                take(len)?
+            };
+            message.blocks.push(block);
             Span { block: message.blocks.len() - 1, start: 0, len }
         };
         message.frames.push(span);
         match (frame.address, missing.back_mut()) {
-            (Some(address), _) => message.copies.push((span.block, address.get())),
+            (Some(address), _) => {
+                message.waits = true;
+                message.copies.push((span.block, address.get()));
+            }
             _ if len == 0 => {}
             // Small frames in a row are filled at once.
             (None, Some(last)) if last.block == span.block => last.len += len,
@@ -208,7 +275,7 @@ mod tests {
     use super::*;
 
     fn reader() -> Reader {
-        Reader::new(Pool::new(0))
+        Reader::new(Pool::new(0), false)
     }
 
     fn contents(message: &mut Message) -> Vec<Vec<u8>> {
@@ -267,6 +334,7 @@ mod tests {
                     match reader.feed(&mut piece).unwrap() {
                         Step::More => break,
                         Step::Taken(number) => { taken += 1; prop_assert_eq!(number, taken); }
+                        Step::Granted(_) => prop_assert!(false, "nothing was granted"),
                         Step::Message(mut message) => read.push(contents(&mut message)),
                     }
                 }
@@ -277,9 +345,12 @@ mod tests {
         }
 
         #[test]
-        fn garbage_never_panics(bytes: Vec<u8>) {
-            let (mut reader, mut input) = (reader(), &bytes[..]);
-            while let Ok(Step::Message(_) | Step::Taken(_)) = reader.feed(&mut input) {}
+        fn garbage_never_panics(bytes: Vec<u8>, kind in 0..6_u8) {
+            for start in [&[][..], &[kind, 3, 0, 0, 2, 0, 0, 0]] {
+                let bytes = [start, &bytes].concat();
+                let (mut reader, mut input) = (reader(), &bytes[..]);
+                while !matches!(reader.feed(&mut input), Ok(Step::More) | Err(_)) {}
+            }
         }
     }
 
@@ -292,6 +363,25 @@ mod tests {
         };
         let (together, apart): (Vec<usize>, Vec<usize>) = (blocks(false), blocks(true));
         assert_eq!((together, apart), (vec![0, 0, 0], vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn while_frames_of_a_message_wait_no_other_message_comes_and_grants_do() {
+        let (mut reader, message) = (reader(), Message { number: 5, ..Message::default() });
+        reader.wait_for(message, VecDeque::new());
+        let header = Header::Granted { number: 9, frames: 2, arena: false, stream: true };
+        let grants = crate::wire::encode_grants(&[Some(4096), None]);
+        let step = reader.feed(&mut &[&header.encode()[..], &grants].concat()[..]).unwrap();
+        let Step::Granted(granted) = step else { panic!("{step:?}") };
+        assert_eq!((granted.number, granted.stream), (9, true));
+        assert_eq!(granted.grants, [Some(4096), None]);
+        let wrong = [Header::Message { number: 6, frames: 0 }, Header::Written { number: 6 }];
+        for header in wrong {
+            assert!(reader.feed(&mut &header.encode()[..]).is_err(), "{header:?}");
+        }
+        let written = Header::Written { number: 5 }.encode();
+        let step = reader.feed(&mut &written[..]).unwrap();
+        assert!(matches!(step, Step::Message(message) if message.number == 5));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prep
     packages::check(&python.path, &inspection, &packages::needs(plan, dask))?;
 
     dask.tls.as_ref().map_or(Ok(()), readable)?;
-    let client = serde_json::json!(settings::client_env(plan, dask)).to_string();
+    let client = serde_json::json!(settings::client_env(plan, dask, paths)).to_string();
     let path = settings::client_file(paths);
     std::fs::write(&path, client).map_err(|source| DaskError::Write { path, source })?;
 

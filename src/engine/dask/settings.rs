@@ -131,6 +131,9 @@ struct Proof {
     transports: Vec<&'static [&'static str]>,
 }
 
+/// The key of Dask's configuration for the secret of `native://`.
+const SECRET_FILE: &str = "distributed.comm.native.secret-file";
+
 /// Facts about the Python that the plan cannot know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Means {
@@ -140,7 +143,11 @@ pub(super) struct Means {
     pub(super) fork: bool,
 }
 
-fn common(dask: &DaskPlan) -> Common {
+fn common(dask: &DaskPlan, paths: &Paths) -> Common {
+    let mut config = dask.config.clone();
+    if let Some(secret) = comm_secret(dask, paths) {
+        config.entry(SECRET_FILE.to_owned()).or_insert(secret);
+    }
     Common {
         protocol: dask.protocol.clone(),
         host: dask.host.clone(),
@@ -148,7 +155,7 @@ fn common(dask: &DaskPlan) -> Common {
         tls: dask.tls.clone(),
         dashboard_prefix: dask.dashboard_prefix.clone(),
         dashboard: dask.dashboard,
-        config: dask.config.clone(),
+        config,
         pre_import: dask.pre_import.clone(),
     }
 }
@@ -167,10 +174,10 @@ pub(super) fn scheduler(
         dashboard_address: dask.dashboard_address.clone(),
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
-        client_env: client_env(plan, dask),
+        client_env: client_env(plan, dask, paths),
         adapt: dask.adapt_minimum.map(|least| (least, plan.workers.len())),
         fork: means.fork.then(|| fork(plan, dask, means, paths)),
-        common: common(dask),
+        common: common(dask, paths),
     }
 }
 
@@ -183,10 +190,20 @@ pub fn client_file(paths: &Paths) -> PathBuf {
     paths.root().join("client.json")
 }
 
+/// The file with the secret that whoever connects over a network by `native://` must know. Workers
+/// that join another cluster have its secret by their own configuration, if it has one.
+fn comm_secret(dask: &DaskPlan, paths: &Paths) -> Option<String> {
+    let own = dask.protocol == "native" && dask.join.is_none();
+    own.then(|| paths.secret().display().to_string())
+}
+
 /// What a client needs to speak as the cluster does, but for the scheduler's address: UCX's
-/// variables, and TLS's files by the names of Dask's configuration.
-pub(super) fn client_env(plan: &Plan, dask: &DaskPlan) -> BTreeMap<String, String> {
+/// variables, and the files of TLS or `native://` by the names of Dask's configuration.
+pub(super) fn client_env(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> BTreeMap<String, String> {
     let mut env = plan.client_env.clone();
+    if let Some(secret) = comm_secret(dask, paths) {
+        env.insert("DASK_DISTRIBUTED__COMM__NATIVE__SECRET_FILE".to_owned(), secret);
+    }
     if let Some(TlsFiles { ca_file, cert, key }) = &dask.tls {
         let files = [("CA_FILE", ca_file), ("CLIENT__CERT", cert), ("CLIENT__KEY", key)];
         env.extend(
@@ -254,7 +271,7 @@ pub(super) fn worker(
         fork: (means.fork && dask.join.is_some() && worker.rank == 0)
             .then(|| fork(plan, dask, means, paths)),
         verify: plan.requirements.verify.then(|| proof(plan, dask, worker)),
-        common: common(dask),
+        common: common(dask, paths),
     }
 }
 

@@ -2,20 +2,25 @@
 //!
 //! *Invariant:* while it is blocked (a copy is under way, or messages wait), nothing is read.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::Pid;
 
 use super::{Command, End, Engine, Settings};
 use crate::connection::{Connection, Ending, Peer};
 use crate::copy;
 use crate::greeting::{Greeting, Hello, LENGTH, Step as Greeted};
-use crate::reader::{Message, Reader, Step};
+use crate::mapped::Mapped;
+use crate::memory::arena::Arena;
+use crate::reader::{Granted, Message, Reader, Span, Step};
 
 /// Copies up to this size, in bytes, are made by the engine's own thread: waking another one would
 /// take longer.
@@ -36,10 +41,26 @@ pub(super) struct Entry {
     /// Bytes that have been read and not been looked at.
     rest: Vec<u8>,
     blocked: bool,
+    /// Whether this end maps memory of its peer.
+    maps: bool,
+    /// The peer after the greeting.
+    peer: Peer,
+    /// Files that the peer has sent.
+    files: VecDeque<OwnedFd>,
+    /// The peer's shared memory, if it has sent it.
+    mapped: Option<Arc<Mapped>>,
+    /// The shared memory of this process that the peer has got.
+    arena: Weak<Arena>,
+}
+
+/// Where bytes are read to before it is known what they are.
+pub(super) struct Scratch {
+    bytes: Box<[u8]>,
+    control: Vec<u8>,
 }
 
 enum Stage {
-    Greeting { greeting: Box<Greeting>, peer: Peer },
+    Greeting(Box<Greeting>),
     Reading(Reader),
 }
 
@@ -50,6 +71,13 @@ pub(super) enum Next {
     Wait,
     /// Serve it again after the others.
     Again,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        let bytes = vec![0; 128 << 10].into_boxed_slice();
+        Self { bytes, control: nix::cmsg_space!([RawFd; 1]) }
+    }
 }
 
 impl Entry {
@@ -63,28 +91,45 @@ impl Entry {
     ) -> io::Result<Self> {
         let mut nonce = [0; LENGTH];
         getrandom::fill(&mut nonce)?;
-        let process = process.filter(|pid| settings.copies && pid.as_raw() > 0);
+        let is_local = process.is_some();
+        // The kernel says who is at the other end of a Unix socket: someone who could read the file
+        // with the secret, too.
+        let secret = settings.secret.filter(|_| !is_local);
+        let process = process.filter(|pid| settings.lane.copies() && pid.as_raw() > 0);
+        let maps = is_local && settings.lane.maps() && engine.shares();
         let own = Hello {
             role: end.role(),
-            has_secret: settings.secret.is_some(),
+            has_secret: secret.is_some(),
+            maps,
             nonce,
             token_at: process.map_or(0, |_| engine.token.as_ptr().addr() as u64),
             token: engine.token,
             host: settings.host.clone(),
         };
-        let (greeting, hello) = Greeting::new(own, settings.secret);
+        let (greeting, hello) = Greeting::new(own, secret);
         connection.send_bytes(&hello);
         let peer = Peer { host: settings.host.clone(), ..Peer::default() };
-        let stage = Stage::Greeting { greeting: Box::new(greeting), peer };
-        Ok(Self { connection, end, process, stage, rest: Vec::new(), blocked: false })
+        Ok(Self {
+            connection,
+            end,
+            process,
+            stage: Stage::Greeting(Box::new(greeting)),
+            rest: Vec::new(),
+            blocked: false,
+            maps,
+            peer,
+            files: VecDeque::new(),
+            mapped: None,
+            arena: Weak::new(),
+        })
     }
 
     pub(super) fn is_greeting(&self) -> bool {
-        matches!(self.stage, Stage::Greeting { .. })
+        matches!(self.stage, Stage::Greeting(_))
     }
 
     /// Reads what there is.
-    pub(super) fn serve(&mut self, engine: &'static Engine, scratch: &mut [u8]) -> Next {
+    pub(super) fn serve(&mut self, engine: &'static Engine, scratch: &mut Scratch) -> Next {
         match self.read(engine, scratch) {
             Ok(next) => next,
             Err(ending) => {
@@ -107,7 +152,8 @@ impl Entry {
         }
     }
 
-    fn read(&mut self, engine: &'static Engine, scratch: &mut [u8]) -> Result<Next, Ending> {
+    fn read(&mut self, engine: &'static Engine, scratch: &mut Scratch) -> Result<Next, Ending> {
+        let Scratch { bytes: scratch, control } = scratch;
         let mut read = 0;
         let rest = std::mem::take(&mut self.rest);
         if self.blocked {
@@ -122,12 +168,16 @@ impl Entry {
             let socket = self.connection.as_fd().as_raw_fd();
             let direct = match &mut self.stage {
                 Stage::Reading(reader) => reader.destination(DIRECT),
-                Stage::Greeting { .. } => None,
+                Stage::Greeting(_) => None,
             };
             let is_direct = direct.is_some();
             let to = direct.unwrap_or(&mut *scratch);
             let most = to.len().min(TURN);
-            match recv(socket, &mut to[..most], MsgFlags::MSG_DONTWAIT) {
+            match receive(socket, &mut to[..most], control, &mut self.files) {
+                Ok(_) if self.files.len() > usize::from(self.maps) => {
+                    let text = "the peer sent files that nobody asked for";
+                    return Err(Ending::Broken(text.to_owned()));
+                }
                 Ok(0) if self.is_greeting() => return Err(Ending::Unwelcome),
                 Ok(0) => return Err(self.truncated()),
                 Ok(len) => {
@@ -167,24 +217,28 @@ impl Entry {
                 return Ok(());
             }
             match &mut self.stage {
-                Stage::Greeting { greeting, peer } => {
+                Stage::Greeting(greeting) => {
                     let step = greeting.feed(&mut input);
                     match step.map_err(|refusal| Ending::Refused(refusal.to_string()))? {
                         Greeted::More => return Ok(()),
                         Greeted::Heard(hello) => {
-                            peer.is_copied = self.process.is_some_and(|pid| {
-                                hello.token_at != 0
-                                    && copy::can_read(pid, hello.token_at, &hello.token)
+                            let process = self.process.filter(|_| hello.token_at != 0);
+                            self.peer.is_copied = process.is_some_and(|pid| {
+                                copy::can_read(pid, hello.token_at, &hello.token)
                             });
+                            self.peer.is_refused = process.is_some() && !self.peer.is_copied;
+                            self.peer.maps = self.maps && hello.maps;
                             if let End::Listener(_) = self.end {
-                                peer.host = hello.host;
+                                self.peer.host = hello.host;
                             }
-                            self.connection.send_bytes(&greeting.finish(peer.is_copied));
+                            self.connection.send_bytes(&greeting.finish(self.peer.is_copied));
                         }
                         Greeted::Done { peer_reads } => {
-                            let peer = Peer { copies: peer_reads, ..peer.clone() };
-                            self.connection.open(peer);
-                            self.stage = Stage::Reading(Reader::new(Arc::clone(&engine.pool)));
+                            self.peer.copies = peer_reads;
+                            self.connection.open(self.peer.clone());
+                            let shares = self.peer.maps && !self.peer.is_copied;
+                            let pool = Arc::clone(&engine.pool);
+                            self.stage = Stage::Reading(Reader::new(pool, shares));
                             if let End::Listener(listener) = &self.end {
                                 listener.add(Arc::clone(&self.connection));
                             }
@@ -196,40 +250,149 @@ impl Entry {
                     match step.map_err(|fault| Ending::Broken(fault.to_string()))? {
                         Step::More => return Ok(()),
                         Step::Taken(number) => self.connection.taken(number),
-                        Step::Message(message) if message.copies.is_empty() => {
-                            self.blocked = !self.connection.deliver(message);
-                        }
-                        Step::Message(message) => self.copy(engine, message)?,
+                        Step::Granted(granted) => self.granted(engine, &granted)?,
+                        Step::Message(message) => self.fetch(engine, message)?,
                     }
                 }
             }
         }
     }
 
+    /// Gets the frames of a message that wait at the peer.
+    fn fetch(&mut self, engine: &'static Engine, message: Message) -> Result<(), Ending> {
+        if !message.asked {
+            let waiting: usize =
+                message.copies.iter().map(|(at, _)| message.blocks[*at].len()).sum();
+            count(&engine.received.socket, message.len() - waiting);
+        }
+        let arena = message.copies.iter().find_map(|(at, _)| message.blocks[*at].shared());
+        let arena = arena.map(|(arena, _)| Arc::clone(arena));
+        let is_shared = |at: usize| {
+            let shared = message.blocks[at].shared();
+            shared.zip(arena.as_ref()).is_some_and(|((one, _), arena)| Arc::ptr_eq(one, arena))
+        };
+        let len = |(at, _): &(usize, u64)| message.blocks[*at].len();
+        let whole: usize = message.copies.iter().map(len).sum();
+        let shared: usize = message.copies.iter().filter(|(at, _)| is_shared(*at)).map(len).sum();
+        let ask = if message.asked || !self.peer.maps {
+            false
+        } else if self.peer.is_copied {
+            engine.least_written(whole).is_some_and(|least| shared >= least && shared >= whole / 2)
+        } else {
+            true
+        };
+        if !ask {
+            return self.copy(engine, message);
+        }
+        self.ask(engine, message, arena);
+        Ok(())
+    }
+
+    /// Lets the peer write frames to shared memory of this process.
+    fn ask(&mut self, engine: &Engine, mut message: Message, arena: Option<Arc<Arena>>) {
+        let Stage::Reading(reader) = &mut self.stage else { return };
+        let (mut grants, mut missing) = (Vec::new(), VecDeque::new());
+        for (at, address) in std::mem::take(&mut message.copies) {
+            let block = &mut message.blocks[at];
+            let place = block.shared().zip(arena.as_ref());
+            let place = place.filter(|((one, _), arena)| Arc::ptr_eq(one, arena));
+            grants.push(place.map(|((_, place), _)| place as u64));
+            if place.is_some() {
+                block.lend(true);
+                count(&engine.received.mapped, block.len());
+            } else if self.peer.is_copied {
+                message.copies.push((at, address));
+            } else {
+                count(&engine.received.socket, block.len());
+                missing.push_back(Span { block: at, start: 0, len: block.len() });
+            }
+        }
+        message.asked = true;
+        let new = arena.filter(|arena| self.arena.as_ptr() != Arc::as_ptr(arena));
+        if let Some(new) = &new {
+            self.arena = Arc::downgrade(new);
+        }
+        let number = message.number;
+        reader.wait_for(message, missing);
+        self.connection.grant(number, &grants, !self.peer.is_copied, new);
+    }
+
+    /// Writes frames of this process to shared memory of the peer, here or on another thread.
+    fn granted(&mut self, engine: &'static Engine, granted: &Granted) -> Result<(), Ending> {
+        if granted.arena {
+            let file = self.files.pop_front();
+            let file = file.ok_or_else(|| Ending::Broken("the peer sent no file".to_owned()))?;
+            self.mapped = Some(engine.mappings.map(&file, Instant::now())?);
+        }
+        let writing = self.connection.granted(granted)?;
+        let len = writing.frames.iter().map(|(frame, _)| frame.len).sum();
+        let mapped = self.mapped.clone();
+        if let Some(mapped) = &mapped {
+            engine.mappings.make_room(mapped, len);
+        }
+        let connection = Arc::clone(&self.connection);
+        let job = move || connection.write(&writing, mapped.as_deref());
+        if len <= AT_ONCE {
+            job();
+        } else {
+            engine.copiers.run(Box::new(job));
+        }
+        Ok(())
+    }
+
     /// Copies the frames of a message from the peer's memory, here or on another thread.
     fn copy(&mut self, engine: &'static Engine, message: Message) -> Result<(), Ending> {
+        if message.copies.is_empty() {
+            self.copied(Ok(message));
+            return Ok(());
+        }
         let Some(process) = self.process else {
             let text = "the peer sent an address in memory that cannot be read";
             return Err(Ending::Broken(text.to_owned()));
         };
         let len: usize = message.copies.iter().map(|(at, _)| message.blocks[*at].len()).sum();
+        count(&engine.received.copied, len);
         let connection = Arc::clone(&self.connection);
         if len <= AT_ONCE {
-            self.copied(fetch(&connection, process, message));
+            self.copied(copied(&connection, process, message));
             return Ok(());
         }
         self.blocked = true;
         engine.copiers.run(Box::new(move || {
-            let message = fetch(&connection, process, message);
+            let message = copied(&connection, process, message);
             engine.post(Command::Copied { id: connection.id(), message });
         }));
         Ok(())
     }
 }
 
+fn count(sum: &AtomicU64, bytes: usize) {
+    sum.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Reads what there is, and takes files that come with it.
+#[allow(unsafe_code)]
+fn receive(
+    socket: RawFd,
+    to: &mut [u8],
+    control: &mut Vec<u8>,
+    files: &mut VecDeque<OwnedFd>,
+) -> Result<usize, Errno> {
+    let mut to = [IoSliceMut::new(to)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let read = recvmsg::<()>(socket, &mut to, Some(control), flags)?;
+    for message in read.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(received) = message {
+            // SAFETY: new descriptors, which nobody else knows.
+            files.extend(received.into_iter().map(|file| unsafe { OwnedFd::from_raw_fd(file) }));
+        }
+    }
+    Ok(read.bytes)
+}
+
 /// Copies, and makes sure that the sender has kept its frames meanwhile: a sender that lets go of
 /// them, or dies, shuts its socket down first.
-fn fetch(connection: &Connection, process: Pid, mut message: Message) -> Result<Message, Ending> {
+fn copied(connection: &Connection, process: Pid, mut message: Message) -> Result<Message, Ending> {
     if let Err(error) = copy::copy_all(process, &mut message) {
         return Err(match error.raw_os_error() {
             Some(libc::ESRCH) => Ending::Closed,

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid};
 
-use super::entry::{Entry, Next};
+use super::entry::{Entry, Next, Scratch};
 use super::{Command, End, Engine, Settings, Waiting, accept, prepare_tcp};
 use crate::connection::{Connection, Ending};
 use crate::listener::Listener;
@@ -41,7 +41,7 @@ struct Service {
     greeting: Waiting<u64>,
     /// Listeners that wait for descriptors.
     paused: Waiting<u64>,
-    scratch: Box<[u8]>,
+    scratch: Scratch,
 }
 
 /// Serves until the process ends.
@@ -53,7 +53,7 @@ pub(super) fn run(engine: &'static Engine) {
         again: VecDeque::new(),
         greeting: VecDeque::new(),
         paused: VecDeque::new(),
-        scratch: vec![0; 128 << 10].into_boxed_slice(),
+        scratch: Scratch::new(),
     };
     let wake = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
     if engine.epoll.add(engine.wake.as_fd(), wake).is_err() {
@@ -109,8 +109,9 @@ impl Service {
             }
         }
         let trim = self.engine.pool.trim(now);
+        let forget = self.engine.mappings.trim(now);
         let due = |waiting: &Waiting<u64>| waiting.front().map(|(due, _)| *due);
-        [trim, due(&self.greeting), due(&self.paused)].into_iter().flatten().min()
+        [trim, forget, due(&self.greeting), due(&self.paused)].into_iter().flatten().min()
     }
 
     fn on(&mut self, command: Command) {

@@ -108,7 +108,9 @@ def _lanes(comm):
         if scheme != "native":
             return [scheme]
         info = comm.extra_info
-        return [f"native/{'copy' if info['copies'][0] else info['socket']}"]
+        ways = {"copy": info["copies"][0], "mapped": info["maps"]}
+        ways = [way for way, there in ways.items() if there]
+        return [f"native/{way}" for way in ways or [info["socket"]]]
     return list(dict.fromkeys(LANE.findall(describe(endpoint))))
 
 
