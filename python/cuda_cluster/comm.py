@@ -170,7 +170,7 @@ def received() -> dict[str, int]:
     return dict(zip(("copied", "mapped", "socket"), _comm.received(), strict=True))
 
 
-async def metrics(worker: Any) -> dict[str, int]:
+def metrics(worker: Any) -> dict[str, int]:
     """For `Worker.metrics`: what has been received, and the memory that is kept and shared."""
     own, written = _comm.shared_memory()
     memory = {"kept": _comm.kept_memory(), "shared": own, "written": written}

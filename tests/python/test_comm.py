@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from functools import wraps
 from pathlib import Path
 
@@ -323,7 +324,7 @@ async def test_strangers_get_nowhere_and_harm_nobody():
 
 
 @in_a_loop
-async def test_only_who_knows_the_secret_is_let_in(tmp_path, monkeypatch):
+async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monkeypatch):
     secrets = [tmp_path / "one", tmp_path / "other"]
     for number, secret in enumerate(secrets):
         secret.write_text(f"{number:064x}\n")
@@ -334,21 +335,20 @@ async def test_only_who_knows_the_secret_is_let_in(tmp_path, monkeypatch):
     async def serve(end):
         await end.write(await end.read())
 
-    for way in ("auto", "tcp"):
-        with monkeypatch.context() as patch, travelling(way, patch):
-            with knowing(secrets[0]):
-                async with listen(ADDRESS, serve) as listener:
-                    ours = await connect(listener.contact_address)
-                    await ours.write("x")
-                    assert await ours.read() == "x"
-                    await ours.close()
-                    with knowing(secrets[1]), pytest.raises(OSError, match="secret"):
-                        await connect(listener.contact_address, timeout=1)
-                    with (
-                        dask.config.set({"distributed.comm.native.secret-file": None}),
-                        pytest.raises(FatalCommClosedError, match="the peer has a secret"),
-                    ):
-                        await connect(listener.contact_address, timeout=1)
+    with travelling("tcp", monkeypatch):
+        with knowing(secrets[0]):
+            async with listen(ADDRESS, serve) as listener:
+                ours = await connect(listener.contact_address)
+                await ours.write("x")
+                assert await ours.read() == "x"
+                await ours.close()
+                with knowing(secrets[1]), pytest.raises(OSError, match="secret"):
+                    await connect(listener.contact_address, timeout=1)
+                with (
+                    dask.config.set({"distributed.comm.native.secret-file": None}),
+                    pytest.raises(FatalCommClosedError, match="the peer has a secret"),
+                ):
+                    await connect(listener.contact_address, timeout=1)
     secrets[0].write_text("not a secret")
     with knowing(secrets[0]), pytest.raises(ValueError, match="64 hexadecimal digits"):
         await listen(ADDRESS, serve).start()
@@ -568,6 +568,31 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
                               retries=5) for n in range(4)]
         total = client.submit(lambda *arrays: sum(int(array[-1]) for array in arrays), *data, retries=5)
         assert total.result() == 6
+
+        def received():
+            infos = client.scheduler_info(n_workers=-1)["workers"].values()
+            metrics = [info["metrics"].get("native", {}) for info in infos]
+            return sum(one.get("copied", 0) + one.get("mapped", 0) for one in metrics)
+
+        # Heartbeats bring it to the scheduler and its dashboard.
+        for _ in range(600):
+            if received() >= 2 * data[0].result().nbytes:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError(received())
+        # Over a network, only who knows the cluster's secret is let in.
+        stranger = "import asyncio, cuda_cluster.comm as comm, sys\n" \
+            "from distributed.comm import connect\ncomm._connect_unix = lambda names: None\n" \
+            "asyncio.run(connect(sys.argv[1], timeout=5))"
+        command = [sys.executable, "-c", stranger, cluster.scheduler_address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert "the peer has a secret, and this process none" in done.stderr
+        env = cuda_cluster.attach("over-native").env()
+        environment = {**os.environ, **env}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
+                              env=environment)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_python_without_the_package_is_told_what_native_needs():

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import fcntl
 import gc
-import logging
 import os
 import random
 import signal
@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from array import array
 
 import dask
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError, connect, listen
-from distributed.protocol import to_serialize
+from distributed.protocol import dumps, to_serialize
 
 from test_comm import ADDRESS, comm, in_a_loop, message, pair, travelling
 
@@ -218,8 +217,6 @@ async def test_a_peer_that_grants_nonsense_is_disconnected(tmp_path):
     os.ftruncate(shrinking, 1 << 20)
     sealed = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(sealed, 1 << 20)
-    import fcntl
-
     fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     place = struct.pack("<Q", 0)
     lies = {
@@ -248,14 +245,12 @@ async def test_a_peer_that_grants_nonsense_is_disconnected(tmp_path):
 
             async def talk():
                 # Dask's own handshake comes first: small frames, which no grant is for.
-                while True:
-                    await loop.sock_recv(liar, 1 << 16)
+                while await loop.sock_recv(liar, 1 << 16):
+                    pass
 
             talking = asyncio.ensure_future(talk())
             try:
                 handshake = {"compression": None, "python": (3, 11), "pickle-protocol": 5}
-                from distributed.protocol import dumps
-
                 parts = [bytes(part) for part in dumps(handshake)]
                 head = frames(1, 1, len(parts))
                 head += b"".join(struct.pack("<QQ", len(part), 0) for part in parts)
@@ -299,7 +294,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 
 import numpy as np
 from distributed.comm import connect, listen
-from distributed.protocol import to_serialize
+from distributed.protocol import dumps, to_serialize
 import cuda_cluster.comm as comm
 
 async def main():

@@ -2,6 +2,7 @@
 #![cfg(not(feature = "python"))]
 
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use _comm::completions::Completions;
 use _comm::listener::Listener;
 use _comm::outbox::Frame;
-use _comm::{Connection, Ending, Engine, Receipt, Settings, Submitted};
+use _comm::{Connection, Ending, Engine, Lane, Receipt, Settings, Submitted};
 use nix::poll::{PollFd, PollFlags, poll};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,8 +21,10 @@ struct End {
     completions: Arc<Completions>,
 }
 
-fn settings(copies: bool) -> Settings {
-    Settings { copies, ..Settings::new("here") }
+const LANES: [Lane; 4] = [Lane::Auto, Lane::Mapped, Lane::Copied, Lane::Socket];
+
+fn settings(lane: Lane) -> Settings {
+    Settings { lane, ..Settings::new("here") }
 }
 
 fn wait<T>(completions: &Completions, mut ready: impl FnMut() -> Option<T>) -> T {
@@ -79,12 +82,14 @@ impl Drop for Place {
     }
 }
 
-fn pair(copies: bool) -> [End; 2] {
-    let place = Place::new(settings(copies));
-    let ours = place.connect(settings(copies));
+fn pair(lane: Lane) -> [End; 2] {
+    let place = Place::new(settings(lane));
+    let ours = place.connect(settings(lane));
     let theirs = place.accept();
     wait(&ours.completions, || ours.connection.is_open().unwrap().then_some(()));
-    assert_eq!(ours.connection.copies(), (copies, copies));
+    let copies = matches!(lane, Lane::Auto | Lane::Copied);
+    let maps = matches!(lane, Lane::Auto | Lane::Mapped);
+    assert_eq!(ours.connection.lanes(), (copies, copies, maps));
     [ours, theirs]
 }
 
@@ -98,7 +103,7 @@ impl End {
                 Frame { address, len: frame.len(), apart: frame.len() % 2 == 0 }
             })
             .collect();
-        // SAFETY: all callers keep the frames until the message is done or the end is dropped.
+        // SAFETY: all callers keep the frames until the message is done or the end has settled.
         unsafe { self.connection.submit(&frames) }
     }
 
@@ -117,6 +122,7 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         self.connection.abort();
+        self.connection.settle();
     }
 }
 
@@ -149,8 +155,8 @@ fn message(seed: u64) -> Vec<Vec<u8>> {
 #[test]
 fn messages_arrive_as_sent_in_both_directions_at_once() {
     let messages = std::env::var("MESSAGES").map_or(60, |count| count.parse().unwrap());
-    for copies in [true, false] {
-        let ends = pair(copies);
+    for lane in LANES {
+        let ends = pair(lane);
         std::thread::scope(|scope| {
             for end in &ends {
                 // Both have events of one place, of which any thread may take those of the other.
@@ -167,7 +173,7 @@ fn messages_arrive_as_sent_in_both_directions_at_once() {
 
 #[test]
 fn a_writer_waits_for_a_reader_that_is_behind_and_nothing_is_lost() {
-    let [ours, theirs] = pair(false);
+    let [ours, theirs] = pair(Lane::Socket);
     let frames = [vec![7; 10 << 20]];
     let mut pending = 0;
     let mut numbers = Vec::new();
@@ -189,11 +195,12 @@ fn a_writer_waits_for_a_reader_that_is_behind_and_nothing_is_lost() {
 #[test]
 fn a_sender_that_ends_has_sent_whole_messages_only() {
     for turn in 0..200_u64 {
-        let [ours, theirs] = pair(turn % 2 == 0);
+        let [ours, theirs] = pair(LANES[usize::try_from(turn % 4).unwrap()]);
         let mut frames = [vec![1; 4 << 20]];
         let _ = ours.submit(&frames).unwrap();
         std::thread::sleep(Duration::from_micros(turn * 7));
         ours.connection.abort();
+        ours.connection.settle();
         // From now on they are somebody else's.
         frames[0].fill(2);
         match theirs.receive() {
@@ -209,7 +216,7 @@ fn a_sender_that_ends_has_sent_whole_messages_only() {
 #[test]
 fn a_peer_that_says_nothing_or_nonsense_is_given_up() {
     let greeting = Duration::from_millis(50);
-    let place = Place::new(Settings { greeting, ..settings(true) });
+    let place = Place::new(Settings { greeting, ..settings(Lane::Auto) });
     let mut silent = place.stream();
     let mut stranger = place.stream();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -225,15 +232,37 @@ fn a_peer_that_says_nothing_or_nonsense_is_given_up() {
 }
 
 #[test]
-fn ends_with_different_secrets_know_why_they_part() {
-    let secret = |byte| Settings { secret: Some([byte; 32]), ..settings(true) };
-    let place = Place::new(secret(1));
-    let ours = place.connect(secret(2));
+fn over_a_network_ends_with_different_secrets_know_why_they_part() {
+    let secret = |byte| Settings { secret: Some([byte; 32]), ..settings(Lane::Auto) };
+    let engine = Engine::of_this_process().unwrap();
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let completions = Arc::new(Completions::new().unwrap());
+    let listener = engine.listen(socket.into(), secret(1), &completions);
+    let connect = |settings| {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let completions = Arc::new(Completions::new().unwrap());
+        let connection = engine.connect(stream.into(), settings, &completions);
+        End { connection, completions }
+    };
+    let ours = connect(secret(2));
     let ending = wait(&ours.completions, || ours.connection.is_open().err());
     assert_eq!(ending, Ending::Refused("the peer has another secret".to_owned()));
-    let ours = place.connect(settings(true));
+    let ours = connect(settings(Lane::Auto));
     let ending = wait(&ours.completions, || ours.connection.is_open().err());
     let text = "the peer has a secret, and this process has none";
     assert_eq!(ending, Ending::Refused(text.to_owned()));
-    assert!(place.listener.accept().is_empty());
+    assert!(listener.accept().is_empty());
+    let ours = connect(secret(1));
+    wait(&ours.completions, || ours.connection.is_open().unwrap().then_some(()));
+    listener.close();
+}
+
+#[test]
+fn a_process_of_the_same_user_needs_no_secret() {
+    let place = Place::new(Settings { secret: Some([1; 32]), ..settings(Lane::Auto) });
+    let ours = place.connect(settings(Lane::Auto));
+    wait(&ours.completions, || ours.connection.is_open().unwrap().then_some(()));
 }

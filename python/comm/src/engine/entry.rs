@@ -274,7 +274,7 @@ impl Entry {
         let len = |(at, _): &(usize, u64)| message.blocks[*at].len();
         let whole: usize = message.copies.iter().map(len).sum();
         let shared: usize = message.copies.iter().filter(|(at, _)| is_shared(*at)).map(len).sum();
-        let ask = if message.asked || !self.peer.maps {
+        let ask = if message.asked || message.copies.is_empty() || !self.peer.maps {
             false
         } else if self.peer.is_copied {
             engine.least_written(whole).is_some_and(|least| shared >= least && shared >= whole / 2)

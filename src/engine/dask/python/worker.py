@@ -59,6 +59,10 @@ async def serve(settings, status):
         lifetime=settings["lifetime"],
         **place(settings),
     )
+    if settings["protocol"] == "native":
+        from cuda_cluster import comm
+
+        worker.metrics["native"] = comm.metrics
     nanny.adopt(worker)
     status.step("registering with the scheduler")
     proof = settings["verify"]
