@@ -69,7 +69,9 @@ def show(value):
         return machine.text(value) if all(isinstance(each, int) for each in value) else show(sorted(value))
     if isinstance(value, (list, tuple)):
         return " ".join(map(show, value)) or "-"
-    return str(value) or "-"
+    said = str(value) or "-"
+    # Both ends; what was judged is all of it.
+    return said if len(said) < 3000 else f"{said[:400]} […] {said[-700:]}"
 
 
 def containing(*parts):
@@ -127,7 +129,7 @@ class Said:
         return json.loads(self.out)
 
     def __str__(self):
-        return f"exit {self.code}: {' '.join(self.text.split())[-700:]}"
+        return f"exit {self.code}: {' '.join(self.text.split())}"
 
 
 def program(*arguments, group=None, before=(), **env):
