@@ -23,6 +23,8 @@ tests=(
     python3 python3-venv          # checks in Python
     openssl                       # a certificate for Dask over TLS
     ucx-utils                     # ucx_perftest, the measure for the data plane
+    chromium chromium-driver      # the page in a real browser
+    prometheus                    # reads our metrics as people do
     slurmctld slurmd slurm-client munge    # a Slurm of this machine, with a configuration of its own
 )
 

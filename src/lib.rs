@@ -106,6 +106,9 @@ pub mod cli;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod cuda;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod dashboard;
 #[cfg(any(feature = "launch", test))]
 #[doc(hidden)]
 pub mod engine;

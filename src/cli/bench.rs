@@ -1,5 +1,7 @@
 //! `bench`: measures the performance of a cluster.
 
+use std::io::IsTerminal;
+
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
@@ -19,6 +21,10 @@ const SIMULATED_WORKERS: u32 = 2;
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster bench links demo --size 1MiB,64MiB
+  cuda-cluster bench tasks demo")]
 pub(super) struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -59,9 +65,9 @@ struct LinksArguments {
     /// Number of workers to start if no cluster is running
     #[arg(long, value_name = "COUNT", conflicts_with = "name", value_parser = whole::<u32>)]
     n_workers: Option<u32>,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
-    output: Form,
+    /// Output format [default: heat on a terminal, otherwise table]
+    #[arg(short, long, value_enum, value_name = "FORM")]
+    output: Option<Form>,
 }
 
 /// Runs one of the benchmarks.
@@ -76,7 +82,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 
 fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
     let outcome = reach::runtime()?.block_on(links.measure())?;
-    outcome.show(links.output)?;
+    let usual = if std::io::stdout().is_terminal() { Form::Heat } else { Form::Table };
+    outcome.show(links.output.unwrap_or(usual))?;
     let failed = |pair: &Pair| matches!(pair.verdict, Verdict::Failed(_));
     Ok(if outcome.pairs.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }

@@ -10,6 +10,10 @@ use crate::cluster::doctor::{self, Verdict};
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster doctor
+  cuda-cluster doctor -o json")]
 pub(super) struct Arguments {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]

@@ -14,6 +14,11 @@ use crate::units::Span;
 
 /// Stops a cluster: SIGTERM, then SIGKILL after the grace period.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster down demo
+  cuda-cluster down --all
+  cuda-cluster down --kill demo                    # if the supervisor hangs")]
 pub(super) struct Arguments {
     /// The cluster; optional if only one is running
     name: Option<ClusterName>,

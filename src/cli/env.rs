@@ -17,7 +17,7 @@ use crate::ids::ClusterName;
 #[command(
     after_help = "In a shell: eval \"$(cuda-cluster env NAME)\". In a script that should fail \
                         if there is no such cluster: env=$(cuda-cluster env NAME) && eval \
-                        \"$env\" || exit"
+                        \"$env\" || exit\n\nExamples:\n  cuda-cluster env demo"
 )]
 pub(super) struct Arguments {
     /// The cluster; optional if only one is running

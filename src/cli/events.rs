@@ -2,23 +2,38 @@
 
 use std::collections::VecDeque;
 use std::io::BufRead;
+use std::time::SystemTime;
 
+use anstyle::Style;
 use clap::Args;
 
 use super::failure::{Exit, Failure};
+use super::flags::whole;
+use super::logs::colour_of;
 use super::workers;
 use super::{output, reach};
 use crate::ids::ClusterName;
 use crate::supervise::Record;
+use crate::units::Span;
 
 /// Arguments of `events`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster events demo --tail 20
+  cuda-cluster events demo -f --since 5m")]
 pub(super) struct Arguments {
     /// The cluster; optional if only one is running
     name: Option<ClusterName>,
     /// Keep showing new events until Ctrl-C or the end of the cluster
     #[arg(short, long)]
     follow: bool,
+    /// Show only the last events
+    #[arg(long, value_name = "EVENTS", value_parser = whole::<usize>)]
+    tail: Option<usize>,
+    /// Show only events from this period, such as 5m
+    #[arg(long, value_name = "SPAN")]
+    since: Option<Span>,
     /// Print the records as JSON lines, as stored in events.jsonl
     #[arg(long)]
     json: bool,
@@ -47,13 +62,21 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     })?;
     // An event written while the file is read appears in both the file and the stream.
     let mut shown = VecDeque::new();
+    let mut wanted = VecDeque::new();
+    let since = arguments.since.and_then(|span| SystemTime::now().checked_sub(span.0));
     for line in std::io::BufReader::new(file).lines().map_while(Result::ok) {
-        show(&line, arguments.json)?;
+        if since.is_none_or(|since| is_since(&line, since)) {
+            wanted.push_back(line.clone());
+        }
+        if arguments.tail.is_some_and(|tail| wanted.len() > tail) {
+            wanted.pop_front();
+        }
         shown.push_back(line);
         if shown.len() > OVERLAP {
             shown.pop_front();
         }
     }
+    wanted.iter().try_for_each(|line| show(line, arguments.json))?;
     while let Some(stream) = &mut stream {
         let next = runtime.block_on(stream.next_event()).map_err(lost)?;
         let Some(line) = next else { break };
@@ -64,12 +87,25 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Whether a record is of this time or later; one without a time is.
+fn is_since(line: &str, since: SystemTime) -> bool {
+    let record = serde_json::from_str::<Record>(line).ok();
+    let at = record.and_then(|record| humantime::parse_rfc3339(&record.at).ok());
+    at.is_none_or(|at| at >= since)
+}
+
 fn show(line: &str, json: bool) -> Result<(), Failure> {
     if json {
         return output::print(&format!("{line}\n"));
     }
     match serde_json::from_str::<Record>(line) {
-        Ok(record) => output::print(&format!("{}  {}\n", record.at, workers::sentence(&record))),
+        Ok(record) => {
+            let (time, sentence) = (Style::new().dimmed(), workers::sentence(&record));
+            let who = record.process.as_deref().map(colour_of).unwrap_or_default();
+            // The sentence begins with the name and a colon.
+            let (name, what) = sentence.split_once(':').unwrap_or((&sentence, ""));
+            output::print(&format!("{time}{}{time:#}  {who}{name}{who:#}:{what}\n", record.at))
+        }
         // The last line may be incomplete, because the file is still being written.
         Err(_) => Ok(()),
     }

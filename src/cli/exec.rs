@@ -15,6 +15,9 @@ use crate::spec::EngineKind;
 
 /// Arguments of `exec`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  srun --ntasks-per-node=8 cuda-cluster exec -- ./solver")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,

@@ -13,6 +13,9 @@ const VERSION: u32 = 1;
 
 /// Arguments of `explain`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster explain 3:17 demo")]
 pub(super) struct Arguments {
     /// The task's id, for example 3:17, as shown in errors and returned by `Remote::id`
     task: ObjectId,

@@ -16,6 +16,9 @@ use crate::units::Size;
 const SCALE: [(u8, u8, u8); 5] =
     [(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)];
 
+/// What the rows and the columns are.
+const AXES: &str = "from \\ to";
+
 /// The bandwidths for one kind of memory and one message size.
 struct Matrix<'a> {
     title: String,
@@ -90,9 +93,9 @@ pub(super) fn terminal(pairs: &[Pair]) -> String {
     let bold = Style::new().bold();
     for matrix in Matrix::all(pairs) {
         let longest = matrix.names.iter().map(|name| name.len()).max().unwrap_or(0);
-        let (first, width) = (longest.max("from".len()), longest.max(6) + 2);
+        let (first, width) = (longest.max(AXES.len()), longest.max(6) + 2);
         let _ = writeln!(text, "{bold}{}{bold:#}", matrix.title);
-        let _ = write!(text, "{:first$}  ", "from");
+        let _ = write!(text, "{AXES:first$}  ");
         for to in &matrix.names {
             let _ = write!(text, "{to:>width$}");
         }
@@ -261,9 +264,9 @@ mod tests {
         assert_eq!(
             plain,
             "1MiB host, GB/s\n\
-             from      gpu0    gpu1\n\
-             gpu0              12.5\n\
-             gpu1         -        \n\
+             from \\ to      gpu0    gpu1\n\
+             gpu0                   12.5\n\
+             gpu1              -        \n\
              in host memory, about 10 are usual at 1MiB\n\n"
         );
     }

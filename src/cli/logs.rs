@@ -22,6 +22,10 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Arguments of `logs`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster logs demo gpu3 -f
+  cuda-cluster logs demo --since 5m --timestamps")]
 pub(super) struct Arguments {
     /// The cluster (optional if only one is running), then its processes [default: all]
     #[arg(value_name = "[NAME] PROCESS")]
@@ -177,7 +181,7 @@ fn unreadable(path: &Path, error: std::io::Error) -> Failure {
 }
 
 /// A process always has the same colour.
-fn colour_of(process: &str) -> Style {
+pub(super) fn colour_of(process: &str) -> Style {
     const COLOURS: [AnsiColor; 6] = [
         AnsiColor::Cyan,
         AnsiColor::Green,

@@ -6,6 +6,7 @@
 //! one after another.
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::{heat, output, source};
 use crate::cluster::{self, Control, Found};
 use crate::engine::native;
 use crate::engine::native::client::{Client, Measured};
-use crate::engine::native::links::{self, Background, Figure, Pair};
+use crate::engine::native::links::{self, Background, Figure, Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan, WorkerPlan};
@@ -401,6 +402,47 @@ fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured
 }
 
 impl Outcome {
+    /// Prints the answer: how many pairs are as expected, and those that are not.
+    pub(super) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
+        output::print(&self.answer(strict))?;
+        if std::io::stdout().is_terminal() {
+            output::note(&"-o table shows each pair, -o heat a matrix");
+        }
+        if self.simulated {
+            output::note(&"the GPUs are simulated: these are figures of host memory");
+        }
+        Ok(())
+    }
+
+    /// How many pairs are as expected, and the rows of those that are not, or that are slow.
+    pub(super) fn answer(&self, strict: bool) -> String {
+        let fails = |pair: &&Pair| !pair.verdict.is_good(strict);
+        let bad = self.pairs.iter().filter(fails).count();
+        let told: Vec<&Pair> =
+            self.pairs.iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
+        let all = self.pairs.len();
+        let mut text = format!("{} of {all} ok", all - bad);
+        let ranges: Vec<String> = [MemoryKind::Host, MemoryKind::Device]
+            .into_iter()
+            .filter_map(|memory| {
+                let of = self.pairs.iter().filter(|pair| pair.memory == memory);
+                let rates: Vec<f64> = of.filter_map(|pair| pair.gb_per_s).collect();
+                let least = rates.iter().copied().reduce(f64::min)?;
+                let most = rates.iter().copied().reduce(f64::max)?;
+                let (least, most) = (heat::figure(least), heat::figure(most));
+                Some(format!("{memory} memory {least} to {most} GB/s"))
+            })
+            .collect();
+        if !ranges.is_empty() {
+            text.push_str(&format!(": {}", ranges.join(", ")));
+        }
+        text.push('\n');
+        if !told.is_empty() {
+            text.push_str(&format!("\n{}", table(told.into_iter())));
+        }
+        text
+    }
+
     /// Prints the rows.
     pub(super) fn show(&self, form: Form) -> Result<(), Failure> {
         match form {
@@ -410,19 +452,20 @@ impl Outcome {
             }
             Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
             Form::Heat => output::print(&heat::terminal(&self.pairs))?,
-            Form::Table => output::print(&self.table())?,
+            Form::Table => output::print(&table(self.pairs.iter()))?,
         }
         if self.simulated && matches!(form, Form::Table | Form::Heat) {
             output::note(&"the GPUs are simulated: these are figures of host memory");
         }
         Ok(())
     }
+}
 
-    /// The rows as text.
-    pub(super) fn table(&self) -> String {
-        let headings = ["from", "to", "memory", "size", "GB/s", "limit", "µs", "lanes", "verdict"];
-        output::table(&headings, self.pairs.iter().map(cells))
-    }
+/// Rows as text. The latency is that of a small message, one way.
+fn table<'a>(pairs: impl Iterator<Item = &'a Pair>) -> String {
+    let headings =
+        ["from", "to", "memory", "size", "GB/s", "limit", "µs one way", "lanes", "verdict"];
+    output::table(&headings, pairs.map(cells))
 }
 
 fn cells(pair: &Pair) -> Vec<String> {

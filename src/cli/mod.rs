@@ -6,6 +6,7 @@
 //! error. Exit codes are those of [`Exit`].
 
 mod bench;
+mod dashboard;
 mod doctor;
 mod down;
 mod env;
@@ -25,6 +26,7 @@ mod progress;
 mod ps;
 mod reach;
 mod relay;
+mod report;
 mod restart;
 mod run;
 mod sanitize;
@@ -73,6 +75,10 @@ enum Command {
     Logs(logs::Arguments),
     /// Show the events of a cluster, also after it has ended
     Events(events::Arguments),
+    /// Show clusters in a browser: the machine, its workers and links, live
+    Dashboard(dashboard::Arguments),
+    /// Write what is known about a cluster into a file for an issue, without secrets
+    Report(report::Arguments),
     /// Explain why a task is not running, or why it ran where it did
     Explain(explain::Arguments),
     /// Print the environment variables that clients of a running cluster need
@@ -135,6 +141,8 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
+        Command::Dashboard(arguments) => dashboard::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Restart(arguments) => restart::restart(&arguments),

@@ -39,12 +39,14 @@ pub(super) fn failure(failure: &Failure) {
         return;
     }
     let (red, cyan) = (heading(AnsiColor::Red), heading(AnsiColor::Cyan));
-    let mut text = format!("{red}error:{red:#} {}\n", failure.error);
+    let width = width(&io::stderr());
+    let mut text =
+        format!("{red}error:{red:#} {}\n", wrapped(&failure.error.to_string(), 7, width));
     for cause in failure.error.chain().skip(1) {
-        text.push_str(&format!("  caused by: {cause}\n"));
+        text.push_str(&format!("  caused by: {}\n", wrapped(&cause.to_string(), 13, width)));
     }
     if let Some(hint) = &failure.hint {
-        text.push_str(&format!("{cyan}hint:{cyan:#} {hint}\n"));
+        text.push_str(&format!("{cyan}hint:{cyan:#} {}\n", wrapped(hint, 6, width)));
     }
     tell(&text);
 }
@@ -106,7 +108,41 @@ pub(super) fn note(text: &dyn std::fmt::Display) {
 /// Prints a remark with a heading of its own on standard error.
 pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let yellow = heading(AnsiColor::Yellow);
+    let text = wrapped(&text.to_string(), word.len() + 2, width(&io::stderr()));
     tell(&format!("{yellow}{word}:{yellow:#} {text}\n"));
+}
+
+/// The width of a terminal; `None` for anything else.
+fn width(stream: &impl IsTerminal) -> Option<usize> {
+    // Both streams are of the same terminal, if they are of one at all.
+    stream.is_terminal().then(|| usize::from(console::Term::stderr().size().1))
+}
+
+/// A text whose lines end between words, before the width; `first` columns of the first line are
+/// taken. Later lines are indented by two.
+fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
+    let Some(width) = width.filter(|width| *width >= NARROWEST) else { return text.to_owned() };
+    let mut out = String::with_capacity(text.len() + text.len() / 40);
+    let mut column = first;
+    for (at, line) in text.split('\n').enumerate() {
+        if at > 0 {
+            out.push('\n');
+            column = 0;
+        }
+        for (at, word) in line.split(' ').enumerate() {
+            let length = word.chars().count();
+            if at > 0 && column + 1 + length > width {
+                out.push_str("\n  ");
+                column = 2;
+            } else if at > 0 {
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += length;
+        }
+    }
+    out
 }
 
 /// Prints a status message on standard error.
@@ -156,6 +192,49 @@ pub(super) fn streams_are_one() -> bool {
     }
 }
 
+/// Below this width lines are not wrapped.
+const NARROWEST: usize = 40;
+
+/// A table that fits standard output: if that is a narrow terminal, columns of `less` are left out,
+/// the first of them first. Then a line says so, and that `all` shows them.
+pub(super) fn fitted(headings: &[&str], rows: &[Vec<String>], less: &[&str], all: &str) -> String {
+    fitted_to(width(&io::stdout()), headings, rows, less, all)
+}
+
+fn fitted_to(
+    width: Option<usize>,
+    headings: &[&str],
+    rows: &[Vec<String>],
+    less: &[&str],
+    all: &str,
+) -> String {
+    let mut left_out: Vec<&str> = Vec::new();
+    let mut less = less.iter().filter(|name| headings.contains(name));
+    loop {
+        let kept: Vec<usize> =
+            (0..headings.len()).filter(|at| !left_out.contains(&headings[*at])).collect();
+        let shown: Vec<&str> = kept.iter().map(|at| headings[*at]).collect();
+        let rows = rows.iter().map(|row| kept.iter().map(|at| row[*at].clone()).collect());
+        let mut text = table(&shown, rows);
+        let widest = anstream::adapter::strip_str(&text)
+            .to_string()
+            .lines()
+            .map(|line| line.chars().count())
+            .max();
+        let fits = width.zip(widest).is_none_or(|(width, widest)| widest <= width);
+        match less.next().filter(|_| !fits) {
+            Some(name) => left_out.push(name),
+            None => {
+                if !left_out.is_empty() {
+                    let what = left_out.join(", ");
+                    text.push_str(&format!("(left out for lack of width: {what}; {all})\n"));
+                }
+                return text;
+            }
+        }
+    }
+}
+
 /// A heading in capitals, except units such as `GB/s` and `µs`.
 fn shouted(heading: &str) -> String {
     let unit = heading.contains(|c: char| c.is_uppercase() || !c.is_ascii());
@@ -187,4 +266,39 @@ pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_leaves_out_what_matters_less_until_it_fits_and_says_so() {
+        let rows = [vec!["gpu0".to_owned(), "0-19,40-59".to_owned(), "ready".to_owned()]];
+        let fit = |width| {
+            let headings = ["worker", "cpus", "state"];
+            let text = fitted_to(width, &headings, &rows, &["nic", "cpus"], "-o wide shows all");
+            anstream::adapter::strip_str(&text).to_string()
+        };
+        let whole = "WORKER  CPUS        STATE\ngpu0    0-19,40-59  ready\n";
+        assert_eq!(fit(None), whole);
+        assert_eq!(fit(Some(25)), whole);
+        assert_eq!(
+            fit(Some(24)),
+            "WORKER  STATE\ngpu0    ready\n\
+             (left out for lack of width: cpus; -o wide shows all)\n"
+        );
+        assert!(fit(Some(3)).starts_with("WORKER  STATE\n"), "the rest stays");
+    }
+
+    #[test]
+    fn texts_are_wrapped_between_words_alone() {
+        let text = "this machine has CPUs 0-1, and a-word-that-is-longer-than-any-line-can-be fits";
+        assert_eq!(wrapped(text, 6, None), text);
+        assert_eq!(
+            wrapped(text, 6, Some(40)),
+            "this machine has CPUs 0-1, and\n  a-word-that-is-longer-than-any-line-can-be\n  fits"
+        );
+        assert_eq!(wrapped("a\nb", 39, Some(40)), "a\nb", "lines stay lines");
+    }
 }

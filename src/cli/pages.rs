@@ -11,6 +11,9 @@ use super::output;
 
 /// Arguments of `completions`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster completions bash > ~/.local/share/bash-completion/completions/cuda-cluster")]
 pub(super) struct Completions {
     /// The shell
     shell: clap_complete::Shell,
@@ -39,4 +42,26 @@ pub(super) fn man(arguments: &Man) -> Result<Exit, Failure> {
         let what = format!("cannot write manual pages to {}", arguments.directory.display());
         Failure::new(Exit::Failed, anyhow::Error::new(error).context(what))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_of_each_command_has_examples_that_it_accepts() {
+        let program = super::super::Arguments::command();
+        for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples = help.split_once("Examples:\n").map(|(_, examples)| examples);
+            let examples = examples.unwrap_or_else(|| panic!("{} has none", command.get_name()));
+            for line in examples.lines() {
+                let Some(("  ", example)) = line.split_once("cuda-cluster ") else { continue };
+                let words = example.split(['#', '|', '>']).next().unwrap_or_default();
+                let words = ["cuda-cluster"].into_iter().chain(words.split_whitespace());
+                let read = program.clone().try_get_matches_from(words);
+                assert!(read.is_ok(), "{line}: {}", read.expect_err("wrong"));
+            }
+        }
+    }
 }

@@ -25,6 +25,11 @@ use crate::{cluster, probe};
 
 /// Arguments of `plan`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster plan --enable-nvlink
+  cuda-cluster plan --topology dgx-h100 --explain gpu3
+  cuda-cluster plan -o yaml > plan.yaml            # run it with up --plan")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
@@ -174,7 +179,8 @@ fn workers_table(plan: &Plan) -> String {
         row.push(worker.memory_limit_bytes.map_or_else(dash, human));
         row
     });
-    output::table(&headings, rows.collect::<Vec<_>>())
+    let rows: Vec<Vec<String>> = rows.collect();
+    output::fitted(&headings, &rows, &["numa", "pci", "host limit", "nic"], "-o yaml has all")
 }
 
 fn human(bytes: u64) -> String {

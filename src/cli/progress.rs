@@ -62,7 +62,9 @@ impl Measuring {
     pub(super) fn new(all: u64, quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { screen::progress() };
         let bar = ProgressBar::with_draw_target(Some(all), target);
-        if let Ok(style) = ProgressStyle::with_template("{pos}/{len} measured  {wide_msg}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{pos}/{len} measured, about {eta} left  {wide_msg}")
+        {
             bar.set_style(style);
         }
         Self { bar }

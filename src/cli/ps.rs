@@ -1,6 +1,7 @@
 //! `ps`: shows the processes of running clusters, and how others have ended.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -15,12 +16,21 @@ use crate::supervise::{ClusterPhase, ProcessState};
 
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster ps                                  # running clusters
+  cuda-cluster ps -o wide demo
+  cuda-cluster ps --watch
+  cuda-cluster ps -a                               # also how others have ended")]
 pub(super) struct Arguments {
     /// The cluster [default: all]
     name: Option<ClusterName>,
     /// Also show clusters that have ended and why, until their names are used again
     #[arg(short, long)]
     all: bool,
+    /// Show it again every two seconds, until Ctrl-C or the cluster's end
+    #[arg(short, long)]
+    watch: bool,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
@@ -38,14 +48,36 @@ enum Form {
 
 /// Shows clusters.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let clusters = arguments.meant()?;
-    match arguments.output {
-        Form::Json => arguments.print(clusters),
-        Form::Table | Form::Wide => arguments.show(clusters),
+    if !arguments.watch {
+        return arguments.once();
+    }
+    let terminal = console::Term::stdout();
+    if !terminal.is_term() || arguments.output == Form::Json {
+        let error = anyhow::anyhow!("--watch shows a table on a terminal, again and again");
+        let hint = "for a program: cuda-cluster events --follow --json";
+        return Err(Failure::new(Exit::Usage, error).hint(hint));
+    }
+    loop {
+        // A terminal that can't be cleared shows one table below the other.
+        let _ = terminal.clear_screen();
+        arguments.once()?;
+        std::thread::sleep(WATCH);
     }
 }
 
+/// Time between two tables.
+const WATCH: Duration = Duration::from_secs(2);
+
 impl Arguments {
+    /// Shows clusters once.
+    fn once(&self) -> Result<Exit, Failure> {
+        let clusters = self.meant()?;
+        match self.output {
+            Form::Json => self.print(clusters),
+            Form::Table | Form::Wide => self.show(clusters),
+        }
+    }
+
     /// The clusters to show.
     fn meant(&self) -> Result<Clusters, Failure> {
         // JSON without a list has exactly one cluster.

@@ -8,6 +8,9 @@ use crate::cluster::Found;
 
 /// Arguments of `restart`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster restart demo gpu3")]
 pub(super) struct Restart {
     /// The cluster (optional if only one is running), then the process: a worker such as gpu3, or
     /// scheduler for the whole cluster
@@ -17,6 +20,9 @@ pub(super) struct Restart {
 
 /// Arguments of `scale`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster scale demo 4")]
 pub(super) struct Scale {
     /// The cluster (optional if only one is running), then the number of workers to run: the first
     /// ones of the plan

@@ -24,7 +24,11 @@ use crate::wire::process;
 #[command(after_help = "\
 What ranks write is handed on byte for byte, of several ranks in whole lines. Their standard input
 is empty. Ctrl-C reaches them as SIGINT, SIGTERM as SIGTERM; a second signal kills them. Ctrl-Z
-stops only this command, and the ranks when nobody takes their output any more.")]
+stops only this command, and the ranks when nobody takes their output any more.
+
+Examples:
+  cuda-cluster run --prefix -- python train.py
+  cuda-cluster run --n-workers 2 -- ./solver")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,

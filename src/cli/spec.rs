@@ -14,6 +14,10 @@ use crate::spec::{self, ClusterSpec, Request};
 
 /// Arguments of `spec`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster spec check cluster.yaml
+  cuda-cluster spec schema > schema.json")]
 pub(super) struct Arguments {
     #[command(subcommand)]
     command: Command,

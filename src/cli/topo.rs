@@ -15,6 +15,11 @@ use crate::topology::{LinkKind, Occupant, Topology};
 
 /// Arguments of `topo`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster topo                                # this machine
+  cuda-cluster topo -o tree --topology dgx-h100    # a built-in one
+  cuda-cluster topo -o yaml --anonymize > here.yaml")]
 pub(super) struct Arguments {
     /// A file, '-', or a built-in machine such as dgx-h100; the format is detected [default: this
     /// machine]

@@ -6,7 +6,6 @@ use super::failure::{Exit, Failure};
 use super::measure::{Form, Outcome, Subject, Together, Ways};
 use super::{output, reach};
 use crate::cluster::Found;
-use crate::engine::native::links::Verdict;
 use crate::ids::ClusterName;
 use crate::wire::peer::MemoryKind;
 
@@ -16,6 +15,11 @@ const SIZES_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster verify demo
+  cuda-cluster verify demo --from gpu0 -o table
+  cuda-cluster verify demo --strict                # slow links fail, too")]
 pub(super) struct Arguments {
     /// The cluster; optional if only one is running
     #[arg(value_name = "NAME")]
@@ -25,21 +29,24 @@ pub(super) struct Arguments {
     /// Also fail if a link is slow
     #[arg(long)]
     strict: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
-    output: Form,
+    /// Output format [default: how many are ok, and those that are not]
+    #[arg(short, long, value_enum, value_name = "FORM")]
+    output: Option<Form>,
 }
 
 /// Measures every ordered pair of workers and judges the lanes that it used.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
     let outcome = reach::runtime()?.block_on(measured(&found, &arguments.ways))?;
-    outcome.show(arguments.output)?;
+    match arguments.output {
+        Some(form) => outcome.show(form)?,
+        None => outcome.show_answer(arguments.strict)?,
+    }
     Ok(if good(&outcome, arguments.strict) { Exit::Done } else { Exit::Unverified })
 }
 
 /// Verifies a cluster that is starting, and summarizes the result. If the verification fails,
-/// prints the table, except to a program that reads JSON: it goes to standard error then.
+/// prints what is not as expected, except to a program that reads JSON: it goes to standard error then.
 pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {
@@ -47,8 +54,8 @@ pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<Stri
         return Ok(format!("verified: {pairs} ways use the lanes that they should"));
     }
     match form {
-        output::Form::Table => output::print(&outcome.table())?,
-        output::Form::Json => output::status(outcome.table().trim_end()),
+        output::Form::Table => output::print(&outcome.answer(false))?,
+        output::Form::Json => output::status(outcome.answer(false).trim_end()),
     }
     let error = anyhow::anyhow!("the verification failed, so the cluster is taken down");
     Err(Failure::new(Exit::Unverified, error))
@@ -65,9 +72,5 @@ async fn measured(cluster: &Found, ways: &Ways) -> Result<Outcome, Failure> {
 
 /// Whether every connection is as expected.
 fn good(outcome: &Outcome, strict: bool) -> bool {
-    outcome.pairs.iter().all(|pair| match pair.verdict {
-        Verdict::Ok => true,
-        Verdict::Slow(_) => !strict,
-        Verdict::Downgraded(_) | Verdict::Implausible(_) | Verdict::Failed(_) => false,
-    })
+    outcome.pairs.iter().all(|pair| pair.verdict.is_good(strict))
 }

@@ -42,6 +42,9 @@ const LAST: [Column; 4] = [
     ("restarts", |row| row.process.restarts.to_string()),
 ];
 
+/// What a narrow terminal does without, first to last.
+const LESS: [&str; 5] = ["mems", "cpus", "pid", "nic", "cpus here"];
+
 const WIDE: [Column; 6] = [
     ("held by", |row| row.process.containment.to_string()),
     ("bound ms", |row| some(row.process.timings.bound_ms)),
@@ -53,9 +56,9 @@ const WIDE: [Column; 6] = [
 
 /// The processes: the scheduler, then the workers by rank. The wide form adds containment,
 /// connections and last exits.
-pub(super) fn table(state: &ClusterState, plan: &Plan, wide: bool) -> String {
+pub(super) fn table(state: &ClusterState, plan: &Plan, is_wide: bool) -> String {
     let bound: &[Column] = if state.simulated { &SIMULATED } else { &BOUND };
-    let wide: &[Column] = if wide { &WIDE } else { &[] };
+    let wide: &[Column] = if is_wide { &WIDE } else { &[] };
     let columns = [&FIRST[..], bound, &LAST, wide].concat();
     let scheduler = state.scheduler.iter().map(|process| Row {
         process,
@@ -68,7 +71,10 @@ pub(super) fn table(state: &ClusterState, plan: &Plan, wide: bool) -> String {
     });
     let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
     let cells = |row: Row<'_>| columns.iter().map(|(_, cell)| cell(&row)).collect();
-    output::table(&headings, scheduler.chain(workers).map(cells))
+    let rows: Vec<Vec<String>> = scheduler.chain(workers).map(cells).collect();
+    // Who asks for all columns gets them, however wide.
+    let less = if is_wide { &[][..] } else { &LESS };
+    output::fitted(&headings, &rows, less, "-o wide shows all")
 }
 
 /// The text of a value, or `-`.

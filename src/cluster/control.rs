@@ -92,6 +92,15 @@ impl Control {
             .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
     }
 
+    /// Reads an answer that is text.
+    ///
+    /// # Errors
+    /// If the supervisor can't be reached, or rejects the request.
+    pub async fn text(&self, path: &str) -> Result<String, ControlError> {
+        let bytes = self.ask(Method::GET, path, ANSWER_WITHIN).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// Sends a request for a change; returns when the supervisor has accepted it.
     ///
     /// # Errors

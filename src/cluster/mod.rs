@@ -23,6 +23,7 @@ mod launch;
 mod native;
 mod paths;
 mod prepare;
+mod report;
 mod start;
 mod takedown;
 #[cfg(feature = "native")]
@@ -69,6 +70,8 @@ pub use environment::{EnvironmentError, client_environment};
 pub use launch::{Surroundings, launch};
 #[doc(hidden)]
 pub use prepare::{Prepared, check_interface, check_libraries, prepare, prepare_plan};
+#[doc(hidden)]
+pub use report::{BugReport, crashes, recorded_machine};
 #[doc(hidden)]
 pub use start::start;
 

@@ -7,7 +7,7 @@ use crate::ids::GpuUuid;
 use crate::plan::{CallerEnvironment, Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
 use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
 use crate::spec::Request;
-use crate::topology::{Note, Topology};
+use crate::topology::{self, Note, Topology, builtin};
 
 /// A plan, in a form that this machine can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,8 @@ pub struct Prepared {
     pub plan: Plan,
     /// The plan for the processes: the same, unless the machine is simulated.
     pub launched: Plan,
+    /// The machine that was planned for; `None` if only its plan is known.
+    pub machine: Option<Topology>,
     /// The differences between the two.
     pub notes: Vec<Note>,
     /// Whether the command engine's ranks are expected to end.
@@ -30,6 +32,7 @@ impl Prepared {
         Self {
             launched: plan.clone(),
             plan,
+            machine: None,
             notes: Vec::new(),
             to_completion: false,
             to_be_verified: false,
@@ -102,7 +105,8 @@ pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared
     let caller = probe::caller();
     check_interface(request, &caller)?;
     let decided = plan(machine.unwrap_or(&live), request, &caller)?;
-    fit(decided, &live, machine.is_none())
+    let prepared = fit(decided, &live, machine.is_none())?;
+    Ok(Prepared { machine: Some(machine.cloned().unwrap_or(live)), ..prepared })
 }
 
 /// Checks that a requested network interface exists on this machine, where the processes will run.
@@ -133,7 +137,15 @@ fn list(names: &[String]) -> String {
 /// named libucp does not exist.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     let live = look()?;
-    fit(decided, &live, false)
+    let prepared = fit(decided, &live, false)?;
+    // A plan for another machine has its name, which may be that of a built-in one.
+    let machine = match prepared.plan.machine.simulated {
+        true => prepared.plan.machine.name.as_deref().and_then(builtin),
+        false => None,
+    };
+    let machine = machine.and_then(|text| topology::parse(text).ok());
+    let machine = machine.or_else(|| (!prepared.plan.machine.simulated).then_some(live));
+    Ok(Prepared { machine, ..prepared })
 }
 
 fn look() -> Result<Topology, ProbeError> {

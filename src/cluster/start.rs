@@ -164,7 +164,7 @@ async fn begin(
     directory: &RunDirectory,
     rendezvous: SocketAddr,
 ) -> Result<Launch, UpError> {
-    let Prepared { plan, launched, to_completion, to_be_verified, .. } = prepared;
+    let Prepared { plan, launched, machine, to_completion, to_be_verified, .. } = prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
@@ -183,6 +183,10 @@ async fn begin(
     }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
     directory.write_private(&paths.plan(), &text)?;
+    if let Some(machine) = machine {
+        let text = serde_json::to_vec(machine).map_err(UpError::Plan)?;
+        directory.write_private(&paths.topology(), &text)?;
+    }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
     Ok(launch)
 }

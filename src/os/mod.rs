@@ -21,6 +21,7 @@ pub mod log_file;
 mod log_repeats;
 pub mod memory;
 pub mod notify;
+pub mod own_user;
 pub mod owners;
 pub(crate) mod pidfd;
 pub(crate) mod presence;

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
@@ -57,6 +58,17 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
     Some(pages * u64::try_from(page).ok()?)
+}
+
+/// Processor time that a process has used, without its children; `None` if it does not exist.
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // `utime` and `stime` are the 14th and 15th field; the third follows the name, proc(5).
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+    let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    let a_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+    let a_second = u64::try_from(a_second).ok().filter(|ticks| *ticks > 0)?;
+    Some(Duration::from_millis(ticks * 1000 / a_second))
 }
 
 /// Maximum size in bytes of core files of this process and its children; `None` if unlimited.
@@ -119,6 +131,16 @@ mod tests {
         child.kill().expect("it lives");
         child.wait().expect("a child");
         assert_eq!(is_stopped(child.id()), None);
+    }
+
+    #[test]
+    fn processor_time_grows_with_work_and_is_of_a_process_that_exists() {
+        let own = std::process::id();
+        let before = cpu_time(own).expect("it lives");
+        while cpu_time(own).expect("it lives") < before + Duration::from_millis(20) {
+            std::hint::black_box((0..100_000u64).sum::<u64>());
+        }
+        assert_eq!(cpu_time(u32::MAX), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod assemble;
 mod caller;
+mod gauges;
 mod hwloc;
 mod libucp;
 mod locality;
@@ -17,6 +18,7 @@ mod own;
 mod port;
 mod questions;
 mod sysfs;
+mod traffic;
 mod xid;
 
 use std::path::PathBuf;
@@ -29,10 +31,12 @@ use crate::topology::{Allowed, Topology};
 use crate::units::{Span, UnitError};
 
 pub use caller::{caller, here};
+pub use gauges::{GpuGauges, GpuMeter};
 pub use libucp::{NoLibucp, check_libucp, own_environment};
 pub use nvml_library::{DriverFault, Libraries};
 pub use occupancy::{Holder, OccupancyError, holders};
 pub use port::{PortError, check_port};
+pub use traffic::{Traffic, nics, traffic};
 pub use xid::{XidEvent, XidWatch};
 
 /// The path of another `libnvidia-ml.so.1`, or `none` to look for no GPUs.

@@ -145,14 +145,14 @@ fn chip_links(device: &Device<'_>) -> Option<ChipLinks> {
 }
 
 /// One answer of `nvmlDeviceGetFieldValues`.
-struct Told {
-    field: u32,
+pub(super) struct Told {
+    pub(super) field: u32,
     scope: u32,
-    value: u64,
+    pub(super) value: u64,
 }
 
 /// Field values, each for a scope (a link). Values that the driver does not report are missing.
-fn field_values(device: &Device<'_>, wanted: &[(u32, u32)]) -> Vec<Told> {
+pub(super) fn field_values(device: &Device<'_>, wanted: &[(u32, u32)]) -> Vec<Told> {
     let Ok(function) = device.nvml().lib().nvmlDeviceGetFieldValues.as_ref() else {
         return Vec::new();
     };

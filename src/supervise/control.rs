@@ -35,7 +35,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +45,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -55,6 +53,7 @@ use tokio_stream::{Stream, StreamExt};
 use super::handle::{Ask, ControlRequest, Handle, RequestError};
 use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use crate::os::log_file::{LogReader, Selection};
+use crate::os::own_user::OwnUser;
 use crate::os::run_directory::Paths;
 use crate::os::{binding, process};
 
@@ -97,10 +96,7 @@ impl Drop for Control {
 
 /// Starts to listen on the control socket.
 pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
-    let path = paths.control();
-    let listener = UnixListener::bind(&path)?;
-    // The directory is already closed to others; this protects the socket as well.
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
     let router = Router::new()
         .route("/health", get(health))
@@ -113,7 +109,7 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
         .route("/v1/restart/{process}", post(restart))
         .route("/v1/scale", post(scale))
         .with_state(Arc::new(Shared { handle, paths: paths.clone(), over: ended.clone() }));
-    let serve = axum::serve(OwnUser(listener), router).with_graceful_shutdown(told(ended));
+    let serve = axum::serve(listener, router).with_graceful_shutdown(told(ended));
     let task = tokio::spawn(async move {
         // The server runs until it is stopped, and does not fail before.
         let _ = serve.await;
@@ -125,28 +121,6 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
 async fn told(mut over: watch::Receiver<bool>) {
     if over.wait_for(|over| *over).await.is_err() {
         std::future::pending().await
-    }
-}
-
-/// A listener that accepts only connections of this user (or root).
-struct OwnUser(UnixListener);
-
-impl axum::serve::Listener for OwnUser {
-    type Io = UnixStream;
-    type Addr = tokio::net::unix::SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            let (stream, address) = axum::serve::Listener::accept(&mut self.0).await;
-            let own = nix::unistd::Uid::effective().as_raw();
-            if stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0) {
-                return (stream, address);
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        self.0.local_addr()
     }
 }
 

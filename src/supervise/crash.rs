@@ -20,9 +20,6 @@ const KEPT: usize = 32;
 /// Number of last log lines in a bundle.
 const LINES: usize = 500;
 
-/// Parts of names that suggest a secret.
-const SECRETS: [&str; 7] = ["SECRET", "TOKEN", "PASSW", "CREDENTIAL", "AUTH", "PRIVATE", "KEY"];
-
 /// The contents of `crash.json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Crash<'a> {
@@ -83,53 +80,9 @@ fn prune(crashes: &Path, keep: usize) {
     }
 }
 
-/// An environment with secret values and passwords in URLs masked.
-pub(super) fn masked(
-    environment: impl IntoIterator<Item = (String, String)>,
-) -> BTreeMap<String, String> {
-    environment
-        .into_iter()
-        .map(|(name, value)| {
-            let upper = name.to_uppercase();
-            let secret = SECRETS.iter().any(|word| upper.contains(word));
-            let value = if secret { "***".to_owned() } else { without_password(&value) };
-            (name, value)
-        })
-        .collect()
-}
-
-/// `scheme://user:password@host` without the password.
-fn without_password(value: &str) -> String {
-    let masked = || {
-        let (scheme, rest) = value.split_once("://")?;
-        let authority = rest.split('/').next()?;
-        let (login, _) = authority.rsplit_once('@')?;
-        let (user, _) = login.split_once(':')?;
-        Some(format!("{scheme}://{user}:***{}", &rest[login.len()..]))
-    };
-    masked().unwrap_or_else(|| value.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn secrets_are_masked_and_the_rest_is_not() {
-        let environment = [
-            ("AWS_SECRET_ACCESS_KEY", "abc"),
-            ("hf_token", "abc"),
-            ("UCX_TLS", "rc,sm"),
-            ("HTTPS_PROXY", "http://me:pass:word@proxy:80/x"),
-            ("URL", "http://host/a:b@c"),
-        ];
-        let masked = masked(environment.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        assert_eq!(masked["AWS_SECRET_ACCESS_KEY"], "***");
-        assert_eq!(masked["hf_token"], "***");
-        assert_eq!(masked["UCX_TLS"], "rc,sm");
-        assert_eq!(masked["HTTPS_PROXY"], "http://me:***@proxy:80/x");
-        assert_eq!(masked["URL"], "http://host/a:b@c");
-    }
 
     #[test]
     fn the_oldest_bundles_go_first() {

@@ -9,6 +9,7 @@
 //! *Invariant:* reading a text costs at most a small multiple of its length.
 
 mod error;
+mod mask;
 mod outline;
 mod read;
 mod tree;
@@ -17,6 +18,7 @@ use std::fmt;
 
 pub use error::{Problem, ReadError};
 pub(crate) use error::{did_you_mean, in_full, nearest};
+pub(crate) use mask::{masked, masked_json, masked_line};
 pub(crate) use outline::{Leaf, Style, find, rewritten};
 pub(crate) use read::{Document, given_twice, read, without_mark};
 pub(crate) use tree::quoted;

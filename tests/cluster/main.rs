@@ -3,6 +3,8 @@
 #![cfg(feature = "cli")]
 
 mod bad_days;
+mod browser;
+mod dashboard;
 mod driver;
 mod embedded;
 mod ends;
@@ -41,7 +43,8 @@ fn a_detached_cluster_is_seen_by_ps_and_logs_and_taken_down() {
     let sandbox = Sandbox::new();
     let up = sandbox.run(&[&UP[..], &["--name", "demo", "--detach"]].concat());
     assert_eq!(up.code, 0, "{up}");
-    assert!(up.stderr.contains("READY: demo"), "{up}");
+    let ready = "READY: demo, 8 workers, native engine, simulated GPUs; stop it with: ";
+    assert!(up.stderr.contains(ready), "{up}");
     assert!(up.stdout.contains("gpu7"), "{up}");
 
     let state = sandbox.state("demo");
@@ -73,6 +76,12 @@ fn a_detached_cluster_is_seen_by_ps_and_logs_and_taken_down() {
 
     let events = sandbox.run(&["events", "demo"]);
     assert!(events.stdout.contains("gpu7: READY"), "{events}");
+    let last = sandbox.run(&["events", "demo", "--tail", "2"]);
+    let end: Vec<&str> = events.stdout.lines().rev().take(2).collect();
+    assert_eq!(last.stdout.lines().rev().collect::<Vec<_>>(), end, "{last}");
+    assert_eq!(sandbox.run(&["events", "demo", "--since", "1h"]).stdout, events.stdout);
+    let none = sandbox.run(&["events", "demo", "--since", "1ms"]);
+    assert_eq!((none.code, none.stdout.as_str()), (0, ""), "{none}");
 
     let logs = sandbox.run(&["logs", "demo", "gpu3"]);
     assert_eq!(logs.code, 0, "{logs}");

@@ -182,6 +182,12 @@ impl Running {
         }
     }
 
+    /// The first line that it prints, without its line feed.
+    pub(crate) fn first_line(&mut self) -> String {
+        self.wait_for_a_line();
+        String::from_utf8_lossy(&self.begun).trim_end().to_owned()
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(mut self) -> Said {
         let mut stdout = String::from_utf8(self.begun).expect("text");

@@ -306,3 +306,44 @@ fn dying_words_are_in_the_log_without_a_line_feed() {
     let logs = sandbox.run(&["logs", "words", "gpu0"]);
     assert_eq!((logs.code, logs.stdout.as_str()), (0, "last\n"), "{logs}");
 }
+
+/// What a command writes to a terminal of this width.
+fn on_a_terminal(sandbox: &Sandbox, columns: u16, arguments: &[&str]) -> String {
+    let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = openpty(Some(&size), None).expect("a terminal");
+    let mut master = File::from(terminal.master);
+    let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
+    let mut command = program(sandbox, arguments);
+    command.stdin(end()).stdout(end()).stderr(end()).env("NO_COLOR", "1").env("TERM", "xterm");
+    let mut running = command.spawn().expect("it starts");
+    drop(command);
+    drop(terminal.slave);
+    let mut bytes = Vec::new();
+    // The end of a terminal without writers is an error.
+    let _ = master.read_to_end(&mut bytes);
+    running.wait().expect("it ends");
+    anstream::adapter::strip_str(&String::from_utf8_lossy(&bytes)).to_string()
+}
+
+#[test]
+fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
+    let sandbox = Sandbox::new();
+    let running = sandbox.run(&[&up("fits")[..], &["--detach"]].concat());
+    assert_eq!(running.code, 0, "{running}");
+    let plan = ["plan", "--topology", "dgx-1-v100", "--enable-nvlink", "--enable-infiniband"];
+    let plan = [&plan[..], &["--net-devices", "auto"]].concat();
+    for command in [&["ps", "fits"][..], &["verify", "fits", "--rounds", "1"], &plan] {
+        for columns in [80, 120] {
+            let text = on_a_terminal(&sandbox, columns, command);
+            let table = text.lines().take_while(|line| !line.trim().is_empty());
+            for line in table {
+                let length = line.trim_end().chars().count();
+                assert!(length <= usize::from(columns), "{length} of {columns}: {line}\n{text}");
+            }
+        }
+    }
+    let narrow = on_a_terminal(&sandbox, 80, &["ps", "fits"]);
+    assert!(narrow.contains("-o wide shows all") && narrow.contains("READY"), "{narrow}");
+    assert_eq!(sandbox.run(&["down", "fits"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}

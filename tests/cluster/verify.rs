@@ -27,6 +27,12 @@ fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
     let events = sandbox.run(&["events", "good"]).stdout;
     let phases: Vec<_> = events.lines().filter_map(|line| line.split("cluster: ").nth(1)).collect();
     assert_eq!(phases, ["starting", "verifying", "READY"], "{events}");
+    let said = sandbox.run(&["verify", "good"]);
+    assert!(said.stdout.starts_with("2 of 2 ok: host memory "), "the answer comes first: {said}");
+    assert_eq!(said.stdout.lines().count(), 1, "and nothing is not as expected: {said}");
+    let table = sandbox.run(&["verify", "good", "-o", "table", "--rounds", "1"]);
+    assert_eq!(table.stdout.lines().count(), 3, "{table}");
+    assert!(table.stdout.contains("µs one way"), "{table}");
     let said = sandbox.run(&["verify", "good", "-o", "json"]);
     assert_eq!(said.code, 0, "{said}");
     let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
@@ -48,6 +54,7 @@ fn a_cluster_that_falls_back_to_tcp_is_taken_down_with_exit_code_4() {
     assert_eq!(said.code, 4, "{said}");
     let because = "downgraded: shared memory expected, tcp/lo used because UCX_TLS=tcp,self";
     assert!(said.stdout.contains(because), "{said}");
+    assert!(said.stdout.starts_with("0 of 2 ok"), "{said}");
     assert!(!said.stderr.contains("READY:"), "{said}");
     sandbox.assert_nothing_is_left();
 }

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
-pub(crate) const FLOORS: [&[&str]; 7] = [
+pub(crate) const FLOORS: [&[&str]; 8] = [
     &["ids", "cpuset", "units", "text"],
     &["topology", "spec", "wire"],
     &["plan"],
     &["probe", "os", "ucx", "cuda"],
     &["engine::native", "engine::dask", "engine::command", "supervise"],
     &["cluster"],
+    &["dashboard"],
     &["cli"],
 ];
 

@@ -20,7 +20,14 @@ use crate::supervise::{ClusterState, Outcome, Record};
 /// Who follows.
 pub(super) enum Audience<'a> {
     /// A person, who is shown the way to READY.
-    Person { plan: &'a Plan, progress: Progress, began: Instant, ready: bool },
+    Person {
+        plan: &'a Plan,
+        progress: Progress,
+        began: Instant,
+        ready: bool,
+        /// Whether to show where the time went.
+        verbose: bool,
+    },
     /// A program.
     Program,
 }
@@ -74,8 +81,9 @@ impl<'a> Audience<'a> {
     }
 
     /// A person, from now on.
-    pub(super) fn person(plan: &'a Plan) -> Self {
-        Self::Person { plan, progress: Progress::new(plan), began: Instant::now(), ready: false }
+    pub(super) fn person(plan: &'a Plan, verbose: bool) -> Self {
+        let (progress, began) = (Progress::new(plan), Instant::now());
+        Self::Person { plan, progress, began, ready: false, verbose }
     }
 
     /// Shows how far the cluster is.
@@ -98,16 +106,28 @@ impl<'a> Audience<'a> {
         state: &ClusterState,
         lifetime: Lifetime,
     ) -> Result<(), Failure> {
-        let Self::Person { plan, began, ready, .. } = self else {
+        let Self::Person { plan, began, ready, verbose, .. } = self else {
             return tell(Report::Ready { state });
         };
         *ready = true;
         output::print(&workers::table(state, plan, false))?;
-        announce(state, *began);
-        output::status(&match lifetime {
-            Lifetime::Free => format!("take it down with: cuda-cluster down {}", plan.name),
-            Lifetime::Owned => "Ctrl-C takes it down.".to_owned(),
-        });
+        for line in workers::addresses(state).iter().chain(&workers::notes(state)) {
+            output::status(line);
+        }
+        if *verbose {
+            output::status(&timings(state, *began));
+        }
+        let workers = match state.workers.len() {
+            1 => "1 worker".to_owned(),
+            several => format!("{several} workers"),
+        };
+        let simulated = if state.simulated { ", simulated GPUs" } else { "" };
+        let end = match lifetime {
+            Lifetime::Free => format!("stop it with: cuda-cluster down {}", plan.name),
+            Lifetime::Owned => "Ctrl-C stops it".to_owned(),
+        };
+        let (name, engine) = (&state.name, state.engine);
+        output::status(&format!("READY: {name}, {workers}, {engine} engine{simulated}; {end}"));
         Ok(())
     }
 
@@ -133,11 +153,11 @@ impl<'a> Audience<'a> {
     }
 }
 
-/// Where to reach it, and a line: READY, after how long, and where the time went.
-fn announce(state: &ClusterState, began: Instant) {
+/// Where the time went, and where its files are.
+fn timings(state: &ClusterState, began: Instant) -> String {
     let slowest = state.workers.iter().max_by_key(|worker| worker.timings.ready_ms);
     let scheduler = state.scheduler.as_ref().and_then(|process| process.timings.ready_ms);
-    let mut parts = Vec::new();
+    let mut parts = vec![format!("{:.2} s", began.elapsed().as_secs_f64())];
     if let Some(ms) = scheduler {
         parts.push(format!("scheduler {ms} ms"));
     }
@@ -145,16 +165,5 @@ fn announce(state: &ClusterState, began: Instant) {
         let bound = worker.timings.bound_ms.unwrap_or(0);
         parts.push(format!("slowest worker {} {ms} ms, {bound} of it until bound", worker.name));
     }
-    let simulated = if state.simulated { ", simulated GPUs" } else { "" };
-    for line in workers::addresses(state).iter().chain(&workers::notes(state)) {
-        output::status(line);
-    }
-    output::status(&format!(
-        "READY: {} in {:.2} s ({}); {} engine{simulated}, {}",
-        state.name,
-        began.elapsed().as_secs_f64(),
-        parts.join("; "),
-        state.engine,
-        state.run_directory.display(),
-    ));
+    format!("start: {}; files in {}", parts.join(", "), state.run_directory.display())
 }

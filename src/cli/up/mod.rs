@@ -33,6 +33,11 @@ const MOST_SIGNALS: u32 = 3;
 
 /// Arguments of `up`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  cuda-cluster up --enable-nvlink --name demo      # until Ctrl-C
+  cuda-cluster up -f cluster.yaml --detach
+  cuda-cluster up --topology dgx-h100 --simulate   # without GPUs")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
@@ -54,6 +59,9 @@ pub(super) struct Arguments {
     /// Output format; JSON has a line for READY, each event, and the end
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
+    /// Show where the time of the start went, and where the files are
+    #[arg(short, long)]
+    verbose: bool,
     /// For programs that start clusters: end the cluster when this process ends, or standard input
     /// is closed
     #[arg(long, value_name = "PID", conflicts_with = "detach", value_parser = whole::<u32>)]
@@ -104,7 +112,7 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
     let mut owner = Owner::watch(arguments.owner)?;
     let plan = prepared.plan.clone();
     let audience = match arguments.output {
-        Form::Table => Audience::person(&plan),
+        Form::Table => Audience::person(&plan, arguments.verbose),
         Form::Json => Audience::Program,
     };
     let mut ready = false;
@@ -210,6 +218,9 @@ async fn attend(
             Some(Report::Event(record)) => audience.event(&record)?,
             Some(Report::Ended { outcome, .. }) => {
                 audience.finish();
+                if signals.first().is_some() && !*became_ready {
+                    output::status("stopped");
+                }
                 audience.ended(&outcome)?;
                 return verdict(outcome, signals.first(), unverified);
             }

@@ -21,6 +21,7 @@ use crate::os::shared_memory;
 use crate::wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
+const TOPOLOGY: &str = "topology.json";
 const CONTROL: &str = "control.sock";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
@@ -86,6 +87,11 @@ impl Paths {
     /// The plan, as JSON.
     pub fn plan(&self) -> PathBuf {
         self.root.join(PLAN)
+    }
+
+    /// The machine that was planned for, as JSON.
+    pub fn topology(&self) -> PathBuf {
+        self.root.join(TOPOLOGY)
     }
 
     /// The control API's socket.

@@ -11,6 +11,7 @@ use crate::os::process;
 use crate::supervise::core::{Event, SlotNumber};
 use crate::supervise::memory::{self, MemoryFinding};
 use crate::supervise::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
+use crate::text::masked;
 
 impl Actor {
     /// Records which processes use memory of a slot's GPU before its process starts.
@@ -92,7 +93,7 @@ impl Actor {
                 process: &shown,
                 pid: shown.last_exit.as_ref().and_then(|exit| exit.pid),
                 argv: &spec.program.argv,
-                environment: crash::masked(environment(&spec)),
+                environment: masked(environment(&spec)),
                 core_limit_bytes: process::core_limit_bytes(),
                 gpu_errors: &errors,
             };

@@ -117,6 +117,35 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(at: Handle, out: *mut Memory
     })
 }
 
+/// `nvmlUtilization_t`.
+#[repr(C)]
+pub struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+answer!(nvmlDeviceGetUtilizationRates, Utilization, |target| Ok(Utilization {
+    gpu: 10 + target.gpu().index,
+    memory: 5,
+}));
+
+answer!(/** In milliwatts. */ nvmlDeviceGetPowerUsage, c_uint, |target| {
+    Ok(300_000 + 1000 * target.gpu().index)
+});
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTemperature(
+    at: Handle,
+    _sensor: c_uint,
+    out: *mut c_uint,
+) -> Return {
+    device("nvmlDeviceGetTemperature", at, |_, target| {
+        // SAFETY: see above.
+        unsafe { out.write(40 + target.gpu().index) };
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     at: Handle,

@@ -154,6 +154,11 @@ const SPEED_OF_SCOPE: c_uint = 164;
 const C2C_COUNT: c_uint = 170;
 const C2C_STATUS: c_uint = 171;
 const C2C_SPEED: c_uint = 172;
+/// NVLinks' bytes in KiB, sent and received; PCIe's bytes.
+const NVLINK_SENT: c_uint = 138;
+const NVLINK_RECEIVED: c_uint = 139;
+const PCIE_SENT: c_uint = 197;
+const PCIE_RECEIVED: c_uint = 198;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
@@ -172,8 +177,8 @@ pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
             let scoped = fake.faults.call("NVML_FI_DEV_NVLINK_GET_SPEED").is_ok();
             match field(target.gpu(), value.fieldId, value.scopeId, scoped) {
                 Some(number) => {
-                    // `NVML_VALUE_TYPE_UNSIGNED_INT`
-                    value.valueType = 1;
+                    // `NVML_VALUE_TYPE_UNSIGNED_INT`, `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`
+                    value.valueType = if number > u64::from(u32::MAX) { 3 } else { 1 };
                     value.value = number;
                     value.nvmlReturn = Return::Success;
                 }
@@ -201,8 +206,17 @@ fn field(gpu: &Gpu, field: c_uint, scope: c_uint, scoped_speeds: bool) -> Option
             let c2c = gpu.c2c.as_ref()?;
             megabytes(c2c.gb_per_s? / f64::from(c2c.links))
         }
+        NVLINK_SENT | NVLINK_RECEIVED => (!gpu.nvlinks.is_empty()).then(|| moved(4 << 20)),
+        PCIE_SENT | PCIE_RECEIVED => Some(moved(1 << 30)),
         _ => None,
     }
+}
+
+/// A counter that grows by so much a second.
+fn moved(a_second: u64) -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let millis = since.map_or(0, |since| since.as_millis() % 1_000_000_000);
+    a_second / 1000 * u64::try_from(millis).unwrap_or(0)
 }
 
 fn megabytes(gb_per_s: f64) -> Option<u64> {

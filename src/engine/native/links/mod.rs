@@ -109,6 +109,23 @@ impl Expected {
     }
 }
 
+/// What the connection of two workers lacks: what should carry their data, if that is not among its
+/// lanes. Judges device memory if both have GPUs that are not simulated.
+pub fn missing(
+    plan: &Plan,
+    machine: Option<&Topology>,
+    from: &str,
+    to: &str,
+    lanes: &[String],
+) -> Option<Expected> {
+    let has_gpu = |name| {
+        plan.workers.iter().any(|worker: &WorkerPlan| worker.name == name && worker.gpu.is_some())
+    };
+    let memory = if has_gpu(from) && has_gpu(to) { MemoryKind::Device } else { MemoryKind::Host };
+    let expected = Expected::of(plan, machine, from, to, memory);
+    (!expected.is_among(lanes)).then_some(expected)
+}
+
 /// Whether a plan wants copies between GPUs. If the caller set the list of transports, a missing
 /// `cuda_ipc` counts as a downgrade.
 fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
@@ -157,6 +174,17 @@ pub enum Verdict {
     Implausible(String),
     /// Nothing was measured, for this reason.
     Failed(String),
+}
+
+impl Verdict {
+    /// Whether it is as expected; a slow link is, unless `strict`.
+    pub fn is_good(&self, strict: bool) -> bool {
+        match self {
+            Verdict::Ok => true,
+            Verdict::Slow(_) => !strict,
+            Verdict::Downgraded(_) | Verdict::Implausible(_) | Verdict::Failed(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for Verdict {

@@ -17,6 +17,7 @@ pub(super) fn gpu(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu) {
         gpu.uuid.as_ref().map(|uuid| uuid.to_string()),
     ];
     let title: Vec<String> = title.into_iter().flatten().collect();
+    canvas.open_button("gpu", "data-device", &format!("GPU{}", gpu.index));
     canvas.rect(rect, 9.0, fill, stroke, &title.join(", "));
     let x = rect.x + 10.0;
     let bold = "style=\"font-size:13px;fill:#2f5a00\"";
@@ -38,6 +39,11 @@ pub(super) fn gpu(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu) {
         instances(canvas, rect, &gpu.mig);
     }
     badge(canvas, rect, gpu, display);
+    if canvas.live {
+        canvas.text(rect.right() - 9.0, rect.y + 61.0, "small now", "text-anchor=\"end\"", "");
+        canvas.gauge("memory", x, rect.y + GPU_HEIGHT - 9.0, rect.w - 20.0);
+    }
+    canvas.close();
 }
 
 /// A word in the upper right corner.
@@ -76,6 +82,7 @@ fn instances(canvas: &mut Canvas, rect: &Rect, mig: &[MigInstance]) {
 /// Draws a NIC.
 pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
     let title = format!("NIC{at}, {}", nic.name);
+    canvas.open_button("nic", "data-device", &format!("NIC{at}"));
     canvas.rect(rect, 8.0, "#e9f2fe", "#5a9bea", &title);
     let style = "style=\"font-size:11px;fill:#1d4f91\"";
     canvas.text(
@@ -97,6 +104,7 @@ pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
         rect.right() - 10.0,
         rect.y + 12.0
     ));
+    canvas.close();
 }
 
 /// A colour for the ports; one port that carries data is enough for green.

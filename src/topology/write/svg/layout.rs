@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::NumaId;
 use crate::topology::write::hierarchy::{Part, What};
-use crate::topology::{Gpu, Nic, NumaNode};
+use crate::topology::{Device, Gpu, Nic, NumaNode};
 
 /// Width of a column, the same as a GPU's card.
 pub(super) const COLUMN: f64 = 122.0;
@@ -78,6 +78,8 @@ pub(super) struct Wire {
     pub(super) step: Step,
     /// Switches along the wire that have no bar of their own.
     pub(super) switches: usize,
+    /// The device that it ends at, rather than a bar.
+    pub(super) device: Option<Device>,
 }
 
 /// Everything that is drawn above the NVLinks.
@@ -250,7 +252,14 @@ impl<'a> Layout<'a> {
     }
 
     fn wire(&mut self, x: f64, from: f64, to: f64, step: Step, switches: usize) {
-        self.wires.push(Wire { x, from, to, step, switches });
+        self.wires.push(Wire { x, from, to, step, switches, device: None });
+    }
+
+    fn wire_to(&mut self, device: Device, at: f64, bar: &Rect, card: &Rect, step: Step, n: usize) {
+        self.wire(at, bar.bottom(), card.y, step, n);
+        if let Some(wire) = self.wires.last_mut() {
+            wire.device = Some(device);
+        }
     }
 
     /// Places what is below a bar: its own devices on the left, switches beside them.
@@ -290,7 +299,8 @@ impl<'a> Layout<'a> {
                     // Beside the NIC above it, if there is one.
                     let beside = gpus_seen < nics.min(columns);
                     let at = if beside { x + COLUMN - 10.0 } else { rect.middle() };
-                    self.wire(at, bar.bottom(), rect.y, step(device.passed), device.passed);
+                    let end = Device::Gpu(gpu.index);
+                    self.wire_to(end, at, bar, &rect, step(device.passed), device.passed);
                     self.gpus.insert(gpu.index.0, (rect, gpu));
                     gpus_seen += 1;
                 }
@@ -306,7 +316,8 @@ impl<'a> Layout<'a> {
                         Rect { x, y: levels.nic, w: NIC_WIDTH, h: NIC_HEIGHT }
                     };
                     let at = if lower { x + COLUMN - 10.0 } else { rect.middle() };
-                    self.wire(at, bar.bottom(), rect.y, step(device.passed), device.passed);
+                    let end = Device::Nic(number);
+                    self.wire_to(end, at, bar, &rect, step(device.passed), device.passed);
                     self.nics.push((rect, number, nic));
                     nics_seen += 1;
                 }

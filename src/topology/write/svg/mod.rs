@@ -4,6 +4,9 @@
 //! stand for the kinds of links: the highest colour on the way between two devices is their link in
 //! the matrix.
 //!
+//! The same picture can be drawn for a page that brings it to life: without colours of texts, in
+//! groups that name what they show, and with places for what changes.
+//!
 //! *Invariant:* the text is well-formed XML whatever the names in the topology are.
 
 mod cards;
@@ -20,6 +23,7 @@ use nvlinks::Fabric;
 
 const MARGIN: f64 = 28.0;
 const HEAD: f64 = 104.0;
+const LIVE_HEAD: f64 = 34.0;
 const NARROWEST: f64 = 780.0;
 
 const PIX: &str = "#2f80ed";
@@ -41,25 +45,40 @@ impl Topology {
 
     /// The machine as a picture, with workers on their GPUs, their CPUs, and lines to their NICs.
     pub fn to_svg_with(&self, workers: &[Occupant]) -> String {
+        self.drawn(workers, Canvas::default())
+    }
+
+    /// The machine for a page with a stylesheet and a script of its own: each device and worker is
+    /// a group with its name in `data-device` or `data-worker`, and nothing has inline styles.
+    pub fn to_live_svg(&self, workers: &[Occupant]) -> String {
+        self.drawn(workers, Canvas { live: true, ..Canvas::default() })
+    }
+
+    fn drawn(&self, workers: &[Occupant], mut canvas: Canvas) -> String {
         let packages = packages(self);
-        let room = Room { strip: workers::strip(workers) };
-        let mut layout = Layout::new(&packages, MARGIN, HEAD, room);
+        let room = Room { strip: workers::strip(workers, canvas.live) };
+        // A page has a heading of its own.
+        let head = if canvas.live { LIVE_HEAD } else { HEAD };
+        let mut layout = Layout::new(&packages, MARGIN, head, room);
         let free = NARROWEST - MARGIN - layout.right;
-        if free > 0.0 {
-            layout = Layout::new(&packages, MARGIN + free / 2.0, HEAD, room);
+        if free > 0.0 && !canvas.live {
+            layout = Layout::new(&packages, MARGIN + free / 2.0, head, room);
         }
-        let mut canvas = Canvas::default();
         frames(&mut canvas, &layout);
-        sys(&mut canvas, &layout);
+        sys(&mut canvas, &layout, head);
         layout.wires.iter().for_each(|wire| draw_wire(&mut canvas, wire));
         bars(&mut canvas, self, &layout);
         layout.gpus.values().for_each(|(rect, gpu)| cards::gpu(&mut canvas, rect, gpu));
         layout.nics.iter().for_each(|(rect, at, nic)| cards::nic(&mut canvas, rect, *at, nic));
         workers::draw(&mut canvas, self, &layout, workers);
         let fabric = nvlinks::draw(&mut canvas, self, &layout);
-        let width = layout.right.max(NARROWEST - MARGIN) + MARGIN;
         let bottom = legend(&mut canvas, self, &layout, &fabric, workers);
-        title(&mut canvas, self);
+        let width = if canvas.live {
+            layout.right
+        } else {
+            title(&mut canvas, self);
+            layout.right.max(NARROWEST - MARGIN)
+        } + MARGIN;
         canvas.finish(width, bottom + MARGIN)
     }
 }
@@ -68,6 +87,8 @@ impl Topology {
 #[derive(Default)]
 struct Canvas {
     body: String,
+    /// Whether a page brings the picture to life.
+    live: bool,
 }
 
 impl Canvas {
@@ -89,7 +110,43 @@ impl Canvas {
         }
     }
 
+    /// Begins a group that a page finds by its class and attributes.
+    fn open(&mut self, class: &str, attributes: &[(&str, &str)]) {
+        if self.live {
+            let attribute =
+                |(name, value): &(&str, &str)| format!(" {name}=\"{}\"", xml_escaped(value));
+            let attributes: String = attributes.iter().map(attribute).collect();
+            self.push(&format!("<g class=\"{class}\"{attributes}>"));
+        }
+    }
+
+    /// Begins a group that can be selected.
+    fn open_button(&mut self, class: &str, data: &str, name: &str) {
+        let button = [(data, name), ("tabindex", "0"), ("role", "button"), ("aria-label", name)];
+        self.open(class, &button);
+    }
+
+    fn close(&mut self) {
+        if self.live {
+            self.push("</g>");
+        }
+    }
+
+    /// A place for a bar that grows from left to right.
+    fn gauge(&mut self, class: &str, x: f64, y: f64, w: f64) {
+        if self.live {
+            for part in ["track", "fill"] {
+                self.push(&format!(
+                    "<rect class=\"{part} {class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" \
+                     height=\"4\" rx=\"2\"/>"
+                ));
+            }
+        }
+    }
+
     fn text(&mut self, x: f64, y: f64, class: &str, more: &str, words: &str) {
+        // The style comes last. A page's own would not override it, and forbids it.
+        let more = if self.live { more.split("style=").next().unwrap_or_default() } else { more };
         let words = xml_escaped(words);
         self.push(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\" {more}>{words}</text>"
@@ -105,6 +162,13 @@ impl Canvas {
     }
 
     fn finish(self, width: f64, height: f64) -> String {
+        if self.live {
+            return format!(
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\">\n\
+                 {}</svg>\n",
+                self.body
+            );
+        }
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\">\n<style>{STYLE}</style>\n\
@@ -135,8 +199,8 @@ fn title(canvas: &mut Canvas, topology: &Topology) {
 }
 
 /// The line between NUMA nodes.
-fn sys(canvas: &mut Canvas, layout: &Layout<'_>) {
-    let y = HEAD - 14.0;
+fn sys(canvas: &mut Canvas, layout: &Layout<'_>, head: f64) {
+    let y = head - 14.0;
     let at: Vec<f64> = layout.nodes.iter().map(|(_, bar, ..)| bar.right() - 26.0).collect();
     if let [first, .., last] = at.as_slice() {
         canvas.line((*first, y), (*last, y), SYS, 3.0);
@@ -147,19 +211,24 @@ fn sys(canvas: &mut Canvas, layout: &Layout<'_>) {
 }
 
 fn frames(canvas: &mut Canvas, layout: &Layout<'_>) {
+    canvas.open("packages", &[]);
     for (rect, id) in &layout.packages {
         canvas.rect(rect, 14.0, "#ffffff", "#d5dbe6", "");
         let words = id.map_or(String::new(), |id| format!("Package {id}"));
         canvas.text(rect.x + 14.0, rect.y + 20.0, "label strong", "", &words);
     }
+    canvas.close();
+    canvas.open("nodes", &[]);
     for (rect, _, id, _) in &layout.nodes {
         canvas.rect(rect, 10.0, "#fafbfd", "#e3e8f1", "");
         let words = id.map_or("NUMA node unknown".to_owned(), |id| format!("NUMA node {id}"));
         canvas.text(rect.x + 12.0, rect.y + 19.0, "label", "", &words);
     }
+    canvas.close();
 }
 
 fn bars(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) {
+    canvas.open("cpus", &[]);
     for (_, bar, id, node) in &layout.nodes {
         // If the source names no NUMA nodes, the GPUs still show which CPUs are near.
         let near =
@@ -177,9 +246,13 @@ fn bars(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) {
             canvas.text(bar.middle(), bar.y + 30.0, "", style, &words);
         }
     }
+    canvas.close();
+    canvas.open("hosts", &[]);
     for (bar, name) in &layout.hosts {
         canvas.rect(bar, 4.0, "#e2d5f7", PHB, &format!("host bridge {}", name.unwrap_or_default()));
     }
+    canvas.close();
+    canvas.open("switches", &[]);
     for (bar, name) in &layout.switches {
         let words = format!("PCIe switch {}", name.unwrap_or_default());
         canvas.rect(bar, 5.0, "#d8e8fd", PIX, &words);
@@ -187,6 +260,7 @@ fn bars(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) {
         let words = if clipped(&words, bar.w, 5.6) == words { &words } else { "PCIe switch" };
         canvas.text(bar.middle(), bar.y + SWITCH_BAR - 5.0, "mono", style, words.trim());
     }
+    canvas.close();
 }
 
 fn colour(step: Step) -> &'static str {
@@ -199,12 +273,15 @@ fn colour(step: Step) -> &'static str {
 }
 
 fn draw_wire(canvas: &mut Canvas, wire: &Wire) {
+    let device = wire.device.map(|device| device.to_string()).unwrap_or_default();
+    canvas.open("wire", &[("data-device", &device)]);
     canvas.line((wire.x, wire.from), (wire.x, wire.to), colour(wire.step), 2.2);
     if wire.switches > 0 {
         let pip = Rect { x: wire.x - 5.0, y: wire.from + 6.0, w: 10.0, h: 10.0 };
         let words = format!("{} more PCIe switch(es)", wire.switches);
         canvas.rect(&pip, 3.0, "#d8e8fd", colour(wire.step), &words);
     }
+    canvas.close();
 }
 
 /// Draws the legend; returns its end.
@@ -227,12 +304,14 @@ fn legend(
     let pci = kinds.iter().filter(|(drawn, ..)| *drawn);
     let pci = pci.map(|(_, colour, words)| ((*colour).to_owned(), (*words).to_owned()));
     let (mut x, top) = (MARGIN, fabric.bottom + 34.0);
+    canvas.open("legend", &[]);
     for (colour, words) in fabric.colours.iter().cloned().chain(pci) {
         canvas.line((x, top), (x + 22.0, top), &colour, 3.6);
         canvas.text(x + 29.0, top + 4.0, "small", "", &words);
         let width = words.chars().count() as f64 * 5.8;
         x += 29.0 + width + 18.0;
     }
+    canvas.close();
     if topology.links.is_empty() {
         return top;
     }

@@ -55,12 +55,15 @@ fn bar(
         joined.iter().filter_map(|gpu| layout.gpus.get(gpu)).map(|(rect, _)| rect).collect();
     let left = layout.packages.first().map_or(MARGIN, |(rect, _)| rect.x);
     let rect = Rect { x: left, y: layout.bottom + 34.0, w: layout.right - left, h: 36.0 };
-    for card in &cards {
+    for (gpu, card) in joined.iter().zip(&cards) {
+        canvas.open("nvlink", &[("data-device", &format!("GPU{gpu}"))]);
         for strand in [-9.0, -3.0, 3.0, 9.0] {
             let x = card.middle() + strand;
             canvas.line((x, card.bottom()), (x, rect.y), GREENS[1], 2.4);
         }
+        canvas.close();
     }
+    canvas.open("nvswitch", &[]);
     canvas.rect(&rect, 9.0, "#dff1c2", "#6fb52c", "");
     let speed = topology.gpus.iter().flat_map(|gpu| &gpu.nvlinks).find_map(|link| link.gb_per_s);
     let name = match (topology.nvswitch, switched) {
@@ -78,6 +81,7 @@ fn bar(
     };
     let style = "text-anchor=\"middle\" style=\"font-size:13px;fill:#2f5a00\"";
     canvas.text(rect.middle(), rect.y + 23.0, "strong", style, &words);
+    canvas.close();
     Fabric { bottom: rect.bottom(), colours: vec![(GREENS[1].to_owned(), format!("NV{links}"))] }
 }
 
@@ -130,12 +134,15 @@ fn arcs(
         deepest = deepest.max(depth);
         let control = top + depth * 4.0 / 3.0;
         let width = 2.0 + f64::from((*links).min(12)) * 0.55;
+        let ends = [("data-a", format!("GPU{a}")), ("data-b", format!("GPU{b}"))];
+        canvas.open("arc", &[(ends[0].0, &ends[0].1), (ends[1].0, &ends[1].1)]);
         canvas.push(&format!(
             "<path d=\"M{xa:.1} {top:.1} C{xa:.1} {control:.1} {xb:.1} {control:.1} {xb:.1} {top:.1}\" \
              fill=\"none\" stroke=\"{}\" stroke-width=\"{width:.1}\" stroke-opacity=\"0.92\">\
              <title>GPU{a} to GPU{b}: NV{links}</title></path>",
             shade(*links)
         ));
+        canvas.close();
     }
     let colours = counts.iter().map(|links| (shade(*links).to_owned(), format!("NV{links}")));
     Fabric { bottom: (top + deepest).max(layout.bottom), colours: colours.collect() }

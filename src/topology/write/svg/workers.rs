@@ -17,10 +17,24 @@ const PADDING: f64 = 6.0;
 /// Most workers of one GPU that are named; the others are counted.
 const NAMED: usize = 4;
 
+/// Height of a worker on a page, with a bar and, where a GPU has more than two, without.
+const LIVE_ROW: f64 = 32.0;
+const LIVE_LOW_ROW: f64 = 16.0;
+
 /// Height of the strip for the workers of the GPU that has most.
-pub(super) fn strip(workers: &[Occupant]) -> f64 {
-    let fullest = by_gpu(workers).values().map(|workers| rows(workers).len()).max();
+pub(super) fn strip(workers: &[Occupant], live: bool) -> f64 {
+    let gpus = by_gpu(workers);
+    if live {
+        let fullest = gpus.values().map(Vec::len).max();
+        return fullest.map_or(0.0, |most| most as f64 * live_row(workers) + PADDING);
+    }
+    let fullest = gpus.values().map(|workers| rows(workers).len()).max();
     fullest.map_or(0.0, |rows| rows as f64 * ROW + PADDING)
+}
+
+fn live_row(workers: &[Occupant]) -> f64 {
+    let fullest = by_gpu(workers).values().map(Vec::len).max().unwrap_or(0);
+    if fullest > 2 { LIVE_LOW_ROW } else { LIVE_ROW }
 }
 
 /// Draws the strips and the lines to NICs.
@@ -30,10 +44,19 @@ pub(super) fn draw(
     layout: &Layout<'_>,
     workers: &[Occupant],
 ) {
-    let height = strip(workers);
+    let (height, row) = (strip(workers, canvas.live), live_row(workers));
     for (gpu, workers) in by_gpu(workers) {
         let Some((card, _)) = layout.gpus.get(&gpu) else { continue };
         let y = card.y + GPU_HEIGHT;
+        if canvas.live {
+            for (at, worker) in workers.iter().enumerate() {
+                let top = y + row * at as f64;
+                let rect = Rect { x: card.x + 4.0, y: top, w: card.w - 8.0, h: row - 2.0 };
+                live(canvas, &rect, worker);
+            }
+            nic_lines(canvas, topology, layout, card, &workers);
+            continue;
+        }
         let rect = Rect { x: card.x + 4.0, y, w: card.w - 8.0, h: height - 4.0 };
         let title: Vec<String> = workers.iter().map(|worker| in_full(worker)).collect();
         canvas.rect(&rect, 5.0, "#fbe9f3", LINE, &title.join("; "));
@@ -43,10 +66,36 @@ pub(super) fn draw(
             let line = y + ROW * (at + 1) as f64 - 2.0;
             canvas.text(rect.x + 5.0, line, "mono", &style, &words);
         }
-        for name in workers.iter().flat_map(|worker| &worker.nics) {
-            to_nic(canvas, topology, layout, card, name);
-        }
+        nic_lines(canvas, topology, layout, card, &workers);
     }
+}
+
+/// A worker with places for its state and, where there is room, its memory.
+fn live(canvas: &mut Canvas, rect: &Rect, worker: &Occupant) {
+    canvas.open_button("worker", "data-worker", &worker.name);
+    canvas.rect(rect, 5.0, "none", LINE, &in_full(worker));
+    canvas.text(rect.x + 5.0, rect.y + 11.0, "mark", "", "");
+    canvas.text(rect.x + 17.0, rect.y + 11.0, "mono strong", "", &clipped(&worker.name, 60.0, 5.8));
+    canvas.text(rect.right() - 5.0, rect.y + 11.0, "mono now", "text-anchor=\"end\"", "");
+    if rect.h > LIVE_LOW_ROW {
+        canvas.text(rect.x + 5.0, rect.y + 22.0, "mono doing", "", "");
+        canvas.gauge("memory", rect.x + 5.0, rect.y + 24.5, rect.w - 10.0);
+    }
+    canvas.close();
+}
+
+fn nic_lines(
+    canvas: &mut Canvas,
+    topology: &Topology,
+    layout: &Layout<'_>,
+    card: &Rect,
+    workers: &[&Occupant],
+) {
+    canvas.open("uses", &[]);
+    for name in workers.iter().flat_map(|worker| &worker.nics) {
+        to_nic(canvas, topology, layout, card, name);
+    }
+    canvas.close();
 }
 
 /// A line from a GPU's card to the card of a NIC.

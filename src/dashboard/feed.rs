@@ -1,0 +1,407 @@
+//! What open pages are told of a cluster: its state, its lanes, events, and figures.
+//!
+//! One task for each cluster that is looked at, however many look. It hears of changes by the
+//! supervisor's stream of events, and asks for the state only then and every [`STATE_EVERY`].
+//!
+//! *Invariant:* nothing is read, measured or asked while no page is open; the last that was known
+//! of a cluster is kept when it has ended.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::measure::{Figures, Meter};
+use crate::cluster::{self, Client, Control, FindError, Lines, Paths, recorded_machine};
+use crate::engine::native::links;
+use crate::ids::ClusterName;
+use crate::plan::{EnginePlan, Plan};
+use crate::supervise::{ClusterState, ProcessState};
+use crate::topology::Topology;
+
+/// Time between two readings of the figures.
+const FIGURES_EVERY: Duration = Duration::from_secs(2);
+
+/// Time between two requests for the state, if nothing happens.
+const STATE_EVERY: Duration = Duration::from_secs(10);
+
+/// How long events are collected before the state is asked for.
+const SETTLE: Duration = Duration::from_millis(40);
+
+/// Number of readings that a new page gets: five minutes.
+const HISTORY: usize = 150;
+
+/// Number of messages that a slow page may be behind.
+const BEHIND: usize = 256;
+
+/// A message to a page: a server-sent event's name and its JSON.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    pub(super) kind: &'static str,
+    pub(super) text: Arc<str>,
+}
+
+impl Message {
+    fn new(kind: &'static str, value: &impl serde::Serialize) -> Self {
+        // Values of ours have only keys that are texts.
+        Self { kind, text: serde_json::to_string(value).unwrap_or_default().into() }
+    }
+}
+
+/// The feeds of all clusters that were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Feeds(Mutex<BTreeMap<ClusterName, Arc<Feed>>>);
+
+impl Feeds {
+    /// The feed of a cluster.
+    pub(super) fn of(&self, name: &ClusterName) -> Arc<Feed> {
+        let mut feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let feed = feeds.entry(name.clone()).or_insert_with(|| Arc::new(Feed::new(name.clone())));
+        Arc::clone(feed)
+    }
+}
+
+/// What is told of one cluster.
+#[derive(Debug)]
+pub(super) struct Feed {
+    name: ClusterName,
+    sender: broadcast::Sender<Message>,
+    known: Mutex<Known>,
+}
+
+/// What a new page is told first.
+#[derive(Debug, Default)]
+struct Known {
+    /// Whether a task keeps this up to date.
+    fed: bool,
+    /// The last message of each kind: state, lanes, verification, end.
+    last: BTreeMap<&'static str, Message>,
+    figures: VecDeque<Message>,
+}
+
+impl Feed {
+    fn new(name: ClusterName) -> Self {
+        let (sender, _) = broadcast::channel(BEHIND);
+        Self { name, sender, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known, and what will be. The feed is kept up to date while a receiver exists.
+    pub(super) fn open(self: &Arc<Self>) -> (Vec<Message>, broadcast::Receiver<Message>) {
+        let mut known = self.known();
+        let receiver = self.sender.subscribe();
+        let first = known.last.values().chain(&known.figures).cloned().collect();
+        if !std::mem::replace(&mut known.fed, true) {
+            tokio::spawn(keep(Arc::clone(self)));
+        }
+        (first, receiver)
+    }
+
+    /// Whether the feeder may end: nobody looks. The next page starts another.
+    fn is_left(&self) -> bool {
+        let mut known = self.known();
+        let left = self.sender.receiver_count() == 0;
+        if left {
+            known.fed = false;
+            known.figures.clear();
+        }
+        left
+    }
+
+    /// Tells all pages, and those to come, unless this is what they know.
+    pub(super) fn tell(&self, kind: &'static str, value: &impl serde::Serialize) {
+        let message = Message::new(kind, value);
+        let mut known = self.known();
+        if known.last.get(kind).is_some_and(|last| last.text == message.text) {
+            return;
+        }
+        known.last.insert(kind, message.clone());
+        drop(known);
+        self.send(message);
+    }
+
+    fn forget(&self, kind: &'static str) {
+        self.known().last.remove(kind);
+    }
+
+    fn send(&self, message: Message) {
+        // Without pages there is nobody to tell.
+        let _ = self.sender.send(message);
+    }
+
+    fn tell_figures(&self, figures: &Figures) {
+        let message = Message::new("figures", figures);
+        let mut known = self.known();
+        known.figures.push_back(message.clone());
+        if known.figures.len() > HISTORY {
+            known.figures.pop_front();
+        }
+        drop(known);
+        self.send(message);
+    }
+}
+
+/// Keeps a feed up to date while anybody looks, over all clusters of its name.
+async fn keep(feed: Arc<Feed>) {
+    while Feeder::new(Arc::clone(&feed)).follow().await && another(&feed).await {}
+}
+
+/// Waits until a cluster of this name is started again; false if nobody looks.
+async fn another(feed: &Feed) -> bool {
+    while !feed.is_left() {
+        if Paths::of(&feed.name).is_alive() {
+            feed.forget("end");
+            feed.send(Message::new("begin", &json!({})));
+            return true;
+        }
+        tokio::time::sleep(FIGURES_EVERY).await;
+    }
+    false
+}
+
+/// What a cluster's connections are judged by.
+pub(super) struct Subject {
+    plan: Option<Plan>,
+    /// The machine that has the GPUs; `None` if they are simulated.
+    machine: Option<Topology>,
+}
+
+impl Subject {
+    /// The subject in a run directory.
+    pub(super) fn of(paths: &Paths) -> Self {
+        let text = std::fs::read_to_string(paths.plan()).ok();
+        let plan = text.and_then(|text| Plan::parse(&text).ok());
+        let simulated = plan.as_ref().is_none_or(|plan| plan.machine.simulated);
+        Self { machine: recorded_machine(paths).filter(|_| !simulated), plan }
+    }
+
+    /// The plan of a native cluster; what other engines connect over is not ours to judge.
+    fn native(&self) -> Option<&Plan> {
+        self.plan.as_ref().filter(|plan| matches!(plan.engine, EnginePlan::Native(_)))
+    }
+
+    /// The connections without the lane that should carry their data: from, to, that lane.
+    pub(super) fn missing(&self, workers: &[ProcessState]) -> Vec<(usize, usize, String)> {
+        let Some(plan) = self.native() else { return Vec::new() };
+        let machine = self.machine.as_ref();
+        let lacks = |from: usize, to: usize, lanes: &[String]| {
+            let (from_name, to_name) = (&workers[from].name, &workers[to].name);
+            let expected = links::missing(plan, machine, from_name, to_name, lanes)?;
+            Some((from, to, expected.to_string()))
+        };
+        connections(workers).into_iter().filter_map(|(a, b, lanes)| lacks(a, b, lanes)).collect()
+    }
+}
+
+/// The connections of workers, by place: from, to, lanes.
+fn connections(workers: &[ProcessState]) -> Vec<(usize, usize, &[String])> {
+    let places: BTreeMap<&str, usize> =
+        workers.iter().enumerate().map(|(at, worker)| (worker.name.as_str(), at)).collect();
+    let mut all = Vec::new();
+    for (from, worker) in workers.iter().enumerate() {
+        for peer in &worker.peers {
+            let to = places.get(peer.peer.as_str());
+            all.extend(to.map(|to| (from, *to, peer.lanes.as_slice())));
+        }
+    }
+    all
+}
+
+/// The lanes of each pair, as `[from, to, number of the set]`, and what they lack.
+fn lanes(subject: &Subject, workers: &[ProcessState]) -> Value {
+    let mut sets: Vec<String> = Vec::new();
+    let pairs: Vec<[usize; 3]> = connections(workers)
+        .into_iter()
+        .map(|(from, to, lanes)| {
+            let set = lanes.join(" ");
+            let known = sets.iter().position(|known| *known == set);
+            let at = known.unwrap_or_else(|| {
+                sets.push(set);
+                sets.len() - 1
+            });
+            [from, to, at]
+        })
+        .collect();
+    json!({ "sets": sets, "pairs": pairs, "missing": subject.missing(workers) })
+}
+
+/// Follows one cluster.
+struct Feeder {
+    feed: Arc<Feed>,
+    control: Control,
+    subject: Subject,
+    state: Option<ClusterState>,
+    events: Option<Lines>,
+    tasks: Tasks,
+}
+
+impl Feeder {
+    fn new(feed: Arc<Feed>) -> Self {
+        let paths = Paths::of(&feed.name);
+        let subject = Subject::of(&paths);
+        Self {
+            control: Control::new(paths.control()),
+            tasks: Tasks { paths: subject.native().map(|_| paths), ..Tasks::default() },
+            subject,
+            state: None,
+            events: None,
+            feed,
+        }
+    }
+
+    /// Follows it to its end, and returns true; false if nobody looks.
+    async fn follow(mut self) -> bool {
+        let mut meter = Some(Meter::new(self.subject.machine.as_ref()));
+        let (mut state_at, mut figures_at) = (Instant::now(), Instant::now());
+        let mut asks = false;
+        while !self.feed.is_left() {
+            let now = Instant::now();
+            if state_at <= now {
+                if !self.look(asks).await {
+                    return true;
+                }
+                (state_at, asks) = (now + STATE_EVERY, true);
+            }
+            if figures_at <= now {
+                let processes = self.processes();
+                let mut reader = meter.take().unwrap_or_else(|| Meter::new(None));
+                let read = move || (reader.read(&processes), reader);
+                // After a reading that panics GPUs are not read again.
+                if let Ok((mut figures, reader)) = tokio::task::spawn_blocking(read).await {
+                    meter = Some(reader);
+                    figures.tasks = self.tasks.next();
+                    self.feed.tell_figures(&figures);
+                }
+                figures_at = now + FIGURES_EVERY;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(state_at.min(figures_at)) => {}
+                record = next_event(&mut self.events) => match record {
+                    Some(record) => {
+                        self.feed.send(Message { kind: "event", text: record.into() });
+                        // What has just happened needs no answers of the processes.
+                        (state_at, asks) = (state_at.min(Instant::now() + SETTLE), false);
+                    }
+                    None => {
+                        self.events = None;
+                        state_at = Instant::now() + SETTLE;
+                    }
+                },
+            }
+        }
+        false
+    }
+
+    /// Asks for the state, and whether the processes answer if it `asks` them; returns whether the
+    /// cluster is running.
+    async fn look(&mut self, asks: bool) -> bool {
+        if self.events.is_none() {
+            self.events = self.control.stream("/v1/events").await.ok();
+        }
+        let path = if asks { "/v1/state?fresh=true" } else { "/v1/state" };
+        let error = match self.control.read::<ClusterState>(path).await {
+            Ok(state) => {
+                self.feed.forget("silent");
+                self.tell_state(state);
+                return true;
+            }
+            Err(error) => error,
+        };
+        match cluster::find(Some(&self.feed.name)) {
+            Ok(_) | Err(FindError::Unreadable(_)) => {
+                self.feed.tell("silent", &json!({ "text": error.to_string() }));
+                true
+            }
+            Err(FindError::Ended(ended)) => {
+                let text = ended.summary();
+                if let Some(state) = ended.state {
+                    self.tell_state(state);
+                }
+                self.feed.tell("end", &json!({ "text": text }));
+                false
+            }
+            // Nothing is left of a cluster that was stopped.
+            Err(_) => {
+                self.feed.tell("end", &json!({ "text": "it was stopped" }));
+                false
+            }
+        }
+    }
+
+    fn processes(&self) -> Vec<(String, u32)> {
+        let Some(state) = &self.state else { return Vec::new() };
+        let all = state.scheduler.iter().chain(&state.workers);
+        let mut processes: Vec<(String, u32)> =
+            all.filter_map(|process| Some((process.name.clone(), process.pid?))).collect();
+        processes.push(("supervisor".to_owned(), state.supervisor_pid));
+        processes.extend(state.guardian_pid.map(|pid| ("guardian".to_owned(), pid)));
+        processes
+    }
+
+    fn tell_state(&mut self, mut state: ClusterState) {
+        self.feed.tell("lanes", &lanes(&self.subject, &state.workers));
+        // The lanes of all pairs are most of a large cluster's state, and rarely change.
+        state.workers.iter_mut().for_each(|worker| worker.peers.clear());
+        self.feed.tell("state", &state);
+        self.state = Some(state);
+    }
+}
+
+/// The next record, as the JSON that the supervisor sends; `None` if the stream has ended. Never
+/// without a stream. Cancel-safe.
+async fn next_event(events: &mut Option<Lines>) -> Option<String> {
+    match events {
+        Some(events) => events.next_event().await.ok().flatten(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Asks the native scheduler for its counters, without ever waiting for them.
+#[derive(Default)]
+struct Tasks {
+    /// The run directory of a native cluster.
+    paths: Option<Paths>,
+    client: Option<Client>,
+    asked: Option<JoinHandle<Option<(Client, Value)>>>,
+}
+
+impl Tasks {
+    /// The answer to the last question, if it has come; asks the next one.
+    fn next(&mut self) -> Option<Value> {
+        let paths = self.paths.clone()?;
+        let mut told = None;
+        if let Some(asked) = self.asked.take() {
+            if !asked.is_finished() {
+                self.asked = Some(asked);
+                return None;
+            }
+            // It is finished, so this does not wait.
+            let answer = futures_now(asked).and_then(Result::ok).flatten();
+            (self.client, told) = answer.unzip();
+        }
+        let client = self.client.take();
+        self.asked = Some(tokio::task::spawn_blocking(move || {
+            let client = client.map_or_else(|| Client::connect(paths.root()), Ok).ok()?;
+            let overview = client.overview().ok()?;
+            Some((client, serde_json::to_value(overview).ok()?))
+        }));
+        told
+    }
+}
+
+/// The result of a future that is complete.
+fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => Some(value),
+        std::task::Poll::Pending => None,
+    }
+}

@@ -1,0 +1,113 @@
+//! What a cluster's processes, GPUs and NICs do now, measured by this process.
+//!
+//! *Invariant:* the supervisor is not asked.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::os::process::{cpu_time, resident_bytes};
+use crate::probe::{GpuGauges, GpuMeter, Options, Traffic, nics, traffic};
+use crate::topology::{Nic, Topology};
+
+/// The figures of one moment.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Figures {
+    /// Milliseconds since 1970.
+    at: u64,
+    /// By name.
+    processes: BTreeMap<String, ProcessFigures>,
+    /// By index.
+    gpus: BTreeMap<u32, GpuGauges>,
+    /// By name: bytes per second, sent and received.
+    nics: BTreeMap<String, [f64; 2]>,
+    /// The native scheduler's counters.
+    pub(super) tasks: Option<serde_json::Value>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct ProcessFigures {
+    /// CPUs in use since the last reading.
+    cpus: Option<f64>,
+    resident_bytes: Option<u64>,
+}
+
+/// Reads figures; rates are those since the last reading.
+#[derive(Debug)]
+pub(super) struct Meter {
+    gpus: Option<GpuMeter>,
+    nics: Vec<Nic>,
+    sysfs: PathBuf,
+    processes: BTreeMap<u32, (Instant, Duration)>,
+    traffic: BTreeMap<String, (Instant, Traffic)>,
+}
+
+impl Meter {
+    /// For a cluster on this machine; without it, GPUs and NICs are not there to be read.
+    pub(super) fn new(machine: Option<&Topology>) -> Self {
+        let options = Options::from_environment().unwrap_or_default();
+        Self {
+            gpus: machine.and_then(|_| GpuMeter::open(&options)),
+            nics: machine.map(|machine| machine.nics.clone()).unwrap_or_default(),
+            sysfs: options.sysfs,
+            processes: BTreeMap::new(),
+            traffic: BTreeMap::new(),
+        }
+    }
+
+    /// The figures of these processes, and of all GPUs and NICs. Blocks for some milliseconds.
+    pub(super) fn read(&mut self, processes: &[(String, u32)]) -> Figures {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let before = std::mem::take(&mut self.processes);
+        let mut figures = Figures {
+            at: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            gpus: self.gpus.as_mut().map(GpuMeter::read).unwrap_or_default(),
+            nics: self.nic_rates(),
+            ..Figures::default()
+        };
+        for (name, pid) in processes {
+            let Some(used) = cpu_time(*pid) else { continue };
+            let now = Instant::now();
+            let cpus = before.get(pid).and_then(|(then, before)| {
+                Some(used.checked_sub(*before)?.as_secs_f64() / seconds(*then, now)?)
+            });
+            self.processes.insert(*pid, (now, used));
+            let resident_bytes = resident_bytes(*pid);
+            figures.processes.insert(name.clone(), ProcessFigures { cpus, resident_bytes });
+        }
+        figures
+    }
+
+    fn nic_rates(&mut self) -> BTreeMap<String, [f64; 2]> {
+        let mut rates = BTreeMap::new();
+        for nic in &self.nics {
+            let Some(read) = traffic(&self.sysfs, nic) else { continue };
+            let now = Instant::now();
+            let before = self.traffic.insert(nic.name.clone(), (now, read));
+            let rate = before.and_then(|(then, before)| {
+                let seconds = seconds(then, now)?;
+                let sent = read.sent_bytes.checked_sub(before.sent_bytes)?;
+                let received = read.received_bytes.checked_sub(before.received_bytes)?;
+                Some([sent as f64 / seconds, received as f64 / seconds])
+            });
+            rates.extend(rate.map(|rate| (nic.name.clone(), rate)));
+        }
+        rates
+    }
+}
+
+/// The time between two readings; `None` if it is too short for a rate.
+fn seconds(then: Instant, now: Instant) -> Option<f64> {
+    Some(now.duration_since(then).as_secs_f64()).filter(|seconds| *seconds > 0.01)
+}
+
+/// The GPUs' and NICs' figures of this machine, for counters that someone else compares. Blocks.
+pub(super) fn devices() -> (BTreeMap<u32, GpuGauges>, BTreeMap<String, Traffic>) {
+    let options = Options::from_environment().unwrap_or_default();
+    let gpus = GpuMeter::open(&options).map(|mut meter| meter.read()).unwrap_or_default();
+    let rdma = nics(&options.sysfs);
+    let read = |nic: &Nic| Some((nic.name.clone(), traffic(&options.sysfs, nic)?));
+    (gpus, rdma.iter().filter_map(read).collect())
+}

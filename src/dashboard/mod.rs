@@ -1,0 +1,210 @@
+//! The page: shows this user's clusters in a browser, and passes requests for changes on.
+//!
+//! A process of its own: it reads `control.sock` and files, and measures processes and GPUs itself,
+//! only while a page is open. The supervisor opens no port.
+//!
+//! | module | task |
+//! |---|---|
+//! | `guard` | who may ask for what (pure) |
+//! | `server` | the requests and their answers |
+//! | `feed` | what open pages are told of a cluster |
+//! | `measure` | what processes, GPUs and NICs do now |
+//! | `metrics` | the same and all clusters' metrics, for Prometheus |
+//! | `assets` | the page's files |
+//!
+//! *Invariant:* `guard` has let in every request that is answered with anything about a cluster.
+
+mod assets;
+mod feed;
+mod guard;
+mod measure;
+mod metrics;
+mod server;
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tokio::net::TcpListener;
+
+use crate::os::own_user::OwnUser;
+use guard::{Door, Token};
+
+/// Where the page is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// On a loopback address, to those who have the token.
+    Loopback(SocketAddr),
+    /// On a Unix socket, to this user.
+    Socket(PathBuf),
+}
+
+/// Why the page can't be served.
+#[derive(Debug, thiserror::Error)]
+pub enum DashboardError {
+    /// It is neither an address nor a path.
+    #[error("{text:?} is neither an address such as 127.0.0.1:0 nor the path of a socket")]
+    NoAddress {
+        /// What was given.
+        text: String,
+    },
+    /// Other machines could connect.
+    #[error("{address} is not a loopback address")]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The address is in use, or the path can't be created.
+    #[error("cannot listen on {place}")]
+    Bind {
+        /// The address or path.
+        place: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The system has no random numbers for the token.
+    #[error("cannot make a token: {0}")]
+    Token(getrandom::Error),
+    /// The token's file can't be used.
+    #[error("cannot use the token's file {}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl DashboardError {
+    /// A hint for the user.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoAddress { .. } => Some("a path contains a '/'".to_owned()),
+            Self::NotLoopback { .. } => Some(
+                "from another machine: ssh -L 8788:localhost:PORT HOST, then open the link with \
+                 port 8788"
+                    .to_owned(),
+            ),
+            Self::Bind { .. } => Some("port 0 takes a free one".to_owned()),
+            Self::TokenFile { .. } => Some(
+                "it is created if it is missing; otherwise it has at least 16 letters or digits and \
+                 is closed to other users (chmod 600)"
+                    .to_owned(),
+            ),
+            Self::Token(_) => None,
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = DashboardError;
+
+    fn from_str(text: &str) -> Result<Self, DashboardError> {
+        if text.contains('/') {
+            return Ok(Self::Socket(PathBuf::from(text)));
+        }
+        let no_address = |_| DashboardError::NoAddress { text: text.to_owned() };
+        let address: SocketAddr = text.parse().map_err(no_address)?;
+        match address.ip().is_loopback() {
+            true => Ok(Self::Loopback(address)),
+            false => Err(DashboardError::NotLoopback { address }),
+        }
+    }
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct Dashboard {
+    listener: Listener,
+    door: Door,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Loopback(TcpListener),
+    Socket(OwnUser, PathBuf),
+}
+
+impl Dashboard {
+    /// Listens; answers nothing yet. The token is that in the file, if one is named.
+    ///
+    /// # Errors
+    /// If the place is taken, the file can't be used, or there are no random numbers.
+    pub async fn bind(listen: &Listen, token_file: Option<&Path>) -> Result<Self, DashboardError> {
+        match listen {
+            Listen::Loopback(address) => {
+                let failed = |source| DashboardError::Bind { place: address.to_string(), source };
+                let listener = TcpListener::bind(address).await.map_err(failed)?;
+                let address = listener.local_addr().map_err(failed)?;
+                let token = token(token_file)?;
+                let door = Door::Loopback { address, token };
+                Ok(Self { listener: Listener::Loopback(listener), door })
+            }
+            Listen::Socket(path) => {
+                let failed =
+                    |source| DashboardError::Bind { place: path.display().to_string(), source };
+                let listener = OwnUser::bind(path).map_err(failed)?;
+                Ok(Self {
+                    listener: Listener::Socket(listener, path.clone()),
+                    door: Door::OwnSocket,
+                })
+            }
+        }
+    }
+
+    /// The link to the page, with the token; `None` on a Unix socket.
+    pub fn link(&self) -> Option<String> {
+        self.door.link()
+    }
+
+    /// Serves the page until the future is dropped.
+    ///
+    /// # Errors
+    /// If connections can't be accepted any more.
+    pub async fn serve(self) -> io::Result<()> {
+        let router = server::router(self.door);
+        match self.listener {
+            Listener::Loopback(listener) => axum::serve(listener, router).await,
+            Listener::Socket(listener, path) => {
+                let _removed_at_the_end = Removed(path);
+                axum::serve(listener, router).await
+            }
+        }
+    }
+}
+
+/// The token in a file, which is created if it is missing; without a file a new one.
+fn token(file: Option<&Path>) -> Result<Token, DashboardError> {
+    let Some(path) = file else { return Token::new().map_err(DashboardError::Token) };
+    let failed = |source| DashboardError::TokenFile { path: path.to_owned(), source };
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+            let closed = mode & 0o077 == 0;
+            let token = Token::known(text.trim()).filter(|_| closed);
+            token.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let token = Token::new().map_err(DashboardError::Token)?;
+            let mut options = std::fs::OpenOptions::new();
+            let created = options.write(true).create_new(true).mode(0o600).open(path);
+            created.and_then(|mut file| writeln!(file, "{}", token.as_str())).map_err(failed)?;
+            Ok(token)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// A file that is removed when this is dropped.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // A socket that is left behind is in nobody's way but the next one's.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,118 @@
+// The last minutes, by uPlot.
+
+import { bytes, h, rate } from "./model.js";
+
+/** Most workers with a line each; more are summed. */
+const MOST_LINES = 8;
+
+export class Charts {
+  constructor(place) {
+    this.place = place;
+    this.charts = new Map();
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", () => this.clear());
+    new ResizeObserver(() => this.resize()).observe(place);
+  }
+
+  clear() {
+    for (const { plot } of this.charts.values()) plot.destroy();
+    this.charts.clear();
+    this.place.replaceChildren();
+  }
+
+  resize() {
+    for (const { plot, box } of this.charts.values()) {
+      if (box.clientWidth && Math.abs(plot.width - box.clientWidth) > 1) plot.setSize({ width: box.clientWidth, height: 150 });
+    }
+  }
+
+  update(model) {
+    const times = model.figures.map((figures) => figures.at / 1000);
+    if (!times.length) return;
+    const names = model.workers.map((worker) => worker.name);
+    const lines = names.length <= MOST_LINES;
+    const of = (key) => {
+      const value = (figures, name) => figures.processes[name]?.[key] ?? null;
+      if (lines) return names.map((name) => [name, model.figures.map((figures) => value(figures, name))]);
+      return [["all workers", model.figures.map((figures) => names.reduce((sum, name) => sum + (value(figures, name) ?? 0), 0))]];
+    };
+    this.draw("CPUs in use", times, of("cpus"), (value) => value?.toFixed(2), model, 0.2);
+    this.draw("Resident memory", times, of("resident_bytes"), bytes, model);
+    if (model.figures.some((figures) => figures.tasks)) {
+      const total = (figures, key) => figures.tasks?.workers.reduce((sum, worker) => sum + worker[key], 0) ?? null;
+      const done = model.figures.map((figures) => total(figures, "finished"));
+      const finished = done.map((now, at) => (at && now != null && done[at - 1] != null ? Math.max(0, (now - done[at - 1]) / (times[at] - times[at - 1])) : null));
+      this.draw("Tasks per second", times, [["finished", finished]], (value) => value?.toFixed(value < 10 ? 1 : 0), model, 2);
+      this.draw("Tasks waiting or running", times, [
+        ["queued", model.figures.map((figures) => total(figures, "queued"))],
+        ["in flight", model.figures.map((figures) => total(figures, "in_flight"))],
+      ], (value) => value?.toFixed(0), model, 4);
+    }
+    const links = (figures, key) => {
+      const all = Object.values(figures.gpus).flatMap((gpu) => gpu[key].filter((part) => part != null));
+      return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
+    };
+    const moved = [["NVLink", "nvlink_bytes_per_s"], ["PCIe", "pcie_bytes_per_s"]]
+      .map(([name, key]) => [name, model.figures.map((figures) => links(figures, key))]);
+    const nics = model.figures.map((figures) => {
+      const all = Object.values(figures.nics).flat();
+      return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
+    });
+    const known = [...moved, ["NICs", nics]].filter(([, values]) => values.some((value) => value != null));
+    if (known.length) this.draw("Bytes on links", times, known, rate, model);
+  }
+
+  draw(title, times, series, format, model, least = 0) {
+    const key = series.map(([name]) => name).join(" ");
+    let chart = this.charts.get(title);
+    if (chart && chart.key !== key) {
+      chart.plot.destroy();
+      chart.box.remove();
+      chart = null;
+    }
+    const data = [times, ...series.map(([, values]) => values)];
+    if (chart) {
+      chart.model = model;
+      chart.plot.setData(data);
+      return;
+    }
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const box = h("div", { class: "chart", role: "img", "aria-label": title }, h("h3", {}, title));
+    this.place.append(box);
+    chart = { key, box, model };
+    const ends = (plot) => {
+      const context = plot.ctx;
+      context.save();
+      context.strokeStyle = colour("--bad");
+      context.setLineDash([4, 4]);
+      for (const record of chart.model.records) {
+        const at = record.event === "exited" ? Date.parse(record.at) / 1000 : NaN;
+        if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
+        const x = Math.round(plot.valToPos(at, "x", true));
+        context.beginPath();
+        context.moveTo(x, plot.bbox.top);
+        context.lineTo(x, plot.bbox.top + plot.bbox.height);
+        context.stroke();
+      }
+      context.restore();
+    };
+    chart.plot = new uPlot({
+      width: Math.max(200, box.clientWidth), height: 150,
+      legend: { live: true, show: series.length > 1 }, cursor: { y: false, points: { size: 6 } },
+      scales: { y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
+      axes: [{ ...axis, space: 80, values: (_, times) => times.map(clock) }, { ...axis, size: 64, values: (_, values) => values.map((value) => format(value) ?? "") }],
+      series: [
+        { value: (_, at) => (at == null ? "–" : clock(at)) },
+        ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (_, value) => (value == null ? "–" : format(value)) })),
+      ],
+      hooks: { draw: [ends] },
+    }, data, box);
+    this.charts.set(title, chart);
+  }
+}
+
+function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+}

@@ -1,0 +1,167 @@
+// What is known of a selected worker, GPU or NIC.
+
+import { bytes, h, rate, sentence } from "./model.js";
+import { gpuFigures } from "./machine.js";
+
+const LOG_EVERY_MS = 3000;
+
+export class Details {
+  constructor(place, actions) {
+    this.place = place;
+    this.actions = actions;
+    this.open = new Set(["Why", "Log"]);
+  }
+
+  /** Shows something else; `name` is a worker, `GPU3`, `NIC0` or null. */
+  show(model, name) {
+    this.name = name;
+    this.facts = null;
+    clearInterval(this.timer);
+    this.place.hidden = !name;
+    if (!name) return;
+    const process = model.process(name);
+    this.title = h("h2", { id: "details-title" }, name);
+    this.list = h("dl");
+    const close = h("button", { class: "quiet", "aria-label": "Close", onclick: () => this.actions.select(null) }, "✕");
+    const buttons = h("div", { class: "buttons" });
+    if (process) buttons.append(h("button", { class: "live", onclick: () => this.actions.restart(name) }, "Restart"));
+    this.place.replaceChildren(h("div", { class: "head" }, this.title, buttons, close), this.list);
+    const planned = model.planned(name) ?? (process ? model.about?.plan.scheduler : null);
+    if (planned) {
+      this.section("Why", this.why(planned.why ?? []));
+      const variables = Object.entries(planned.env ?? {});
+      this.section("Environment", h("dl", { class: "mono" }, variables.map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])), `${variables.length}`);
+    }
+    if (process) {
+      const log = h("pre", { class: "log", tabindex: 0, "aria-label": `log of ${name}` });
+      this.section("Log", log);
+      const read = () => this.log(model, name, log);
+      read();
+      this.timer = setInterval(() => { if (!model.end) read(); }, LOG_EVERY_MS);
+      const ends = h("div");
+      this.section("Restarts and crashes", ends);
+      this.ends = ends;
+      this.crashes(model, name);
+    }
+    this.update(model);
+  }
+
+  section(title, content, count) {
+    const box = h("details", { open: this.open.has(title) }, h("summary", {}, title, count ? h("span", { class: "muted" }, ` ${count}`) : null), content);
+    box.addEventListener("toggle", () => (box.open ? this.open.add(title) : this.open.delete(title)));
+    this.place.append(box);
+  }
+
+  why(reasons) {
+    return h("ul", { class: "why" }, reasons.map(({ choice, chosen, reason, rejected }) => h("li", {},
+      h("strong", {}, choice), " ", h("code", {}, chosen), h("br"), reason,
+      rejected.length ? h("ul", {}, rejected.map(({ what, why }) => h("li", { class: "muted" }, h("code", {}, what), `: ${why}`))) : null)));
+  }
+
+  async log(model, name, place) {
+    const lines = await this.actions.read(`logs/${encodeURIComponent(name)}`).catch(() => null);
+    if (!lines || name !== this.name) return;
+    const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+    const text = lines.map((line) => `${line.at.slice(11, 23)}  ${line.text}`).join("\n") || "nothing was logged";
+    if (place.textContent === text) return;
+    place.textContent = text;
+    if (atEnd) place.scrollTop = place.scrollHeight;
+  }
+
+  async crashes(model, name) {
+    const all = await this.actions.read("crashes").catch(() => ({}));
+    this.bundles = Object.entries(all).filter(([bundle]) => bundle.replace(/^\d+-/, "") === name);
+    this.facts = null;
+    if (this.name === name) this.update(model);
+  }
+
+  update(model) {
+    if (!this.name) return;
+    const facts = this.name.startsWith("GPU") ? this.gpu(model) : this.name.startsWith("NIC") ? this.nic(model) : this.process(model);
+    const key = JSON.stringify(facts);
+    if (key !== this.facts) {
+      this.facts = key;
+      this.list.replaceChildren(...facts.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      if (this.ends) this.restarts(model);
+    }
+  }
+
+  process(model) {
+    const process = model.process(this.name);
+    if (!process) return [["State", "not in this cluster"]];
+    const figures = model.last.processes[this.name] ?? {};
+    const planned = model.planned(this.name);
+    const tasks = model.tasks(this.name);
+    const pool = process.device_pool;
+    const { word, why } = model.standing(process);
+    const lanes = new Set();
+    const at = model.workers.findIndex((worker) => worker.name === this.name);
+    let lacks = 0;
+    model.workers.forEach((_, other) => {
+      const pair = model.pair(at, other);
+      if (pair.lanes) lanes.add(pair.lanes);
+      if (pair.bad) lacks += 1;
+    });
+    return [
+      ["State", word + (process.step && process.state !== "ready" ? `: ${process.step}` : "")],
+      ["Process", process.pid ?? "none"],
+      ["GPU", planned?.gpu ? `${planned.gpu.index}${planned.gpu.pci ? ` at ${planned.gpu.pci}` : ""}` : null],
+      ["CPUs", `${process.cpus ?? "any"}${figures.cpus != null ? `, ${figures.cpus.toFixed(2)} in use` : ""}`],
+      ["Memory nodes", process.mems],
+      ["Memory", `${bytes(figures.resident_bytes)}${planned?.memory_limit_bytes ? ` of ${bytes(planned.memory_limit_bytes)}` : ""}`],
+      ["Device pool", pool ? `${bytes(pool.used_bytes)} of ${bytes(pool.held_bytes)} in ${pool.slabs} slabs` : null],
+      ["Tasks", tasks ? `${tasks.in_flight} in flight, ${tasks.queued} queued, ${tasks.finished} finished` : null],
+      ["NICs", planned?.nics.join(", ")],
+      ["Missing ports", process.missing_ports?.map(({ port, why }) => `${port}: ${why}`).join("; ")],
+      ["Lanes", [...lanes].join("; ")],
+      ["Not as planned", lacks ? `${lacks} connections` : null],
+      ["Restarts", String(process.restarts)],
+      ["Last end", process.last_exit ? `${process.last_exit.reason} at ${process.last_exit.at.slice(11, 19)}` : why],
+      ["Held by", process.containment],
+      ["UCX", process.ucx],
+    ];
+  }
+
+  restarts(model) {
+    const records = model.records.filter((record) => record.process === this.name && ["exited", "restarting", "failed", "killed", "ready"].includes(record.event));
+    const bundles = (this.bundles ?? []).map(([name, crash]) => h("details", {}, h("summary", {}, `crash bundle ${name}`), h("pre", { class: "log" }, JSON.stringify(crash, null, 1))));
+    this.ends.replaceChildren(
+      h("ol", { class: "plain" }, records.slice(-20).map((record) => h("li", {}, h("time", {}, record.at.slice(11, 19)), " ", sentence(record)))),
+      ...bundles);
+  }
+
+  gpu(model) {
+    const index = this.name.slice(3);
+    const card = model.about?.machine?.gpus.find((gpu) => String(gpu.index) === index) ?? {};
+    const figures = gpuFigures(model, index);
+    const both = ([sent, received]) => (sent == null && received == null ? null : `${rate(sent)} sent, ${rate(received)} received`);
+    const workers = model.about?.plan.workers.filter((worker) => String(worker.gpu?.index) === index) ?? [];
+    return [
+      ["Model", card.name],
+      ["PCI", card.pci],
+      ["UUID", card.uuid],
+      ["NUMA node", card.numa],
+      ["Memory", figures.total ? `${bytes(figures.used)} of ${bytes(figures.total)}` : null],
+      ["Use", figures.busy == null ? "not told by a driver" : `${figures.busy} %`],
+      ["Temperature", figures.celsius == null ? null : `${figures.celsius} °C`],
+      ["Power", figures.watts == null ? null : `${Math.round(figures.watts)} W`],
+      ["NVLink", both(figures.nvlink) ?? (card.nvlinks?.length ? `${card.nvlinks.filter((link) => link.active).length} links` : null)],
+      ["PCIe", both(figures.pcie)],
+      ["Workers", workers.map((worker) => worker.name).join(", ") || "none"],
+    ];
+  }
+
+  nic(model) {
+    const nic = model.about?.machine?.nics[Number(this.name.slice(3))] ?? {};
+    const moved = model.last.nics[nic.name];
+    const users = model.about?.plan.workers.filter((worker) => worker.nics.some((port) => port.split(":")[0] === nic.name)) ?? [];
+    return [
+      ["Name", nic.name],
+      ["PCI", nic.pci],
+      ["NUMA node", nic.numa],
+      ["Ports", nic.ports?.map((port) => [`${port.port}: ${port.state ?? "state unknown"}`, port.link_layer, port.rate_gbps ? `${port.rate_gbps} Gbit/s` : null, port.netdev].filter(Boolean).join(", ")).join("; ")],
+      ["Traffic", moved ? `${rate(moved[0])} sent, ${rate(moved[1])} received` : "not counted here"],
+      ["Workers", users.map((worker) => worker.name).join(", ") || "none"],
+    ];
+  }
+}

@@ -1,0 +1,109 @@
+// The matrix of pairs as a heat map: rows send, columns receive.
+
+import { h } from "./model.js";
+
+/** The upper ends of the steps of colour, in GB/s. */
+const STEPS = [1, 3, 8, 20, 60, 200];
+
+export class Matrix {
+  constructor(place, told) {
+    this.place = place;
+    this.told = told;
+    this.at = null;
+  }
+
+  update(model) {
+    const count = model.workers.length;
+    const names = model.workers.map((worker) => worker.name).join(" ");
+    if (this.names !== names || this.room !== this.place.clientWidth) this.build(model, count);
+    [this.names, this.room] = [names, this.place.clientWidth];
+    for (const [key, cell] of this.cells ?? []) {
+      const [a, b] = key.split(" ").map(Number);
+      const pair = model.pair(a, b);
+      const kind = pair.bad ? "bad" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
+      const name = `cell ${kind}${this.at === key ? " at" : ""}`;
+      if (cell.rect.getAttribute("class") !== name) cell.rect.setAttribute("class", name);
+      if (cell.text) {
+        const words = pair.bad ? "!" : pair.rate != null ? figure(pair.rate) : "";
+        if (cell.text.textContent !== words) cell.text.textContent = words;
+      }
+    }
+    this.legend?.classList.toggle("unmeasured", !model.measured && !model.last.tasks?.links.length);
+    if (this.at) this.say(model);
+    this.model = model;
+  }
+
+  build(model, count) {
+    this.cells = new Map();
+    if (count < 2) {
+      this.place.replaceChildren(h("p", { class: "muted" }, "One worker has no pairs."));
+      return;
+    }
+    const named = count <= 20;
+    const left = named ? 46 : 8;
+    const room = Math.max(260, this.place.clientWidth - left - 8);
+    const size = Math.max(6, Math.min(44, Math.floor(room / count)));
+    const svg = h("svg", {
+      class: "matrix", width: left + size * count + 4, height: left + size * count + 4, tabindex: 0,
+      role: "application", "aria-label": "Bandwidth of each pair; arrow keys move, the line below says what is known",
+    });
+    if (named) svg.append(h("text", { x: 2, y: left - 6 }, "from\\to"));
+    model.workers.forEach((worker, a) => {
+      if (named) {
+        svg.append(h("text", { x: left - 5, y: left + a * size + size / 2 + 4, "text-anchor": "end" }, worker.name));
+        const x = left + a * size + size / 2;
+        svg.append(h("text", { x, y: left - 6, "text-anchor": size > 34 ? "middle" : "start", transform: size > 34 ? null : `rotate(-60 ${x} ${left - 6})` }, worker.name));
+      }
+      model.workers.forEach((_, b) => {
+        if (a === b) return;
+        const [x, y] = [left + b * size, left + a * size];
+        const gap = size > 12 ? 1.5 : 0.5;
+        const rect = h("rect", { x: x + gap / 2, y: y + gap / 2, width: size - gap, height: size - gap, rx: size > 12 ? 3 : 1 });
+        const text = size >= 24 ? h("text", { x: x + size / 2, y: y + size / 2 + 4, "text-anchor": "middle", class: "value" }) : null;
+        const choose = () => this.choose(`${a} ${b}`);
+        rect.addEventListener("click", choose);
+        rect.addEventListener("pointerenter", choose);
+        svg.append(rect, ...(text ? [text] : []));
+        this.cells.set(`${a} ${b}`, { rect, text });
+      });
+    });
+    svg.addEventListener("keydown", (event) => {
+      const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
+      if (dx === undefined) return;
+      event.preventDefault();
+      let [a, b] = (this.at ?? "0 0").split(" ").map(Number);
+      do [a, b] = [(a + dy + count) % count, (b + dx + count) % count]; while (a === b);
+      this.choose(`${a} ${b}`);
+    });
+    const labels = STEPS.map((most, at) => (at ? `${STEPS[at - 1]}–${most}` : `< ${most}`)).concat(`> ${STEPS.at(-1)}`);
+    this.legend = h("p", { class: "legend" }, "GB/s, rows send: ", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"));
+    this.place.replaceChildren(svg, this.legend);
+  }
+
+  choose(key) {
+    this.at = key;
+    if (this.model) this.update(this.model);
+  }
+
+  say(model) {
+    const pair = model.pair(...this.at.split(" ").map(Number));
+    if (!pair.from || !pair.to) return;
+    const words = [`${pair.from} → ${pair.to}: ${pair.lanes ?? "no connection"}`];
+    if (pair.lacks) words.push(`${pair.lacks} expected`);
+    for (const row of pair.rows) {
+      const latency = row.latency_us == null ? "" : `, ${row.latency_us.toFixed(1)} µs one way`;
+      words.push(`${row.memory} memory ${row.gb_per_s == null ? "not measured" : `${figure(row.gb_per_s)} GB/s`}${latency}: ${row.verdict}`);
+    }
+    if (pair.seen) words.push(`${pair.seen.transfers} transfers, median ${figure(pair.seen.quartiles[1] / 1e9)} GB/s`);
+    this.told(words.join("; "));
+  }
+}
+
+function step(rate) {
+  const at = STEPS.findIndex((most) => rate < most);
+  return at < 0 ? STEPS.length : at;
+}
+
+function figure(rate) {
+  return rate >= 10 ? rate.toFixed(0) : rate >= 1 ? rate.toFixed(1) : rate.toFixed(2);
+}

@@ -1,0 +1,188 @@
+// What the page knows of one cluster, and what it means. Draws nothing.
+
+/** How long a death stays red: a worker is often READY again before anyone can see it. */
+const SEEN_MS = 5000;
+/** Readings that are kept: five minutes. */
+const KEPT = 150;
+
+export class Model {
+  constructor(name) {
+    this.name = name;
+    this.about = null;
+    this.state = null;
+    this.lanes = { sets: [], pairs: [], missing: [] };
+    this.figures = [];
+    this.records = [];
+    this.verification = null;
+    this.end = null;
+    this.silent = null;
+    this.deaths = new Map();
+    this.known = new Set();
+    this.laneOf = new Map();
+    this.lackOf = new Map();
+  }
+
+  setLanes(lanes) {
+    this.lanes = lanes;
+    this.laneOf = new Map(lanes.pairs.map(([a, b, set]) => [`${a} ${b}`, lanes.sets[set]]));
+    this.lackOf = new Map(lanes.missing.map(([a, b, expected]) => [`${a} ${b}`, expected]));
+  }
+
+  addFigures(figures) {
+    this.figures.push(figures);
+    if (this.figures.length > KEPT) this.figures.shift();
+  }
+
+  /** Adds a record, unless it is known; `live` ones happen now. */
+  addRecord(record, live) {
+    const key = JSON.stringify([record.at, record.process, record.event, record.pid, record.step]);
+    if (this.known.has(key)) return;
+    this.known.add(key);
+    this.records.push(record);
+    if (this.records.length > 1000) this.records.shift();
+    if (live && record.event === "exited" && this.state?.state !== "stopping") {
+      this.deaths.set(record.process, { at: Date.now(), reason: record.reason });
+    }
+  }
+
+  get last() {
+    return this.figures[this.figures.length - 1] ?? { processes: {}, gpus: {}, nics: {} };
+  }
+
+  get workers() {
+    return this.state?.workers ?? [];
+  }
+
+  get processes() {
+    return this.state ? [this.state.scheduler, ...this.state.workers].filter(Boolean) : [];
+  }
+
+  process(name) {
+    return this.processes.find((process) => process.name === name);
+  }
+
+  planned(name) {
+    return this.about?.plan.workers.find((worker) => worker.name === name);
+  }
+
+  /** The tasks of a worker, by the native scheduler. */
+  tasks(name) {
+    return this.last.tasks?.workers.find((worker) => worker.name === name);
+  }
+
+  /** What a process's state means: a mark and a word beside the colour. */
+  standing(process) {
+    const death = this.deaths.get(process.name);
+    if (death && Date.now() - death.at < SEEN_MS && process.state !== "failed") {
+      const word = process.state === "ready" ? "died, READY again" : `died, ${process.state}`;
+      return { tone: "bad", mark: "✕", word, short: "died", why: death.reason };
+    }
+    const missing = process.missing_ports?.length;
+    const tones = {
+      ready: missing ? ["warn", "▲", "READY, port missing"] : ["good", "●", "READY"],
+      waiting: ["off", "○", "waiting"],
+      starting: ["warn", "◐", "starting"],
+      restarting: ["bad", "↻", "restarting"],
+      unresponsive: ["bad", "!", "not answering"],
+      stopping: ["warn", "◑", "stopping"],
+      failed: ["bad", "✕", "failed"],
+      stopped: ["off", "■", "stopped"],
+    };
+    const [tone, mark, word] = tones[process.state] ?? ["warn", "?", process.state];
+    return { tone, mark, word, short: word.split(",")[0], why: process.last_exit?.reason };
+  }
+
+  /** Whether a death is shown that will turn into something else without news. */
+  get fading() {
+    return [...this.deaths.values()].some((death) => Date.now() - death.at < SEEN_MS + 500);
+  }
+
+  /** What is known of an ordered pair of workers, by place. */
+  pair(a, b) {
+    const key = `${a} ${b}`;
+    const from = this.workers[a]?.name;
+    const to = this.workers[b]?.name;
+    const rows = this.measured?.get(`${from} ${to}`) ?? [];
+    const seen = this.last.tasks?.links.find((link) => link.from === from && link.to === to);
+    const row = rows[rows.length - 1];
+    return {
+      from,
+      to,
+      lanes: row?.lanes.join(" ") || this.laneOf.get(key),
+      lacks: this.lackOf.get(key),
+      rows,
+      verdict: row?.verdict,
+      rate: row?.gb_per_s ?? (seen ? seen.quartiles[1] / 1e9 : null),
+      seen,
+      bad: this.lackOf.has(key) || rows.some((row) => row.verdict !== "ok" && !row.verdict.startsWith("slow")),
+    };
+  }
+
+  setVerification(verification) {
+    this.verification = verification;
+    if (verification.state === "done") {
+      this.measured = new Map();
+      for (const row of verification.pairs) {
+        const key = `${row.from} ${row.to}`;
+        this.measured.set(key, [...(this.measured.get(key) ?? []), row]);
+      }
+    }
+  }
+}
+
+const BINARY = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  let at = 0;
+  while (value >= 1024 && at < BINARY.length - 1) [value, at] = [value / 1024, at + 1];
+  return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${BINARY[at]}`;
+}
+
+/** Bytes per second, in the decimal units of links. */
+export function rate(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 1e9) return `${(value / 1e9).toFixed(value >= 1e10 ? 0 : 1)} GB/s`;
+  if (value >= 1e6) return `${Math.round(value / 1e6)} MB/s`;
+  return `${Math.round(value / 1e3)} kB/s`;
+}
+
+export function span(ms) {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** An event as a sentence. */
+export function sentence(record) {
+  switch (record.event) {
+    case "cluster": return record.cause ? `${record.state}: ${record.cause.text}` : record.state;
+    case "started": return `started as process ${record.pid}${record.restarts ? `, restart ${record.restarts}` : ""}`;
+    case "step": return record.step;
+    case "ready": return `READY after ${record.after_ms} ms`;
+    case "not_answering": return `not answering: ${record.reason}`;
+    case "answers": return `answers again, after ${record.after_ms} ms`;
+    case "stopping": return `told to end: ${record.reason}`;
+    case "killed": return `killed: ${record.reason}`;
+    case "exited": return record.reason;
+    case "restarting": return `starts again in ${record.in_ms} ms`;
+    case "failed": return `failed: ${record.reason}`;
+    case "note": return record.text;
+    default: return record.event;
+  }
+}
+
+/** Creates an element; texts become text, never markup. */
+export function h(tag, attributes = {}, ...children) {
+  const svg = ["svg", "g", "rect", "text", "path", "title", "line"].includes(tag);
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => child instanceof Node ? child : String(child)));
+  return element;
+}

@@ -1,0 +1,299 @@
+// The page: hears of a cluster by server-sent events, shows it, and asks for changes.
+
+import { Charts } from "./charts.js";
+import { Details } from "./details.js";
+import { Machine } from "./machine.js";
+import { Matrix } from "./matrix.js";
+import { Model, bytes, h, sentence, span } from "./model.js";
+
+const $ = (id) => document.getElementById(id);
+const CLUSTERS_EVERY_MS = 5000;
+
+let model = null;
+let stream = null;
+let due = false;
+
+const actions = {
+  select,
+  read,
+  restart: (name) => confirm(`Restart ${name}? Its tasks run again elsewhere.`, "Restart", () => post(`restart/${encodeURIComponent(name)}`)),
+};
+const machine = new Machine($("machine"), select);
+const details = new Details($("details"), actions);
+const matrix = new Matrix($("matrix"), (text) => { $("pair").textContent = text; });
+const charts = new Charts($("charts"));
+
+/** A path of the current cluster; relative, so that a proxy may put anything before it. */
+const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;
+
+async function read(path) {
+  const response = await fetch(url(path));
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error ?? response.statusText);
+  return response.json();
+}
+
+async function post(path) {
+  try {
+    const response = await fetch(url(path), { method: "POST", headers: { "X-Cuda-Cluster": "page" } });
+    if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error ?? response.statusText);
+  } catch (error) {
+    say(`Not done: ${error.message}`);
+  }
+}
+
+function say(text) {
+  $("banner").textContent = text;
+  $("banner").hidden = !text;
+}
+
+/** Asks before a change; `field` is an input whose value is given to `then`. */
+function confirm(text, word, then, field) {
+  const dialog = $("dialog");
+  $("dialog-text").textContent = text;
+  $("dialog-field").replaceChildren(...(field ? [field] : []));
+  $("dialog-ok").textContent = word;
+  dialog.returnValue = "";
+  dialog.onclose = () => { if (dialog.returnValue === "yes") then(field?.value); };
+  dialog.showModal();
+}
+
+function select(name) {
+  machine.selected = name;
+  details.show(model, name);
+  later();
+  if (name && innerWidth < 900) $("details").scrollIntoView({ behavior: "smooth", block: "start" });
+}
+
+/** Draws soon, once for all news until then. */
+function later() {
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    draw();
+  });
+}
+
+async function open(name) {
+  stream?.close();
+  model = new Model(name);
+  const mine = model;
+  details.show(model, null);
+  machine.selected = null;
+  charts.clear();
+  say("");
+  $("name").textContent = name;
+  document.title = `${name} – cuda-cluster`;
+  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  try {
+    mine.about = await read("about");
+  } catch (error) {
+    if (mine === model) say(error.message);
+  }
+  if (mine !== model) return;
+  machine.mount(mine.about?.picture);
+  listen(mine);
+  for (const record of await read("events").catch(() => [])) mine.addRecord(record, false);
+  later();
+}
+
+function listen(mine) {
+  stream = new EventSource(url("live"));
+  const on = (kind, hear) => stream.addEventListener(kind, (event) => {
+    if (mine !== model) return;
+    hear(JSON.parse(event.data));
+    later();
+  });
+  on("state", (state) => { mine.state = state; mine.silent = null; });
+  on("lanes", (lanes) => mine.setLanes(lanes));
+  on("figures", (figures) => mine.addFigures(figures));
+  on("event", (record) => mine.addRecord(record, true));
+  on("verification", (verification) => mine.setVerification(verification));
+  on("silent", ({ text }) => { mine.silent = text; });
+  on("end", ({ text }) => { mine.end = text; });
+  on("begin", () => open(mine.name));
+  stream.onopen = () => { mine.lost = false; later(); };
+  stream.onerror = () => { mine.lost = true; later(); };
+}
+
+function draw() {
+  if (!model) return;
+  const state = model.state;
+  document.body.classList.toggle("ended", Boolean(model.end));
+  banner();
+  if (state) {
+    head(state);
+    machine.update(model);
+    workers();
+    pairs();
+    charts.update(model);
+    details.update(model);
+    events();
+  }
+  buttons();
+  if (model.fading) setTimeout(later, 500);
+}
+
+function banner() {
+  if (model.end) say(`${model.name}: ${model.end}. The page shows the last that was known.`);
+  else if (model.lost) say("The page has lost its server, and tries again.");
+  else if (model.silent) say(model.silent);
+  else if (model.state?.cause) say(model.state.cause.text);
+  else say("");
+}
+
+function head(state) {
+  const ready = model.workers.filter((worker) => worker.state === "ready").length;
+  const wanted = model.workers.filter((worker) => !["stopped"].includes(worker.state)).length;
+  const tone = model.end ? "off" : { ready: "good", degraded: "bad", failed: "bad", recovering: "bad", stopped: "off" }[state.state] ?? "warn";
+  const mark = { good: "●", warn: "◐", bad: "✕", off: "■" }[tone];
+  const word = model.end ? "ended" : state.state === "ready" ? "READY" : state.state;
+  set($("phase"), "className", `pill ${tone}`);
+  set($("phase"), "textContent", `${mark} ${word}`);
+  const up = model.end ? null : `up ${span(Date.now() - Date.parse(state.started_at))}`;
+  const all = Object.values(model.last.processes).reduce((sum, one) => sum + (one.resident_bytes ?? 0), 0);
+  const words = [`${ready} of ${wanted} workers READY`, `${state.engine} engine`, state.simulated ? "simulated GPUs" : null, up, all ? bytes(all) : null];
+  set($("summary"), "textContent", words.filter(Boolean).join(" · "));
+  const facts = model.about?.machine;
+  const gpus = facts?.gpus.length ?? 0;
+  set($("machine-facts"), "textContent", facts ? [facts.name, `${gpus} GPU${gpus === 1 ? "" : "s"}`, facts.nics.length ? `${facts.nics.length} NICs` : null, facts.driver ? `driver ${facts.driver}` : null].filter(Boolean).join(" · ") : "");
+  const notes = [...state.notes, ...(model.about?.plan.notes ?? []).map((note) => `${note.about}: ${note.text}`)];
+  if ($("notes").dataset.key !== JSON.stringify(notes)) {
+    $("notes").dataset.key = JSON.stringify(notes);
+    $("notes").replaceChildren(...notes.map((note) => h("li", {}, note)));
+  }
+}
+
+const COLUMNS = [
+  ["Worker", (process) => process.name],
+  ["State", null],
+  ["GPU", (process) => process.gpu?.index ?? "–"],
+  ["CPUs", (process) => model.last.processes[process.name]?.cpus?.toFixed(2) ?? "–", "number"],
+  ["Memory", (process) => bytes(model.last.processes[process.name]?.resident_bytes), "number"],
+  ["Pool", (process) => (process.device_pool ? bytes(process.device_pool.held_bytes) : "–"), "number wide"],
+  ["Tasks", (process) => { const tasks = model.tasks(process.name); return tasks ? tasks.in_flight + tasks.queued : "–"; }, "number wide"],
+  ["Restarts", (process) => process.restarts, "number"],
+  ["NIC", (process) => model.planned(process.name)?.nics.join(",") || "–", "wide"],
+  ["Last end", (process) => process.last_exit?.reason ?? "", "wide"],
+];
+
+function workers() {
+  const table = $("worker-table");
+  const names = model.processes.map((process) => process.name).join(" ");
+  if (table.dataset.key !== `${model.name} ${names}`) {
+    table.dataset.key = `${model.name} ${names}`;
+    table.replaceChildren(
+      h("thead", {}, h("tr", {}, COLUMNS.map(([heading, , kind]) => h("th", { scope: "col", class: kind }, heading)))),
+      h("tbody", {}, model.processes.map((process) => h("tr", { "data-row": process.name },
+        COLUMNS.map(([heading, , kind], at) => (at ? h("td", { class: kind }) : h("th", { scope: "row" }, h("button", { class: "link", onclick: () => select(process.name) }, process.name))))))));
+  }
+  for (const process of model.processes) {
+    const row = table.querySelector(`[data-row="${CSS.escape(process.name)}"]`);
+    const { tone, mark, word, why } = model.standing(process);
+    set(row, "className", `${tone}${machine.selected === process.name ? " selected" : ""}`);
+    COLUMNS.forEach(([, cell], at) => {
+      if (!at) return;
+      const text = cell ? String(cell(process)) : `${mark} ${word}`;
+      set(row.children[at], "textContent", text);
+      if (!cell) set(row.children[at], "title", why ?? "");
+    });
+  }
+}
+
+function pairs() {
+  matrix.update(model);
+  const { verification, measured } = model;
+  const bad = model.lanes.missing.length;
+  let words = bad ? `${bad} of ${model.lanes.pairs.length} connections are not as planned` : model.lanes.pairs.length ? `all ${model.lanes.pairs.length} connections use lanes as planned` : "";
+  if (verification?.state === "running") words = "measuring…";
+  else if (verification?.state === "failed") words = `not measured: ${verification.text}`;
+  else if (measured) {
+    const rows = verification.pairs;
+    const slow = rows.filter((row) => row.verdict.startsWith("slow")).length;
+    const ok = rows.filter((row) => row.verdict === "ok").length + slow;
+    words = `${ok} of ${rows.length} ok${slow ? `, ${slow} of them slow` : ""}, measured at ${new Date(verification.at).toLocaleTimeString([], { hour12: false })}`;
+  }
+  set($("pairs-answer"), "textContent", words);
+  $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !measured);
+}
+
+function events() {
+  const list = $("events");
+  const count = `${model.name} ${model.records.length} ${model.records.at(-1)?.at}`;
+  if (list.dataset.key === count) return;
+  list.dataset.key = count;
+  const told = model.records.filter((record) => record.event !== "step").slice(-300).reverse();
+  const bad = (record) => ["exited", "failed", "not_answering", "killed"].includes(record.event);
+  list.replaceChildren(...told.map((record) => h("li", { class: bad(record) ? "bad" : record.event === "ready" ? "good" : "" },
+    h("time", { datetime: record.at }, new Date(record.at).toLocaleTimeString([], { hour12: false })), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
+}
+
+function buttons() {
+  const nav = $("actions");
+  if (!nav.children.length) {
+    nav.append(
+      h("button", { class: "live native", id: "verify", onclick: () => post("verify") }, "Verify links"),
+      h("button", { class: "live", id: "scale", onclick: scale }, "Scale…"),
+      h("a", { class: "button", id: "report", download: true }, "Bug report"),
+      h("a", { class: "button", id: "dask", target: "_blank", rel: "noreferrer noopener", hidden: true }, "Dask dashboard"),
+      h("button", { class: "live danger", id: "stop", onclick: () => confirm(`Stop ${model.name}? All of its processes end.`, "Stop the cluster", () => post("stop")) }, "Stop…"));
+  }
+  $("report").setAttribute("href", url("report"));
+  const dask = model.state?.scheduler?.dashboard;
+  $("dask").hidden = !dask;
+  if (dask?.startsWith("http")) $("dask").setAttribute("href", dask);
+  const dead = Boolean(model.end) || !model.state;
+  for (const button of document.querySelectorAll(".live")) button.disabled = dead;
+  $("verify").hidden = model.state?.engine !== "native" || model.workers.length < 2;
+  $("verify").disabled = dead || model.verification?.state === "running";
+}
+
+function scale() {
+  const most = model.workers.length;
+  const now = model.workers.filter((worker) => worker.state !== "stopped").length;
+  const field = h("input", { type: "number", min: 0, max: most, value: now, "aria-label": "workers" });
+  confirm(`How many of the ${most} planned workers are to run?`, "Scale", (value) => post(`scale?workers=${Number(value)}`), field);
+}
+
+function set(element, name, value) {
+  if (element[name] !== value) element[name] = value;
+}
+
+/** Which clusters there are; opens the one in the address, or the first. */
+async function clusters() {
+  let found;
+  try {
+    const response = await fetch("api/clusters");
+    found = await response.json();
+    if (!response.ok) throw new Error(found.error);
+  } catch {
+    return;
+  }
+  const names = [...found.running, ...found.ended].map((one) => one.name);
+  const chosen = $("clusters");
+  set($("footer"), "textContent", `cuda-cluster ${found.version}`);
+  chosen.hidden = names.length < 2;
+  if (chosen.dataset.key !== names.join(" ")) {
+    chosen.dataset.key = names.join(" ");
+    const ended = new Set(found.ended.map((one) => one.name));
+    chosen.replaceChildren(...names.map((name) => h("option", { value: name }, ended.has(name) ? `${name} (ended)` : name)));
+  }
+  if (!model) {
+    const asked = decodeURIComponent(location.hash.slice(1));
+    const first = names.includes(asked) ? asked : names[0];
+    if (first) open(first);
+    else say("No cluster is running. Start one: cuda-cluster up");
+  }
+  if (model) chosen.value = model.name;
+}
+
+$("clusters").addEventListener("change", (event) => open(event.target.value));
+addEventListener("hashchange", () => {
+  const asked = decodeURIComponent(location.hash.slice(1));
+  if (asked && asked !== model?.name) open(asked);
+});
+addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("dialog").open && machine.selected) select(null); });
+addEventListener("resize", later);
+setInterval(clusters, CLUSTERS_EVERY_MS);
+setInterval(later, 1000);
+clusters();

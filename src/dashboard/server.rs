@@ -1,0 +1,393 @@
+//! The requests of a page and their answers.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /`, `GET /FILE` | the page's files |
+//! | `GET /metrics` | all running clusters, GPUs and NICs, for Prometheus |
+//! | `GET /api/clusters` | running and ended clusters |
+//! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
+//! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, event, figures, verification, end |
+//! | `GET /api/clusters/NAME/events` | the last records |
+//! | `GET /api/clusters/NAME/logs/PROCESS` | the last lines of its log |
+//! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
+//! | `GET /api/clusters/NAME/report` | a file to attach to an issue |
+//! | `POST /api/clusters/NAME/restart/PROCESS`, `…/scale?workers=N`, `…/stop`, `…/verify` | 202 |
+//!
+//! *Invariant:* secrets in plans, logs and crashes are masked.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio_stream::Stream;
+
+use super::assets::{Asset, notice};
+use super::feed::{Feeds, Message, Subject};
+use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
+use super::{measure, metrics};
+use crate::cluster::{self, BugReport, Control, ControlError, FindError, Paths, recorded_machine};
+use crate::ids::ClusterName;
+use crate::os::log_file::{LogReader, Selection};
+use crate::os::process;
+use crate::plan::Plan;
+use crate::supervise::ClusterState;
+use crate::text::{masked_json, masked_line};
+
+/// Number of records that a page gets first.
+const RECORDS: usize = 500;
+
+/// Most lines of a log.
+const LINES: usize = 1000;
+
+struct Shared {
+    door: Door,
+    feeds: Feeds,
+    /// Clusters whose links are being measured.
+    verifying: std::sync::Mutex<std::collections::BTreeSet<ClusterName>>,
+}
+
+type Here = State<Arc<Shared>>;
+
+/// The page behind its door.
+pub(super) fn router(door: Door) -> Router {
+    let shared =
+        Arc::new(Shared { door, feeds: Feeds::default(), verifying: std::sync::Mutex::default() });
+    let of_cluster = Router::new()
+        .route("/about", get(about))
+        .route("/live", get(live))
+        .route("/events", get(events))
+        .route("/logs/{process}", get(logs))
+        .route("/crashes", get(crashes))
+        .route("/report", get(report))
+        .route("/restart/{process}", post(restart))
+        .route("/scale", post(scale))
+        .route("/stop", post(stop))
+        .route("/verify", post(verify));
+    Router::new()
+        .route("/", get(|| asset(Path(String::new()))))
+        .route("/{asset}", get(asset))
+        .route("/metrics", get(metrics))
+        .route("/api/clusters", get(clusters))
+        .nest("/api/clusters/{name}", of_cluster)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&shared), at_the_door))
+        .with_state(shared)
+}
+
+#[derive(Deserialize)]
+struct Link {
+    token: Option<String>,
+    /// The cluster to show first.
+    cluster: Option<ClusterName>,
+}
+
+/// Lets a request in, or refuses it; every answer gets the headers that protect the page.
+async fn at_the_door(State(shared): Here, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text(header::AUTHORIZATION).and_then(|text| text.strip_prefix("Bearer "));
+    let link = Query::<Link>::try_from_uri(request.uri()).ok().map(|link| link.0);
+    let link = link.filter(|link| link.token.is_some() && request.uri().path() == "/");
+    let cookie = cookie(headers, &shared.door.cookie());
+    let visit = Visit {
+        looks: matches!(*request.method(), Method::GET | Method::HEAD),
+        host: text(header::HOST),
+        origin: text(header::ORIGIN),
+        own_header: headers.contains_key(OWN_HEADER),
+        token: link.as_ref().and_then(|link| link.token.as_deref()).or(cookie).or(bearer),
+    };
+    let mut response = match guard::check(&shared.door, visit) {
+        Ok(()) => match link {
+            Some(link) => welcome(&shared.door, &link),
+            None => next.run(request).await,
+        },
+        Err(refusal) => refused(refusal),
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = all.flat_map(|text| text.split(';')).filter_map(|pair| pair.split_once('='));
+    pairs.find(|(own, _)| own.trim() == name).map(|(_, value)| value.trim())
+}
+
+/// Keeps the token in a cookie, and goes on to the page without it in the address.
+fn welcome(door: &Door, link: &Link) -> Response {
+    // A name has no characters that mean anything in an address or in HTML.
+    let next = link.cluster.as_ref().map_or("./".to_owned(), |name| format!("./#{name}"));
+    let (kind, page) = notice("Opening the page…", Some(&next));
+    let token = link.token.as_deref().unwrap_or_default();
+    let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict", door.cookie());
+    ([(header::CONTENT_TYPE, kind.to_owned()), (header::SET_COOKIE, cookie)], page).into_response()
+}
+
+fn refused(refusal: Refusal) -> Response {
+    let status = match refusal {
+        Refusal::Host => StatusCode::MISDIRECTED_REQUEST,
+        Refusal::Token => StatusCode::UNAUTHORIZED,
+        Refusal::Origin | Refusal::Header => StatusCode::FORBIDDEN,
+    };
+    let (kind, page) = notice(&refusal.to_string(), None);
+    (status, [(header::CONTENT_TYPE, kind)], page).into_response()
+}
+
+async fn asset(Path(name): Path<String>) -> Response {
+    match Asset::find(&name) {
+        Some(asset) => {
+            ([(header::CONTENT_TYPE, asset.kind)], asset.content().into_owned()).into_response()
+        }
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// An error as a page shows it.
+fn failed(status: StatusCode, error: &dyn std::error::Error) -> Response {
+    (status, Json(json!({ "error": error.to_string() }))).into_response()
+}
+
+async fn clusters() -> Response {
+    let found = match cluster::clusters() {
+        Ok(found) => found,
+        Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
+    };
+    let running: Vec<Value> =
+        found.running.iter().map(|one| json!({ "name": one.name.as_str() })).collect();
+    let ended = found.ended.iter();
+    let ended: Vec<Value> =
+        ended.map(|one| json!({ "name": one.name.as_str(), "summary": one.summary() })).collect();
+    Json(json!({ "running": running, "ended": ended, "version": env!("CARGO_PKG_VERSION") }))
+        .into_response()
+}
+
+async fn metrics() -> Response {
+    let found = match cluster::clusters() {
+        Ok(found) => found,
+        Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
+    };
+    let mut texts = Vec::new();
+    for one in found.running {
+        let control = one.control();
+        // A cluster that does not answer is missing, which Prometheus can watch for.
+        if let Ok(text) = control.text("/metrics").await {
+            texts.push(text);
+        }
+        if let Ok(state) = control.read::<ClusterState>("/v1/state").await {
+            let missing = Subject::of(&one.paths).missing(&state.workers).len();
+            texts.push(metrics::lanes(&state, missing));
+        }
+    }
+    let devices = tokio::task::spawn_blocking(|| {
+        let (gpus, nics) = measure::devices();
+        [metrics::gpus(&gpus), metrics::nics(&nics)]
+    });
+    texts.extend(devices.await.into_iter().flatten());
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, metrics::merged(&texts)).into_response()
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: ClusterName,
+}
+
+#[derive(Deserialize)]
+struct NamedProcess {
+    name: ClusterName,
+    process: String,
+}
+
+async fn about(Path(Named { name }): Path<Named>) -> Response {
+    let paths = Paths::of(&name);
+    let text = std::fs::read_to_string(paths.plan()).unwrap_or_default();
+    let Ok(plan) = Plan::parse(&text) else {
+        let error = json!({ "error": format!("there is no cluster named {name}") });
+        return (StatusCode::NOT_FOUND, Json(error)).into_response();
+    };
+    let machine = recorded_machine(&paths);
+    let picture = machine.as_ref().map(|machine| machine.to_live_svg(&plan.occupants()));
+    Json(json!({
+        "picture": picture,
+        "machine": machine,
+        "plan": serde_json::to_value(&plan).map(masked_json).unwrap_or_default(),
+    }))
+    .into_response()
+}
+
+async fn live(State(shared): Here, Path(Named { name }): Path<Named>) -> Response {
+    let (first, receiver) = shared.feeds.of(&name).open();
+    Sse::new(stream(first, receiver)).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// What is known, then what happens. A page that is too far behind is told to begin again.
+fn stream(
+    first: Vec<Message>,
+    mut receiver: broadcast::Receiver<Message>,
+) -> impl Stream<Item = Result<Event, Infallible>> {
+    let (sender, messages) = tokio::sync::mpsc::channel(16);
+    tokio::spawn(async move {
+        for message in first {
+            if sender.send(message).await.is_err() {
+                return;
+            }
+        }
+        loop {
+            let message = tokio::select! {
+                message = receiver.recv() => message,
+                () = sender.closed() => return,
+            };
+            let message = match message {
+                Ok(message) => message,
+                Err(broadcast::error::RecvError::Lagged(_)) => {
+                    Message { kind: "begin", text: "{}".into() }
+                }
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            if sender.send(message).await.is_err() {
+                return;
+            }
+        }
+    });
+    let event = |message: Message| Ok(Event::default().event(message.kind).data(&*message.text));
+    tokio_stream::StreamExt::map(tokio_stream::wrappers::ReceiverStream::new(messages), event)
+}
+
+async fn events(Path(Named { name }): Path<Named>) -> Json<Vec<Value>> {
+    let text = std::fs::read_to_string(Paths::of(&name).events()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let last = &lines[lines.len().saturating_sub(RECORDS)..];
+    // The last line may be incomplete.
+    Json(last.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+async fn logs(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
+    // The word becomes part of a path.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let path = Paths::of(&name).log(&process);
+    if process.starts_with('.') || !process.chars().all(plain) || !path.exists() {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    match LogReader::open(&path, Selection { tail: Some(LINES), since: None }) {
+        Ok((reader, lines)) => {
+            let text = |text: &[u8]| masked_line(&String::from_utf8_lossy(text));
+            let time = |at| humantime::format_rfc3339_millis(at).to_string();
+            let lines = lines.into_iter().chain(reader.unfinished());
+            let lines = lines.map(|line| json!({ "at": time(line.at), "text": text(&line.text) }));
+            Json(lines.collect::<Vec<_>>()).into_response()
+        }
+        Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
+    }
+}
+
+async fn crashes(Path(Named { name }): Path<Named>) -> Response {
+    Json(cluster::crashes(&Paths::of(&name))).into_response()
+}
+
+async fn report(Path(Named { name }): Path<Named>) -> Response {
+    let paths = Paths::of(&name);
+    let state: Option<ClusterState> = match cluster::find(Some(&name)) {
+        Ok(found) => found.control().read("/v1/state?fresh=true").await.ok(),
+        Err(FindError::Ended(ended)) => ended.state,
+        Err(error) => return failed(StatusCode::NOT_FOUND, &error),
+    };
+    let report = BugReport::collect(&name, &paths, state.as_ref());
+    let disposition = format!("attachment; filename=\"cuda-cluster-{name}-report.json\"");
+    ([(header::CONTENT_DISPOSITION, disposition)], Json(report)).into_response()
+}
+
+async fn restart(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
+    order(&name, &format!("/v1/restart/{}", encoded(&process))).await
+}
+
+#[derive(Deserialize)]
+struct Scale {
+    workers: usize,
+}
+
+async fn scale(
+    Path(Named { name }): Path<Named>,
+    Query(Scale { workers }): Query<Scale>,
+) -> Response {
+    order(&name, &format!("/v1/scale?workers={workers}")).await
+}
+
+async fn stop(Path(Named { name }): Path<Named>) -> Response {
+    order(&name, "/v1/stop").await
+}
+
+/// A part of a URL's path.
+fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+/// Passes a request for a change on to the supervisor.
+async fn order(name: &ClusterName, path: &str) -> Response {
+    match Control::new(Paths::of(name).control()).order(path).await {
+        Ok(()) => StatusCode::ACCEPTED.into_response(),
+        Err(ControlError::Refused { status, message }) => {
+            (status, Json(json!({ "error": message }))).into_response()
+        }
+        Err(error) => failed(StatusCode::BAD_GATEWAY, &error),
+    }
+}
+
+/// Starts a measurement of all pairs, by this program's own `verify`; its result goes to all pages.
+async fn verify(State(shared): Here, Path(Named { name }): Path<Named>) -> Response {
+    let verifying = || shared.verifying.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !verifying().insert(name.clone()) {
+        let error = json!({ "error": "the links are being measured" });
+        return (StatusCode::CONFLICT, Json(error)).into_response();
+    }
+    let (feed, keeper) = (shared.feeds.of(&name), Arc::clone(&shared));
+    tokio::spawn(async move {
+        feed.tell("verification", &json!({ "state": "running" }));
+        feed.tell("verification", &verified(&name).await);
+        let mut verifying =
+            keeper.verifying.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        verifying.remove(&name);
+    });
+    StatusCode::ACCEPTED.into_response()
+}
+
+async fn verified(name: &ClusterName) -> Value {
+    let mut command = tokio::process::Command::new(process::own_program());
+    command.args(["verify", name.as_str(), "-o", "json"]).stdin(std::process::Stdio::null());
+    let output = match command.kill_on_drop(true).output().await {
+        Ok(output) => output,
+        Err(error) => return json!({ "state": "failed", "text": error.to_string() }),
+    };
+    match serde_json::from_slice::<Value>(&output.stdout) {
+        Ok(told) => {
+            let at = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
+            json!({ "state": "done", "at": at, "pairs": told["pairs"] })
+        }
+        Err(_) => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            json!({ "state": "failed", "text": text })
+        }
+    }
+}

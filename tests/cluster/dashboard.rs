@@ -1,0 +1,429 @@
+//! The page: who is let in, what a browser shows, what a report has.
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+use cuda_cluster::topology;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::browser::{Answer, Browser, http};
+use super::fake_machine::FakeMachine;
+use super::sandbox::{Running, Sandbox, eventually};
+use super::skip::skip;
+
+const EIGHT: [&str; 4] = ["up", "--topology", "dgx-h100", "--simulate"];
+
+/// A dashboard that is being served.
+struct Served {
+    running: Running,
+    link: String,
+    address: String,
+    token: String,
+}
+
+impl Served {
+    fn start(sandbox: &Sandbox) -> Self {
+        Self::of(sandbox.spawn(&["dashboard", "--no-browser"]))
+    }
+
+    fn of(mut running: Running) -> Self {
+        let link = running.first_line();
+        let (address, token) = link.split_once("/?token=").expect("a link with a token");
+        let address = address.strip_prefix("http://").expect("a link").to_owned();
+        Self { running, address, token: token.to_owned(), link }
+    }
+
+    /// Sends a request with these headers besides the right host.
+    fn ask(&self, line: &str, headers: &[&str]) -> Answer {
+        let host = format!("Host: {}", self.address);
+        self.ask_host(line, &[&[host.as_str()], headers].concat())
+    }
+
+    fn ask_host(&self, line: &str, headers: &[&str]) -> Answer {
+        let stream = TcpStream::connect(&self.address).expect("it listens");
+        http(stream, &format!("{line} HTTP/1.1"), headers, "")
+    }
+
+    fn cookie(&self) -> String {
+        let port = self.address.rsplit_once(':').expect("a port").1;
+        format!("Cookie: other=1; cuda-cluster-{port}={}", self.token)
+    }
+
+    fn end(mut self) {
+        self.running.signal(Signal::SIGINT);
+        let said = self.running.wait();
+        assert_eq!(said.code, 130, "{said}");
+    }
+}
+
+fn down(sandbox: &Sandbox, name: &str) {
+    let down = sandbox.run(&["down", name]);
+    assert_eq!(down.code, 0, "{down}");
+}
+
+#[test]
+fn the_page_lets_in_who_has_the_token_and_changes_nothing_for_pages_elsewhere() {
+    let sandbox = Sandbox::new();
+    let up = sandbox
+        .run(&[&EIGHT[..], &["--n-workers", "2", "--name", "secretive", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    let cookie = served.cookie();
+
+    for path in ["/", "/page.js", "/api/clusters", "/api/clusters/secretive/live", "/?token=abc"] {
+        for headers in [&[][..], &["Cookie: cuda-cluster=1"], &["Authorization: Bearer abc"]] {
+            let answer = served.ask(&format!("GET {path}"), headers);
+            assert_eq!(answer.status, 401, "{path}: {answer:?}");
+            assert!(!answer.body.contains("secretive"), "{answer:?}");
+        }
+        for host in ["evil.example", "evil.example:80", "127.0.0.1", "localhost:1"] {
+            let answer =
+                served.ask_host(&format!("GET {path}"), &[&format!("Host: {host}"), &cookie]);
+            assert_eq!(answer.status, 421, "{path} of {host}: {answer:?}");
+        }
+    }
+
+    let welcome = served.ask(&format!("GET /?token={}", served.token), &[]);
+    assert_eq!(welcome.status, 200, "{welcome:?}");
+    let set = welcome.head.lines().find(|line| line.starts_with("set-cookie:")).expect("a cookie");
+    assert!(set.contains("httponly") && set.contains("samesite=strict"), "{set}");
+    assert!(!welcome.body.contains(&served.token), "{welcome:?}");
+
+    let page = served.ask("GET /", &[&cookie]);
+    assert_eq!(page.status, 200, "{page:?}");
+    let policy = page.head.lines().find(|line| line.starts_with("content-security-policy:"));
+    let policy = policy.expect("a policy");
+    assert!(
+        policy.contains("default-src 'none'") && policy.contains("script-src 'self'"),
+        "{policy}"
+    );
+    assert!(!policy.contains("unsafe"), "{policy}");
+    assert!(!page.body.contains(&served.token) && !page.body.contains("secretive"), "{page:?}");
+    let clusters = served.ask("GET /api/clusters", &[&cookie]);
+    assert!(clusters.body.contains("secretive"), "{clusters:?}");
+
+    let worker = sandbox.state("secretive")["workers"][0]["pid"].clone();
+    let change = "/api/clusters/secretive/restart/gpu0";
+    let (own, origin) = ("X-Cuda-Cluster: page", format!("Origin: http://{}", served.address));
+    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+        for headers in [
+            &[cookie.as_str()][..],
+            &[&cookie, own],
+            &[&cookie, &origin],
+            &[&cookie, own, "Origin: http://evil.example"],
+            &[&cookie, own, "Origin: null"],
+        ] {
+            let answer = served.ask(&format!("{method} {change}"), headers);
+            assert_eq!(answer.status, 403, "{method} {headers:?}: {answer:?}");
+        }
+        let answer = served.ask(&format!("{method} {change}"), &[own, &origin]);
+        assert_eq!(answer.status, 401, "{method}: {answer:?}");
+    }
+    let before = sandbox.state("secretive")["workers"][0]["pid"].clone();
+    assert_eq!(before, worker, "none of these has restarted it");
+    let answer = served.ask(&format!("POST {change}"), &[&cookie, own, &origin]);
+    assert_eq!(answer.status, 202, "{answer:?}");
+    eventually("a restart", Duration::from_secs(30), || {
+        let state = sandbox.state("secretive");
+        state["state"] == "ready" && state["workers"][0]["pid"] != before
+    });
+    let unknown =
+        served.ask("POST /api/clusters/secretive/restart/gpu77", &[&cookie, own, &origin]);
+    assert_eq!(unknown.status, 404, "{unknown:?}");
+    for path in
+        ["/api/clusters/..%2Fx/events", "/api/clusters/secretive/logs/..%2Fsecret", "/secret"]
+    {
+        let answer = served.ask(&format!("GET {path}"), &[&cookie]);
+        assert!((400..500).contains(&answer.status), "{path}: {answer:?}");
+    }
+    served.end();
+    down(&sandbox, "secretive");
+}
+
+#[test]
+fn the_page_listens_where_only_this_user_or_this_machine_can_reach_it() {
+    let sandbox = Sandbox::new();
+    for (listen, words) in [
+        ("0.0.0.0:0", ["not a loopback address", "hint: from another machine: ssh -L"]),
+        ("localhost", ["neither an address", "hint:"]),
+        ("/nowhere/x.sock", ["cannot listen on /nowhere/x.sock", "No such file"]),
+    ] {
+        let said = sandbox.run(&["dashboard", "--no-browser", "--listen", listen]);
+        assert!(said.code == 2 || said.code == 1, "{said}");
+        assert!(words.iter().all(|word| said.stderr.contains(word)), "{said}");
+    }
+
+    let path = sandbox.runtime().join("page.sock");
+    let text = path.to_str().expect("a path");
+    let mut running = sandbox.spawn(&["dashboard", "--listen", text]);
+    assert_eq!(running.first_line(), text);
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(&path).expect("a socket").permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+    let ask = |line: &str, headers: &[&str]| {
+        http(
+            UnixStream::connect(&path).expect("it listens"),
+            &format!("{line} HTTP/1.1"),
+            headers,
+            "",
+        )
+    };
+    // As jupyter-server-proxy asks, with the browser's host.
+    let page = ask("GET /", &["Host: hub.example", "X-Forwarded-Prefix: /user/me/proxy"]);
+    assert_eq!(page.status, 200, "{page:?}");
+    for reference in ["=\"/", "://"] {
+        assert!(!page.body.contains(reference), "URLs are relative: {}", page.body);
+    }
+    let change = "POST /api/clusters/x/stop";
+    let refused =
+        ask(change, &["Host: hub.example", "Origin: https://evil.example", "X-Cuda-Cluster: page"]);
+    assert_eq!(refused.status, 403, "{refused:?}");
+    let passed =
+        ask(change, &["Host: hub.example", "Origin: https://hub.example", "X-Cuda-Cluster: page"]);
+    assert_eq!(passed.status, 502, "there is no such cluster: {passed:?}");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code, 143);
+    assert!(!path.exists(), "the socket goes with the server");
+}
+
+#[test]
+fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&EIGHT[..], &["--name", "alive", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    assert_eq!(browser.script("return location.search"), "", "the token is not in the address");
+    browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 56");
+    browser.wait_for("document.querySelector('#charts canvas')");
+
+    browser.click("#machine [data-worker='gpu3']");
+    browser.wait_for("document.querySelector('#details-title').textContent === 'gpu3'");
+    browser.wait_for("document.querySelector('#details .why li')");
+    browser.wait_for("document.querySelector('#details .log').textContent.length > 20");
+    browser.wait_for("document.querySelectorAll('#machine .lane.good').length === 7");
+
+    let pid = sandbox.state("alive")["workers"][3]["pid"].as_u64().expect("a pid");
+    sandbox.kill(pid);
+    browser.wait_for("document.querySelector('#machine .worker.bad[data-worker=gpu3]')");
+    browser.wait_for("document.querySelector('#worker-table tr.bad[data-row=gpu3]')");
+    browser.picture("killed-1440-light");
+    browser.wait_for("document.querySelector('#machine .worker.good[data-worker=gpu3]')");
+    browser.wait_for("document.querySelector('#events').textContent.includes('SIGKILL')");
+    browser.wait_for("document.querySelector('#details').textContent.includes('SIGKILL')");
+
+    // By keyboard: a worker has the focus, and Enter selects it; Escape ends that.
+    browser.script("document.querySelector('#machine [data-worker=gpu5]').focus()");
+    browser.press("\u{e007}");
+    browser.wait_for("document.querySelector('#details-title').textContent === 'gpu5'");
+    browser.press("\u{e00c}");
+    browser.wait_for("document.querySelector('#details').hidden");
+
+    // A change needs a yes; then it is done.
+    browser.click("#stop");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.body.classList.contains('ended')");
+    browser.wait_for("!document.querySelector('#banner').hidden");
+    assert_eq!(browser.script("return document.querySelectorAll('#machine .worker').length"), 8);
+    browser.picture("ended-1440-light");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    eventually("its end", Duration::from_secs(30), || sandbox.try_state("alive").is_none());
+}
+
+#[test]
+fn the_page_fits_its_window_light_and_dark_with_two_workers_and_with_seventy_two() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let two = ["up", "--topology", "rtx-4090-2", "--simulate", "--name", "w2", "--detach"];
+    assert_eq!(sandbox.run(&two).code, 0);
+    let many = ["run", "--topology", "dgx-h100", "--simulate", "--workers-per-gpu", "9"];
+    let many = sandbox.spawn(&[&many[..], &["--name", "w72", "--", "sleep", "1000"]].concat());
+    eventually("72 workers", Duration::from_secs(120), || {
+        sandbox.try_state("w72").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    for (name, workers) in [("w2", 2), ("w72", 72)] {
+        for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
+            browser.look_like(width, scheme);
+            browser.open("about:blank");
+            browser.open(&format!("{}#{name}", served.link));
+            browser.open(&format!("http://{}/#{name}", served.address));
+            let good = "document.querySelectorAll('#machine .worker.good').length";
+            browser.wait_for(&format!("{good} === {workers}"));
+            browser.wait_for("document.querySelector('#charts canvas')");
+            browser.picture(&format!("{name}-{width}-{scheme}"));
+            let wider = browser.script(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
+            );
+            assert_eq!(wider, 0, "{name} at {width}");
+            // Words beside the colours.
+            let words = "[...document.querySelectorAll('#worker-table tbody td:nth-child(2)')]\
+                         .every((cell) => /READY/.test(cell.textContent))";
+            browser.wait_for(words);
+            assert_eq!(browser.errors(), [""; 0], "{name} {width} {scheme}");
+        }
+    }
+    served.end();
+    down(&sandbox, "w2");
+    down(&sandbox, "w72");
+    many.wait();
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn what_a_program_writes_is_text_on_the_page() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let evil = "echo '<img src=x onerror=\"document.title=1\"><b>bold</b>'; echo API_TOKEN=hush; sleep 1000";
+    let run =
+        ["run", "--gpus", "none", "--cpu-workers", "1", "--name", "evil", "--", "sh", "-c", evil];
+    let run = sandbox.spawn(&run);
+    eventually("a worker", Duration::from_secs(60), || {
+        sandbox.try_state("evil").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    browser.open(&served.link);
+    browser.wait_for("document.querySelector('#worker-table tbody button')");
+    browser.click("#worker-table tbody button");
+    browser.wait_for("document.querySelector('#details .log').textContent.includes('<b>bold</b>')");
+    assert_eq!(browser.script("return document.querySelectorAll('img[src=x], b').length - document.querySelectorAll('#events b').length"), 0);
+    let shown = browser.script("return document.body.textContent");
+    assert!(!shown.to_string().contains("hush"), "{shown}");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    down(&sandbox, "evil");
+    run.wait();
+}
+
+#[test]
+fn a_report_has_machine_plan_state_events_and_logs_but_no_secrets() {
+    let sandbox = Sandbox::new();
+    let spec = sandbox.runtime().join("spec.yaml");
+    std::fs::write(
+        &spec,
+        "version: 1\nworker: {env: {MY_API_TOKEN: hush-hush, MY_WORD: visible}}\n",
+    )
+    .expect("written");
+    let spec = spec.to_str().expect("a path");
+    let asked = ["-f", spec, "--n-workers", "2", "--name", "told", "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &asked].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let secret = std::fs::read_to_string(sandbox.base().join("told/secret")).expect("a secret");
+    let report = sandbox.run(&["report", "told", "-f", "-"]);
+    assert_eq!(report.code, 0, "{report}");
+    let told: Value = serde_json::from_str(&report.stdout).expect("JSON");
+    assert_eq!(told["machine"]["gpus"].as_array().map(Vec::len), Some(8));
+    assert_eq!(told["plan"]["workers"][1]["env"]["MY_WORD"], "visible");
+    assert_eq!(told["plan"]["workers"][1]["env"]["MY_API_TOKEN"], "***");
+    assert_eq!(told["state"]["state"], "ready");
+    assert!(told["events"].to_string().contains("ready"), "{told:#}");
+    assert!(told["logs"]["gpu0"].as_array().is_some_and(|lines| !lines.is_empty()), "{told:#}");
+    assert!(!report.stdout.contains("hush-hush") && !report.stdout.contains(secret.trim()));
+
+    let file = sandbox.runtime().join("report.json");
+    let said = sandbox.run(&["report", "-f", file.to_str().expect("a path")]);
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stderr.contains("report.json"), "{said}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(&file).expect("a file").permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+    down(&sandbox, "told");
+    let gone = sandbox.run(&["report", "told"]);
+    assert_eq!(gone.code, 2, "{gone}");
+}
+
+#[test]
+fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_is_there() {
+    if Command::new("promtool").arg("--version").output().is_err() {
+        skip("prometheus", "there is no promtool; scripts/setup.sh --tests");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a directory");
+    let machine = topology::parse(topology::builtin("dgx-h100").expect("built in"));
+    let machine = machine.expect("a machine");
+    let fake = FakeMachine::write(&machine, folder.path()).expect("written");
+    let sandbox = Sandbox::new();
+    for name in ["one", "two"] {
+        let asked = ["--n-workers", "2", "--name", name, "--detach"];
+        let up = sandbox.run(&[&EIGHT[..], &asked].concat());
+        assert_eq!(up.code, 0, "{up}");
+    }
+    let config = include_str!("../../configs/prometheus.yml");
+    let token = folder.path().join("token");
+    let mut dashboard = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    dashboard.args(["dashboard", "--no-browser", "--token-file"]).arg(&token);
+    dashboard.envs(fake.environment());
+    let served = Served::of(sandbox.spawn_program(dashboard));
+    assert_eq!(std::fs::read_to_string(&token).expect("a token").trim(), served.token);
+
+    let bearer = format!("Authorization: Bearer {}", served.token);
+    let metrics = served.ask("GET /metrics", &[&bearer]).body;
+    for sample in [
+        "cuda_cluster_ready{cluster=\"one\"} 1",
+        "cuda_cluster_ready{cluster=\"two\"} 1",
+        "cuda_cluster_gpu_busy_ratio{gpu=\"7\"} 0.17",
+        "cuda_cluster_gpu_temperature_celsius{gpu=\"0\"} 40",
+        "cuda_cluster_gpu_power_watts{gpu=\"1\"} 301",
+        "cuda_cluster_gpu_nvlink_sent_bytes_total{gpu=\"2\"}",
+        "cuda_cluster_downgraded_connections{cluster=\"one\"} 0",
+        "cuda_cluster_lane_connections{cluster=\"two\",lane=\"cma/memory\"} 2",
+    ] {
+        assert!(metrics.contains(sample), "{sample} in {metrics}");
+    }
+    let file = folder.path().join("metrics");
+    std::fs::write(&file, &metrics).expect("written");
+    let mut check = Command::new("promtool");
+    check.args(["check", "metrics"]).stdin(std::fs::File::open(&file).expect("a file"));
+    let checked = check.output().expect("promtool");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+
+    let known = |name: &str| metrics.contains(&format!("\n{name}{{"));
+    let grafana: Value =
+        serde_json::from_str(include_str!("../../configs/grafana.json")).expect("JSON");
+    let targets = grafana["panels"].as_array().expect("panels").iter().flat_map(|panel| {
+        panel["targets"].as_array().expect("targets").iter().filter_map(|one| one["expr"].as_str())
+    });
+    for expression in targets {
+        let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        for name in words.filter(|word| word.starts_with("cuda_cluster_")) {
+            // This machine has no RDMA ports that count, and simulated workers no pools yet.
+            let elsewhere = name.contains("_nic_") || name.contains("_device_pool_");
+            assert!(elsewhere || known(name), "{name} of {expression}");
+        }
+    }
+
+    let config = config.replace("127.0.0.1:8788", &served.address).replace("15s", "1s");
+    let file = folder.path().join("prometheus.yml");
+    std::fs::write(&file, config).expect("written");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    let mut prometheus = Command::new("prometheus");
+    prometheus.arg(format!("--config.file={}", file.display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+    prometheus.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let mut prometheus = sandbox.spawn_program(prometheus);
+    eventually("Prometheus has both clusters", Duration::from_secs(60), || {
+        let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+        let line = "GET /api/v1/query?query=sum(cuda_cluster_ready) HTTP/1.1";
+        let answer = http(stream, line, &[&format!("Host: 127.0.0.1:{port}")], "");
+        let value = serde_json::from_str::<Value>(&answer.body).unwrap_or_default();
+        value["data"]["result"][0]["value"][1] == "2"
+    });
+    prometheus.signal(Signal::SIGTERM);
+    prometheus.wait();
+    served.end();
+    down(&sandbox, "one");
+    down(&sandbox, "two");
+    sandbox.assert_nothing_is_left();
+}
