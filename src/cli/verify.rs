@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 /// Verifies a cluster that is starting, and summarizes the result. If the verification fails,
-/// prints what is not as expected, except to a program that reads JSON: it goes to standard error then.
+/// prints what is not as expected; for a program that reads JSON, to standard error.
 pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {

@@ -80,15 +80,21 @@ pub(crate) fn masked_arguments(arguments: &[String]) -> Vec<String> {
 /// A JSON value with the secrets in its objects, lists of arguments and texts masked.
 pub(crate) fn masked_json(value: Value) -> Value {
     match value {
-        Value::Object(object) => object
-            .into_iter()
-            .map(|(name, value)| match value {
-                Value::String(text) if suggests_a_secret(&name) && !text.is_empty() => {
-                    (name, MASK.into())
-                }
-                value => (name, masked_json(value)),
-            })
-            .collect(),
+        Value::Object(object) => {
+            // A reason of a plan: what was decided, and what was chosen.
+            let choice = object.get("choice").and_then(Value::as_str);
+            let chosen = choice.is_some_and(suggests_a_secret);
+            let is_secret = |name: &str| suggests_a_secret(name) || chosen && name == "chosen";
+            object
+                .into_iter()
+                .map(|(name, value)| match value {
+                    Value::String(text) if is_secret(&name) && !text.is_empty() => {
+                        (name, MASK.into())
+                    }
+                    value => (name, masked_json(value)),
+                })
+                .collect()
+        }
         Value::Array(list) => {
             let words: Option<Vec<String>> =
                 list.iter().map(|item| item.as_str().map(str::to_owned)).collect();
@@ -174,6 +180,7 @@ mod tests {
             "env": { "API_TOKEN": "abc", "UCX_TLS": "rc" },
             "argv": ["run", "--password", "abc"],
             "workers": [{ "threads": 1, "url": "tcp://me:abc@host" }],
+            "why": [{ "choice": "env.API_TOKEN", "chosen": "abc" }, { "choice": "nic", "chosen": "x" }],
         });
         let masked = masked_json(value);
         assert_eq!(
@@ -182,6 +189,7 @@ mod tests {
                 "env": { "API_TOKEN": "***", "UCX_TLS": "rc" },
                 "argv": ["run", "--password", "***"],
                 "workers": [{ "threads": 1, "url": "tcp://me:***@host" }],
+                "why": [{ "choice": "env.API_TOKEN", "chosen": "***" }, { "choice": "nic", "chosen": "x" }],
             })
         );
     }

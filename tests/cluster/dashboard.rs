@@ -371,7 +371,7 @@ fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_
     for sample in [
         "cuda_cluster_ready{cluster=\"one\"} 1",
         "cuda_cluster_ready{cluster=\"two\"} 1",
-        "cuda_cluster_gpu_busy_ratio{gpu=\"7\"} 0.17",
+        "cuda_cluster_gpu_busy_ratio{gpu=\"7\"} 0\n",
         "cuda_cluster_gpu_temperature_celsius{gpu=\"0\"} 40",
         "cuda_cluster_gpu_power_watts{gpu=\"1\"} 301",
         "cuda_cluster_gpu_nvlink_sent_bytes_total{gpu=\"2\"}",

@@ -28,7 +28,7 @@ export class Charts {
 
   update(model) {
     const times = model.figures.map((figures) => figures.at / 1000);
-    if (!times.length) return;
+    if (times.length < 2) return;
     const names = model.workers.map((worker) => worker.name);
     const lines = names.length <= MOST_LINES;
     const of = (key) => {

@@ -40,7 +40,7 @@ export class Model {
     this.known.add(key);
     this.records.push(record);
     if (this.records.length > 1000) this.records.shift();
-    if (live && record.event === "exited" && this.state?.state !== "stopping") {
+    if (live && isDeath(record) && this.state?.state !== "stopping") {
       this.deaths.set(record.process, { at: Date.now(), reason: record.reason });
     }
   }
@@ -153,6 +153,11 @@ export function span(ms) {
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** Whether a record is of a process that ended otherwise than it should. */
+export function isDeath(record) {
+  return record.event === "exited" && record.exit?.code !== 0;
 }
 
 /** An event as a sentence. */

@@ -4,7 +4,7 @@ import { Charts } from "./charts.js";
 import { Details } from "./details.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
-import { Model, bytes, h, sentence, span } from "./model.js";
+import { Model, bytes, h, isDeath, sentence, span } from "./model.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -152,7 +152,8 @@ function head(state) {
   set($("phase"), "textContent", `${mark} ${word}`);
   const up = model.end ? null : `up ${span(Date.now() - Date.parse(state.started_at))}`;
   const all = Object.values(model.last.processes).reduce((sum, one) => sum + (one.resident_bytes ?? 0), 0);
-  const words = [`${ready} of ${wanted} workers READY`, `${state.engine} engine`, state.simulated ? "simulated GPUs" : null, up, all ? bytes(all) : null];
+  const count = model.end ? `${model.workers.length} workers` : `${ready} of ${wanted} workers READY`;
+  const words = [count, `${state.engine} engine`, state.simulated ? "simulated GPUs" : null, up, all ? bytes(all) : null];
   set($("summary"), "textContent", words.filter(Boolean).join(" · "));
   const facts = model.about?.machine;
   const gpus = facts?.gpus.length ?? 0;
@@ -223,7 +224,7 @@ function events() {
   if (list.dataset.key === count) return;
   list.dataset.key = count;
   const told = model.records.filter((record) => record.event !== "step").slice(-300).reverse();
-  const bad = (record) => ["exited", "failed", "not_answering", "killed"].includes(record.event);
+  const bad = (record) => isDeath(record) || ["failed", "not_answering", "killed"].includes(record.event);
   list.replaceChildren(...told.map((record) => h("li", { class: bad(record) ? "bad" : record.event === "ready" ? "good" : "" },
     h("time", { datetime: record.at }, new Date(record.at).toLocaleTimeString([], { hour12: false })), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
 }

@@ -117,18 +117,6 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(at: Handle, out: *mut Memory
     })
 }
 
-/// `nvmlUtilization_t`.
-#[repr(C)]
-pub struct Utilization {
-    gpu: c_uint,
-    memory: c_uint,
-}
-
-answer!(nvmlDeviceGetUtilizationRates, Utilization, |target| Ok(Utilization {
-    gpu: 10 + target.gpu().index,
-    memory: 5,
-}));
-
 answer!(/** In milliwatts. */ nvmlDeviceGetPowerUsage, c_uint, |target| {
     Ok(300_000 + 1000 * target.gpu().index)
 });

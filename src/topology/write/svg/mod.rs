@@ -24,6 +24,8 @@ use nvlinks::Fabric;
 const MARGIN: f64 = 28.0;
 const HEAD: f64 = 104.0;
 const LIVE_HEAD: f64 = 34.0;
+/// As wide as the legend's sentence.
+const LIVE_NARROWEST: f64 = 440.0;
 const NARROWEST: f64 = 780.0;
 
 const PIX: &str = "#2f80ed";
@@ -74,7 +76,7 @@ impl Topology {
         let fabric = nvlinks::draw(&mut canvas, self, &layout);
         let bottom = legend(&mut canvas, self, &layout, &fabric, workers);
         let width = if canvas.live {
-            layout.right
+            layout.right.max(LIVE_NARROWEST)
         } else {
             title(&mut canvas, self);
             layout.right.max(NARROWEST - MARGIN)
@@ -135,7 +137,7 @@ impl Canvas {
     /// A place for a bar that grows from left to right.
     fn gauge(&mut self, class: &str, x: f64, y: f64, w: f64) {
         if self.live {
-            for part in ["track", "fill"] {
+            for (part, w) in [("track", w), ("fill", 0.0)] {
                 self.push(&format!(
                     "<rect class=\"{part} {class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" \
                      height=\"4\" rx=\"2\"/>"
