@@ -126,7 +126,7 @@ impl Browser {
 
     /// Waits until an expression is true on the page.
     pub(crate) fn wait_for(&self, expression: &str) {
-        eventually(expression, Duration::from_secs(60), || {
+        eventually(expression, Duration::from_secs(180), || {
             self.script(&format!("return Boolean({expression})")) == true
         });
     }
