@@ -168,9 +168,11 @@ mod tests {
 
     #[test]
     fn arguments_keep_everything_but_the_secrets() {
-        let arguments = ["sh", "--api-key", "abc", "--auth-token=abc", "-c", "A_TOKEN=abc run"];
+        let arguments =
+            ["sh", "--api-key", "abc", "--auth-token=abc", "-c", "TLS=rc A_TOKEN=abc run"];
         let masked = masked_arguments(&arguments.map(str::to_owned));
-        let expected = ["sh", "--api-key", "***", "--auth-token=***", "-c", "A_TOKEN=*** run"];
+        let expected =
+            ["sh", "--api-key", "***", "--auth-token=***", "-c", "TLS=rc A_TOKEN=*** run"];
         assert_eq!(masked, expected);
     }
 
