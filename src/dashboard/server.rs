@@ -6,7 +6,7 @@
 //! | `GET /metrics` | all running clusters, GPUs and NICs, for Prometheus |
 //! | `GET /api/clusters` | running and ended clusters |
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
-//! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, what happens, the end |
+//! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
 //! | `GET /api/clusters/NAME/logs/PROCESS` | the last lines of its log |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
