@@ -59,9 +59,11 @@ pub(crate) fn measure() -> Option<Speeds> {
         Some(best / SAMPLE as f64)
     };
     let to = range.start().as_ptr();
-    // SAFETY: the range is writable, as long as the sample, and nobody else's.
-    let mapped =
-        best(&mut || Some(unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, SAMPLE) }))?;
+    let mapped = best(&mut || {
+        // SAFETY: the range is writable, as long as the sample, and nobody else's.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, SAMPLE) };
+        Some(())
+    })?;
     let address = from.as_ptr().expose_provenance() as u64;
     // SAFETY: as above.
     let copied =

@@ -59,6 +59,7 @@ pub(super) struct Scratch {
     control: Vec<u8>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "nearly all connections have been greeted")]
 enum Stage {
     Greeting(Box<Greeting>),
     Reading(Reader),
@@ -375,7 +376,7 @@ fn count(sum: &AtomicU64, bytes: usize) {
 fn receive(
     socket: RawFd,
     to: &mut [u8],
-    control: &mut Vec<u8>,
+    control: &mut [u8],
     files: &mut VecDeque<OwnedFd>,
 ) -> Result<usize, Errno> {
     let mut to = [IoSliceMut::new(to)];
