@@ -182,8 +182,10 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        if !self.session.is_empty() && !std::thread::panicking() {
-            self.ask("DELETE", "", &json!({}));
+        if !self.session.is_empty() {
+            // The browser is to end also after a failed test, and when it no longer answers.
+            let end = std::panic::AssertUnwindSafe(|| self.ask("DELETE", "", &json!({})));
+            let _ = std::panic::catch_unwind(end);
         }
         // SIGTERM lets chromedriver end the browser.
         let pid = nix::unistd::Pid::from_raw(self.driver.id().cast_signed());
