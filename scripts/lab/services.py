@@ -43,7 +43,9 @@ def install():
 
 def shown(*names):
     said = sh("systemctl", "show", UNIT, *(f"--property={name}" for name in names))
-    return dict(line.split("=", 1) for line in said.splitlines())
+    found = dict(line.split("=", 1) for line in said.splitlines())
+    # systemd has an order of its own.
+    return {name: found[name] for name in names}
 
 
 def journal():
