@@ -10,10 +10,11 @@ use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::dask;
+use crate::ids::NicPort;
 use crate::os::containment::Cgroup;
 use crate::os::run_directory;
 use crate::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
-use crate::probe::{self, ProbeError};
+use crate::probe::{self, PortError, ProbeError};
 use crate::spec::UcxVersion;
 use crate::text::in_full;
 use crate::topology::{PortState, Topology};
@@ -101,7 +102,14 @@ fn machine(topology: &Topology) -> Vec<Finding> {
         (nics, 0) => Finding::warning("rdma", format!("{nics} adapters, no active port"))
             .hint("see ibstat; a down port needs a cable, a subnet manager, or its driver"),
         (nics, _) => {
-            Finding::ok("rdma", format!("{nics} adapters, {active} of {all} ports active"))
+            let text = format!("{nics} adapters, {active} of {all} ports active");
+            match closed_port(topology) {
+                None => Finding::ok("rdma", text),
+                Some((port, error)) => {
+                    let finding = Finding::warning("rdma", format!("{text}, but {port}: {error}"));
+                    error.hint().into_iter().fold(finding, Finding::hint)
+                }
+            }
         }
     });
     let here = topology.cpus().map(|cpus| cpus.len()).unwrap_or_default();
@@ -112,6 +120,17 @@ fn machine(topology: &Topology) -> Vec<Finding> {
         false => Finding::ok("cpus", format!("{here} CPUs, all of which may be used")),
     });
     findings
+}
+
+/// The first active port that this user cannot use.
+fn closed_port(topology: &Topology) -> Option<(NicPort, PortError)> {
+    topology.nics.iter().find_map(|nic| {
+        let mut active = nic.ports.iter().filter(|port| port.state == Some(PortState::Active));
+        active.find_map(|port| {
+            let port = NicPort { nic: nic.name.clone(), port: Some(port.port) };
+            probe::check_port(&port).err().map(|error| (port, error))
+        })
+    })
 }
 
 /// The libucp for native workers on this machine's GPUs, and the others that are installed.

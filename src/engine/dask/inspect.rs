@@ -36,7 +36,7 @@ pub struct Inspection {
 /// If it cannot be run, or does not answer like a Python interpreter.
 pub async fn inspect(python: &Path) -> Result<Inspection, DaskError> {
     let mut command = Command::new(python);
-    command.args(["-c", SCRIPT]).stdin(Stdio::null()).kill_on_drop(true);
+    command.args(["-S", "-c", SCRIPT]).stdin(Stdio::null()).kill_on_drop(true);
     let mute = |output: String| DaskError::Mute { path: python.to_owned(), output };
     let answer = match tokio::time::timeout(ANSWER_WITHIN, command.output()).await {
         Err(_) => return Err(mute(format!("silent for {} s", ANSWER_WITHIN.as_secs()))),

@@ -40,7 +40,6 @@ def start(fork):
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(BACKLOG)
-    gc.collect()
     # Objects that live on are not written to by collections, and stay shared.
     gc.freeze()
     parent = os.getpid()
@@ -68,6 +67,9 @@ def unsafe():
 
 def serve(listener):
     """Forks for every request, for ever; ends with the scheduler's process."""
+    import dask.config
+
+    files = list(dask.config.collect_yaml(dask.config.paths))
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -77,7 +79,7 @@ def serve(listener):
                     for descriptor in descriptors:
                         os.close(descriptor)
                     continue
-                answer = {"pid": fork(listener, connection, json.loads(text)["guardian"], descriptors)}
+                answer = {"pid": fork(listener, connection, json.loads(text)["guardian"], descriptors, files)}
             except (OSError, ValueError) as error:
                 answer = {"refused": str(error)}
             try:
@@ -96,12 +98,13 @@ def has_gone(connection):
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-def fork(listener, connection, guardian, descriptors):
+def fork(listener, connection, guardian, descriptors, files):
     """Forks a grandchild with the guardian as parent; returns its process id."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        _fork_again(writer, (reader, listener.fileno(), connection.fileno()), guardian, descriptors)
+        unneeded = (reader, listener.fileno(), connection.fileno())
+        _fork_again(writer, unneeded, guardian, descriptors, files)
     os.close(writer)
     for descriptor in descriptors:
         os.close(descriptor)
@@ -115,14 +118,14 @@ def refuse(reason):
     raise OSError(reason)
 
 
-def _fork_again(writer, unneeded, guardian, descriptors):
+def _fork_again(writer, unneeded, guardian, descriptors, files):
     """The process in between: it only forks, tells the number, and ends."""
     try:
         child = os.fork()
         if child == 0:
             for descriptor in (writer, *unneeded):
                 os.close(descriptor)
-            live(guardian, *descriptors)
+            live(guardian, *descriptors, files)
         # It leads its own group before anybody learns its number.
         os.setpgid(child, child)
         os.write(writer, str(child).encode())
@@ -130,7 +133,7 @@ def _fork_again(writer, unneeded, guardian, descriptors):
         os._exit(0)
 
 
-def live(guardian, instructions, status, output):
+def live(guardian, instructions, status, output, files):
     """The life of a forked process, which ends here."""
     birth.die_with(guardian)
     with os.fdopen(instructions) as file:
@@ -140,12 +143,13 @@ def live(guardian, instructions, status, output):
     settings = json.loads(settings)
     process_name = settings["name"]
     birth.name(f"dask {role} {process_name}")
-    refresh()
+    refresh(files)
     process.leave(process.run(role, settings, pipe))
 
 
-def refresh():
-    """Renews what was worked out at import for another process."""
+def refresh(files):
+    """Renews what was worked out at import for another process; `files` is Dask's configuration in
+    files, which takes long to read."""
     import dask
     import dask.system
 
@@ -153,5 +157,9 @@ def refresh():
         # Else all workers would draw the same numbers; `random` renews itself.
         sys.modules["numpy"].random.seed()
     random.seed()
-    dask.config.refresh()
+    # As `dask.config.refresh` does.
+    dask.config.config.clear()
+    for defaults in dask.config.defaults:
+        dask.config.update(dask.config.config, defaults, priority="old")
+    dask.config.update(dask.config.config, dask.config.merge(*files, dask.config.collect_env()))
     dask.system.CPU_COUNT = dask.system.cpu_count()

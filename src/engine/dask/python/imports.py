@@ -10,7 +10,7 @@ from cuda_cluster_dask.failure import StartFailure, describe
 
 
 def load_early():
-    """Imports what each worker would import for itself: once before the fork, it is shared."""
+    """Imports and looks up what each worker would for itself: once before the fork, it is shared."""
     names = ["tornado.platform.asyncio", *dask.config.get("distributed.worker.http.routes", [])]
     if "numpy" in sys.modules:
         names.append("numpy.random")
@@ -18,6 +18,9 @@ def load_early():
         # The worker reports what it cannot import.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        # Each worker tells it to the scheduler; what was found is remembered.
+        importlib.import_module("distributed.versions").get_versions()
 
 
 def load(names):
