@@ -139,8 +139,8 @@ impl Builder {
     /// Launches the cluster under a supervisor process that ends it when this process ends.
     ///
     /// # Errors
-    /// If the spec is invalid or asks for what an embedded cluster does not have, there is no plan, or
-    /// not every process became READY; then nothing of it is left.
+    /// If the spec is invalid or asks for what an embedded cluster does not have, there is no plan,
+    /// or not every process became READY; then nothing of it is left.
     pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
         let prepared = self.prepared()?;

@@ -80,9 +80,10 @@ fn up_says_where_the_scheduler_is_and_that_it_is_not_where_it_was_asked_to_be() 
         .output();
     assert_eq!(page.expect("Python starts").stdout, b"200\n", "{link}");
     let port = dashboard.rsplit(':').next().expect("a port");
-    for words in ["port 8786 is held by ", &format!("port {port} is held by ")] {
-        assert!(said.stderr.contains(words), "{words}: {said}");
-    }
+    assert!(said.stderr.contains(&format!("port {port} is held by ")), "{said}");
+    // Another test may have had the usual port when this one wanted it, and let go of it.
+    let elsewhere = !address.ends_with(":8786");
+    assert_eq!(said.stderr.contains("port 8786 is held by "), elsewhere, "{said}");
     assert!(sandbox.run(&["ps", "said"]).stdout.contains(&line));
     down(&sandbox, "said");
 }

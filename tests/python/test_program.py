@@ -133,7 +133,7 @@ def test_every_flag_of_the_program_can_be_a_keyword():
     flags = set(re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.MULTILINE))
     from cuda_cluster.dask import keywords
 
-    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file"}
+    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file", "verbose"}
     own = {"engine", "python", "join", "host", "interface", "scheduler-port", "threads-per-worker",
            "tls-ca-file", "tls-cert", "tls-key", "n-workers", "memory-limit", "device-memory-limit",
            "set-rmm-allocator-for-libs", "dashboard", "no-dashboard", "dashboard-address",
