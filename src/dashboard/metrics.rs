@@ -65,10 +65,13 @@ pub(super) fn gpus(gpus: &BTreeMap<u32, GpuGauges>) -> String {
     text
 }
 
+/// A figure's name, what it counts, and where it stands.
+type Figure = (&'static str, &'static str, fn(&Traffic) -> u64);
+
 /// The NICs' traffic, by name.
 pub(super) fn nics(nics: &BTreeMap<String, Traffic>) -> String {
     let mut text = String::new();
-    let figures: [(&str, &str, fn(&Traffic) -> u64); 2] = [
+    let figures: [Figure; 2] = [
         ("nic_sent_bytes_total", "Bytes that it sent.", |traffic| traffic.sent_bytes),
         ("nic_received_bytes_total", "Bytes that it received.", |traffic| traffic.received_bytes),
     ];
