@@ -157,6 +157,10 @@ fn several_specs_are_merged_and_variables_put_in() {
     let second = written("second.yaml", "version: 1\nworkers: 1\n");
     let plan = json(&["-f", &first, "-f", &second]);
     assert_eq!(plan["machine"]["name"], "beside", "a path is relative to its file");
+    let check =
+        Command::new(env!("CARGO_BIN_EXE_cuda-cluster")).args(["spec", "check", &first]).output();
+    let said = String::from_utf8_lossy(&check.expect("the program runs").stdout).into_owned();
+    assert!(said.contains("right; on beside: 2 native workers"), "{said}");
     assert_eq!(plan["workers"].as_array().map(Vec::len), Some(1), "the later file wins");
     let worker = &plan["workers"][0];
     assert_eq!((&worker["threads"], &worker["env"]["A"]), (&3.into(), &"1.10".into()));

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
 use super::{flags, output, source};
-use crate::plan::{self, PlanError};
+use crate::plan;
 use crate::spec::{self, ClusterSpec, Request};
 
 /// Arguments of `spec`.
@@ -78,20 +78,14 @@ fn check(files: &[PathBuf]) -> Result<Exit, Failure> {
 /// What a spec would do on its machine, in a sentence. That it cannot be planned here does not make
 /// it wrong.
 fn outcome(spec: ClusterSpec) -> String {
-    let machine = match spec.topology.as_deref().map(source::load) {
-        Some(Ok(topology)) => topology,
-        Some(Err(failure)) => return format!("its machine cannot be read: {:#}", failure.error),
-        None => match source::live() {
-            Ok(probed) => probed.topology,
-            Err(failure) => return format!("this machine cannot be read: {:#}", failure.error),
-        },
-    };
-    let name = machine.name.clone().unwrap_or_else(|| "this machine".to_owned());
-    let caller = crate::probe::caller();
-    let planned = Request::of(spec).map_err(PlanError::from);
-    match planned.and_then(|request| plan::plan(&machine, &request, &caller)) {
-        Err(error) => format!("on {name} it cannot run: {error}"),
+    let planned = Request::of(spec).map_err(|error| error.to_string());
+    let planned = planned.and_then(|request| {
+        super::plan::planned(&request).map_err(|failure| format!("{:#}", failure.error))
+    });
+    match planned {
+        Err(error) => format!("it cannot run: {error}"),
         Ok(plan) => {
+            let name = plan.machine.name.as_deref().unwrap_or("this machine");
             let gpus = plan.workers.iter().filter(|worker| worker.gpu.is_some()).count();
             let notes = match plan.notes.len() {
                 0 => String::new(),

@@ -488,14 +488,7 @@ impl Asked {
         let mut flags = self.flags.overrides();
         let here = std::env::current_dir().unwrap_or_default();
         flags.resolve_paths(&here);
-        let mut files = Vec::new();
-        for path in &self.file {
-            let mut spec = read_spec(path)?;
-            // Standard input has no directory to resolve relative paths against.
-            let beside = path.parent().filter(|_| path.as_os_str() != "-");
-            spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
-            files.push(spec);
-        }
+        let files = self.file.iter().map(|path| read_spec(path)).collect::<Result<Vec<_>, _>>()?;
         flags.topology = self.topology.clone();
         flags.simulate = self.simulate.then_some(true);
         flags.strict = self.strict.then_some(true);
@@ -504,11 +497,16 @@ impl Asked {
     }
 }
 
-/// Reads a spec from a file, or from standard input for `-`.
+/// Reads a spec from a file, or from standard input for `-`. Its relative paths are beside it.
 pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
     let text = input::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
     let variable = |name: &str| std::env::var(name).ok();
-    spec::parse_with(&text, &input::shown(path), &variable).map_err(wrong_spec)
+    let mut spec = spec::parse_with(&text, &input::shown(path), &variable).map_err(wrong_spec)?;
+    // Standard input has no directory to resolve relative paths against.
+    let beside = path.parent().filter(|_| path.as_os_str() != "-");
+    let here = std::env::current_dir().unwrap_or_default();
+    spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
+    Ok(spec)
 }
 
 fn wrong_spec(error: SpecError) -> Failure {
