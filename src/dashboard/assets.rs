@@ -56,7 +56,7 @@ impl Asset {
 }
 
 /// What a visitor gets who must still prove something, or who has just done so: a text, and where
-/// to go then. It names no cluster.
+/// to go then. It names no cluster. Its empty icon keeps a browser from asking for one.
 pub(super) fn notice(text: &str, next: Option<&str>) -> (&'static str, String) {
     let text = crate::text::xml_escaped(text);
     let next = next.map_or(String::new(), |next| {
@@ -66,7 +66,7 @@ pub(super) fn notice(text: &str, next: Option<&str>) -> (&'static str, String) {
     });
     let page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">{next}\
-         <title>cuda-cluster</title><p>{text}</p></html>\n"
+         <link rel=\"icon\" href=\"data:,\"><title>cuda-cluster</title><p>{text}</p></html>\n"
     );
     (HTML, page)
 }

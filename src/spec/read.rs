@@ -44,17 +44,16 @@ pub fn parse_with(
         let problem = text::Problem::TooLong { bytes: text.len(), limit: SIZE_LIMIT };
         return Err(SpecError::new(origin, String::new(), Box::new(problem.into())));
     }
-    let text = substitution::substituted(text, origin, variable)?;
-    let mut document = Document::parse(&text).map_err(told)?;
+    let mut document = Document::parse(text).map_err(told)?;
+    substitution::apply(&mut document, text, origin, variable)?;
     document.retain(|key| !is_ignored(key));
-    substitution::keep_texts(&mut document, &text, origin, variable)?;
     let spec: Option<ClusterSpec> = document.read().map_err(|(first, others)| SpecError {
         others: others.into_iter().map(told).collect(),
         ..told(first)
     })?;
     let spec = spec.unwrap_or_default();
     let fail = |key: &str, problem| {
-        let place = text::find(&text, key, 1).map(|place| place.key);
+        let place = text::find(text, key, 1).map(|place| place.key);
         Err(SpecError { place, ..SpecError::new(origin, key.to_owned(), Box::new(problem)) })
     };
     match spec.version {

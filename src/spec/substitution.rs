@@ -7,79 +7,80 @@
 //! *Invariant:* the value of a variable is one text. It never adds keys, items or lines.
 
 use super::{Problem, SpecError};
-use crate::text::{self, Document, Leaf, Style};
+use crate::text::{self, Document, Style};
 
-/// The text with everything put in.
+/// Puts variables into every scalar, and makes the values in `env` and `argv` texts. Errors have
+/// their places in `text`.
 ///
 /// # Errors
 /// If a variable is not set and has no default, or a `${` is not closed or names nothing.
-pub(super) fn substituted(
-    text: &str,
-    origin: &str,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<String, SpecError> {
-    text::rewritten(text, |_, leaf| rewrite(leaf, lookup)).map_err(|(key, place, fault)| {
-        SpecError { place: Some(place.value), ..fault.at(origin, key) }
-    })
-}
-
-/// Makes the values in `env` and `argv` texts.
-///
-/// # Errors
-/// If a variable is to be inherited and is not set.
-pub(super) fn keep_texts(
+pub(super) fn apply(
     document: &mut Document<'_>,
     text: &str,
     origin: &str,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), SpecError> {
-    document.scalars(|path, content, is_text| {
-        let variable = path.rsplit_once(".env.").map(|(_, name)| name);
-        let empty = !*is_text && matches!(content.as_str(), "" | "~" | "null");
-        match variable {
-            Some(name) if empty => {
-                *content = lookup(name).ok_or_else(|| {
-                    let place = text::find(text, path, 1).map(|place| place.key);
-                    SpecError { place, ..unset(name).at(origin, path.to_owned()) }
-                })?;
-                *is_text = true;
-            }
-            Some(_) => *is_text = true,
-            None => *is_text |= is_argument(path) && !empty,
-        }
-        Ok(())
+    document.scalars(|path, content, style| {
+        let written = !content.is_empty();
+        let changed =
+            fill(content, style, lookup).and_then(|()| keep(path, content, style, lookup));
+        changed.map_err(|Fault(message, hint)| {
+            let place = text::find(text, path, 1);
+            let place = place.map(|place| if written { place.value } else { place.key });
+            let problem = Box::new(Problem::Variable { message, hint });
+            SpecError { place, ..SpecError::new(origin, path.to_owned(), problem) }
+        })
     })
 }
 
 /// What is wrong, and what to do.
 struct Fault(String, &'static str);
 
-impl Fault {
-    fn at(self, origin: &str, key: String) -> SpecError {
-        let Fault(message, hint) = self;
-        SpecError::new(origin, key, Box::new(Problem::Variable { message, hint }))
-    }
-}
-
-fn rewrite(
-    leaf: Leaf<'_>,
+/// Puts variables into a scalar.
+fn fill(
+    content: &mut String,
+    style: &mut Style,
     lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<Option<String>, Fault> {
-    if !leaf.content.contains('$') {
-        return Ok(None);
+) -> Result<(), Fault> {
+    if !content.contains('$') {
+        return Ok(());
     }
-    let content = filled(leaf.content, lookup)?;
-    if content == leaf.content {
-        return Ok(None);
+    let filled = filled(content, lookup)?;
+    if filled == *content {
+        return Ok(());
     }
-    if leaf.style == Style::Block {
+    if *style == Style::Block {
         return Err(Fault(
             "variables are not put into texts of several lines".to_owned(),
             "put the text into quotes",
         ));
     }
-    let plain = leaf.style == Style::Plain && is_plain(&content);
-    Ok(Some(if plain { content } else { text::quoted(&content) }))
+    if !is_plain(&filled) {
+        *style = Style::Quoted;
+    }
+    *content = filled;
+    Ok(())
+}
+
+/// Keeps a scalar in `env` or `argv` as it is written, and inherits a name without a value.
+fn keep(
+    path: &str,
+    content: &mut String,
+    style: &mut Style,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), Fault> {
+    if *style != Style::Plain {
+        return Ok(());
+    }
+    let empty = matches!(content.as_str(), "" | "~" | "null");
+    match path.rsplit_once(".env.") {
+        Some((_, name)) if empty => *content = lookup(name).ok_or_else(|| unset(name))?,
+        Some(_) => {}
+        None if is_argument(path) && !empty => {}
+        None => return Ok(()),
+    }
+    *style = Style::Quoted;
+    Ok(())
 }
 
 /// Whether a value is an item of a command line.
@@ -156,6 +157,7 @@ fn wrong(inside: &str) -> Fault {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -168,22 +170,35 @@ mod tests {
         }
     }
 
-    fn put(text: &str) -> Result<String, String> {
-        substituted(text, "test", &known).map_err(|error| error.to_string())
+    /// What a text says once its variables are in it.
+    fn put(text: &str) -> Result<serde_json::Value, String> {
+        put_with(text, &known)
+    }
+
+    fn put_with(
+        text: &str,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<serde_json::Value, String> {
+        let mut document = Document::parse(text).map_err(|error| error.to_string())?;
+        apply(&mut document, text, "test", lookup).map_err(|error| error.to_string())?;
+        document.read().map_err(|(error, _)| error.to_string())
     }
 
     #[test]
     fn variables_stand_where_they_are_named() {
-        assert_eq!(put("a: ${N}").as_deref(), Ok("a: 4"));
-        assert_eq!(put("a: \"${N}\"").as_deref(), Ok("a: \"4\""));
-        assert_eq!(put("a: x${N}y$z").as_deref(), Ok("a: \"x4y$z\""));
-        assert_eq!(put("a: ${M:-7}").as_deref(), Ok("a: 7"));
-        assert_eq!(put("a: ${EMPTY:-7}").as_deref(), Ok("a: 7"));
-        assert_eq!(put("a: ${EMPTY-7}").as_deref(), Ok("a: \"\""));
-        assert_eq!(put("a: ${M-}").as_deref(), Ok("a: \"\""));
-        assert_eq!(put("a: $${N} $$ $").as_deref(), Ok("a: \"${N} $ $\""));
+        let a = |text: &str| put(&format!("a: {text}")).map(|mut all| all["a"].take());
+        assert_eq!(a("${N}"), Ok(json!(4)));
+        assert_eq!(a("\"${N}\""), Ok(json!("4")));
+        assert_eq!(a("x${N}y$z"), Ok(json!("x4y$z")));
+        assert_eq!(a("${M:-7}"), Ok(json!(7)));
+        assert_eq!(a("${EMPTY:-7}"), Ok(json!(7)));
+        assert_eq!(a("${EMPTY-7}"), Ok(json!("")));
+        assert_eq!(a("${M-}"), Ok(json!("")));
+        assert_eq!(a("$${N} $$ $"), Ok(json!("${N} $ $")));
         // Braces inside of brackets are YAML's own, so quotes are needed there.
-        assert_eq!(put("a: ['${N}', b]").as_deref(), Ok("a: [\"4\", b]"));
+        assert_eq!(a("['${N}', b]"), Ok(json!(["4", "b"])));
+        // An anchor stays an anchor.
+        assert_eq!(put("a: &n ${N}\nb: *n"), Ok(json!({"a": 4, "b": 4})));
     }
 
     /// A spec's variables and its program.
@@ -236,11 +251,8 @@ mod tests {
         #[test]
         fn a_value_is_one_text_whatever_is_in_it(value in "\\PC*|[\\x00-\\x7f]*", before in "[a-z]{0,3}") {
             let text = format!("a: {{b: \"{before}${{V}}\", c: 1}}\n");
-            let put = substituted(&text, "test", &|_| Some(value.clone())).expect("set");
-            let read: serde_json::Value = serde_yaml::from_str(&put).expect(&put);
-            prop_assert_eq!(&read["a"]["b"], &serde_json::json!(format!("{before}{value}")));
-            prop_assert_eq!(&read["a"]["c"], &serde_json::json!(1));
-            prop_assert_eq!(put.lines().count(), 1);
+            let read = put_with(&text, &|_| Some(value.clone())).expect("set");
+            prop_assert_eq!(read, json!({"a": {"b": format!("{before}{value}"), "c": 1}}));
         }
     }
 }

@@ -19,9 +19,9 @@ use std::fmt;
 pub use error::{Problem, ReadError};
 pub(crate) use error::{did_you_mean, in_full, nearest};
 pub(crate) use mask::{masked, masked_json, masked_line};
-pub(crate) use outline::{Leaf, Style, find, rewritten};
+pub(crate) use outline::find;
 pub(crate) use read::{Document, given_twice, read, without_mark};
-pub(crate) use tree::quoted;
+pub(crate) use tree::Style;
 
 /// Line and column in a text, as editors count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
+use saphyr_parser::{Event, Marker, Parser};
 
 use super::{Place, Position};
 
@@ -27,7 +27,7 @@ pub(super) struct Fault {
 /// Refuses a text that is nested too deeply. A text that is not well-formed passes if what follows
 /// the fault cannot be nested deeply: `serde_yaml` then gives the better error.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
-    walk(text, |_, _, _| ()).or_else(|fault| {
+    walk(text, |_, _| ()).or_else(|fault| {
         let brackets = text.chars().skip(fault.offset).filter(|c| matches!(c, '[' | '{'));
         if brackets.take(DEPTH_LIMIT).count() < DEPTH_LIMIT { Ok(()) } else { Err(fault) }
     })
@@ -37,7 +37,7 @@ pub(super) fn check(text: &str) -> Result<(), Fault> {
 /// key occurs several times, the `nth`.
 pub(crate) fn find(text: &str, path: &str, nth: usize) -> Option<Place> {
     let (mut best, mut seen) = (None, 0);
-    let visit = |here: &str, place: Place, _: Option<Leaf<'_>>| {
+    let visit = |here: &str, place: Place| {
         let rest = path.strip_prefix(here);
         if here.is_empty()
             || !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
@@ -55,65 +55,6 @@ pub(crate) fn find(text: &str, path: &str, nth: usize) -> Option<Place> {
     best.map(|(_, place)| place)
 }
 
-/// A value that is one text, as it is written.
-#[derive(Clone, Copy)]
-pub(crate) struct Leaf<'a> {
-    /// What it says, without quotes.
-    pub(crate) content: &'a str,
-    pub(crate) style: Style,
-    /// Where it is written, in characters from the text's beginning.
-    begin: usize,
-    end: usize,
-}
-
-/// How a text is written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Style {
-    /// Without quotes, so that it may be a number or a word like `true`.
-    Plain,
-    Quoted,
-    /// Lines after `|` or `>`.
-    Block,
-}
-
-/// A text in which `change` has replaced leaves: it gets each with its key path, and returns what
-/// is to be written instead, which must be on one line. Lines keep their numbers.
-pub(crate) fn rewritten<E>(
-    text: &str,
-    mut change: impl FnMut(&str, Leaf<'_>) -> Result<Option<String>, E>,
-) -> Result<String, (String, Place, E)> {
-    let mut changes: Vec<(usize, usize, String)> = Vec::new();
-    let mut failure = None;
-    // If the text has a fault, whoever reads it reports that.
-    let _ = walk(text, |path, place, leaf| {
-        let Some(leaf) = leaf.filter(|_| failure.is_none()) else { return };
-        match change(path, leaf) {
-            Ok(None) => {}
-            Ok(Some(new)) => changes.push((leaf.begin, leaf.end, new)),
-            Err(error) => failure = Some((path.to_owned(), place, error)),
-        }
-    });
-    match failure {
-        Some(failure) => Err(failure),
-        None => Ok(with_changes(text, &changes)),
-    }
-}
-
-fn with_changes(text: &str, changes: &[(usize, usize, String)]) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text.chars();
-    let mut at = 0;
-    for (begin, end, new) in changes {
-        out.extend(rest.by_ref().take(begin - at));
-        let old: String = rest.by_ref().take(end - begin).collect();
-        at = *end;
-        out.push_str(new);
-        out.extend(old.matches('\n'));
-    }
-    out.extend(rest);
-    out
-}
-
 /// A list or mapping whose end has not come yet.
 struct Open {
     /// Length of its own path.
@@ -129,7 +70,7 @@ enum Inside {
 }
 
 /// Visits every value with its key path, in the order of the text.
-fn walk(text: &str, mut visit: impl FnMut(&str, Place, Option<Leaf<'_>>)) -> Result<(), Fault> {
+fn walk(text: &str, mut visit: impl FnMut(&str, Place)) -> Result<(), Fault> {
     let mut open: Vec<Open> = Vec::new();
     let mut path = String::new();
     for event in Parser::new_from_str(text) {
@@ -182,20 +123,7 @@ fn walk(text: &str, mut visit: impl FnMut(&str, Place, Option<Leaf<'_>>)) -> Res
             }
         };
         if let Some(place) = place {
-            let leaf = match &event {
-                Event::Scalar(content, style, ..) => Some(Leaf {
-                    content,
-                    style: match style {
-                        ScalarStyle::Plain => Style::Plain,
-                        ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => Style::Quoted,
-                        ScalarStyle::Literal | ScalarStyle::Folded => Style::Block,
-                    },
-                    begin: span.start.index(),
-                    end: span.end.index(),
-                }),
-                _ => None,
-            };
-            visit(&path, place, leaf);
+            visit(&path, place);
         }
         let Some(inside) = inside else { continue };
         open.push(Open { path: path.len(), inside });
@@ -256,26 +184,6 @@ mod tests {
         let text = "env:\n  A.B: 1\n  ? [x, {y: 1}]\n  : 2\n  C: 3\n";
         assert_eq!((key(text, "env.A.B"), key(text, "env.C")), (Some((2, 3)), Some((5, 3))));
         assert_eq!(value("a: &a 1\nC: [*a, 1]\n", "C[1]"), Some((2, 9)));
-    }
-
-    #[test]
-    fn leaves_are_replaced_where_they_stand() {
-        let changed = |text: &str| {
-            let quoted = |path: &str, leaf: Leaf<'_>| -> Result<Option<String>, ()> {
-                let written = leaf.style != Style::Block && !leaf.content.is_empty();
-                Ok(written.then(|| format!("<{path}={}>", leaf.content)))
-            };
-            rewritten(text, quoted).map_err(|_| ()).expect("nothing fails")
-        };
-        assert_eq!(changed("a: b # c\nd: 'e'\n"), "a: <a=b> # c\nd: <d=e>\n");
-        assert_eq!(
-            changed("a: {b: ü, \"c\": [d ,e]}"),
-            "a: {b: <a.b=ü>, \"c\": [<a.c[0]=d> ,<a.c[1]=e>]}"
-        );
-        assert_eq!(changed("a:\nb: {c: , d: 1}\n"), "a:\nb: {c: , d: <b.d=1>}\n");
-        assert_eq!(changed("a: x\n  y\nb: |\n  z\nc: 1\n"), "a: <a=x y>\n\nb: |\n  z\nc: <c=1>\n");
-        assert_eq!(changed("? a\n: b\n"), "? a\n: <a=b>\n");
-        assert_eq!(changed("a: [1, {"), "a: [<a[0]=1>, {");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::error::{Problem, ReadError, nearest};
-use super::tree::{self, Refusal, Tree};
+use super::tree::{self, Refusal, Style, Tree};
 use super::{Form, Place, Position, outline};
 
 /// Reads a value from at most `limit` bytes.
@@ -66,11 +66,10 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Visits every scalar with its key path: what it says, and whether it is a text and so no
-    /// number.
+    /// Visits every scalar, which may be changed: its key path, what it says, how it is written.
     pub(crate) fn scalars<E>(
         &mut self,
-        mut visit: impl FnMut(&str, &mut String, &mut bool) -> Result<(), E>,
+        mut visit: impl FnMut(&str, &mut String, &mut Style) -> Result<(), E>,
     ) -> Result<(), E> {
         self.tree.as_mut().map_or(Ok(()), |tree| tree.scalars("", &mut visit))
     }

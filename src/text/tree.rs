@@ -19,11 +19,25 @@ const NODES: usize = 100_000;
 /// The key whose mappings become a part of the mapping that it is in.
 const MERGE: &str = "<<";
 
+/// How a scalar is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// Without quotes, so that it may be a number or a word like `true`.
+    Plain,
+    /// In quotes.
+    Quoted,
+    /// Lines after `|` or `>`.
+    Block,
+}
+
+/// Visits a scalar: its key path, what it says, and how it is written.
+pub(super) type Visit<'a, E> = dyn FnMut(&str, &mut String, &mut Style) -> Result<(), E> + 'a;
+
 /// A value.
 #[derive(Clone, Debug)]
 pub(super) enum Tree {
-    /// A text, and whether it was in quotes or a block and so is no number.
-    Scalar(String, bool),
+    /// What it says, and how it is written.
+    Scalar(String, Style),
     List(Vec<Tree>),
     /// Keys, with the place of each, and values.
     Mapping(Vec<(String, Tree)>),
@@ -84,12 +98,16 @@ impl<'a> Builder<'a> {
         self.count(1, at)?;
         let (anchor, tree) = match event {
             Event::Scalar(content, style, anchor, tag) => {
-                let text = match &tag {
-                    None => style != ScalarStyle::Plain,
-                    Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => true,
-                    Some(_) => return Err(Refusal::Unread(at, "tags are not read")),
+                let style = match (&tag, style) {
+                    (None, ScalarStyle::Plain) => Style::Plain,
+                    (None, ScalarStyle::Literal | ScalarStyle::Folded) => Style::Block,
+                    (None, _) => Style::Quoted,
+                    (Some(tag), _) if tag.is_yaml_core_schema() && tag.suffix == "str" => {
+                        Style::Quoted
+                    }
+                    (Some(_), _) => return Err(Refusal::Unread(at, "tags are not read")),
                 };
-                (anchor, Tree::Scalar(content.into_owned(), text))
+                (anchor, Tree::Scalar(content.into_owned(), style))
             }
             Event::SequenceStart(anchor, None) => (anchor, self.list()?),
             Event::MappingStart(anchor, None) => (anchor, self.mapping()?),
@@ -196,15 +214,10 @@ impl Tree {
         }
     }
 
-    /// Visits every scalar with its key path: what it says, and whether it is a text and so no
-    /// number.
-    pub(super) fn scalars<E>(
-        &mut self,
-        path: &str,
-        visit: &mut dyn FnMut(&str, &mut String, &mut bool) -> Result<(), E>,
-    ) -> Result<(), E> {
+    /// Visits every scalar.
+    pub(super) fn scalars<E>(&mut self, path: &str, visit: &mut Visit<'_, E>) -> Result<(), E> {
         match self {
-            Tree::Scalar(content, text) => visit(path, content, text),
+            Tree::Scalar(content, style) => visit(path, content, style),
             Tree::List(items) => items
                 .iter_mut()
                 .enumerate()
@@ -264,10 +277,10 @@ impl Tree {
 
     fn write(&self, out: &mut String, depth: usize) {
         match self {
-            Tree::Scalar(content, false) => {
+            Tree::Scalar(content, Style::Plain) => {
                 let _ = writeln!(out, " {content}");
             }
-            Tree::Scalar(content, true) => {
+            Tree::Scalar(content, Style::Quoted | Style::Block) => {
                 let _ = writeln!(out, " {}", quoted(content));
             }
             Tree::List(items) if items.is_empty() => out.push_str(" []\n"),
@@ -291,7 +304,7 @@ impl Tree {
 }
 
 /// A text in YAML's double quotes, on one line.
-pub(crate) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
