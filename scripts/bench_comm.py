@@ -22,9 +22,11 @@ MIB = 1 << 20
 #: Rounds before those that count: memory is shared only after it has been used some times.
 WARM_UP = 5
 
-#: Name, size of an array in bytes, how many at once.
+#: Name, size of an array in bytes, how many at once. Where the name ends in "read", the receiver
+#: also reads every byte.
 MOVES = {
     "256 MiB": (256 * MIB, 1),
+    "256 MiB, read": (256 * MIB, 1),
     "16 x 16 MiB": (16 * MIB, 16),
     "256 x 1 MiB": (MIB, 256),
     "2000 x 64 KiB": (64 << 10, 2000),
@@ -57,7 +59,13 @@ def count(*arrays):
     return sum(len(array) for array in arrays)
 
 
-def move(client, workers, size, many, number):
+def read(*arrays):
+    import numpy
+
+    return sum(len(array) for array in arrays if numpy.bitwise_xor.reduce(array.view("u8")) >= 0)
+
+
+def move(client, workers, size, many, number, task):
     from distributed import wait
 
     one, other = workers[:2]
@@ -68,7 +76,7 @@ def move(client, workers, size, many, number):
     ]
     wait(data)
     before, began = sum(client.run(used).values()), time.perf_counter()
-    result = client.submit(count, *data, workers=[other], key=f"count-{key}")
+    result = client.submit(task, *data, workers=[other], key=f"count-{key}")
     assert result.result() == size * many
     took = time.perf_counter() - began
     return took, sum(client.run(used).values()) - before
@@ -119,6 +127,9 @@ def serve(candidate, workers):
     """Answers each measurement that is named on standard input."""
     from distributed import Client, LocalCluster
 
+    # UCX writes its warnings to standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     protocol = {"fresh": "native", "copied": "native"}.get(candidate, candidate)
     with (
         LocalCluster(
@@ -131,12 +142,14 @@ def serve(candidate, workers):
         for number, line in enumerate(sys.stdin):
             name, cpu = line.strip(), None
             if name in MOVES:
-                took, cpu = move(client, names, *MOVES[name], number)
+                took, cpu = move(
+                    client, names, *MOVES[name], number, read if name.endswith("read") else count
+                )
             elif name in TASKS:
                 took = tasks(client, name)
             else:
                 took = graph(client, name)
-            print(json.dumps([took, cpu]), flush=True)
+            print(json.dumps([took, cpu]), file=answers, flush=True)
 
 
 def main(turns, names, workers, candidates):
@@ -184,8 +197,13 @@ def main(turns, names, workers, candidates):
     finally:
         for process in running.values():
             process.stdin.close()
-        for process in running.values():
-            process.wait()
+        for candidate, process in running.items():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                print(f"{candidate} did not end and was killed", file=sys.stderr)
+                process.kill()
+                process.wait()
 
 
 if __name__ == "__main__":

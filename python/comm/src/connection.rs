@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::completions::Completions;
+use crate::copy::{Copiers, Piece, STREAMED};
 use crate::engine::Engine;
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
@@ -321,28 +322,29 @@ impl Connection {
 
     /// Writes frames to the peer's memory, and tells the peer.
     #[allow(unsafe_code)]
-    pub(crate) fn write(&self, writing: &Writing, mapped: Option<&Mapped>) {
-        let wrong = || Ending::Broken("the peer granted memory that it does not have".to_owned());
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        writing: &Writing,
+        mapped: Option<&Mapped>,
+        copiers: &Arc<Copiers>,
+    ) {
         let mut result = Ok(());
-        'frames: for (frame, place) in &writing.frames {
-            let Some(to) = mapped.and_then(|mapped| mapped.place(*place, frame.len)) else {
-                result = Err(wrong());
-                break;
-            };
-            for start in (0..frame.len).step_by(PART) {
-                if self.has_ended() {
-                    break 'frames;
+        match pieces(writing, mapped) {
+            // SAFETY: who submitted the frames keeps them while this thread is here (`settle`); the
+            // places have room for them, and are granted to them alone.
+            Some(pieces) if pieces.iter().map(|piece| piece.len).sum::<usize>() < STREAMED => unsafe {
+                for Piece { from, to, len } in pieces {
+                    std::ptr::copy_nonoverlapping(from, to.as_ptr(), len);
                 }
-                // SAFETY: who submitted the frame keeps it while this thread writes (`settle`).
-                let part = &unsafe { frame.bytes() }[start..frame.len.min(start + PART)];
-                // SAFETY: the place has room for the frame, and is granted to it alone.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        part.as_ptr(),
-                        to.as_ptr().add(start),
-                        part.len(),
-                    );
-                }
+            },
+            Some(pieces) => {
+                let connection = Arc::clone(self);
+                // SAFETY: as above.
+                unsafe { copiers.copy(pieces, move || connection.has_ended()) };
+            }
+            None => {
+                let text = "the peer granted memory that it does not have";
+                result = Err(Ending::Broken(text.to_owned()));
             }
         }
         let mut state = self.state();
@@ -419,6 +421,23 @@ impl Connection {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What to copy where. None if the peer does not have that memory.
+#[allow(unsafe_code)]
+fn pieces(writing: &Writing, mapped: Option<&Mapped>) -> Option<Vec<Piece>> {
+    let mut pieces = Vec::new();
+    for (frame, place) in &writing.frames {
+        let to = mapped?.place(*place, frame.len)?;
+        let from = std::ptr::with_exposed_provenance::<u8>(frame.address);
+        for start in (0..frame.len).step_by(PART) {
+            let len = PART.min(frame.len - start);
+            // SAFETY: within the frame, and within its place.
+            let (from, to) = unsafe { (from.add(start), to.add(start)) };
+            pieces.push(Piece { from, to, len });
+        }
+    }
+    Some(pieces)
 }
 
 impl State {

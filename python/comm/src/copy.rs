@@ -1,14 +1,16 @@
-//! Copies from the memory of another process, with `process_vm_readv(2)`.
+//! Copies: from the memory of another process, with `process_vm_readv(2)`, and to memory that
+//! another process has mapped, too.
 //!
-//! The kernel permits it between processes of one user, unless Yama (`kernel.yama.ptrace_scope`) or
-//! a container's filter forbids it: [`can_read`] tries.
+//! The kernel permits the first between processes of one user, unless Yama
+//! (`kernel.yama.ptrace_scope`) or a container's filter forbids it: [`can_read`] tries.
 //!
-//! *Invariant:* only the caller's own block is written.
+//! *Invariant:* only what the caller names is written.
 
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io;
+use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use nix::unistd::Pid;
@@ -109,6 +111,119 @@ fn wrong_address() -> io::Error {
     io::Error::from_raw_os_error(libc::EFAULT)
 }
 
+/// From this size on, in bytes, what is copied would push everything else out of a processor's own
+/// cache, and its beginning out again before it is read.
+pub(crate) const STREAMED: usize = 4 << 20;
+
+/// Bytes to copy within the memory of this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) from: *const u8,
+    pub(crate) to: NonNull<u8>,
+    pub(crate) len: usize,
+}
+
+// SAFETY: only addresses; whoever makes a copy of them promises what it needs.
+unsafe impl Send for Piece {}
+
+/// Copies past the caches.
+///
+/// A processor follows few pages at a time when it reads ahead, so several are copied in turns: on
+/// one machine with 4 MiB pieces 10.9 GB/s instead of `memcpy`'s 6.8.
+///
+/// # Safety
+///
+/// `len` bytes must be readable and writable there, and the ranges must not overlap.
+pub(crate) unsafe fn stream(Piece { from, to, len }: Piece) {
+    let to = to.as_ptr();
+    // SAFETY: both halves are parts of the whole.
+    unsafe {
+        let done = stream_pages(from, to, len);
+        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done);
+    }
+}
+
+/// As far as whole groups of pages go: how many bytes.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream_pages(from: *const u8, to: *mut u8, len: usize) -> usize {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
+    };
+    const PAGE: usize = 4096;
+    const TOGETHER: usize = 4;
+    const LINE: usize = 64;
+    const AHEAD: usize = 256;
+    if !to.addr().is_multiple_of(16) {
+        return 0;
+    }
+    let whole = len - len % (TOGETHER * PAGE);
+    for group in (0..whole).step_by(TOGETHER * PAGE) {
+        for line in (0..PAGE).step_by(LINE) {
+            for page in (0..TOGETHER * PAGE).step_by(PAGE) {
+                let at = group + page + line;
+                // SAFETY: `at + LINE` is at most `whole`; `to` is aligned as streaming needs it.
+                // What is prefetched need not exist.
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + AHEAD).cast());
+                    for part in (at..at + LINE).step_by(16) {
+                        let bytes = _mm_loadu_si128(from.add(part).cast());
+                        _mm_stream_si128(to.add(part).cast(), bytes);
+                    }
+                }
+            }
+        }
+    }
+    // Whoever is told that the bytes are there must see them.
+    // SAFETY: every x86-64 processor has it.
+    unsafe { _mm_sfence() };
+    whole
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn stream_pages(_: *const u8, _: *mut u8, _: usize) -> usize {
+    0
+}
+
+/// A copy that several threads make together.
+struct Together {
+    state: Mutex<Progress>,
+    /// A thread has ended a piece.
+    ended: Condvar,
+    stop: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+struct Progress {
+    pieces: Vec<Piece>,
+    /// Threads that are copying.
+    at_work: usize,
+}
+
+impl Together {
+    fn work(&self) {
+        let mut progress = self.progress();
+        while let Some(piece) = progress.pieces.pop() {
+            progress.at_work += 1;
+            drop(progress);
+            let stopped = (self.stop)();
+            if !stopped {
+                // SAFETY: `Copiers::copy`'s caller keeps all pieces until it returns, and it waits for
+                // every thread at work.
+                unsafe { stream(piece) };
+            }
+            progress = self.progress();
+            progress.at_work -= 1;
+            if stopped {
+                progress.pieces.clear();
+            }
+            self.ended.notify_all();
+        }
+    }
+
+    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads for copies that would hold up the messages of other connections.
@@ -148,6 +263,32 @@ impl Copiers {
         }
         jobs.waiting.push_back(job);
         self.more.notify_one();
+    }
+
+    /// Copies pieces, on this thread and on others that have nothing to do, past the caches. Gives up
+    /// when `stop` says so.
+    ///
+    /// # Safety
+    ///
+    /// Each piece's bytes must be readable and writable, and no two may overlap.
+    pub(crate) unsafe fn copy(
+        self: &Arc<Self>,
+        pieces: Vec<Piece>,
+        stop: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
+        let helpers = (pieces.len().saturating_sub(1)).min(THREADS - 1);
+        let state = Mutex::new(Progress { pieces, at_work: 0 });
+        let together = Together { state, ended: Condvar::new(), stop: Box::new(stop) };
+        let together = Arc::new(together);
+        for _ in 0..helpers {
+            let together = Arc::clone(&together);
+            self.run(Box::new(move || together.work()));
+        }
+        together.work();
+        let mut progress = together.progress();
+        while progress.at_work > 0 {
+            progress = together.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn serve(&self) {
@@ -201,6 +342,63 @@ mod tests {
         // SAFETY: as above.
         unsafe { read_all(Pid::this(), vec![part]) }.unwrap();
         assert!(copy == big);
+    }
+
+    fn pieces(from: &[u8], to: &mut [u8], len: usize) -> Vec<Piece> {
+        let places = from.chunks(len).zip(to.chunks_mut(len));
+        places
+            .map(|(from, to)| Piece {
+                from: from.as_ptr(),
+                to: NonNull::from(to).cast(),
+                len: from.len(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_copy_past_the_caches_is_a_copy_whatever_its_length_and_place() {
+        let from: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0] ^ (n >> 9) as u8).collect();
+        for (start, len) in [(0, 100_000), (0, 16_384), (1, 16_383), (16, 70_001), (7, 0), (64, 50)]
+        {
+            for shift in [0, 1, 16] {
+                let mut to = vec![255_u8; 100_064];
+                let part = &mut to[shift..shift + len];
+                let [piece] = pieces(&from[start..start + len], part, len.max(1))[..] else {
+                    assert_eq!(len, 0);
+                    continue;
+                };
+                // SAFETY: parts of two vectors.
+                unsafe { stream(piece) };
+                assert_eq!(
+                    to[shift..shift + len],
+                    from[start..start + len],
+                    "{start} {len} {shift}"
+                );
+                let around = to[..shift].iter().chain(&to[shift + len..]);
+                assert!(around.copied().all(|byte| byte == 255), "{start} {len} {shift}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_threads_copy_everything_once_and_stop_when_told() {
+        let copiers = Arc::new(Copiers::default());
+        let from: Vec<u8> = (0..40 << 20).map(|n: u32| (n >> 12) as u8).collect();
+        let mut to = vec![0_u8; from.len()];
+        // SAFETY: parts of two vectors, which outlive the call.
+        unsafe { copiers.copy(pieces(&from, &mut to, 1 << 20), || false) };
+        assert!(from == to);
+        to.fill(0);
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let asked = Arc::new(asked);
+        let stop = {
+            let asked = Arc::clone(&asked);
+            move || asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 4
+        };
+        // SAFETY: as above.
+        unsafe { copiers.copy(pieces(&from, &mut to, 1 << 20), stop) };
+        assert!(to.chunks(1 << 20).filter(|part| part[0] == 0 && part[1 << 19] == 0).count() >= 34);
+        assert!(asked.load(std::sync::atomic::Ordering::Relaxed) <= 4 + THREADS);
     }
 
     #[test]

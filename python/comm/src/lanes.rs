@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 
-use crate::copy::{self, Part};
+use crate::copy::{self, Part, Piece};
 use crate::memory::arena::{Arena, Budget};
 
 /// What to ask a peer to write to mapped memory costs more than to copy: two more messages.
@@ -60,8 +60,9 @@ pub(crate) fn measure() -> Option<Speeds> {
     };
     let to = range.start().as_ptr();
     let mapped = best(&mut || {
+        let piece = Piece { from: from.as_ptr(), to: range.start(), len: SAMPLE };
         // SAFETY: the range is writable, as long as the sample, and nobody else's.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, SAMPLE) };
+        unsafe { copy::stream(piece) };
         Some(())
     })?;
     let address = from.as_ptr().expose_provenance() as u64;

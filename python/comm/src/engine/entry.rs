@@ -332,11 +332,12 @@ impl Entry {
             engine.mappings.make_room(mapped, len);
         }
         let connection = Arc::clone(&self.connection);
-        let job = move || connection.write(&writing, mapped.as_deref());
+        let copiers = &engine.copiers;
+        let job = move || connection.write(&writing, mapped.as_deref(), copiers);
         if len <= AT_ONCE {
             job();
         } else {
-            engine.copiers.run(Box::new(job));
+            copiers.run(Box::new(job));
         }
         Ok(())
     }
