@@ -74,7 +74,9 @@ pub struct Launch {
     #[serde(default)]
     pub scheduler_stays: bool,
     /// Whether the workers start together with the scheduler instead of after it is READY, because
-    /// they wait for it themselves after loading. Applies to the first start only.
+    /// they wait for it themselves after loading. A scheduler that forks them says when they may
+    /// start ([`Status::Forks`](crate::wire::status::Status::Forks)). Applies to the first start
+    /// only.
     #[serde(default)]
     pub workers_wait: bool,
     /// Whether the first worker starts alone, and the others when it is READY, because they are

@@ -47,6 +47,8 @@ pub enum Status {
         /// For example `connecting to gpu5`.
         step: String,
     },
+    /// A scheduler forks workers when it is asked to, from now on.
+    Forks,
     /// The process is ready.
     Ready {
         /// The address of a scheduler.

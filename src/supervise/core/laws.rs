@@ -17,6 +17,7 @@ use crate::wire::status::{AfterLeaving, Condition, Status};
 enum Happening {
     Ready(usize),
     Step(usize),
+    Forks(usize),
     Fail(usize),
     Leave(usize, AfterLeaving),
     Die(usize, Exit),
@@ -44,6 +45,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         10 => slot.clone().prop_map(Happening::Ready),
         2 => slot.clone().prop_map(Happening::Step),
+        2 => slot.clone().prop_map(Happening::Forks),
         1 => slot.clone().prop_map(Happening::Fail),
         1 => (slot.clone(), prop_oneof![
             Just(AfterLeaving::Rest), Just(AfterLeaving::Return), Just(AfterLeaving::EndCluster)
@@ -89,6 +91,7 @@ impl World {
             Happening::Step(slot) => {
                 living(self, slot).map(|key| said(key, Status::Step { step: "s".to_owned() }))
             }
+            Happening::Forks(slot) => living(self, slot).map(|key| said(key, Status::Forks)),
             Happening::Fail(slot) => {
                 living(self, slot).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }

@@ -336,6 +336,8 @@ impl Core {
                 slot.shown.step = Some(step.clone());
                 self.record(now, Some(number), What::Step { step });
             }
+            // They wait for the scheduler themselves.
+            Status::Forks => self.workers_wait |= number < self.workers_from,
             Status::Ready { address, peers, ucx, condition } => {
                 slot.shown.address = address;
                 slot.shown.ucx = ucx;

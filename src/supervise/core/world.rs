@@ -99,6 +99,8 @@ pub(super) struct World {
     pub(super) outcome: Option<Outcome>,
     pub(super) stop_asked: bool,
     pub(super) person_asked: bool,
+    /// Whether a scheduler has said that it forks workers.
+    forks: bool,
 }
 
 impl World {
@@ -127,6 +129,7 @@ impl World {
             outcome: None,
             stop_asked: false,
             person_asked: false,
+            forks: false,
         };
         world.tell(Event::Begin);
         world
@@ -153,6 +156,9 @@ impl World {
                     self.lost.insert(*slot);
                 }
             }
+            Event::Said { key, status: Status::Forks } => {
+                self.forks |= self.living.get(key).is_some_and(|slot| !self.is_worker(*slot));
+            }
             Event::Verified => self.launch.to_be_verified = false,
             _ => {}
         }
@@ -174,7 +180,8 @@ impl World {
                 let scheduler = self.launch.scheduler.is_some();
                 if scheduler && slot > 0 {
                     let scheduler = self.core.state().scheduler.expect("a scheduler");
-                    let beside = self.launch.workers_wait && self.starts.get(&0) == Some(&1);
+                    let beside =
+                        (self.launch.workers_wait || self.forks) && self.starts.get(&0) == Some(&1);
                     let ready = scheduler.state == ProcessPhase::Ready;
                     let starting = scheduler.state == ProcessPhase::Starting;
                     assert!(ready || beside && starting, "workers follow the scheduler");

@@ -26,8 +26,8 @@ LONGEST_REQUEST = 64 << 10
 
 
 def start(fork):
-    """Forks the server off this process; without one, with the reason in the log, if that would
-    not be safe."""
+    """Forks the server off this process; False, with the reason in the log, if that would not be
+    safe."""
     path = fork["socket"]
     if os.path.exists(path):
         os.unlink(path)
@@ -36,7 +36,7 @@ def start(fork):
     reason = unsafe()
     if reason is not None:
         print(f"workers are executed, not forked: {reason}", file=sys.stderr)
-        return
+        return False
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(BACKLOG)
@@ -48,6 +48,7 @@ def start(fork):
         birth.name("dask fork server")
         serve(listener)
     listener.close()
+    return True
 
 
 def unsafe():
@@ -153,9 +154,9 @@ def refresh(files):
     import dask
     import dask.system
 
-    if "numpy" in sys.modules:
+    if "numpy.random" in sys.modules:
         # Else all workers would draw the same numbers; `random` renews itself.
-        sys.modules["numpy"].random.seed()
+        sys.modules["numpy.random"].seed()
     random.seed()
     # As `dask.config.refresh` does.
     dask.config.config.clear()

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import sys
 
 import dask
 
@@ -12,8 +11,6 @@ from cuda_cluster_dask.failure import StartFailure, describe
 def load_early():
     """Imports and looks up what each worker would for itself: once before the fork, it is shared."""
     names = ["tornado.platform.asyncio", *dask.config.get("distributed.worker.http.routes", [])]
-    if "numpy" in sys.modules:
-        names.append("numpy.random")
     for name in names:
         # The worker reports what it cannot import.
         with contextlib.suppress(Exception):

@@ -48,7 +48,8 @@ def _run(role, settings, status):
     if settings["fork"] is not None:
         from cuda_cluster_dask import fork_server
 
-        fork_server.start(settings["fork"])
+        if fork_server.start(settings["fork"]):
+            status.forks()
     if role == "scheduler":
         from cuda_cluster_dask import scheduler as module
     else:

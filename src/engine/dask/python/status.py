@@ -32,6 +32,10 @@ class Status:
     def step(self, step):
         self._tell(status="step", step=step)
 
+    def forks(self):
+        """From now on whoever asks gets a process that waits for the scheduler itself."""
+        self._tell(status="forks")
+
     def ready(self, address, peers=()):
         """From now on the event loop that runs answers the supervisor's questions."""
         self.is_ready = True

@@ -42,6 +42,23 @@ fn workers_that_wait_themselves_are_started_beside_the_scheduler_the_first_time(
 }
 
 #[test]
+fn workers_are_forked_as_soon_as_their_scheduler_says_so_the_first_time() {
+    let mut world = World::new(launch(true, 2, false));
+    assert_eq!(world.living.len(), 1);
+    let key = world.core.key_of(0).expect("the scheduler");
+    world.tell(Event::Said { key, status: Status::Forks });
+    assert_eq!(world.living.len(), 3);
+    (0..3).for_each(|slot| world.ready(slot));
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(0, Exit::by_signal(9));
+    world.die(1, Exit::by_signal(15));
+    world.die(2, Exit::by_signal(15));
+    let key = world.core.key_of(0).expect("the scheduler");
+    world.tell(Event::Said { key, status: Status::Forks });
+    assert_eq!(world.living.len(), 1, "later they follow it");
+}
+
+#[test]
 fn a_first_worker_that_the_others_are_forked_from_is_started_alone() {
     let mut world = World::new(Launch { first_alone: true, ..launch(false, 3, false) });
     assert_eq!(world.living.len(), 1);
