@@ -46,6 +46,6 @@ if [ $# -eq 0 ]; then
         distributed/tests/test_core.py distributed/tests/test_failed_workers.py \
         distributed/tests/test_stress.py
 fi
-PYTHONPATH=$scratch:$here/python:$here/tests/python "$python" -m pytest -q --no-header -rx \
+PYTHONPATH=$scratch:$here/python:$here/tests/python "$python" -m pytest -q --no-header -rfEx \
     -p no:cacheprovider -p distributed_expected -o addopts="-p no:asyncio -p no:legacypath" \
     --timeout 120 "$@"

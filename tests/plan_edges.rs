@@ -5,7 +5,9 @@ mod compact;
 
 use compact::{caller, machine, planned, planned_by, spec};
 use cuda_cluster::ids::NumaId;
-use cuda_cluster::plan::{CallerEnvironment, Plan, PlanError, WorkerPlan, libucp_paths};
+use cuda_cluster::plan::{
+    CallerEnvironment, EnginePlan, Plan, PlanError, WorkerPlan, libucp_paths,
+};
 use cuda_cluster::topology::{NumaNode, NvLink, NvLinkPeer, Topology, parse};
 
 fn made(topology: &Topology, text: &str) -> Plan {
@@ -59,6 +61,47 @@ fn a_proof_is_ignored_only_where_a_program_of_the_users_runs() {
         let plan = made(&topology, &format!("engine: {engine}\nverify: true\n"));
         assert_eq!(noted(&plan, "verify: ignored"), ignored, "{engine}");
     }
+}
+
+#[test]
+fn what_a_spec_asks_for_in_vain_is_noted_and_refused_under_strict() {
+    let topology = machine("rtx-4090-2");
+    let memory = topology.numa.iter().filter_map(|node| node.memory_bytes).sum::<u64>();
+    let halves = |less: u64| format!("memory: {{limit: {}}}\n", memory / 2 - less);
+    for (text, words) in [
+        (
+            "overrides: [{match: {worker: gpu7}, threads: 3}]\n",
+            Some("overrides[0]: no worker is meant"),
+        ),
+        ("overrides: [{match: {worker: gpu1}, threads: 3}]\n", None),
+        ("engine: dask\ncommand: {argv: [a]}\n", Some("command: ignored: the engine is dask")),
+        ("native: {disk_limit: 1GB}\n", None),
+        (
+            "engine: dask\ndask: {join: 'tcp://10.0.0.1:8786', protocol: ucxx}\n",
+            Some("dask.protocol: the workers' is ucxx"),
+        ),
+        ("engine: dask\ndask: {join: 'tcp://10.0.0.1:8786'}\n", None),
+        ("engine: dask\ndask: {join: 'native://10.0.0.1:8786'}\n", None),
+        (
+            "engine: dask\nucx: {version: 1.16}\n",
+            Some("ucx.version: ignored: the protocol is tcp, without UCX"),
+        ),
+        (&halves(0), None),
+        ("memory: {limit: 100TB}\n", Some("memory.limit: the limits of 2 workers are")),
+    ] {
+        let plan = made(&topology, text);
+        let strict = planned(&topology, &spec(&format!("{text}strict: true\n")));
+        match words {
+            Some(words) => {
+                assert!(noted(&plan, words), "{text}: {:?}", plan.notes);
+                assert!(matches!(strict, Err(PlanError::Strict { .. })), "{text}");
+            }
+            None => assert_eq!(plan.notes, [], "{text}"),
+        }
+    }
+    let joined = made(&topology, "engine: dask\ndask: {join: 'ucxx://10.0.0.1:8786'}\n");
+    let EnginePlan::Dask(dask) = joined.engine else { panic!("Dask") };
+    assert_eq!(dask.protocol, "ucxx", "the scheduler's");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod compact;
 use std::collections::BTreeSet;
 
 use compact::{caller, machine};
-use cuda_cluster::plan::plan;
+use cuda_cluster::plan::{Plan, plan};
 use cuda_cluster::spec::{self, Request};
 use cuda_cluster::topology::Topology;
 use serde_json::Value;
@@ -169,7 +169,11 @@ fn of_all_kinds(key: &str) -> Topology {
 fn effect(key: &str, spec: &Value) -> Value {
     let request = Request::of(read(spec)).unwrap_or_else(|error| panic!("{key}: {error}"));
     let plan = plan(&of_all_kinds(key), &request, &caller());
-    let plan = plan.unwrap_or_else(|error| panic!("{key}: {error}"));
+    shown(plan.unwrap_or_else(|error| panic!("{key}: {error}")))
+}
+
+/// A plan without what it says about itself.
+fn shown(plan: Plan) -> Value {
     let mut plan = serde_json::to_value(plan).expect("JSON");
     let plan_keys = plan.as_object_mut().expect("an object");
     plan_keys.remove("origins");
@@ -252,4 +256,41 @@ fn no_key_of_the_schema_is_left_out() {
         let text = std::fs::read_to_string(path).expect("a file of tests");
         assert!(text.contains(test), "{key}: there is no {test} in {file}");
     }
+}
+
+/// Whether a note is about a key, or about the section that it is in.
+fn is_noted(plan: &Plan, key: &str) -> bool {
+    let inside = |part: &str| {
+        key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    plan.notes.iter().any(|note| inside(&note.about))
+}
+
+#[test]
+fn under_every_engine_a_key_has_an_effect_or_is_noted_or_refused() {
+    let mut silent = Vec::new();
+    for engine in ["native", "dask", "command"] {
+        for (key, base, value) in PLANNED.iter().filter(|(key, ..)| *key != "engine") {
+            let base: Value = serde_yaml::from_str(base).expect("YAML");
+            let mut base = if base.is_null() { serde_json::json!({}) } else { base };
+            base["engine"] = engine.into();
+            let value: Value = serde_yaml::from_str(value).expect("YAML");
+            let planned = |spec: &Value| {
+                let mut spec = spec.clone();
+                spec["version"] = spec::VERSION.into();
+                let text = serde_yaml::to_string(&spec).expect("YAML");
+                let request = Request::of(spec::parse(&text, "test").ok()?).ok()?;
+                plan(&of_all_kinds(key), &request, &caller()).ok()
+            };
+            let with = with(&base, key, value);
+            let (Some(without), Some(plan)) = (planned(&base), planned(&with)) else { continue };
+            let differs = shown(without) != shown(plan.clone());
+            // The others have no dashboard to leave out.
+            let is_so = *key == "scheduler.dashboard" && engine != "dask";
+            if !differs && !is_so && !is_noted(&plan, key) {
+                silent.push(format!("{engine}: {key}"));
+            }
+        }
+    }
+    assert_eq!(silent, [""; 0]);
 }

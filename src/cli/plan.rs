@@ -81,10 +81,7 @@ pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
         cluster::check_interface(request, &caller)
             .map_err(|error| Keys::of(request).unprepared(error))?;
         let plan = decided(&source::live()?.topology, request, &caller)?;
-        cluster::check_libraries(&plan).map_err(|error| {
-            let hint = error.hint();
-            Failure::new(Exit::Usage, error).maybe_hint(hint)
-        })?;
+        cluster::check_here(&plan).map_err(|error| Keys::of(request).unprepared(error))?;
         return Ok(plan);
     };
     // This machine's cgroup and installed libraries say nothing about another machine.
@@ -132,6 +129,7 @@ fn summary(plan: &Plan) -> String {
         "Scheduler",
         &plan.scheduler.iter().flat_map(|it| scheduler_lines(plan, it)).collect::<Vec<_>>(),
     );
+    section(&mut text, "Settings", &setting_lines(plan, false));
     section(&mut text, "Set by", &origin_lines(plan));
     section(&mut text, "Notes", &note_lines(plan));
     text
@@ -267,15 +265,24 @@ fn dask_address(dask: &DaskPlan) -> String {
     format!("{host}; {ports}")
 }
 
+fn setting_lines(plan: &Plan, all: bool) -> Vec<String> {
+    headed(plan::settings(plan, all))
+}
+
 fn origin_lines(plan: &Plan) -> Vec<String> {
     let mut by_origin: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (key, origin) in &plan.origins {
         by_origin.entry(origin.to_string()).or_default().push(key);
     }
-    let widest = by_origin.keys().map(String::len).max().unwrap_or(0);
-    let lines = by_origin.iter().flat_map(|(origin, keys)| {
-        let words = wrapped(&keys.join(", "), PAGE - widest - 4);
-        let head = |at: usize| if at == 0 { origin.as_str() } else { "" };
+    headed(by_origin.into_iter().map(|(origin, keys)| (origin, keys.join(", "))).collect())
+}
+
+/// Lines that begin with a word each, and go on below each other.
+fn headed(rows: Vec<(String, String)>) -> Vec<String> {
+    let widest = rows.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
+    let lines = rows.iter().flat_map(|(head, text)| {
+        let words = wrapped(text, PAGE - widest - 4);
+        let head = |at: usize| if at == 0 { head.as_str() } else { "" };
         let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
         words.iter().enumerate().map(line).collect::<Vec<_>>()
     });
@@ -321,6 +328,7 @@ fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
         let _ = writeln!(text, "\n{BOLD}scheduler{BOLD:#}");
         reasons(&mut text, &scheduler.why.iter().collect::<Vec<_>>());
     }
+    section(&mut text, "Settings", &setting_lines(plan, true));
     section(&mut text, "Set by", &origin_lines(plan));
     section(&mut text, "Notes", &note_lines(plan));
     Ok(text)

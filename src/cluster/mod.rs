@@ -69,7 +69,7 @@ pub use environment::{EnvironmentError, client_environment};
 #[doc(hidden)]
 pub use launch::{Surroundings, launch};
 #[doc(hidden)]
-pub use prepare::{Prepared, check_interface, check_libraries, prepare, prepare_plan};
+pub use prepare::{Prepared, check_here, check_interface, prepare, prepare_plan};
 #[doc(hidden)]
 pub use report::{BugReport, crashes, recorded_machine};
 #[doc(hidden)]

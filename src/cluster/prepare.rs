@@ -162,17 +162,18 @@ fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareErr
         let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
         return Err(PrepareError::Elsewhere { machine });
     };
-    check_libraries(&prepared.launched)?;
-    paths::check(&prepared.launched)?;
+    check_here(&prepared.launched)?;
     Ok(prepared)
 }
 
-/// Checks that the libucp named in a plan for this machine exists.
+/// Checks that this machine has the libucp that a plan for it names, and the paths that its
+/// processes need.
 ///
 /// # Errors
-/// If it does not.
-pub fn check_libraries(plan: &Plan) -> Result<(), NoLibucp> {
-    libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))
+/// If something is missing or cannot be used.
+pub fn check_here(plan: &Plan) -> Result<(), PrepareError> {
+    libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))?;
+    Ok(paths::check(plan)?)
 }
 
 /// Whether all GPUs of a plan are in this machine, identified by UUID.

@@ -111,6 +111,11 @@ impl<'a> Slot<'a> {
         self.overrides.iter().copied().rev().find_map(pick)
     }
 
+    /// Whether an override of the spec is for it.
+    pub(super) fn is_matched_by(&self, one: &OverrideSpec) -> bool {
+        self.overrides.iter().any(|matching| std::ptr::eq(*matching, one))
+    }
+
     /// The variables that overrides give it, in order.
     pub(super) fn overriding_env(&self) -> impl Iterator<Item = (&'a String, &'a String)> {
         self.overrides.iter().copied().flat_map(|one| &one.env)

@@ -11,10 +11,10 @@ use super::error::PlanError;
 use super::form::{Binding, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why};
 use super::gpus::{VISIBLE, machine_name};
 use super::variables::{NET_DEVICES, Situation, is_used};
-use super::{gpus, network, options, shares, ucx, workers};
+use super::{gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
-    ClusterSpec, DaskSpec, EngineKind, Limit, MemoryPolicy, Origin, Problem, Request, SpecError,
-    TlsSpec, Ulimit, UlimitSpec,
+    ClusterSpec, EngineKind, Limit, MemoryPolicy, Origin, Problem, Request, SpecError, Ulimit,
+    UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{HumanBytes, Size};
@@ -49,6 +49,7 @@ pub fn plan(
     let rails = nics.iter().map(|share| share.ports.len()).max().unwrap_or(0);
     let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &nics)));
     notes.extend(variables.notes.iter().cloned());
+    notes.extend(unused::notes(&context, &variables));
 
     let mut origins = request.origins.clone();
     origins.extend(variables.origins.clone());
@@ -180,57 +181,9 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Notes the options that have no effect under this engine.
-    fn ignored(&self, notes: &mut Vec<Note>) {
-        let reason = match self.engine {
-            EngineKind::Dask => return,
-            EngineKind::Native => {
-                "the native engine's processes meet at sockets in the run directory"
-            }
-            EngineKind::Command => "the command engine runs the program and nothing else",
-        };
-        let (scheduler, worker) = (&self.spec.scheduler, &self.spec.worker);
-        let network = [
-            ("scheduler.host", scheduler.host.is_some()),
-            ("scheduler.port", scheduler.port.is_some()),
-            ("scheduler.file", scheduler.file.is_some()),
-            ("scheduler.dashboard", scheduler.dashboard == Some(true)),
-            ("scheduler.dashboard_address", scheduler.dashboard_address.is_some()),
-            ("worker.ports", worker.ports.is_some()),
-            ("worker.listen_address", worker.listen_address.is_some()),
-            ("worker.contact_address", worker.contact_address.is_some()),
-            ("tls", self.spec.tls != TlsSpec::default()),
-        ];
-        let command = self.engine == EngineKind::Command;
-        let data = [
-            ("worker.local_directory", command && worker.local_directory.is_some()),
-            ("worker.resources", command && worker.resources.is_some()),
-        ];
-        for (key, _) in network.into_iter().chain(data).filter(|(_, set)| *set) {
-            notes.push(Note::new(key, format!("ignored: {reason}")));
-        }
-        let rmm = &self.spec.rmm;
-        let reason = match self.engine {
-            EngineKind::Native => "the native engine's pool of device memory has only sizes",
-            _ => "the command engine's programs allocate by themselves",
-        };
-        let pools = [
-            ("rmm.pool_size", command && rmm.pool_size.is_some()),
-            ("rmm.managed", rmm.managed == Some(true)),
-            ("rmm.async", rmm.asynchronous == Some(true)),
-            ("rmm.log_directory", rmm.log_directory.is_some()),
-            ("rmm.track_allocations", rmm.track_allocations == Some(true)),
-            ("rmm.set_allocator_for", rmm.set_allocator_for.is_some()),
-        ];
-        for (key, _) in pools.into_iter().filter(|(_, set)| *set) {
-            notes.push(Note::new(key, format!("ignored: {reason}")));
-        }
-    }
-
     /// Notes requests that can't be satisfied or are risky.
     fn requirements(&self, notes: &mut Vec<Note>) {
         self.nvlink_is_there(notes);
-        self.ignored(notes);
         let mig: Vec<&str> = self
             .slots
             .iter()
@@ -243,13 +196,6 @@ impl<'a> Context<'a> {
                 "{names} have MIG instances: without CUDA IPC they exchange data through host memory"
             );
             notes.push(Note::new("mig", text));
-        }
-        let ignored = |key: &str| Note::new(key, format!("ignored: the engine is {}", self.engine));
-        if self.engine != EngineKind::Dask && self.spec.dask != DaskSpec::default() {
-            notes.push(ignored("dask"));
-        }
-        if self.engine == EngineKind::Command && self.spec.verify == Some(true) {
-            notes.push(ignored("verify"));
         }
     }
 

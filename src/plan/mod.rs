@@ -23,11 +23,13 @@ mod nics;
 mod options;
 mod pinning;
 mod rates;
+mod settings;
 mod shares;
 mod starter;
 mod subset;
 mod text;
 mod ucx;
+mod unused;
 mod variables;
 mod workers;
 
@@ -46,6 +48,7 @@ pub use form::{
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::HOST_FILL_PERCENT;
+pub use settings::settings;
 pub use starter::starter;
 pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};

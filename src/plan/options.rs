@@ -62,7 +62,7 @@ fn whole(resources: &BTreeMap<String, f64>) -> BTreeMap<String, u64> {
     resources.iter().map(|(name, amount)| (name.clone(), *amount as u64)).collect()
 }
 
-fn dask(spec: &ClusterSpec) -> DaskPlan {
+pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
     let (asked, scheduler, worker) = (&spec.dask, &spec.scheduler, &spec.worker);
     let usual_host = || {
         let elsewhere = asked.join.is_some() || scheduler.interface.is_some();

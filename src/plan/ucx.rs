@@ -10,11 +10,9 @@ use std::collections::BTreeMap;
 use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
-use super::variables::{NET_DEVICES, Situation, TLS, Variables, is_used};
+use super::variables::{NET_DEVICES, PRIORITY, Situation, TLS, Variables, is_used};
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
-
-const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 
 /// UCX's first version with `UCX_RNDV_PIPELINE_ERROR_HANDLING`, and with `UCX_RNDV_FRAG_MEM_TYPES`
 /// in the plural (names in the released libraries 1.15 to 1.18, compared).

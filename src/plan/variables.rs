@@ -15,6 +15,8 @@ use crate::topology::{ComputeCapability, Note};
 pub(crate) const TLS: &str = "UCX_TLS";
 /// The variable that lists network devices.
 pub(crate) const NET_DEVICES: &str = "UCX_NET_DEVICES";
+/// The variable that says how connections are set up.
+pub(super) const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
@@ -76,7 +78,8 @@ pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
     }
 }
 
-/// The Dask engine's protocol: UCX if any of its options was requested.
+/// The Dask engine's protocol: UCX if any of its options was requested, else that of a scheduler to
+/// join.
 pub(super) fn protocol(spec: &ClusterSpec) -> String {
     let ucx = &spec.ucx;
     let asked = [ucx.nvlink, ucx.infiniband, ucx.tcp, ucx.rdmacm].iter().any(Option::is_some)
@@ -87,6 +90,11 @@ pub(super) fn protocol(spec: &ClusterSpec) -> String {
         Some(protocol) => protocol.clone(),
         None if asked => "ucxx".to_owned(),
         None if spec.tls.cert.is_some() => "tls".to_owned(),
+        None if let Some((theirs, _)) =
+            spec.dask.join.as_deref().and_then(|at| at.split_once("://")) =>
+        {
+            theirs.to_owned()
+        }
         None => "tcp".to_owned(),
     }
 }

@@ -1,0 +1,194 @@
+//! What a plan settles besides places: the engine's settings, limits and supervision, as words.
+//!
+//! Does not explain; `why` has the reasons of what was weighed.
+//!
+//! *Invariant:* whatever is not as usual is named, so that nothing of a plan is only in its JSON.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::engine::{CommandPlan, EnginePlan, NativePlan};
+use super::form::{Plan, Supervision};
+use super::options;
+use crate::spec::EngineKind;
+use crate::units::HumanBytes;
+
+/// What is shown elsewhere: where the scheduler listens, and tables that are as long as a machine.
+const ELSEWHERE: [&str; 6] = [
+    "host",
+    "interface",
+    "scheduler_ports",
+    "scheduler_ports_required",
+    "gb_per_s",
+    "simulated_links",
+];
+
+/// Each setting and its value: those that are not as usual, or all.
+pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
+    let kind = plan.engine.kind();
+    let mut rows = Rows { all, rows: Vec::new() };
+    if let EnginePlan::Dask(dask) = &plan.engine {
+        rows.rows.push(("protocol".to_owned(), dask.protocol.clone()));
+    }
+    rows.of(inner(&plan.engine), &inner(&usual(kind)));
+    let threads = |worker: &super::WorkerPlan| Some(worker.threads.to_string());
+    rows.of_workers(plan, "threads", threads, Some("1"));
+    rows.of_workers(plan, "rmm", |worker| Some(words(&value(worker.rmm.as_ref()?))?), None);
+    rows.of(value(&plan.requirements), &value(&super::Requirements::default()));
+    rows.of(value(&plan.supervision), &value(&Supervision::default()));
+    rows.rows
+}
+
+/// The settings of an engine that was asked for nothing.
+fn usual(kind: EngineKind) -> EnginePlan {
+    match kind {
+        EngineKind::Native => EnginePlan::Native(NativePlan::default()),
+        EngineKind::Dask => EnginePlan::Dask(Box::new(options::dask(&Default::default()))),
+        EngineKind::Command => EnginePlan::Command(CommandPlan { argv: Vec::new() }),
+    }
+}
+
+fn value(part: &impl serde::Serialize) -> Value {
+    serde_json::to_value(part).unwrap_or_default()
+}
+
+fn inner(engine: &EnginePlan) -> Value {
+    let keys = value(engine);
+    keys.as_object().and_then(|keys| keys.values().next().cloned()).unwrap_or_default()
+}
+
+struct Rows {
+    all: bool,
+    rows: Vec<(String, String)>,
+}
+
+impl Rows {
+    fn of(&mut self, part: Value, usual: &Value) {
+        let Value::Object(keys) = part else { return };
+        for (key, value) in keys {
+            let shown = self.rows.iter().any(|(name, _)| *name == key);
+            if shown || ELSEWHERE.contains(&key.as_str()) || !self.all && usual[&key] == value {
+                continue;
+            }
+            self.rows.extend(row(&key, &value));
+        }
+    }
+
+    /// A value that each worker has: one row if all have the same, else one for each.
+    fn of_workers(
+        &mut self,
+        plan: &Plan,
+        name: &str,
+        value: impl Fn(&super::WorkerPlan) -> Option<String>,
+        usual: Option<&str>,
+    ) {
+        let mut values: BTreeMap<Option<String>, Vec<&str>> = BTreeMap::new();
+        for worker in &plan.workers {
+            values.entry(value(worker)).or_default().push(&worker.name);
+        }
+        let one = values.len() == 1;
+        for (value, workers) in values {
+            let is_usual = one && value.as_deref() == usual && !self.all;
+            if let Some(value) = value.filter(|_| !is_usual) {
+                let of = if one { String::new() } else { format!(" ({})", workers.join(", ")) };
+                self.rows.push((name.to_owned(), value + &of));
+            }
+        }
+    }
+}
+
+/// A key and its value in words; none for a value that is not there.
+fn row(key: &str, value: &Value) -> Option<(String, String)> {
+    let (name, words) = match (key.strip_suffix("_bytes"), value.as_u64()) {
+        (Some(name), Some(bytes)) => (name, HumanBytes(bytes).to_string()),
+        // A limit that is none.
+        _ if key == "ulimits" => (key, words(&limits(value))?),
+        _ => (key, words(value)?),
+    };
+    Some((name.replace('_', " "), words))
+}
+
+fn limits(value: &Value) -> Value {
+    let limits = value.as_object().into_iter().flatten();
+    let most = |limit: &Value| if limit.is_null() { "unlimited".into() } else { limit.clone() };
+    limits.map(|(name, limit)| (name.clone(), most(limit))).collect()
+}
+
+/// A value in words; none for one that is not there.
+fn words(value: &Value) -> Option<String> {
+    let words = match value {
+        Value::Null => return None,
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().filter_map(words).collect::<Vec<_>>().join(", "),
+        Value::Object(keys) => {
+            let keys = keys.iter().filter(|(_, value)| **value != Value::Bool(false));
+            let rows = keys.filter_map(|(key, value)| row(key, value));
+            rows.map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(", ")
+        }
+    };
+    (!words.is_empty()).then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &str) -> Plan {
+        let spec = crate::spec::parse(&format!("version: 1\n{text}"), "test").expect(text);
+        let request = crate::spec::Request::of(spec).expect(text);
+        let machine = crate::topology::parse(crate::topology::builtin("dgx-1-v100").expect("one"));
+        let machine = machine.expect("a machine");
+        crate::plan::plan(&machine, &request, &Default::default()).expect(text)
+    }
+
+    fn shown(text: &str) -> Vec<String> {
+        let rows = settings(&planned(text), false).into_iter();
+        rows.map(|(name, value)| format!("{name}: {value}")).collect()
+    }
+
+    #[test]
+    fn what_is_not_as_usual_is_named() {
+        assert_eq!(shown(""), [""; 0]);
+        assert_eq!(shown("engine: dask"), ["protocol: tcp"]);
+        let dask = "engine: dask\nthreads: 2\nrmm: {pool_size: 8GiB, async: true}\n\
+                    dask: {adapt_minimum: 2, config: {a.b: \"1\"}}\n\
+                    worker: {local_directory: /scratch}\nulimits: {memlock: unlimited, core: 0}\n\
+                    tls: {ca_file: a, cert: b, key: c}\nsupervision: {grace: 1m}\n\
+                    scheduler: {host: 10.0.0.1}\n";
+        assert_eq!(
+            shown(dask),
+            [
+                "protocol: tls",
+                "adapt minimum: 2",
+                "config: a.b 1",
+                "dashboard address: 10.0.0.1:8787",
+                "local directory: /scratch",
+                "tls: ca file a, cert b, key c",
+                "threads: 2",
+                "rmm: asynchronous yes, pool 8.0 GiB",
+                "grace: 1m",
+                "ulimits: core 0, memlock unlimited",
+            ]
+        );
+        let one =
+            "rmm: {pool_size: 1GiB}\noverrides: [{match: {worker: gpu7}, rmm_pool_size: 2GiB}]";
+        assert_eq!(
+            shown(one),
+            [
+                "rmm: pool 1.0 GiB (gpu0, gpu1, gpu2, gpu3, gpu4, gpu5, gpu6)",
+                "rmm: pool 2.0 GiB (gpu7)"
+            ]
+        );
+    }
+
+    #[test]
+    fn all_of_them_are_named_when_asked_for() {
+        let rows = settings(&planned("engine: dask"), true);
+        for name in ["restart", "ready within", "worker class", "fork", "threads", "dashboard"] {
+            assert!(rows.iter().any(|(known, _)| known == name), "{name}: {rows:?}");
+        }
+    }
+}
