@@ -287,9 +287,6 @@ impl Worker<'_> {
         let chosen = self.slot.chosen?;
         let spec = &self.context.spec.rmm;
         let pool = self.slot.overridden(|one| one.rmm_pool_size).or(spec.pool_size);
-        if *spec == crate::spec::RmmSpec::default() && pool.is_none() {
-            return None;
-        }
         let workers = u64::from(self.context.spec.workers_per_gpu.unwrap_or(1));
         let whole = chosen.memory_bytes().map(|bytes| bytes / workers);
         let mut bytes = |key: &str, size: Option<Size>| match (size?, whole) {
@@ -312,7 +309,7 @@ impl Worker<'_> {
             set_allocator_for: spec.set_allocator_for.clone().unwrap_or_default(),
         };
         self.warn_of_slow_ipc(&plan, whole, notes);
-        Some(plan)
+        (plan != RmmPlan::default()).then_some(plan)
     }
 
     /// Pools near the whole device make CUDA IPC handles pathologically slow on Hopper

@@ -27,6 +27,15 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     overrides(spec)
 }
 
+/// Words of `rmm.set_allocator_for`.
+pub(super) const ALLOCATORS: &[&str] = &["cupy", "torch"];
+
+/// Words of `dask.protocol`.
+pub(super) const PROTOCOLS: &[&str] = &["tcp", "tls", "native", "ucx", "ucxx"];
+
+/// Words of `dask.start_method`.
+pub(super) const START_METHODS: &[&str] = &["fork", "spawn"];
+
 fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
     let counts = [
         ("workers", spec.workers),
@@ -143,7 +152,7 @@ fn rmm(spec: &ClusterSpec) -> Result<(), Found> {
         );
     }
     for library in rmm.set_allocator_for.iter().flatten() {
-        one_of("rmm.set_allocator_for", library, &["cupy", "torch"])?;
+        one_of("rmm.set_allocator_for", library, ALLOCATORS)?;
     }
     Ok(())
 }
@@ -163,7 +172,7 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
     let (ucx, tls) = (&spec.ucx, &spec.tls);
     let protocol = spec.dask.protocol.as_deref();
     if let Some(protocol) = protocol {
-        one_of("dask.protocol", protocol, &["tcp", "tls", "native", "ucx", "ucxx"])?;
+        one_of("dask.protocol", protocol, PROTOCOLS)?;
     }
     let secured = [&tls.ca_file, &tls.cert, &tls.key];
     let given = secured.iter().filter(|file| file.is_some()).count();
@@ -297,7 +306,7 @@ fn least_workers(spec: &ClusterSpec) -> Option<u32> {
 
 fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     if let Some(method) = &spec.dask.start_method {
-        one_of("dask.start_method", method, &["fork", "spawn"])?;
+        one_of("dask.start_method", method, START_METHODS)?;
     }
     if spec.dask.adapt_minimum.is_some() && spec.dask.join.is_some() {
         return refuse(
@@ -378,20 +387,23 @@ const SHORTEST_ANSWER: Span = Span::millis(100);
 /// Variables that the plan sets itself.
 const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
+fn variable(at: &str, name: &str) -> Result<(), Found> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let good = !name.is_empty() && name.chars().all(plain);
+    if good && !name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(());
+    }
+    refuse(
+        at,
+        format!("{name:?} is no name of a variable"),
+        "use letters, digits and '_', a letter first",
+    )
+}
+
 fn environment(key: &str, env: Option<&BTreeMap<String, String>>, ucx: bool) -> Result<(), Found> {
     for name in env.into_iter().flat_map(BTreeMap::keys) {
         let at = format!("{key}.{name}");
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if name.is_empty()
-            || !name.chars().all(plain)
-            || name.starts_with(|c: char| c.is_ascii_digit())
-        {
-            return refuse(
-                &at,
-                format!("{name:?} is no name of a variable"),
-                "use letters, digits and '_', a letter first",
-            );
-        }
+        variable(&at, name)?;
         if ucx && !(name.starts_with("UCX_") || name.starts_with("UCXPY_")) {
             return refuse(
                 &at,
@@ -440,6 +452,9 @@ fn overrides(spec: &ClusterSpec) -> Result<(), Found> {
                 "0 is too few; the least is 1",
                 "leave it out for the default",
             );
+        }
+        for name in difference.env.keys() {
+            variable(&format!("{key}.env.{name}"), name)?;
         }
         let decided = difference.env.keys().find(|name| DECIDED.contains(&name.as_str()));
         if let Some(name) = decided {

@@ -13,6 +13,7 @@ mod implausible;
 mod net_devices;
 mod read;
 mod request;
+mod schema;
 mod sections;
 mod substitution;
 mod template;
@@ -30,7 +31,9 @@ pub use choices::{
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
-pub use read::{SIZE_LIMIT, parse, parse_with, schema};
+pub use read::{SIZE_LIMIT, parse, parse_with};
+pub use schema::schema;
+
 pub use request::{Origin, Request};
 pub use sections::{
     CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,

@@ -73,16 +73,6 @@ fn is_ignored(key: &str) -> bool {
     key == "$schema" || key.starts_with("x-")
 }
 
-/// The JSON Schema of a spec, for editors.
-pub fn schema() -> serde_json::Value {
-    let mut schema = schemars::schema_for!(ClusterSpec);
-    schema.insert("title".to_owned(), "cuda-cluster spec".into());
-    schema.insert("required".to_owned(), serde_json::json!(["version"]));
-    let ignored = serde_json::json!({"^(x-.*|\\$schema)$": {}});
-    schema.insert("patternProperties".to_owned(), ignored);
-    schema.into()
-}
-
 /// Reads a section; an empty one (`ucx:` with every line below commented out) is the default.
 pub(super) fn section<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
@@ -135,7 +125,7 @@ impl schemars::JsonSchema for Scalar {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "type": ["string", "number"] })
+        schemars::json_schema!({ "type": ["string", "number", "boolean", "null"] })
     }
 }
 

@@ -49,7 +49,7 @@ section! {
     /// Device memory of a worker.
     DeviceSpec {
         /// Device memory at which a worker spills: `auto` (0.8), `none`, bytes, or a fraction of
-        /// the worker's own GPU.
+        /// the worker's own GPU. Default: `auto`.
         memory_limit: Limit,
     }
 }
@@ -64,16 +64,16 @@ section! {
         pool_size: Size,
         /// Largest size of the pool. A native worker spills at this size.
         maximum_pool_size: Size,
-        /// Managed (unified) memory. Not with NVLink, not with `async`.
+        /// Managed (unified) memory. Not with NVLink, not with `async`. Default: false.
         managed: bool,
-        /// CUDA's stream-ordered allocator instead of RMM's pool.
+        /// CUDA's stream-ordered allocator instead of RMM's pool. Default: false.
         #[serde(rename = "async")]
         asynchronous: bool,
         /// The asynchronous pool returns memory beyond this size to the device. Needs `async`.
         release_threshold: Size,
         /// Directory for logs of every allocation.
         log_directory: String,
-        /// Count allocations, for the dashboard.
+        /// Count allocations, for the dashboard. Default: false.
         track_allocations: bool,
         /// Libraries whose allocations go through RMM: `cupy`, `torch`.
         set_allocator_for: Vec<String>,
@@ -160,32 +160,34 @@ section! {
     /// Restarts and time-outs.
     SupervisionSpec {
         /// When a dead worker is started again: `never`, `on-failure`, `always`.
+        /// Default: `on-failure`.
         restart: RestartWhen,
         /// Failed restarts allowed per worker within `window`: those that do not end in READY. A
-        /// worker that dies while it is READY is always restarted.
+        /// worker that dies while it is READY is always restarted. Default: 5.
         limit: u32,
-        /// The window of `limit`.
+        /// The window of `limit`. Default: `1m`.
         window: Span,
         /// First delay before a restart; it doubles with each further restart. A worker that was
-        /// READY is restarted at once the first time.
+        /// READY is restarted at once the first time. Default: `100ms`.
         backoff: Span,
-        /// Longest delay; after a death while READY it is at most 5 s.
+        /// Longest delay; after a death while READY it is at most 5 s. Default: `30s`.
         backoff_max: Span,
-        /// After running this long a worker's delay and count start over.
+        /// After running this long a worker's delay and count start over. Default: `30s`.
         healthy_after: Span,
-        /// Time from start to READY of the whole cluster.
+        /// Time from start to READY of the whole cluster. Default: `1m`.
         ready_within: Span,
-        /// Time between SIGTERM and SIGKILL.
+        /// Time between SIGTERM and SIGKILL. Default: `5s`.
         grace: Span,
-        /// What happens when the scheduler dies: `restart-cluster` or `end-cluster`.
+        /// What happens when the scheduler dies: `restart-cluster` or `end-cluster`. Default:
+        /// `restart-cluster`.
         scheduler_death: SchedulerDeath,
         /// A process that does not answer for this long is not READY until it answers. Default:
-        /// 30s.
+        /// `30s`.
         answer_within: Span,
         /// What happens to a process that has not answered for `answer_within`: `wait`, or
-        /// `restart` (it is ended and restarted as if it had died).
+        /// `restart` (it is ended and restarted as if it had died). Default: `wait`.
         unresponsive: Unresponsive,
-        /// Longest wait for a dead worker's GPU memory to be free.
+        /// Longest wait for a dead worker's GPU memory to be free. Default: `10s`.
         gpu_free_within: Span,
     }
 }
@@ -210,9 +212,9 @@ section! {
 section! {
     /// Log files.
     LogSpec {
-        /// Size at which a log file is rotated.
+        /// Size at which a log file is rotated. Default: `64MiB`.
         rotate_at: Size,
-        /// Rotated files kept for each process.
+        /// Rotated files kept for each process. Default: 3.
         keep: u32,
     }
 }
@@ -238,7 +240,7 @@ section! {
         protocol: String,
         /// The Python to run. Default: that of the active environment.
         python: String,
-        /// `fork` (one Python imports once and forks) or `spawn`.
+        /// `fork` (one Python imports once and forks) or `spawn`. Default: `fork`.
         start_method: String,
         /// Address of a scheduler to join, instead of starting one.
         join: String,
@@ -256,17 +258,18 @@ section! {
         /// How many of the workers to start, the best-connected ones; the others are started by
         /// `scale`. Default: all.
         start_workers: u32,
-        /// Prefix of the dashboard's URLs.
+        /// Prefix of the dashboard's URLs. Default: `/`.
         dashboard_prefix: String,
-        /// A worker's class.
+        /// A worker's class. Default: `distributed.Worker`.
         worker_class: String,
         /// Names of the workers in Dask: `process` (`gpu3`), or `gpu` (3). `gpu` needs one worker
-        /// per GPU, a fixed number of workers, and a scheduler of the cluster's own.
+        /// per GPU, a fixed number of workers, and a scheduler of the cluster's own. Default:
+        /// `process`.
         worker_names: WorkerNames,
         /// What a joined scheduler calls the only worker; several are called `NAME-0`, `NAME-1`, ….
-        /// Default: `HOST-CLUSTER-gpu3`.
+        /// Without it, `HOST-CLUSTER-gpu3`.
         worker_name: String,
-        /// cuDF's own spilling.
+        /// cuDF's own spilling. Default: false.
         enable_cudf_spill: bool,
         /// Statistics of cuDF's spilling, a level from 0.
         cudf_spill_stats: u32,
@@ -293,9 +296,10 @@ section! {
     NativeSpec {
         /// Program of the workers, for tasks that run functions of your own: it calls
         /// `cluster::dispatch_with` first of all. A name is looked up in `PATH`, a relative path is
-        /// below the spec file's directory. Default: `cuda-cluster`.
+        /// below the spec file's directory. Default: the supervisor's own.
         program: String,
-        /// How a task's worker is chosen: `estimated-finish` or `round-robin`.
+        /// How a task's worker is chosen: `estimated-finish` or `round-robin`. Default:
+        /// `estimated-finish`.
         placement: Placement,
         /// File that records every message to the task scheduler and a digest of its decisions, so
         /// that a run can be replayed; it grows with every event. A relative path is below the run

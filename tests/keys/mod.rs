@@ -1,0 +1,132 @@
+//! Every key of a spec that a plan depends on, with a value that makes a difference.
+
+use serde_json::Value;
+
+/// Each key that changes a plan: what the spec has besides it, and a value that is not the default.
+///
+/// Values are YAML. A key that the spec has already is set to the other value.
+pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
+    ("name", "", "other"),
+    ("engine", "", "dask"),
+    ("simulate", "", "true"),
+    ("strict", "ucx: {library: system}", "true"),
+    ("verify", "", "true"),
+    ("gpus", "", "0-3"),
+    ("workers", "", "2"),
+    ("workers_per_gpu", "", "2"),
+    ("cpu_workers", "", "2"),
+    ("threads", "", "3"),
+    ("busy_gpus", "", "skip"),
+    ("display_gpus", "", "skip"),
+    ("cpus", "", "split"),
+    ("scheduler_cores", "cpus: split", "2"),
+    ("memory.policy", "", "bind"),
+    ("memory.limit", "", "1GB"),
+    ("device.memory_limit", "", "1GB"),
+    ("rmm.pool_size", "", "1GB"),
+    ("rmm.maximum_pool_size", "rmm: {pool_size: 1GB}", "2GB"),
+    ("rmm.managed", "engine: dask", "true"),
+    ("rmm.async", "engine: dask", "true"),
+    ("rmm.release_threshold", "{engine: dask, rmm: {async: true}}", "1GB"),
+    ("rmm.log_directory", "{engine: dask, rmm: {pool_size: 1GB}}", "/tmp/rmm"),
+    ("rmm.track_allocations", "{engine: dask, rmm: {pool_size: 1GB}}", "true"),
+    ("rmm.set_allocator_for", "{engine: dask, rmm: {pool_size: 1GB}}", "[cupy]"),
+    ("ucx.nvlink", "", "true"),
+    ("ucx.infiniband", "", "true"),
+    ("ucx.tcp", "", "true"),
+    ("ucx.rdmacm", "", "true"),
+    ("ucx.net_devices", "", "pin"),
+    ("ucx.exclude_nics", "ucx: {infiniband: true}", "[mlx5_0]"),
+    ("ucx.control_device", "ucx: {infiniband: true}", "eth0"),
+    ("ucx.compat", "", "dask"),
+    ("ucx.preset", "", "none"),
+    ("ucx.version", "", "1.16"),
+    ("ucx.library", "", "/opt/ucx/lib/libucp.so.0"),
+    ("ucx.env", "", "{UCX_LOG_LEVEL: info}"),
+    ("scheduler.host", "engine: dask", "10.0.0.5"),
+    ("scheduler.interface", "engine: dask", "eth0"),
+    ("scheduler.port", "engine: dask", "9000"),
+    ("scheduler.dashboard", "engine: dask", "false"),
+    ("scheduler.dashboard_address", "engine: dask", "\":9001\""),
+    ("scheduler.file", "engine: dask", "/tmp/scheduler.json"),
+    ("worker.ports", "engine: dask", "9000:9100"),
+    ("worker.listen_address", "{engine: dask, workers: 1}", "tcp://10.0.0.5:9000"),
+    ("worker.contact_address", "{engine: dask, workers: 1}", "tcp://10.0.0.5:9000"),
+    ("worker.local_directory", "", "/scratch"),
+    ("worker.pid_file", "", "/tmp/pid"),
+    ("worker.resources", "", "{MEM: 2}"),
+    ("worker.env", "", "{A: b}"),
+    ("supervision.restart", "", "never"),
+    ("supervision.limit", "", "2"),
+    ("supervision.window", "", "5s"),
+    ("supervision.backoff", "", "5s"),
+    ("supervision.backoff_max", "", "5s"),
+    ("supervision.healthy_after", "", "5s"),
+    ("supervision.ready_within", "", "5s"),
+    ("supervision.grace", "", "50s"),
+    ("supervision.scheduler_death", "", "end-cluster"),
+    ("supervision.answer_within", "", "5s"),
+    ("supervision.unresponsive", "", "restart"),
+    ("supervision.gpu_free_within", "", "5s"),
+    ("ulimits.core", "", "0"),
+    ("ulimits.memlock", "", "unlimited"),
+    ("ulimits.nofile", "", "4096"),
+    ("ulimits.nproc", "", "4096"),
+    ("ulimits.stack", "", "unlimited"),
+    ("logs.rotate_at", "", "1MB"),
+    ("logs.keep", "", "9"),
+    ("tls.ca_file", "{engine: dask, tls: {ca_file: a, cert: b, key: c}}", "other"),
+    ("tls.cert", "{engine: dask, tls: {ca_file: a, cert: b, key: c}}", "other"),
+    ("tls.key", "{engine: dask, tls: {ca_file: a, cert: b, key: c}}", "other"),
+    ("dask.protocol", "engine: dask", "ucxx"),
+    ("dask.python", "engine: dask", "/usr/bin/python3"),
+    ("dask.start_method", "engine: dask", "spawn"),
+    ("dask.join", "engine: dask", "tcp://10.0.0.1:8786"),
+    ("dask.pre_import", "engine: dask", "[numpy]"),
+    ("dask.preload", "engine: dask", "[mine]"),
+    ("dask.death_timeout", "engine: dask", "5s"),
+    ("dask.lifetime", "engine: dask", "1h"),
+    ("dask.adapt_minimum", "engine: dask", "1"),
+    ("dask.start_workers", "engine: dask", "1"),
+    ("dask.dashboard_prefix", "engine: dask", "/proxy"),
+    ("dask.worker_class", "engine: dask", "mine.Worker"),
+    ("dask.worker_names", "engine: dask", "gpu"),
+    ("dask.worker_name", "{engine: dask, dask: {join: \"tcp://10.0.0.1:8786\"}}", "mine"),
+    ("dask.enable_cudf_spill", "engine: dask", "true"),
+    ("dask.cudf_spill_stats", "{engine: dask, dask: {enable_cudf_spill: true}}", "2"),
+    ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
+    ("command.argv", "engine: command", "[echo]"),
+    ("command.visible_devices", "engine: command", "own"),
+    ("native.program", "", "/opt/mine"),
+    ("native.placement", "", "round-robin"),
+    ("native.record_events", "", "events"),
+    ("native.disk_limit", "", "1GB"),
+    ("overrides[0].match.worker", "overrides: [{match: {worker: gpu0}, threads: 3}]", "gpu1"),
+    ("overrides[0].match.gpu", "overrides: [{match: {worker: \"*\"}, threads: 3}]", "1"),
+    ("overrides[0].match.numa", "overrides: [{match: {worker: \"*\"}, threads: 3}]", "1"),
+    ("overrides[0].threads", "overrides: [{match: {worker: gpu0}}]", "3"),
+    ("overrides[0].cpus", "overrides: [{match: {worker: gpu0}}]", "none"),
+    ("overrides[0].net_devices", "overrides: [{match: {worker: gpu0}}]", "[mlx5_0]"),
+    ("overrides[0].memory_limit", "overrides: [{match: {worker: gpu0}}]", "1GB"),
+    ("overrides[0].device_memory_limit", "overrides: [{match: {worker: gpu0}}]", "1GB"),
+    ("overrides[0].rmm_pool_size", "overrides: [{match: {worker: gpu0}}]", "1GB"),
+    ("overrides[0].env", "overrides: [{match: {worker: gpu0}}]", "{A: b}"),
+];
+
+/// A spec with the value at a key.
+pub(crate) fn with(base: &Value, key: &str, value: Value) -> Value {
+    let mut spec = base.clone();
+    let mut place = &mut spec;
+    for step in key.split('.') {
+        let (name, at) = match step.strip_suffix("[0]") {
+            Some(name) => (name, Some(0)),
+            None => (step, None),
+        };
+        place = &mut place[name];
+        if let Some(at) = at {
+            place = &mut place[at];
+        }
+    }
+    *place = value;
+    spec
+}
