@@ -7,12 +7,13 @@
 #   scripts/lab.sh shell                           a shell in the machine, on this terminal
 #
 #   hardware   places, bindings, lanes, containment (scripts/lab/hardware.py)
-#   services   systemd, Slurm, Open MPI (scripts/lab/services.py); has passed for Open MPI only so far
+#   services   systemd, Slurm, Open MPI (scripts/lab/services.py)
 #
 #   LAB_PARTS=cables,kills    only these parts of a suite, by the names of their functions
 #
-# Needs root, debootstrap and Debian's packages: 90 s to fetch and install for `hardware`. All of it
-# stays in target/lab (3 GB); nothing is installed on this machine. The program must run on Debian 12.
+# Needs root, debootstrap and Debian's packages. From nothing, both suites take a quarter of an hour on
+# two cores. All of it stays in target/lab (5 GB); nothing is installed on this machine. The program must
+# run on Debian 12. Dask and PyPI's libucx come from .venv (scripts/setup.sh --tests).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'lab: %s\n' "$*" >&2; exit 2; }
@@ -168,8 +169,40 @@ program() {
         mkdir -p "$root/venv/lib/python3/site-packages"
         cp -r "$wheel" "$root/venv/lib/python3/site-packages/"
     fi
+    dask "$root/dask"
     python3 scripts/lab/machine.py gpus >"$root/gpus.json"
     disk program /program 600M
+}
+# The Dask of .venv with all that it requires, for the machine's Python. Nothing if either isn't there.
+dask() {
+    [ -x .venv/bin/python ] || return 0
+    .venv/bin/python - "$1" <<'END'
+import importlib.metadata, pathlib, shutil, sys
+
+here = pathlib.Path(sys.argv[1])
+try:
+    from packaging.requirements import Requirement
+    names = ["distributed"] if importlib.metadata.version("distributed") else []
+except ImportError:
+    sys.exit()
+if sys.version_info[:2] != (3, 11):
+    print(f"lab: no Dask in the machine: its Python is 3.11, that of .venv {sys.version.split()[0]}")
+    sys.exit()
+# The list grows as requirements are found.
+for name in names:
+    found = importlib.metadata.distribution(name)
+    needs = map(Requirement, found.requires or [])
+    wanted = [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    names += [need for need in dict.fromkeys(wanted) if need not in names]
+    for top in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+        source = found.locate_file(top)
+        if source.is_dir():
+            # Times stay, so that compiled files count.
+            shutil.copytree(source, here / top, dirs_exist_ok=True)
+        else:
+            here.mkdir(exist_ok=True)
+            shutil.copy2(source, here / top)
+END
 }
 
 # boot SUITE: runs the machine until it powers itself off. Its first line is the console's, its
@@ -220,4 +253,5 @@ for suite in "${suites[@]}"; do
         *) echo "FAILED  the machine did not come to the end; its console: $images/console"; status=1 ;;
     esac
 done
+echo "lab: $((SECONDS / 60)) min $((SECONDS % 60)) s"
 exit "$status"
