@@ -157,8 +157,12 @@ fn sizes_may_fill_a_gpu_and_not_exceed_it() {
 fn limits_of_processes_are_those_that_were_asked_for() {
     let plan =
         made(&machine("rtx-4090-2"), "ulimits: {nofile: 4096, memlock: unlimited}\n", &caller());
-    let limits: BTreeMap<&str, Option<u64>> =
-        plan.supervision.ulimits.iter().map(|(name, limit)| (name.as_str(), *limit)).collect();
+    let limits: BTreeMap<&str, Option<u64>> = plan
+        .supervision
+        .ulimits
+        .iter()
+        .map(|(name, limit)| (name.as_str(), limit.soft()))
+        .collect();
     assert_eq!(limits, BTreeMap::from([("nofile", Some(4096)), ("memlock", None)]));
     let none = made(&machine("rtx-4090-2"), "", &caller());
     assert!(none.supervision.ulimits.is_empty());

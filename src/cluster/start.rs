@@ -154,7 +154,9 @@ fn locked_memory(launched: &Plan) -> Result<Option<String>, TooFew> {
     if launched.workers.iter().all(|worker| worker.nics.is_empty()) {
         return Ok(None);
     }
-    limits::check_locked_memory(launched.supervision.ulimits.get("memlock").copied())
+    limits::check_locked_memory(
+        launched.supervision.ulimits.get("memlock").map(|limit| limit.soft()),
+    )
 }
 
 /// Writes the files that processes need to the run directory, and turns the plan into a launch.

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::argument;
 use super::binding::{self, InForce};
 use super::containment::Cgroup;
-use crate::plan::Program;
+use crate::plan::{LimitPlan, Program};
 use crate::wire::status::{self, Status};
 
 /// The hidden subcommand.
@@ -46,7 +46,7 @@ pub struct Instructions {
     pub program: Program,
     /// Limits, by `RLIMIT_…` name in lower case without the prefix (`core`, `nofile`, `memlock`);
     /// `None` for no limit.
-    pub limits: BTreeMap<String, Option<u64>>,
+    pub limits: BTreeMap<String, LimitPlan>,
     /// The control group to enter.
     pub cgroup: Option<PathBuf>,
     /// Whether the program inherits the status pipe.
@@ -142,19 +142,29 @@ fn read_instructions() -> Result<Instructions, Refusal> {
     serde_json::from_str(&text).map_err(|error| Refusal::Instructions(error.to_string()))
 }
 
-fn set_limits(limits: &BTreeMap<String, Option<u64>>, notes: &mut Vec<String>) {
+fn set_limits(limits: &BTreeMap<String, LimitPlan>, notes: &mut Vec<String>) {
     for (name, wanted) in limits {
         let Some(resource) = resource(name) else {
             notes.push(format!("limit {name} is not known here"));
             continue;
         };
-        let applied = getrlimit(resource).and_then(|(_, hard)| {
-            let wanted = wanted.unwrap_or(libc::RLIM_INFINITY);
+        let number = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
+        let soft = number(wanted.soft());
+        let applied = match wanted {
             // Raise the hard limit if allowed; otherwise keep it if it is high enough.
-            setrlimit(resource, wanted, hard.max(wanted))
-        });
+            LimitPlan::One(_) => {
+                getrlimit(resource).and_then(|(_, hard)| setrlimit(resource, soft, hard.max(soft)))
+            }
+            LimitPlan::Both { hard, .. } => setrlimit(resource, soft, number(*hard)),
+        };
         if let Err(errno) = applied {
-            let wanted = wanted.map_or("unlimited".to_owned(), |wanted| wanted.to_string());
+            let shown = |limit: Option<u64>| {
+                limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
+            };
+            let wanted = match wanted {
+                LimitPlan::One(soft) => shown(*soft),
+                LimitPlan::Both { soft, hard } => format!("{}:{}", shown(*soft), shown(*hard)),
+            };
             notes.push(format!("limit {name} could not be set to {wanted}: {}", errno.desc()));
         }
     }

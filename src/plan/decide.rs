@@ -8,13 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::context::{CallerEnvironment, Context, slots};
 use super::error::PlanError;
-use super::form::{Binding, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why};
+use super::form::{
+    Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why,
+};
 use super::gpus::{VISIBLE, machine_name};
 use super::variables::{NET_DEVICES, Situation, is_used};
 use super::{gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
-    ClusterSpec, EngineKind, Limit, MemoryPolicy, Origin, Problem, Request, SpecError, Ulimit,
-    UlimitSpec,
+    ClusterSpec, EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError,
+    Ulimit, UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{HumanBytes, Size};
@@ -318,7 +320,7 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
     }
 }
 
-fn ulimits(spec: &UlimitSpec) -> BTreeMap<String, Option<u64>> {
+fn ulimits(spec: &UlimitSpec) -> BTreeMap<String, LimitPlan> {
     let UlimitSpec { core, memlock, nofile, nproc, stack } = spec;
     let asked = [
         ("core", core),
@@ -327,10 +329,14 @@ fn ulimits(spec: &UlimitSpec) -> BTreeMap<String, Option<u64>> {
         ("nproc", nproc),
         ("stack", stack),
     ];
-    let most = |limit: Ulimit| match limit {
-        Ulimit::Unlimited => None,
-        Ulimit::At(most) => Some(most),
+    let most = |limit: Most| match limit {
+        Most::Unlimited => None,
+        Most::At(most) => Some(most),
+    };
+    let planned = |Ulimit { soft, hard }: Ulimit| match hard {
+        None => LimitPlan::One(most(soft)),
+        Some(hard) => LimitPlan::Both { soft: most(soft), hard: most(hard) },
     };
     let asked = asked.into_iter().filter_map(|(name, limit)| Some((name, (*limit)?)));
-    asked.map(|(name, limit)| (name.to_owned(), most(limit))).collect()
+    asked.map(|(name, limit)| (name.to_owned(), planned(limit))).collect()
 }

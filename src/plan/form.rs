@@ -270,10 +270,33 @@ pub struct Supervision {
     /// File that holds the supervisor's process id while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_file: Option<PathBuf>,
-    /// Resource limits of every process, by the name of `RLIMIT_…` in lower case; `None` is
-    /// unlimited.
+    /// Resource limits of every process, by the name of `RLIMIT_…` in lower case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub ulimits: BTreeMap<String, Option<u64>>,
+    pub ulimits: BTreeMap<String, LimitPlan>,
+}
+
+/// A resource limit of a process; `None` is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LimitPlan {
+    /// The soft limit; the hard one is raised if that is lower.
+    One(Option<u64>),
+    /// Both.
+    Both {
+        /// In force.
+        soft: Option<u64>,
+        /// As far as a process may raise it.
+        hard: Option<u64>,
+    },
+}
+
+impl LimitPlan {
+    /// The limit in force.
+    pub fn soft(self) -> Option<u64> {
+        match self {
+            LimitPlan::One(soft) | LimitPlan::Both { soft, .. } => soft,
+        }
+    }
 }
 
 /// Long enough for a very busy machine, and for most tasks that block their event loop.

@@ -43,8 +43,8 @@ pub use difference::difference;
 pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use error::{PlanError, PlanTextError};
 pub use form::{
-    Binding, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan, Supervision,
-    VERSION, Why, WorkerGpu, WorkerPlan,
+    Binding, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan,
+    Supervision, VERSION, Why, WorkerGpu, WorkerPlan,
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::HOST_FILL_PERCENT;

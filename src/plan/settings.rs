@@ -111,8 +111,12 @@ fn row(key: &str, value: &Value) -> Option<(String, String)> {
 
 fn limits(value: &Value) -> Value {
     let limits = value.as_object().into_iter().flatten();
-    let most = |limit: &Value| if limit.is_null() { "unlimited".into() } else { limit.clone() };
-    limits.map(|(name, limit)| (name.clone(), most(limit))).collect()
+    let one = |limit: &Value| limit.as_u64().map_or("unlimited".to_owned(), |it| it.to_string());
+    let most = |limit: &Value| match limit.as_object() {
+        None => one(limit),
+        Some(both) => format!("{}:{}", one(&both["soft"]), one(&both["hard"])),
+    };
+    limits.map(|(name, limit)| (name.clone(), Value::from(most(limit)))).collect()
 }
 
 /// A value in words; none for one that is not there.
@@ -155,7 +159,7 @@ mod tests {
         assert_eq!(shown("engine: dask"), ["protocol: tcp"]);
         let dask = "engine: dask\nthreads: 2\nrmm: {pool_size: 8GiB, async: true}\n\
                     dask: {adapt_minimum: 2, config: {a.b: \"1\"}}\n\
-                    worker: {local_directory: /scratch}\nulimits: {memlock: unlimited, core: 0}\n\
+                    worker: {local_directory: /scratch}\nulimits: {memlock: unlimited, core: 0, nofile: '1024:4KiB'}\n\
                     tls: {ca_file: a, cert: b, key: c}\nsupervision: {grace: 1m}\n\
                     scheduler: {host: 10.0.0.1}\n";
         assert_eq!(
@@ -170,7 +174,7 @@ mod tests {
                 "threads: 2",
                 "rmm: asynchronous yes, pool 8.0 GiB",
                 "grace: 1m",
-                "ulimits: core 0, memlock unlimited",
+                "ulimits: core 0, memlock unlimited, nofile 1024:4096",
             ]
         );
         let one =

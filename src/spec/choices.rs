@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -242,21 +243,38 @@ impl FromStr for Limit {
 
 /// A resource limit of a process, as `ulimit` sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ulimit {
-    /// No limit.
-    Unlimited,
-    /// A number of bytes, or a count.
-    At(u64),
+pub struct Ulimit {
+    /// The limit in force.
+    pub soft: Most,
+    /// How far a process may raise it; as it is, or higher if it must be, if not given.
+    pub hard: Option<Most>,
 }
 
-const ULIMIT: &str = "a limit: 'unlimited', a number, or bytes like '64MiB'";
+/// What a resource limit permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Most {
+    /// A number of bytes, or a count.
+    At(u64),
+    /// No limit.
+    Unlimited,
+}
+
+const ULIMIT: &str = "a limit: 'unlimited', a number, bytes like '64MiB', 'SOFT:HARD', or \
+                      {soft: 1024, hard: 4096}, where the soft one is not the larger";
+
+impl fmt::Display for Most {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Most::Unlimited => f.write_str("unlimited"),
+            Most::At(most) => most.fmt(f),
+        }
+    }
+}
 
 impl fmt::Display for Ulimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Ulimit::Unlimited => f.write_str("unlimited"),
-            Ulimit::At(most) => most.fmt(f),
-        }
+        self.soft.fmt(f)?;
+        self.hard.map_or(Ok(()), |hard| write!(f, ":{hard}"))
     }
 }
 
@@ -264,11 +282,40 @@ impl FromStr for Ulimit {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        match (text.trim(), text.parse()) {
-            ("unlimited", _) => Ok(Ulimit::Unlimited),
-            (_, Ok(Size::Bytes(most))) => Ok(Ulimit::At(most)),
+        let most = |part: &str| match (part.trim(), part.parse()) {
+            ("unlimited", _) => Ok(Most::Unlimited),
+            (_, Ok(Size::Bytes(most))) => Ok(Most::At(most)),
             _ => Err(unit_error(text, ULIMIT)),
-        }
+        };
+        let (soft, hard) = match text.split_once(':') {
+            None => (most(text)?, None),
+            Some((soft, hard)) => (most(soft)?, Some(most(hard)?)),
+        };
+        let possible = hard.is_none_or(|hard| soft <= hard);
+        if possible { Ok(Self { soft, hard }) } else { Err(unit_error(text, ULIMIT)) }
+    }
+}
+
+/// A soft and a hard limit as keys.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Both {
+    soft: One,
+    hard: One,
+}
+
+impl Both {
+    fn text(&self) -> String {
+        format!("{}:{}", self.soft.0, self.hard.0)
+    }
+}
+
+/// A text or a number.
+struct One(String);
+
+impl<'de> Deserialize<'de> for One {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ulimit::deserialize(deserializer).map(|one| Self(one.to_string()))
     }
 }
 
@@ -347,7 +394,7 @@ text_form!(UcxVersion);
 
 /// Serialises a type that reads from a text or a plain number.
 macro_rules! text_or_number {
-    ($type:ty, $expected:expr) => {
+    ($type:ty, $expected:expr $(, $keys:ty)?) => {
         impl Serialize for $type {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -357,7 +404,7 @@ macro_rules! text_or_number {
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 struct Text;
-                impl Visitor<'_> for Text {
+                impl<'de> Visitor<'de> for Text {
                     type Value = $type;
 
                     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -379,6 +426,12 @@ macro_rules! text_or_number {
                     fn visit_str<E: de::Error>(self, text: &str) -> Result<$type, E> {
                         text.parse().map_err(E::custom)
                     }
+                    $(
+                        fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<$type, A::Error> {
+                            let keys = <$keys>::deserialize(MapAccessDeserializer::new(map))?;
+                            keys.text().parse().map_err(de::Error::custom)
+                        }
+                    )?
                 }
                 deserializer.deserialize_any(Text)
             }
@@ -397,5 +450,5 @@ macro_rules! text_or_number {
 }
 
 text_or_number!(Limit, LIMIT);
-text_or_number!(Ulimit, ULIMIT);
+text_or_number!(Ulimit, ULIMIT, Both);
 text_or_number!(PortRange, PORTS);

@@ -25,8 +25,9 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ClusterName;
 
 pub use choices::{
-    CpuBinding, EngineKind, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
-    Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices, WorkerNames,
+    CpuBinding, EngineKind, Limit, MemoryPolicy, Most, Placement, PortRange, RestartWhen,
+    SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive,
+    VisibleDevices, WorkerNames,
 };
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};

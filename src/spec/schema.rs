@@ -78,6 +78,8 @@ fn forms() -> Vec<(&'static str, Value)> {
     let unit = r"(?:ms|s|m|min|h|d)\s*";
     let span = format!("(?:{number}{unit})*{number}(?:{unit})?");
     let list = |one: &str| format!("(?:{one})(?:\\s*,\\s*(?:{one}))*");
+    let most = format!("\\s*(?:unlimited|{BYTES}|{WHOLE})\\s*");
+    let one = json!({"anyOf": [whole, text(&[&most])]});
     let gpu = format!("{GPU}|{RANGE}");
     let gpus = json!({"type": "integer", "minimum": 0, "maximum": 1023});
     let named = json!({"anyOf": [gpus, text(&[GPU])]});
@@ -125,8 +127,13 @@ fn forms() -> Vec<(&'static str, Value)> {
         (
             "Ulimit",
             with_examples(
-                json!({"anyOf": [whole, text(&["unlimited", BYTES, WHOLE])]}),
-                json!(["unlimited", 4096, "64MiB"]),
+                json!({"anyOf": [whole, text(&[&most, &format!("(?:{most}):(?:{most})")]), {
+                    "type": "object",
+                    "properties": {"soft": one, "hard": one},
+                    "required": ["soft", "hard"],
+                    "additionalProperties": false,
+                }]}),
+                json!(["unlimited", 4096, "64MiB", "1024:4096"]),
             ),
         ),
         (

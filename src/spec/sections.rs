@@ -193,8 +193,8 @@ section! {
 }
 
 section! {
-    /// Resource limits of every process, as `ulimit` sets them. A limit that cannot be set is
-    /// noted, or refused under `strict`.
+    /// Resource limits of every process, as `ulimit` sets them: one, or a soft and a hard one. A
+    /// limit that cannot be set is noted, or refused under `strict`.
     UlimitSpec {
         /// Largest core file, in bytes.
         core: Ulimit,

@@ -95,14 +95,15 @@ fn what_a_gpu_reported_stands_beside_the_exit() {
 #[test]
 fn limits_that_were_asked_for_hold_in_the_processes() {
     let machine = Machine::new();
-    let script = "echo files $(ulimit -n), core $(ulimit -c); exec sleep 1000";
-    let spec = machine.spec(script, "ulimits: {nofile: 200, core: 0}\n");
+    let script = "echo files $(ulimit -n) to $(ulimit -Hn), core $(ulimit -c); exec sleep 1000";
+    let limits = "ulimits: {nofile: {soft: 200, hard: 300}, core: 0}\n";
+    let spec = machine.spec(script, limits);
     let up = machine.up(&spec, &["--detach"]).wait();
     assert_eq!(up.code, 0, "{up}");
     for worker in ["gpu0", "gpu1"] {
         eventually("its limits in its log", Duration::from_secs(30), || {
             let logs = machine.sandbox.run(&["logs", "bad", worker]);
-            logs.stdout.contains("files 200, core 0")
+            logs.stdout.contains("files 200 to 300, core 0")
         });
     }
     let down = machine.sandbox.run(&["down", "bad"]);

@@ -82,13 +82,23 @@ def _set_limits(limits, notes):
             notes.append(f"limit {name} is not known here")
             continue
         try:
-            hard = resource.getrlimit(kind)[1]
-            wanted = resource.RLIM_INFINITY if wanted is None else wanted
-            endless = resource.RLIM_INFINITY in (hard, wanted)
-            resource.setrlimit(kind, (wanted, resource.RLIM_INFINITY if endless else max(hard, wanted)))
+            resource.setrlimit(kind, _both(wanted, resource.getrlimit(kind)[1]))
         except (OSError, ValueError) as error:
-            shown = "unlimited" if wanted == resource.RLIM_INFINITY else wanted
+            both = wanted.values() if isinstance(wanted, dict) else [wanted]
+            shown = ":".join("unlimited" if one is None else str(one) for one in both)
             notes.append(f"limit {name} could not be set to {shown}: {error}")
+
+
+def _both(wanted, hard):
+    """A soft and a hard limit; the hard one is raised if only a higher soft one is wanted."""
+
+    def number(limit):
+        return resource.RLIM_INFINITY if limit is None else limit
+
+    if isinstance(wanted, dict):
+        return number(wanted["soft"]), number(wanted["hard"])
+    endless = wanted is None or hard == resource.RLIM_INFINITY
+    return number(wanted), resource.RLIM_INFINITY if endless else max(hard, wanted)
 
 
 def _bind(binding, notes):
