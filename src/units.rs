@@ -198,6 +198,26 @@ impl fmt::Display for HumanBytes {
     }
 }
 
+/// A span of time as people read it: `12 s`, `3 min`, `2 h 5 min`, `3 d 4 h`; with `{:#}` in its
+/// largest unit alone: `2 h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HumanSpan(pub Duration);
+
+impl fmt::Display for HumanSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+        match seconds {
+            0..60 => write!(f, "{seconds} s"),
+            60..3600 => write!(f, "{minutes} min"),
+            3600..86_400 if f.alternate() => write!(f, "{hours} h"),
+            86_400.. if f.alternate() => write!(f, "{days} d"),
+            3600..86_400 => write!(f, "{hours} h {} min", minutes % 60),
+            _ => write!(f, "{days} d {} h", hours % 24),
+        }
+    }
+}
+
 /// A span of time as people write it: `30s`, `250ms`, `5m`, `1h`, or plain seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
@@ -326,6 +346,15 @@ impl schemars::JsonSchema for Span {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_span_is_read_in_its_two_largest_units() {
+        let said = |seconds| HumanSpan(Duration::from_secs(seconds)).to_string();
+        assert_eq!([said(0), said(59), said(60)], ["0 s", "59 s", "1 min"]);
+        assert_eq!([said(3599), said(7500)], ["59 min", "2 h 5 min"]);
+        assert_eq!(said(3 * 86_400 + 4 * 3600 + 59), "3 d 4 h");
+        assert_eq!(format!("{:#}", HumanSpan(Duration::from_secs(7500))), "2 h");
+    }
 
     #[test]
     fn sizes_read_as_dask_reads_them() {

@@ -53,6 +53,7 @@ pub(super) struct Ways {
     #[arg(long, default_value = "1s", value_name = "SPAN")]
     budget: Span,
     /// CPUs for the UCX threads of sender and receiver during the measurement, such as 0,1
+    /// [default: for latencies two different ones of theirs, otherwise all of theirs]
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
     pin: Option<(u32, u32)>,
     /// Whether another progress display is on the screen.
@@ -202,12 +203,11 @@ async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
     }
 }
 
-/// Planned NIC ports that are not in use, by worker; none without a supervisor to tell.
-async fn missing_ports(subject: &Subject) -> BTreeMap<String, Vec<MissingPort>> {
+/// The workers as they are now; none without a supervisor to tell.
+async fn workers(subject: &Subject) -> Vec<ProcessState> {
     let control = Control::new(Paths::at(&subject.root).control());
     let state = control.read::<ClusterState>("/v1/state?fresh=true").await;
-    let workers = state.map(|state| state.workers).unwrap_or_default();
-    workers.into_iter().map(|worker| (worker.name, worker.missing_ports)).collect()
+    state.map(|state| state.workers).unwrap_or_default()
 }
 
 impl Ways {
@@ -242,14 +242,18 @@ impl Ways {
             Memory::Both => &[MemoryKind::Host, MemoryKind::Device],
         };
         let mut pairs = Vec::new();
-        let missing_ports = missing_ports(subject).await;
+        let workers = workers(subject).await;
+        let missing_ports: BTreeMap<String, Vec<MissingPort>> = workers
+            .iter()
+            .map(|worker| (worker.name.clone(), worker.missing_ports.clone()))
+            .collect();
         let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
         let all: usize =
             memories.iter().map(|memory| ways.len() * (1 + sizes(*memory).len())).sum();
         let progress = Measuring::new(all as u64, self.quiet);
         for &memory in memories {
             let ways = self.with_memory(&subject.plan, ways, memory);
-            let latencies = self.latencies(&mut client, &ways, memory, &progress);
+            let latencies = self.latencies(&mut client, &workers, &ways, memory, &progress);
             let latencies = latencies.await.map_err(unmeasured)?;
             let background = Background {
                 plan: &subject.plan,
@@ -351,6 +355,7 @@ impl Ways {
     async fn latencies(
         &self,
         client: &mut Client,
+        workers: &[ProcessState],
         ways: &[Way],
         memory: MemoryKind,
         progress: &Measuring,
@@ -358,7 +363,11 @@ impl Ways {
         let mut latencies = BTreeMap::new();
         for (from, to) in ways {
             progress.show(&[(from.clone(), to.clone())]);
-            let ping = self.pinned(links::ping(from, to, memory));
+            let cpus =
+                |name: &String| workers.iter().find(|worker| worker.name == *name)?.cpus.as_ref();
+            let apart = || links::cpus_apart(cpus(from)?, cpus(to)?);
+            let ping = links::ping(from, to, memory);
+            let ping = Measurement { cpus: self.pin.or_else(apart), ..ping };
             let ping = self.fitted(client, vec![ping]).await?;
             for Measured { result, .. } in client.measure(&ping).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);

@@ -35,6 +35,7 @@ mod service_manager;
 mod signals;
 mod source;
 mod spec;
+mod top;
 mod topo;
 mod up;
 mod verify;
@@ -71,6 +72,8 @@ enum Command {
     Exec(Box<exec::Arguments>),
     /// Show running clusters and their processes; with -a, also clusters that have ended and why
     Ps(ps::Arguments),
+    /// Watch running clusters on a terminal: their processes, GPUs, lanes and events, live
+    Top(top::Arguments),
     /// Show the output of a cluster's processes, also after it has ended
     Logs(logs::Arguments),
     /// Show the events of a cluster, also after it has ended
@@ -139,6 +142,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Run(arguments) => run::run(&arguments),
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Dashboard(arguments) => dashboard::run(&arguments),

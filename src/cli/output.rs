@@ -118,6 +118,11 @@ fn width(stream: &impl IsTerminal) -> Option<usize> {
     stream.is_terminal().then(|| usize::from(console::Term::stderr().size().1))
 }
 
+/// The width of standard output; `None` if it is no terminal.
+pub(super) fn columns() -> Option<usize> {
+    width(&io::stdout())
+}
+
 /// A text whose lines end between words, before the width; `first` columns of the first line are
 /// taken. Later lines are indented by two.
 fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
@@ -198,7 +203,7 @@ const NARROWEST: usize = 40;
 /// A table that fits standard output: if that is a narrow terminal, columns of `less` are left out,
 /// the first of them first. Then a line says so, and that `all` shows them.
 pub(super) fn fitted(headings: &[&str], rows: &[Vec<String>], less: &[&str], all: &str) -> String {
-    fitted_to(width(&io::stdout()), headings, rows, less, all)
+    fitted_to(columns(), headings, rows, less, all)
 }
 
 fn fitted_to(

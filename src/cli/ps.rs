@@ -1,18 +1,21 @@
 //! `ps`: shows the processes of running clusters, and how others have ended.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::failure::{Exit, Failure};
+use super::signals::Signals;
 use super::{output, reach, workers};
-use crate::cluster::{self, Clusters, Ended, FindError, Found};
+use crate::cluster::{self, Clusters, Ended, FindError, Found, recorded_machine};
+use crate::dashboard::{Figures, Meter, processes_of};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
-use crate::supervise::state::{self, ClusterState, time_of_day};
+use crate::supervise::state::{self, ClusterState, GpuUse, time_of_day};
 use crate::supervise::{ClusterPhase, ProcessState};
+use crate::units::HumanSpan;
 
 /// Shows running clusters and their processes.
 #[derive(Args, Debug)]
@@ -40,7 +43,8 @@ pub(super) struct Arguments {
 enum Form {
     /// A table
     Table,
-    /// A table that adds containment, UCX library, lanes, device memory and last exits
+    /// A table with all columns: also limits, containment, UCX library, lanes, device memory and
+    /// last exits
     Wide,
     /// JSON with a stable schema: one cluster, or a list with -a and no name
     Json,
@@ -48,8 +52,17 @@ enum Form {
 
 /// Shows clusters.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let mut meters = Meters::default();
     if !arguments.watch {
-        return arguments.once();
+        let clusters = arguments.meant()?;
+        return match arguments.output {
+            Form::Json => arguments.print(clusters),
+            Form::Table | Form::Wide => {
+                let shown = arguments.show(clusters, &mut meters);
+                output::print(&shown.text)?;
+                reach::last_of(shown.failures)
+            }
+        };
     }
     let terminal = console::Term::stdout();
     if !terminal.is_term() || arguments.output == Form::Json {
@@ -57,27 +70,89 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let hint = "for a program: cuda-cluster events --follow --json";
         return Err(Failure::new(Exit::Usage, error).hint(hint));
     }
+    let event_loop = reach::runtime()?;
+    let mut signals = event_loop.block_on(async { Signals::new() })?;
+    let mut has_shown = false;
     loop {
+        let clusters = match arguments.meant() {
+            Ok(clusters) if has_shown && clusters.running.is_empty() => {
+                output::status("no cluster is running any more");
+                return Ok(Exit::Done);
+            }
+            Ok(clusters) => clusters,
+            Err(_) if has_shown => {
+                output::status(&arguments.ended());
+                return Ok(Exit::Done);
+            }
+            Err(failure) => return Err(failure),
+        };
+        has_shown = !clusters.running.is_empty();
+        let shown = arguments.show(clusters, &mut meters);
         // A terminal that can't be cleared shows one table below the other.
         let _ = terminal.clear_screen();
-        arguments.once()?;
-        std::thread::sleep(WATCH);
+        output::print(&shown.text)?;
+        shown.failures.iter().for_each(output::failure);
+        if !has_shown {
+            return Ok(Exit::Done);
+        }
+        let signal =
+            event_loop.block_on(async { tokio::time::timeout(WATCH, signals.next()).await });
+        if let Ok(number) = signal {
+            // The shell's prompt has a line of its own.
+            output::status("");
+            return Ok(Exit::Signal(number));
+        }
     }
 }
 
 /// Time between two tables.
 const WATCH: Duration = Duration::from_secs(2);
 
-impl Arguments {
-    /// Shows clusters once.
-    fn once(&self) -> Result<Exit, Failure> {
-        let clusters = self.meant()?;
-        match self.output {
-            Form::Json => self.print(clusters),
-            Form::Table | Form::Wide => self.show(clusters),
-        }
-    }
+/// Time between the two readings that the use of CPUs is told from. The kernel counts in steps of
+/// 10 ms.
+const READINGS: Duration = Duration::from_millis(200);
 
+/// What is shown, and why it is not all.
+#[derive(Default)]
+struct Shown {
+    text: String,
+    failures: Vec<Failure>,
+}
+
+/// The meters of clusters, by name and start. The first reading of one is repeated, so that there
+/// are rates.
+#[derive(Default)]
+struct Meters(BTreeMap<(ClusterName, String), Meter>);
+
+impl Meters {
+    /// Reads the figures of clusters, in their order.
+    fn read(&mut self, states: &[(Found, ClusterState)]) -> Vec<Figures> {
+        let mut is_new = false;
+        for (found, state) in states {
+            self.0.entry((state.name.clone(), state.started_at.clone())).or_insert_with(|| {
+                is_new = true;
+                let mut meter = Meter::new(machine(found, state).as_ref());
+                meter.read(&processes_of(state));
+                meter
+            });
+        }
+        if is_new {
+            std::thread::sleep(READINGS);
+        }
+        let figures = |(_, state): &(Found, ClusterState)| {
+            let meter = self.0.get_mut(&(state.name.clone(), state.started_at.clone()));
+            meter.map(|meter| meter.read(&processes_of(state))).unwrap_or_default()
+        };
+        states.iter().map(figures).collect()
+    }
+}
+
+/// The machine that has the cluster's GPUs; none if they are simulated.
+fn machine(found: &Found, state: &ClusterState) -> Option<crate::topology::Topology> {
+    recorded_machine(&found.paths).filter(|_| !state.simulated)
+}
+
+impl Arguments {
     /// The clusters to show.
     fn meant(&self) -> Result<Clusters, Failure> {
         // JSON without a list has exactly one cluster.
@@ -107,7 +182,11 @@ impl Arguments {
     }
 
     fn print(&self, clusters: Clusters) -> Result<Exit, Failure> {
-        let running = clusters.running.iter().map(|found| Ok(json!(self.state_of(found)?)));
+        let running = clusters.running.iter().map(|found| {
+            let mut state = self.state_of(found)?;
+            add_gpu_use(found, &mut state);
+            Ok(json!(state))
+        });
         let ended = clusters.ended.iter().map(|ended| Ok(final_state(ended)));
         let states: Vec<Value> = running.chain(ended).collect::<Result<_, Failure>>()?;
         match (&states[..], self.name.is_some() || !self.all) {
@@ -117,33 +196,35 @@ impl Arguments {
         reach::last_of(clusters.unreadable.into_iter().map(reach::unusable).collect())
     }
 
-    fn show(&self, clusters: Clusters) -> Result<Exit, Failure> {
+    fn show(&self, clusters: Clusters, meters: &mut Meters) -> Shown {
         let Clusters { running, mut ended, unreadable } = clusters;
-        let mut failures = Vec::new();
-        let mut gap = "";
-        for found in &running {
-            // A cluster that cannot be shown must not hide the others.
-            match self.state_of(found).and_then(|state| self.table(found, &state)) {
-                Ok(text) => {
-                    output::print(&format!("{gap}{text}"))?;
-                    gap = "\n";
-                }
-                Err(failure) => match reach::ended_meanwhile(found) {
-                    Some(FindError::Ended(one)) => ended.push(*one),
-                    Some(_) => {}
-                    None => failures.push(Failure {
-                        error: failure.error.context(format!("cannot show {}", found.name)),
-                        ..failure
-                    }),
-                },
+        let (mut tables, mut failures) = (Vec::new(), Vec::new());
+        // A cluster that cannot be shown must not hide the others.
+        let mut missed = |found: &Found, failure: Failure| match reach::ended_meanwhile(found) {
+            Some(FindError::Ended(one)) => ended.push(*one),
+            Some(_) => {}
+            None => failures.push(Failure {
+                error: failure.error.context(format!("cannot show {}", found.name)),
+                ..failure
+            }),
+        };
+        let mut states = Vec::new();
+        for found in running {
+            match self.state_of(&found) {
+                Ok(state) => states.push((found, state)),
+                Err(failure) => missed(&found, failure),
             }
         }
-        for ended in ended.iter().filter(|_| self.all) {
-            output::print(&format!("{gap}{}", self.end_of(ended)))?;
-            gap = "\n";
+        let figures = meters.read(&states);
+        for ((found, state), figures) in states.iter().zip(&figures) {
+            match self.table(found, state, figures) {
+                Ok(text) => tables.push(text),
+                Err(failure) => missed(found, failure),
+            }
         }
+        tables.extend(ended.iter().filter(|_| self.all).map(|ended| self.end_of(ended)));
         failures.extend(unreadable.into_iter().map(reach::unusable));
-        if gap.is_empty() && failures.is_empty() {
+        if tables.is_empty() && failures.is_empty() {
             match ended.len() {
                 0 => output::note(&"no cluster is running"),
                 1 => output::note(&"no cluster is running, 1 has ended: cuda-cluster ps -a"),
@@ -152,19 +233,38 @@ impl Arguments {
                 )),
             }
         }
-        reach::last_of(failures)
+        Shown { text: tables.join("\n"), failures }
     }
 
-    fn table(&self, cluster: &Found, state: &ClusterState) -> Result<String, Failure> {
+    /// How the cluster that was watched has ended.
+    fn ended(&self) -> String {
+        match cluster::find(self.name.as_ref()) {
+            Err(FindError::Ended(ended)) => format!("{} {}", ended.name, ended.summary()),
+            Err(error @ FindError::Unreadable(_)) => error.to_string(),
+            // Nothing is left of a cluster that was stopped.
+            _ => self.name.as_ref().map_or_else(String::new, |name| format!("{name} was stopped")),
+        }
+    }
+
+    fn table(
+        &self,
+        cluster: &Found,
+        state: &ClusterState,
+        figures: &Figures,
+    ) -> Result<String, Failure> {
         let plan: Plan = reach::block_on(cluster.control().read("/v1/plan"))?;
         let simulated = if state.simulated { ", simulated GPUs" } else { "" };
         let mut text =
             format!("{}: {}, {} engine{simulated}", state.name, state.state, state.engine);
+        let start = humantime::parse_rfc3339(&state.started_at).ok();
+        if let Some(up) = start.and_then(|start| SystemTime::now().duration_since(start).ok()) {
+            text.push_str(&format!(", up {}", HumanSpan(up)));
+        }
         if let Some(cause) = &state.cause {
             text.push_str(&format!(": {}", cause.text));
         }
         text.push('\n');
-        text.push_str(&self.processes(state, &plan));
+        text.push_str(&self.processes(state, &plan, figures));
         for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
             text.push_str(&format!("{line}\n"));
         }
@@ -183,13 +283,13 @@ impl Arguments {
         text.push('\n');
         let plan = std::fs::read(ended.paths.plan()).ok();
         if let Some(plan) = plan.and_then(|text| serde_json::from_slice::<Plan>(&text).ok()) {
-            text.push_str(&self.processes(state, &plan));
+            text.push_str(&self.processes(state, &plan, &Figures::default()));
         }
         text
     }
 
-    fn processes(&self, state: &ClusterState, plan: &Plan) -> String {
-        let mut text = workers::table(state, plan, self.output == Form::Wide);
+    fn processes(&self, state: &ClusterState, plan: &Plan, figures: &Figures) -> String {
+        let mut text = workers::table(state, plan, figures, self.output == Form::Wide);
         if self.output == Form::Wide {
             let of = |worker: &ProcessState| worker.ucx.clone();
             for ucx in state.workers.iter().filter_map(of).collect::<BTreeSet<_>>() {
@@ -207,6 +307,19 @@ impl Arguments {
             text.push_str(&format!("note: {note}\n"));
         }
         text
+    }
+}
+
+/// Adds what the GPUs do, which the supervisor does not know.
+fn add_gpu_use(found: &Found, state: &mut ClusterState) {
+    let Some(machine) = machine(found, state) else { return };
+    let figures = Meter::new(Some(&machine)).read(&[]);
+    for worker in &mut state.workers {
+        worker.gpu_use = figures.gauges(worker).map(|gauges| GpuUse {
+            used_bytes: gauges.used_bytes,
+            total_bytes: gauges.total_bytes,
+            busy_percent: gauges.busy_percent,
+        });
     }
 }
 

@@ -60,21 +60,41 @@ pub(super) fn write(to: To, text: &[u8]) -> Option<io::Result<()>> {
     SCREEN.get().map(|screen| screen.put(to, text.to_vec()))
 }
 
+/// Whether everything is written.
+pub(super) fn is_idle() -> bool {
+    SCREEN.get().is_none_or(|screen| {
+        let queue = screen.locked();
+        !queue.writing && queue.texts.is_empty()
+    })
+}
+
 /// Waits until everything is written. A command that ends by a signal does not wait for a stalled
 /// reader, and a signal also ends the wait.
 ///
 /// # Errors
 /// If writing to standard output failed.
 pub(super) fn close(exit: Exit) -> io::Result<()> {
+    match exit {
+        Exit::Signal(_) => settle(),
+        _ if SCREEN.get().is_some() => {
+            crate::os::default_stop_signals();
+            written_within(Duration::MAX)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Waits until everything is written, but not for a stalled reader.
+///
+/// # Errors
+/// If writing to standard output failed.
+pub(super) fn settle() -> io::Result<()> {
+    written_within(LAST_WORDS)
+}
+
+fn written_within(within: Duration) -> io::Result<()> {
     let Some(screen) = SCREEN.get() else { return Ok(()) };
     let busy = |queue: &mut Queue| queue.writing || !queue.texts.is_empty();
-    let within = match exit {
-        Exit::Signal(_) => LAST_WORDS,
-        _ => {
-            crate::os::default_stop_signals();
-            Duration::MAX
-        }
-    };
     let waited = screen.changed.wait_timeout_while(screen.locked(), within, busy);
     let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
     queue.refused.take().map_or(Ok(()), Err)
@@ -162,7 +182,9 @@ impl Bar {
 
 impl TermLike for Bar {
     fn width(&self) -> u16 {
-        console::Term::stderr().size().1
+        // Leaves room for the `^C` that a terminal shows: were it on the next line, that would be
+        // cleared instead of this one.
+        console::Term::stderr().size().1.saturating_sub(2)
     }
 
     fn move_cursor_up(&self, count: usize) -> io::Result<()> {

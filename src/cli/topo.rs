@@ -47,7 +47,7 @@ pub(super) struct Arguments {
 /// Output formats of a topology.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Form {
-    /// A matrix like that of `nvidia-smi topo -m`
+    /// A matrix like that of `nvidia-smi topo -m`; in parts if the terminal is narrower
     #[default]
     Matrix,
     /// A tree: package, NUMA node, switch, device
@@ -86,7 +86,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
             output::print(&topology.to_tree_with(&workers))?;
         }
-        Form::Matrix => output::print(&coloured(&topology.to_matrix()))?,
+        Form::Matrix => {
+            let width = output::columns().unwrap_or(usize::MAX);
+            output::print(&coloured(&topology.to_matrix_within(width)))?;
+        }
         Form::Tree => output::print(&topology.to_tree_with(&workers))?,
         Form::Nccl => {
             let text = topology.to_nccl().map_err(|error| Failure::new(Exit::Usage, error))?;
@@ -125,13 +128,16 @@ fn read(arguments: &Arguments) -> Result<Topology, Failure> {
     }
 }
 
-/// The matrix with a bold heading and links coloured by distance; colours are for terminals only.
+/// The matrix with bold headings and links coloured by distance; colours are for terminals only.
 fn coloured(matrix: &str) -> String {
     let bold = Style::new().bold();
-    let mut lines = matrix.lines();
-    let heading = lines.next().unwrap_or_default();
-    let mut text = format!("{bold}{heading}{bold:#}\n");
-    for line in lines {
+    let mut text = String::new();
+    for line in matrix.lines() {
+        // A heading has no name in its first column; legends are indented less.
+        if line.starts_with("    ") {
+            text.push_str(&format!("{bold}{line}{bold:#}\n"));
+            continue;
+        }
         for cell in line.split_inclusive(' ') {
             let word = cell.trim_end();
             match word.parse().ok().and_then(colour) {

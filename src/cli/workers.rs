@@ -1,12 +1,15 @@
 //! Shows a cluster's processes as a table, and its events as sentences.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::output;
+use crate::dashboard::{Figures, ProcessFigures};
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
+use crate::probe::GpuGauges;
 use crate::supervise::record::What;
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
-use crate::units::HumanBytes;
+use crate::units::{HumanBytes, HumanSpan};
 use crate::wire::status::DevicePool;
 
 /// A column: its heading, and its cell for a process.
@@ -17,10 +20,15 @@ struct Row<'a> {
     process: &'a ProcessState,
     binding: Option<&'a Binding>,
     worker: Option<&'a WorkerPlan>,
+    figures: ProcessFigures,
+    gauges: Option<&'a GpuGauges>,
 }
 
-const FIRST: [Column; 2] =
-    [("worker", |row| row.process.name.clone()), ("gpu", |row| gpu(row.worker))];
+const FIRST: [Column; 3] = [
+    ("worker", |row| row.process.name.clone()),
+    ("gpu", |row| gpu(row.worker)),
+    ("pci", |row| some(row.worker.and_then(|worker| worker.gpu.as_ref()?.pci))),
+];
 
 /// CPUs and memory nodes in effect, where the planned machine is this one.
 const BOUND: [Column; 2] = [
@@ -42,10 +50,30 @@ const LAST: [Column; 4] = [
     ("restarts", |row| row.process.restarts.to_string()),
 ];
 
-/// What a narrow terminal does without, first to last.
-const LESS: [&str; 5] = ["mems", "cpus", "pid", "nic", "cpus here"];
+/// What the process and its GPU do; a column without a figure is left out.
+const FIGURES: [Column; 5] = [
+    ("uptime", |row| {
+        let age = row.figures.age_ms.map(Duration::from_millis);
+        some(age.map(|age| format!("{:#}", HumanSpan(age))))
+    }),
+    ("cpu", |row| some(row.figures.cpus.map(|cpus| format!("{:.0} %", cpus * 100.0)))),
+    ("memory", |row| some(row.figures.resident_bytes.map(HumanBytes))),
+    ("gpu memory", |row| some(row.gauges.and_then(|gpu| gpu.used_bytes).map(HumanBytes))),
+    ("use", |row| {
+        some(row.gauges.and_then(|gpu| gpu.busy_percent).map(|busy| format!("{busy} %")))
+    }),
+];
 
-const WIDE: [Column; 6] = [
+/// What a narrow terminal does without, first to last.
+const LESS: [&str; 8] = ["mems", "cpus", "pci", "pid", "nic", "cpus here", "uptime", "gpu memory"];
+
+const WIDE: [Column; 8] = [
+    ("memory limit", |row| {
+        some(row.worker.and_then(|worker| worker.memory_limit_bytes).map(HumanBytes))
+    }),
+    ("gpu limit", |row| {
+        some(row.worker.and_then(|worker| worker.device_memory_limit_bytes).map(HumanBytes))
+    }),
     ("held by", |row| row.process.containment.to_string()),
     ("bound ms", |row| some(row.process.timings.bound_ms)),
     ("ready ms", |row| some(row.process.timings.ready_ms)),
@@ -54,33 +82,44 @@ const WIDE: [Column; 6] = [
     ("last exit", |row| some(row.process.last_exit.as_ref().map(|exit| &exit.reason))),
 ];
 
-/// The processes: the scheduler, then the workers by rank. The wide form adds containment,
+/// The processes: the scheduler, then the workers by rank. The wide form adds limits, containment,
 /// connections and last exits.
-pub(super) fn table(state: &ClusterState, plan: &Plan, is_wide: bool) -> String {
+pub(super) fn table(state: &ClusterState, plan: &Plan, figures: &Figures, is_wide: bool) -> String {
     let bound: &[Column] = if state.simulated { &SIMULATED } else { &BOUND };
     let wide: &[Column] = if is_wide { &WIDE } else { &[] };
-    let columns = [&FIRST[..], bound, &LAST, wide].concat();
-    let scheduler = state.scheduler.iter().map(|process| Row {
+    let row = |process, binding, worker| Row {
         process,
-        binding: plan.scheduler.as_ref().map(|scheduler| &scheduler.binding),
-        worker: None,
+        binding,
+        worker,
+        figures: figures.of(process),
+        gauges: figures.gauges(process),
+    };
+    let scheduler = state.scheduler.iter().map(|process| {
+        row(process, plan.scheduler.as_ref().map(|scheduler| &scheduler.binding), None)
     });
     let workers = state.workers.iter().map(|process| {
         let worker = plan.workers.iter().find(|worker| worker.name == process.name);
-        Row { process, binding: worker.map(|worker| &worker.binding), worker }
+        row(process, worker.map(|worker| &worker.binding), worker)
     });
+    let rows: Vec<Row<'_>> = scheduler.chain(workers).collect();
+    let told = |column: &&Column| rows.iter().any(|row| column.1(row) != NOTHING);
+    let measured: Vec<Column> = FIGURES.iter().filter(told).copied().collect();
+    let columns = [&FIRST[..], bound, &LAST, &measured, wide].concat();
     let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-    let cells = |row: Row<'_>| columns.iter().map(|(_, cell)| cell(&row)).collect();
-    let rows: Vec<Vec<String>> = scheduler.chain(workers).map(cells).collect();
+    let cells = |row: &Row<'_>| columns.iter().map(|(_, cell)| cell(row)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
     // Who asks for all columns gets them, however wide.
     let less = if is_wide { &[][..] } else { &LESS };
     output::fitted(&headings, &rows, less, "-o wide shows all")
 }
 
+/// What stands for a value that is not known.
+const NOTHING: &str = "-";
+
 /// The text of a value, or `-`.
 fn some(value: Option<impl ToString>) -> String {
     let text = value.map(|value| value.to_string()).filter(|text| !text.is_empty());
-    text.unwrap_or_else(|| "-".to_owned())
+    text.unwrap_or_else(|| NOTHING.to_owned())
 }
 
 /// The planned ports; those that the worker can't use in parentheses.
@@ -118,15 +157,10 @@ fn lanes(process: &ProcessState) -> String {
 }
 
 fn gpu(planned: Option<&WorkerPlan>) -> String {
-    let Some(gpu) = planned.and_then(|worker| worker.gpu.as_ref()) else { return "-".to_owned() };
-    let mut text = gpu.index.to_string();
-    if let Some(profile) = &gpu.mig {
-        text.push_str(&format!(" {profile}"));
-    }
-    if let Some(place) = gpu.pci {
-        text.push_str(&format!(" {place}"));
-    }
-    text
+    some(planned.and_then(|worker| worker.gpu.as_ref()).map(|gpu| match &gpu.mig {
+        Some(profile) => format!("{} {profile}", gpu.index),
+        None => gpu.index.to_string(),
+    }))
 }
 
 /// The addresses of a Dask cluster's scheduler and dashboard, and the scheduler's notes.

@@ -10,20 +10,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::measure::{Figures, Meter};
+use super::measure::{Figures, Meter, processes_of};
 use crate::cluster::{self, Client, Control, FindError, Lines, Paths, recorded_machine};
 use crate::engine::native::links;
 use crate::ids::ClusterName;
 use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
+use crate::wire::tasks::Overview;
 
-/// Time between two readings of the figures.
+/// Time between two readings of the figures for pages.
 const FIGURES_EVERY: Duration = Duration::from_secs(2);
 
 /// Time between two requests for the state, if nothing happens.
@@ -60,7 +62,8 @@ impl Feeds {
     /// The feed of a cluster.
     pub(super) fn of(&self, name: &ClusterName) -> Arc<Feed> {
         let mut feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let feed = feeds.entry(name.clone()).or_insert_with(|| Arc::new(Feed::new(name.clone())));
+        let new = || Arc::new(Feed::new(name.clone(), FIGURES_EVERY));
+        let feed = feeds.entry(name.clone()).or_insert_with(new);
         Arc::clone(feed)
     }
 }
@@ -69,6 +72,7 @@ impl Feeds {
 #[derive(Debug)]
 pub(super) struct Feed {
     name: ClusterName,
+    figures_every: Duration,
     sender: broadcast::Sender<Message>,
     known: Mutex<Known>,
 }
@@ -84,9 +88,10 @@ struct Known {
 }
 
 impl Feed {
-    fn new(name: ClusterName) -> Self {
+    /// The feed of a cluster, with this time between two readings of the figures.
+    pub(super) fn new(name: ClusterName, figures_every: Duration) -> Self {
         let (sender, _) = broadcast::channel(BEHIND);
-        Self { name, sender, known: Mutex::default() }
+        Self { name, figures_every, sender, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -161,7 +166,7 @@ async fn another(feed: &Feed) -> bool {
             feed.send(Message::new("begin", &json!({})));
             return true;
         }
-        tokio::time::sleep(FIGURES_EVERY).await;
+        tokio::time::sleep(feed.figures_every).await;
     }
     false
 }
@@ -214,12 +219,21 @@ fn connections(workers: &[ProcessState]) -> Vec<(usize, usize, &[String])> {
     all
 }
 
-/// The lanes of each pair, as `[from, to, number of the set]`, and what they lack.
-fn lanes(subject: &Subject, workers: &[ProcessState]) -> Value {
-    let mut sets: Vec<String> = Vec::new();
-    let pairs: Vec<[usize; 3]> = connections(workers)
-        .into_iter()
-        .map(|(from, to, lanes)| {
+/// The lanes of all connections, and what they lack; workers by their place.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Lanes {
+    /// The distinct sets of lanes.
+    sets: Vec<String>,
+    /// From, to, place of the set.
+    pub pairs: Vec<[usize; 3]>,
+    /// From, to, and the lane that should carry the data but is not there.
+    pub missing: Vec<(usize, usize, String)>,
+}
+
+impl Lanes {
+    fn of(subject: &Subject, workers: &[ProcessState]) -> Self {
+        let mut sets: Vec<String> = Vec::new();
+        let numbered = |(from, to, lanes): (usize, usize, &[String])| {
             let set = lanes.join(" ");
             let known = sets.iter().position(|known| *known == set);
             let at = known.unwrap_or_else(|| {
@@ -227,9 +241,10 @@ fn lanes(subject: &Subject, workers: &[ProcessState]) -> Value {
                 sets.len() - 1
             });
             [from, to, at]
-        })
-        .collect();
-    json!({ "sets": sets, "pairs": pairs, "missing": subject.missing(workers) })
+        };
+        let pairs = connections(workers).into_iter().map(numbered).collect();
+        Self { sets, pairs, missing: subject.missing(workers) }
+    }
 }
 
 /// Follows one cluster.
@@ -270,7 +285,7 @@ impl Feeder {
                 (state_at, asks) = (now + STATE_EVERY, true);
             }
             if figures_at <= now {
-                let processes = self.processes();
+                let processes = self.state.as_ref().map(processes_of).unwrap_or_default();
                 let mut reader = meter.take().unwrap_or_else(|| Meter::new(None));
                 let read = move || (reader.read(&processes), reader);
                 // After a reading that panics GPUs are not read again.
@@ -279,7 +294,7 @@ impl Feeder {
                     figures.tasks = self.tasks.next();
                     self.feed.tell_figures(&figures);
                 }
-                figures_at = now + FIGURES_EVERY;
+                figures_at = now + self.feed.figures_every;
             }
             tokio::select! {
                 () = tokio::time::sleep_until(state_at.min(figures_at)) => {}
@@ -335,20 +350,14 @@ impl Feeder {
         }
     }
 
-    fn processes(&self) -> Vec<(String, u32)> {
-        let Some(state) = &self.state else { return Vec::new() };
-        let all = state.scheduler.iter().chain(&state.workers);
-        let mut processes: Vec<(String, u32)> =
-            all.filter_map(|process| Some((process.name.clone(), process.pid?))).collect();
-        processes.push(("supervisor".to_owned(), state.supervisor_pid));
-        processes.extend(state.guardian_pid.map(|pid| ("guardian".to_owned(), pid)));
-        processes
-    }
-
     fn tell_state(&mut self, mut state: ClusterState) {
-        self.feed.tell("lanes", &lanes(&self.subject, &state.workers));
-        // The lanes of all pairs are most of a large cluster's state, and rarely change.
-        state.workers.iter_mut().for_each(|worker| worker.peers.clear());
+        self.feed.tell("lanes", &Lanes::of(&self.subject, &state.workers));
+        for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+            // The lanes of all pairs are most of a large cluster's state, and rarely change.
+            process.peers.clear();
+            // These always change, and are among the figures.
+            (process.resident_bytes, process.cpu_ms, process.age_ms) = (None, None, None);
+        }
         self.feed.tell("state", &state);
         self.state = Some(state);
     }
@@ -369,12 +378,12 @@ struct Tasks {
     /// The run directory of a native cluster.
     paths: Option<Paths>,
     client: Option<Client>,
-    asked: Option<JoinHandle<Option<(Client, Value)>>>,
+    asked: Option<JoinHandle<Option<(Client, Overview)>>>,
 }
 
 impl Tasks {
     /// The answer to the last question, if it has come; asks the next one.
-    fn next(&mut self) -> Option<Value> {
+    fn next(&mut self) -> Option<Overview> {
         let paths = self.paths.clone()?;
         let mut told = None;
         if let Some(asked) = self.asked.take() {
@@ -390,7 +399,7 @@ impl Tasks {
         self.asked = Some(tokio::task::spawn_blocking(move || {
             let client = client.map_or_else(|| Client::connect(paths.root()), Ok).ok()?;
             let overview = client.overview().ok()?;
-            Some((client, serde_json::to_value(overview).ok()?))
+            Some((client, overview))
         }));
         told
     }

@@ -6,37 +6,66 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::os::process::{cpu_time, resident_bytes};
+use crate::os::process::{age, cpu_time, resident_bytes};
 use crate::probe::{GpuGauges, GpuMeter, Options, Traffic, nics, traffic};
+use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::{Nic, Topology};
+use crate::wire::tasks::Overview;
 
 /// The figures of one moment.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Figures {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Figures {
     /// Milliseconds since 1970.
-    at: u64,
+    pub at: u64,
     /// By name.
-    processes: BTreeMap<String, ProcessFigures>,
+    pub processes: BTreeMap<String, ProcessFigures>,
     /// By index.
-    gpus: BTreeMap<u32, GpuGauges>,
+    pub gpus: BTreeMap<u32, GpuGauges>,
     /// By name: bytes per second, sent and received.
-    nics: BTreeMap<String, [f64; 2]>,
+    pub nics: BTreeMap<String, [f64; 2]>,
     /// The native scheduler's counters.
-    pub(super) tasks: Option<serde_json::Value>,
+    pub tasks: Option<Overview>,
 }
 
-#[derive(Clone, Debug, Serialize)]
-struct ProcessFigures {
-    /// CPUs in use since the last reading.
-    cpus: Option<f64>,
-    resident_bytes: Option<u64>,
+impl Figures {
+    /// What a process does; nothing is known of one that has ended.
+    pub fn of(&self, process: &ProcessState) -> ProcessFigures {
+        let known = self.processes.get(&process.name).filter(|_| process.pid.is_some());
+        known.copied().unwrap_or_default()
+    }
+
+    /// What its GPU does.
+    pub fn gauges(&self, process: &ProcessState) -> Option<&GpuGauges> {
+        self.gpus.get(&process.gpu.as_ref()?.index)
+    }
+}
+
+/// All processes of a cluster, by name and process id.
+pub fn processes_of(state: &ClusterState) -> Vec<(String, u32)> {
+    let all = state.scheduler.iter().chain(&state.workers);
+    let mut processes: Vec<(String, u32)> =
+        all.filter_map(|process| Some((process.name.clone(), process.pid?))).collect();
+    processes.push(("supervisor".to_owned(), state.supervisor_pid));
+    processes.extend(state.guardian_pid.map(|pid| ("guardian".to_owned(), pid)));
+    processes
+}
+
+/// The figures of a process.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct ProcessFigures {
+    /// CPUs in use since the last reading; `None` at the first.
+    pub cpus: Option<f64>,
+    /// Its resident memory.
+    pub resident_bytes: Option<u64>,
+    /// Milliseconds since its start.
+    pub age_ms: Option<u64>,
 }
 
 /// Reads figures; rates are those since the last reading.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub struct Meter {
     gpus: Option<GpuMeter>,
     nics: Vec<Nic>,
     sysfs: PathBuf,
@@ -46,7 +75,7 @@ pub(super) struct Meter {
 
 impl Meter {
     /// For a cluster on this machine; without it, GPUs and NICs are not there to be read.
-    pub(super) fn new(machine: Option<&Topology>) -> Self {
+    pub fn new(machine: Option<&Topology>) -> Self {
         let options = Options::from_environment().unwrap_or_default();
         Self {
             gpus: machine.and_then(|_| GpuMeter::open(&options)),
@@ -58,7 +87,7 @@ impl Meter {
     }
 
     /// The figures of these processes, and of all GPUs and NICs. Blocks for some milliseconds.
-    pub(super) fn read(&mut self, processes: &[(String, u32)]) -> Figures {
+    pub fn read(&mut self, processes: &[(String, u32)]) -> Figures {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let before = std::mem::take(&mut self.processes);
         let mut figures = Figures {
@@ -74,8 +103,9 @@ impl Meter {
                 Some(used.checked_sub(*before)?.as_secs_f64() / seconds(*then, now)?)
             });
             self.processes.insert(*pid, (now, used));
-            let resident_bytes = resident_bytes(*pid);
-            figures.processes.insert(name.clone(), ProcessFigures { cpus, resident_bytes });
+            let age_ms = age(*pid).and_then(|age| u64::try_from(age.as_millis()).ok());
+            let own = ProcessFigures { cpus, resident_bytes: resident_bytes(*pid), age_ms };
+            figures.processes.insert(name.clone(), own);
         }
         figures
     }

@@ -1,13 +1,15 @@
-//! The page: shows this user's clusters in a browser, and passes requests for changes on.
+//! The page: shows this user's clusters in a browser, and passes requests for changes on. What it
+//! shows is also there for a terminal ([`Watch`], [`Meter`]).
 //!
 //! A process of its own: it reads `control.sock` and files, and measures processes and GPUs itself,
-//! only while a page is open. The supervisor opens no port.
+//! only while somebody looks. The supervisor opens no port.
 //!
 //! | module | task |
 //! |---|---|
 //! | `guard` | who may ask for what (pure) |
 //! | `server` | the requests and their answers |
 //! | `feed` | what open pages are told of a cluster |
+//! | `watch` | the same for this program's own screen |
 //! | `measure` | what processes, GPUs and NICs do now |
 //! | `metrics` | the same and all clusters' metrics, for Prometheus |
 //! | `assets` | the page's files |
@@ -20,6 +22,7 @@ mod guard;
 mod measure;
 mod metrics;
 mod server;
+mod watch;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -30,7 +33,10 @@ use std::str::FromStr;
 use tokio::net::TcpListener;
 
 use crate::os::own_user::OwnUser;
+pub use feed::Lanes;
 use guard::{Door, Token};
+pub use measure::{Figures, Meter, ProcessFigures, processes_of};
+pub use watch::{Update, Watch};
 
 /// Where the page is served.
 #[derive(Clone, Debug, PartialEq, Eq)]

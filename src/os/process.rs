@@ -66,9 +66,26 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     // `utime` and `stime` are the 14th and 15th field; the third follows the name, proc(5).
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
-    let a_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
-    let a_second = u64::try_from(a_second).ok().filter(|ticks| *ticks > 0)?;
-    Some(Duration::from_millis(ticks * 1000 / a_second))
+    Some(Duration::from_millis(ticks * 1000 / ticks_a_second()?))
+}
+
+/// Time since a process was started; `None` if it does not exist.
+pub fn age(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // `starttime`, the 22nd field, is ticks of the clock that counts since boot, proc(5).
+    let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a `timespec` that the call may write to.
+    if unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) } != 0 {
+        return None;
+    }
+    let now = Duration::new(u64::try_from(now.tv_sec).ok()?, u32::try_from(now.tv_nsec).ok()?);
+    Some(now.saturating_sub(Duration::from_millis(ticks * 1000 / ticks_a_second()?)))
+}
+
+fn ticks_a_second() -> Option<u64> {
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+    u64::try_from(ticks).ok().filter(|ticks| *ticks > 0)
 }
 
 /// Maximum size in bytes of core files of this process and its children; `None` if unlimited.
@@ -141,6 +158,19 @@ mod tests {
             std::hint::black_box((0..100_000u64).sum::<u64>());
         }
         assert_eq!(cpu_time(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_is_as_old_as_its_start_is_long_ago() {
+        let own = age(std::process::id()).expect("it lives");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let young = age(child.id()).expect("it lives");
+        assert!(young <= age(std::process::id()).expect("it lives"), "{young:?}, {own:?}");
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(age(child.id()).expect("it lives") >= young + Duration::from_millis(40));
+        child.kill().expect("it lives");
+        child.wait().expect("a child");
+        assert_eq!(age(child.id()), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::field_id;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Options;
 use super::nvlink::field_values;
@@ -26,7 +26,7 @@ const COUNTERS: [(u32, u32, u64); 4] = [
 ];
 
 /// What one GPU does.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuGauges {
     /// Device memory in use, in bytes.
     pub used_bytes: Option<u64>,

@@ -179,8 +179,13 @@ async fn state(
         true => shared.fresh_state().await,
         false => shared.checked_state().await,
     };
-    if query.wide {
-        state.scheduler.iter_mut().chain(&mut state.workers).for_each(observe);
+    for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+        if query.fresh || query.wide {
+            measure(process);
+        }
+        if query.wide {
+            observe(process);
+        }
     }
     Json(state)
 }
@@ -189,7 +194,15 @@ async fn state(
 fn observe(process: &mut ProcessState) {
     let Some(pid) = process.pid else { return };
     process.observed = binding::observe(pid, &process.asked).ok();
+}
+
+/// Measures what running processes use.
+fn measure(process: &mut ProcessState) {
+    let Some(pid) = process.pid else { return };
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).ok();
     process.resident_bytes = process::resident_bytes(pid);
+    process.cpu_ms = process::cpu_time(pid).and_then(milliseconds);
+    process.age_ms = process::age(pid).and_then(milliseconds);
 }
 
 #[derive(Deserialize)]

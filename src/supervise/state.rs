@@ -98,6 +98,9 @@ impl ClusterState {
             notes: Vec::new(),
             observed: None,
             resident_bytes: None,
+            cpu_ms: None,
+            age_ms: None,
+            gpu_use: None,
         };
         Self {
             version: VERSION,
@@ -180,9 +183,30 @@ pub struct ProcessState {
     /// The actual placement of its threads and memory; only on request (`wide`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<Observed>,
-    /// Its resident memory in bytes; only on request (`wide`).
+    /// Its resident memory in bytes; only on request (`fresh`, `wide`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident_bytes: Option<u64>,
+    /// Processor time that it has used, in milliseconds; only on request likewise. The difference
+    /// of two readings is what it used in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// Milliseconds since its start; only on request likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<u64>,
+    /// What its GPU does; added by `ps`, where NVML tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_use: Option<GpuUse>,
+}
+
+/// What a GPU does, whoever uses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuUse {
+    /// Device memory in use, in bytes.
+    pub used_bytes: Option<u64>,
+    /// All of its memory, in bytes.
+    pub total_bytes: Option<u64>,
+    /// Share of the time in which a kernel ran, in percent.
+    pub busy_percent: Option<u32>,
 }
 
 impl ClusterState {

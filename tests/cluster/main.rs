@@ -18,9 +18,11 @@ mod neighbours;
 mod programs;
 mod run;
 mod sandbox;
+mod screen;
 #[path = "../skip/mod.rs"]
 mod skip;
 mod terminals;
+mod top;
 mod verify;
 
 use std::time::{Duration, Instant};

@@ -14,6 +14,7 @@ use crate::cli::output::Form;
 use crate::cli::progress::Progress;
 use crate::cli::{output, workers};
 use crate::cluster::Lifetime;
+use crate::dashboard::Figures;
 use crate::plan::Plan;
 use crate::supervise::{ClusterState, Outcome, Record};
 
@@ -110,7 +111,7 @@ impl<'a> Audience<'a> {
             return tell(Report::Ready { state });
         };
         *ready = true;
-        output::print(&workers::table(state, plan, false))?;
+        output::print(&workers::table(state, plan, &Figures::default(), false))?;
         for line in workers::addresses(state).iter().chain(&workers::notes(state)) {
             output::status(line);
         }

@@ -14,6 +14,7 @@ use serde::{Serialize, Serializer};
 
 pub use self::limits::{Limit, limit};
 use super::client::Measured;
+use crate::cpuset::CpuSet;
 use crate::plan::{Plan, WorkerPlan};
 use crate::spec::Origin;
 use crate::topology::Topology;
@@ -269,6 +270,16 @@ pub fn ping(from: &str, to: &str, memory: MemoryKind) -> Measurement {
     }
 }
 
+/// A CPU for the sender and another for the receiver of pings; `None` if they have only one between
+/// them. Two workers on one CPU take turns: then the kernel's switch from one to the other is
+/// measured, which takes ten times as long as the connection.
+pub fn cpus_apart(from: &CpuSet, to: &CpuSet) -> Option<(u32, u32)> {
+    let ends = |cpus: &CpuSet| Some((cpus.first()?, cpus.iter().last()?));
+    let ((first, last), (other_first, other_last)) = (ends(from)?, ends(to)?);
+    // The first and the last are rarely hyperthreads of one core.
+    [(first, other_last), (last, other_first)].into_iter().find(|(from, to)| from != to)
+}
+
 /// A small part of a measurement, to estimate how long all of it takes.
 pub fn trial(full: &Measurement) -> Measurement {
     match full.what {
@@ -518,6 +529,21 @@ mod tests {
 
     fn samples(rounds_ns: Vec<u64>) -> Samples {
         Samples { rounds_ns, lanes: vec![], protocol: None, mapped: Mapped::NotTried }
+    }
+
+    #[test]
+    fn pings_are_measured_on_two_cpus_if_there_are_two() {
+        let cpus = |text: &str| text.parse::<CpuSet>().expect("CPUs");
+        for (from, to, apart) in [
+            ("0-1", "0-1", Some((0, 1))),
+            ("0-55,112-167", "0-55,112-167", Some((0, 167))),
+            ("0", "0-3", Some((0, 3))),
+            ("0-3", "0", Some((3, 0))),
+            ("4", "4", None),
+            ("", "0-3", None),
+        ] {
+            assert_eq!(cpus_apart(&cpus(from), &cpus(to)), apart, "{from} and {to}");
+        }
     }
 
     #[test]
