@@ -339,6 +339,9 @@ fn a_pool_has_the_planned_sizes_and_ps_and_metrics_show_its_use() {
     let wide = machine.run(&["ps", "dev", "-o", "wide"], &[]);
     let shown = wide.stdout.contains("at most 320.0 MiB") && wide.stdout.contains("% fragmented");
     assert!(shown && wide.stdout.contains("mapped by peers"), "{wide}");
+    assert!(wide.stdout.contains("GPU MEMORY") && wide.stdout.contains("USE"), "{wide}");
+    let gpu = machine.worker("gpu0")["gpu_use"].clone();
+    assert!(gpu["used_bytes"].is_u64() && gpu["total_bytes"].is_u64(), "{gpu}");
     let metrics = machine.metrics();
     for family in
         ["slabs", "held_bytes", "used_bytes", "largest_free_bytes", "mapped_by_peers_bytes"]
