@@ -227,6 +227,23 @@ fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it()
     browser.wait_for("document.querySelector('#details').hidden");
 
     // A change needs a yes; then it is done.
+    browser.click("#scale");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.script("document.querySelector('#dialog input').value = 6");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 6");
+    browser.wait_for("document.querySelectorAll('#worker-table tr.off').length === 2");
+    assert_eq!(sandbox.state("alive")["workers"][7]["state"], "stopped");
+    browser.click("#scale");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.script("document.querySelector('#dialog input').value = 8");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+
+    // The functions of native tasks.
+    let bench = sandbox.run(&["bench", "tasks", "alive", "--count", "100"]);
+    assert_eq!(bench.code, 0, "{bench}");
+    browser.wait_for("document.querySelectorAll('#functions tbody tr').length > 0");
     browser.click("#stop");
     browser.wait_for("document.querySelector('#dialog').open");
     browser.click("#dialog-ok");
@@ -255,8 +272,9 @@ fn the_page_fits_its_window_light_and_dark_with_two_workers_and_with_seventy_two
         for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
             browser.look_like(width, scheme);
             browser.open("about:blank");
-            browser.open(&format!("{}#{name}", served.link));
-            browser.open(&format!("http://{}/#{name}", served.address));
+            // One address alone: the page behind the link goes on by itself, and would overtake
+            // another.
+            browser.open(&format!("{}&cluster={name}", served.link));
             let good = "document.querySelectorAll('#machine .worker.good').length";
             browser.wait_for(&format!("{good} === {workers}"));
             browser.wait_for("document.querySelector('#charts canvas')");

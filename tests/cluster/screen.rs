@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
@@ -72,16 +72,14 @@ impl Screen {
 
     /// Waits until the text of the screen is like this.
     pub(crate) fn wait_until(&self, what: &str, holds: impl Fn(&str) -> bool) {
-        let last = std::cell::RefCell::default();
-        let told = std::panic::AssertUnwindSafe(|| {
-            eventually(what, LONG, || {
-                *last.borrow_mut() = self.text();
-                holds(&last.borrow())
-            });
-        });
-        if let Err(panic) = std::panic::catch_unwind(told) {
-            eprintln!("the screen:\n{}", last.borrow());
-            std::panic::resume_unwind(panic);
+        let began = Instant::now();
+        loop {
+            let text = self.text();
+            if holds(&text) {
+                return;
+            }
+            assert!(began.elapsed() < LONG, "not within {LONG:?}: {what}; the screen:\n{text}");
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

@@ -144,7 +144,7 @@ fn ctrl_c_during_the_start_takes_the_progress_away_and_says_stopped() {
     up.assert_restored();
     let text = up.text();
     assert!(!text.contains("0/2") && !text.contains("^C"), "the line is clean: {text}");
-    assert_eq!(text.lines().filter(|line| !line.starts_with(' ')).last(), Some("stopped"));
+    assert_eq!(text.lines().next_back(), Some("stopped"), "{text}");
     sandbox.assert_nothing_is_left();
 }
 

@@ -364,6 +364,8 @@ pub struct Overview {
     pub stolen: u64,
     /// Measured transfers, per pair of workers.
     pub links: Vec<LinkOverview>,
+    /// The functions that ran most often, most first.
+    pub functions: Vec<FunctionOverview>,
     /// The scheduler's resident memory, in bytes.
     pub resident_bytes: u64,
 }
@@ -381,6 +383,17 @@ pub struct WorkerOverview {
     pub objects: u64,
     /// Tasks that it has finished.
     pub finished: u64,
+}
+
+/// What is known of a function.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FunctionOverview {
+    /// Its name.
+    pub name: String,
+    /// Its runs.
+    pub runs: u64,
+    /// Seconds that a run takes, on average.
+    pub seconds: Option<f64>,
 }
 
 /// What was measured between two workers.

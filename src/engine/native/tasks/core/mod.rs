@@ -25,8 +25,8 @@ use slab::Slab;
 
 use crate::plan::Placement;
 use crate::wire::tasks::{
-    ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Overview, Product, TaskError, TaskSpec,
-    Wishes, WorkerOverview,
+    ARGUMENTS_LIMIT, ARITY_LIMIT, FunctionOverview, INLINE_LIMIT, ObjectId, Overview, Product,
+    TaskError, TaskSpec, Wishes, WorkerOverview,
 };
 use links::Links;
 use record::{
@@ -36,6 +36,9 @@ use record::{
 
 /// A task fails after this many of its workers have died.
 const DEATHS_ALLOWED: u32 = 3;
+
+/// Most functions in an overview.
+const MOST_FUNCTIONS: usize = 16;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -449,6 +452,19 @@ impl Core {
         }
     }
 
+    /// The functions that ran most often.
+    fn most_run(&self) -> Vec<FunctionOverview> {
+        let mut all: Vec<&Function> = self.functions.iter().filter(|one| one.runs > 0).collect();
+        all.sort_by_key(|function| std::cmp::Reverse(function.runs));
+        all.truncate(MOST_FUNCTIONS);
+        let told = |function: &Function| FunctionOverview {
+            name: function.name.clone(),
+            runs: function.runs,
+            seconds: function.seconds,
+        };
+        all.into_iter().map(told).collect()
+    }
+
     /// Counts of everything.
     pub(crate) fn overview(&self) -> Overview {
         Overview {
@@ -458,6 +474,7 @@ impl Core {
             recomputed: self.recomputed,
             stolen: self.stolen,
             links: self.links.overview(),
+            functions: self.most_run(),
             resident_bytes: 0,
         }
     }

@@ -260,6 +260,23 @@ fn an_error_is_tried_again_as_often_as_was_asked_for() {
 }
 
 #[test]
+fn an_overview_has_the_functions_that_ran_by_their_runs() {
+    let (mut core, worker) = one_slow_worker();
+    for (number, function) in [(1, "rare"), (2, "often"), (3, "often"), (4, "never")] {
+        let task = TaskSpec { function: function.to_owned(), ..task(number, &[]) };
+        core.handle(Event::Submit { client: 1, task }, 0);
+    }
+    for number in 1..4 {
+        core.handle(done(worker, number), 0);
+    }
+    let overview = core.overview();
+    let told = overview.functions.iter();
+    let told: Vec<_> = told.map(|one| (one.name.as_str(), one.runs, one.seconds)).collect();
+    assert_eq!((told.len(), told[0]), (3, ("often", 2, Some(1.0))), "{told:?}");
+    assert!(told.iter().all(|(name, ..)| *name != "never"), "{told:?}");
+}
+
+#[test]
 fn an_idle_worker_asks_for_what_waits_at_a_busy_one() {
     let (mut core, worker) = one_slow_worker();
     for number in 1..3 {
