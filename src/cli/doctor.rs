@@ -37,9 +37,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
                 };
                 let style = Style::new().fg_color(Some(colour.into()));
                 let (check, text) = (&finding.check, &finding.text);
-                output::print(&format!("{style}{word:7}{style:#}  {check:width$}  {text}\n"))?;
+                output::print_text(&format!("{style}{word:7}{style:#}  {check:width$}  {text}\n"))?;
                 if let Some(hint) = &finding.hint {
-                    output::print(&format!("{:7}  {:width$}  hint: {hint}\n", "", ""))?;
+                    output::print_text(&format!("{:7}  {:width$}  hint: {hint}\n", "", ""))?;
                 }
             }
         }

@@ -104,7 +104,7 @@ fn show(line: &str, json: bool) -> Result<(), Failure> {
             let who = record.process.as_deref().map(colour_of).unwrap_or_default();
             // The sentence begins with the name and a colon.
             let (name, what) = sentence.split_once(':').unwrap_or((&sentence, ""));
-            output::print(&format!("{time}{}{time:#}  {who}{name}{who:#}:{what}\n", record.at))
+            output::print_text(&format!("{time}{}{time:#}  {who}{name}{who:#}:{what}\n", record.at))
         }
         // The last line may be incomplete, because the file is still being written.
         Err(_) => Ok(()),

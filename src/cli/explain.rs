@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let task = arguments.task.to_string();
     match arguments.output {
         Form::Json => output::print_json(&Document { version: VERSION, task, why })?,
-        Form::Text => output::print(&format!("{why}\n"))?,
+        Form::Text => output::print_text(&format!("{why}\n"))?,
     }
     Ok(Exit::Done)
 }

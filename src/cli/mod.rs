@@ -98,9 +98,9 @@ enum Command {
     Verify(verify::Arguments),
     /// Measure the performance of a running cluster
     Bench(bench::Arguments),
-    /// Prints completions for a shell.
+    /// Print completions for a shell
     Completions(pages::Completions),
-    /// Writes manual pages.
+    /// Write manual pages
     #[command(hide = true)]
     Man(pages::Man),
 }

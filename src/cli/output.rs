@@ -124,7 +124,7 @@ pub(super) fn columns() -> Option<usize> {
 }
 
 /// A text whose lines end between words, before the width; `first` columns of the first line are
-/// taken. Later lines are indented by two.
+/// taken. What continues a line is indented by two more than that line.
 fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
     let Some(width) = width.filter(|width| *width >= NARROWEST) else { return text.to_owned() };
     let mut out = String::with_capacity(text.len() + text.len() / 40);
@@ -134,15 +134,19 @@ fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
             out.push('\n');
             column = 0;
         }
+        let indent = continuation(line, width);
+        let mut has_word = column > 0;
         for (at, word) in line.split(' ').enumerate() {
-            let length = word.chars().count();
-            if at > 0 && column + 1 + length > width {
-                out.push_str("\n  ");
-                column = 2;
+            let length = anstream::adapter::strip_str(word).to_string().chars().count();
+            if at > 0 && has_word && column + 1 + length > width {
+                out.push('\n');
+                out.push_str(&indent);
+                column = indent.chars().count();
             } else if at > 0 {
                 out.push(' ');
                 column += 1;
             }
+            has_word |= word.chars().any(char::is_alphanumeric);
             out.push_str(word);
             column += length;
         }
@@ -150,9 +154,29 @@ fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
     out
 }
 
+/// What a line's continuation begins with: its indentation, in which the branches of a tree go on.
+/// After columns the continuation is below the last one, if that begins in the left half.
+fn continuation(line: &str, width: usize) -> String {
+    let line = anstream::adapter::strip_str(line).to_string();
+    let is_lead = |c: char| " │├└─".contains(c);
+    let lead = line.chars().take_while(|c| is_lead(*c));
+    let lead: String = lead.map(|c| if "│├".contains(c) { '│' } else { ' ' }).collect();
+    let text: Vec<char> = line.chars().skip(lead.chars().count()).collect();
+    let begins = |at: &usize| text[at - 2] == ' ' && text[at - 1] == ' ' && text[*at] != ' ';
+    let taken = lead.chars().count();
+    let columns = (2..text.len()).filter(begins).filter(|at| taken + at <= width / 2);
+    let indent = columns.last().unwrap_or(2);
+    lead + &" ".repeat(indent)
+}
+
+/// Prints an answer that is prose or a tree: on a terminal its lines end between words.
+pub(super) fn print_text(text: &str) -> Result<(), Failure> {
+    print(&wrapped(text, 0, columns()))
+}
+
 /// Prints a status message on standard error.
 pub(super) fn status(text: &str) {
-    tell(&format!("{text}\n"));
+    tell(&format!("{}\n", wrapped(text, 0, width(&io::stderr()))));
 }
 
 /// Prints the answer on standard output.
@@ -305,5 +329,13 @@ mod tests {
             "this machine has CPUs 0-1, and\n  a-word-that-is-longer-than-any-line-can-be\n  fits"
         );
         assert_eq!(wrapped("a\nb", 39, Some(40)), "a\nb", "lines stay lines");
+        let tree = "│  ├─ GPU0  NVIDIA H100 80GB HBM3  NV18 to all GPUs";
+        let parts = "│  ├─ GPU0  NVIDIA H100 80GB HBM3  NV18\n│  │        to all GPUs";
+        assert_eq!(wrapped(tree, 0, Some(40)), parts);
+        let columns = "ok       ucx   /usr/lib/libucp.so.0 of the system itself";
+        let parts = "ok       ucx   /usr/lib/libucp.so.0 of\n               the system itself";
+        assert_eq!(wrapped(columns, 0, Some(40)), parts);
+        let long = format!("  {}", "x".repeat(50));
+        assert_eq!(wrapped(&long, 0, Some(40)), long, "a word without a place to end stays whole");
     }
 }

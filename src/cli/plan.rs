@@ -68,8 +68,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             output::print(&text.map_err(|error| Failure::new(Exit::Failed, error))?)?;
         }
         (Form::Env, _) => output::print(&environment(&plan, arguments.process.as_deref())?)?,
-        (Form::Table, None) => output::print(&summary(&plan))?,
-        (Form::Table, Some(worker)) => output::print(&explanation(&plan, worker)?)?,
+        (Form::Table, None) => output::print_text(&summary(&plan))?,
+        (Form::Table, Some(worker)) => output::print_text(&explanation(&plan, worker)?)?,
     }
     Ok(Exit::Done)
 }
@@ -110,7 +110,7 @@ pub(super) fn load(path: &Path) -> Result<Plan, Failure> {
 
 /// Prints the summary of a plan, like `plan` without further arguments.
 pub(super) fn show(plan: &Plan) -> Result<Exit, Failure> {
-    output::print(&summary(plan))?;
+    output::print_text(&summary(plan))?;
     Ok(Exit::Done)
 }
 

@@ -64,7 +64,7 @@ fn check(files: &[PathBuf]) -> Result<Exit, Failure> {
         match flags::read_spec(file) {
             Ok(spec) => {
                 let would = outcome(spec);
-                output::print(&format!("{}: right; {would}\n", file.display()))?;
+                output::print_text(&format!("{}: right; {would}\n", file.display()))?;
             }
             Err(failure) => {
                 output::failure(&failure);

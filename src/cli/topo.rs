@@ -84,13 +84,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Yaml => output::print(&topology.to_yaml())?,
         // Without devices the matrix would be empty; the rest of the machine is still useful.
         Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
-            output::print(&topology.to_tree_with(&workers))?;
+            output::print_text(&topology.to_tree_with(&workers))?;
         }
         Form::Matrix => {
             let width = output::columns().unwrap_or(usize::MAX);
             output::print(&coloured(&topology.to_matrix_within(width)))?;
         }
-        Form::Tree => output::print(&topology.to_tree_with(&workers))?,
+        Form::Tree => output::print_text(&topology.to_tree_with(&workers))?,
         Form::Nccl => {
             let text = topology.to_nccl().map_err(|error| Failure::new(Exit::Usage, error))?;
             output::print(&text)?;

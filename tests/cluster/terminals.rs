@@ -332,7 +332,16 @@ fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
     assert_eq!(running.code, 0, "{running}");
     let plan = ["plan", "--topology", "dgx-1-v100", "--enable-nvlink", "--enable-infiniband"];
     let plan = [&plan[..], &["--net-devices", "auto"]].concat();
-    for command in [&["ps", "fits"][..], &["verify", "fits", "--rounds", "1"], &plan] {
+    let tree = ["topo", "--topology", "dgx-h100", "-o", "tree"];
+    let explained = ["plan", "--topology", "dgx-1-v100", "--explain", "gpu3"];
+    for command in [
+        &["ps", "fits"][..],
+        &["verify", "fits", "--rounds", "1"],
+        &plan,
+        &["topo", "--topology", "dgx-h100"],
+        &tree,
+        &explained,
+    ] {
         for columns in [80, 120] {
             let text = on_a_terminal(&sandbox, columns, command);
             // What was drawn over by a progress display does not stay.
