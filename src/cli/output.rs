@@ -225,7 +225,8 @@ pub(super) fn streams_are_one() -> bool {
 const NARROWEST: usize = 40;
 
 /// A table that fits standard output: if that is a narrow terminal, columns of `less` are left out,
-/// the first of them first. Then a line says so, and that `all` shows them.
+/// the first of them first. Then a line says so, and that `all` shows them. If none may be left out,
+/// the table comes in parts.
 pub(super) fn fitted(headings: &[&str], rows: &[Vec<String>], less: &[&str], all: &str) -> String {
     fitted_to(columns(), headings, rows, less, all)
 }
@@ -243,8 +244,8 @@ fn fitted_to(
         let kept: Vec<usize> =
             (0..headings.len()).filter(|at| !left_out.contains(&headings[*at])).collect();
         let shown: Vec<&str> = kept.iter().map(|at| headings[*at]).collect();
-        let rows = rows.iter().map(|row| kept.iter().map(|at| row[*at].clone()).collect());
-        let mut text = table(&shown, rows);
+        let cells = rows.iter().map(|row| kept.iter().map(|at| row[*at].clone()).collect());
+        let mut text = table(&shown, cells);
         let widest = anstream::adapter::strip_str(&text)
             .to_string()
             .lines()
@@ -253,6 +254,10 @@ fn fitted_to(
         let fits = width.zip(widest).is_none_or(|(width, widest)| widest <= width);
         match less.next().filter(|_| !fits) {
             Some(name) => left_out.push(name),
+            // Nothing may be left out: columns that do not fit are shown below.
+            None if !fits && left_out.is_empty() => {
+                return in_parts(width.unwrap_or(usize::MAX), headings, rows);
+            }
             None => {
                 if !left_out.is_empty() {
                     let what = left_out.join(", ");
@@ -262,6 +267,29 @@ fn fitted_to(
             }
         }
     }
+}
+
+/// Tables of some of the columns each, one below the other; the first column is in all.
+fn in_parts(width: usize, headings: &[&str], rows: &[Vec<String>]) -> String {
+    let length = |at: usize| {
+        let cells = rows.iter().map(|row| row[at].chars().count());
+        cells.chain([headings[at].chars().count()]).max().unwrap_or(0)
+    };
+    let mut parts: Vec<Vec<usize>> = Vec::new();
+    let mut taken = usize::MAX;
+    for at in 1..headings.len() {
+        if taken.saturating_add(2 + length(at)) > width {
+            parts.push(vec![0]);
+            taken = length(0);
+        }
+        taken += 2 + length(at);
+        parts.last_mut().into_iter().for_each(|part| part.push(at));
+    }
+    let tables = parts.iter().map(|part| {
+        let names: Vec<&str> = part.iter().map(|at| headings[*at]).collect();
+        table(&names, rows.iter().map(|row| part.iter().map(|at| row[*at].clone()).collect()))
+    });
+    tables.collect::<Vec<_>>().join("\n")
 }
 
 /// A heading in capitals, except units such as `GB/s` and `µs`.
@@ -318,6 +346,12 @@ mod tests {
              (left out for lack of width: cpus; -o wide shows all)\n"
         );
         assert!(fit(Some(3)).starts_with("WORKER  STATE\n"), "the rest stays");
+        let headings = ["worker", "cpus", "state"];
+        let parts = fitted_to(Some(24), &headings, &rows, &[], "");
+        assert_eq!(
+            anstream::adapter::strip_str(&parts).to_string(),
+            "WORKER  CPUS\ngpu0    0-19,40-59\n\nWORKER  STATE\ngpu0    ready\n"
+        );
     }
 
     #[test]

@@ -161,6 +161,8 @@ impl Detached {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(writer.map_or_else(Stdio::null, Stdio::from))
+            // A Ctrl-C does not reach it, not even before it has a session of its own.
+            .process_group(0)
             .spawn()
             .map_err(failed)?;
         let mut words = child.stdin.take().ok_or_else(missing)?;

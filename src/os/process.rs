@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
-use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, setsid};
+use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getppid, setpgid, setsid};
 
 use crate::wire::process::Exit;
 
@@ -107,8 +107,12 @@ pub fn own_program() -> PathBuf {
 
 /// Leaves the terminal's session, so that its hang-up and Ctrl-C no longer reach this process.
 pub fn become_session_leader() {
-    // Fails only if this process already leads its group, which is sufficient.
-    let _ = setsid();
+    if setsid().is_ok() {
+        return;
+    }
+    // The leader of a process group has to leave it first. Who leads a session already stays.
+    let parents = getpgid(Some(getppid()));
+    let _ = parents.and_then(|group| setpgid(Pid::from_raw(0), group)).and_then(|()| setsid());
 }
 
 /// Redirects standard input, output and error to `/dev/null`, so that readers of the old ones see

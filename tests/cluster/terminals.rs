@@ -336,6 +336,7 @@ fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
     let explained = ["plan", "--topology", "dgx-1-v100", "--explain", "gpu3"];
     for command in [
         &["ps", "fits"][..],
+        &["ps", "fits", "-o", "wide"],
         &["verify", "fits", "--rounds", "1"],
         &plan,
         &["topo", "--topology", "dgx-h100"],
@@ -347,7 +348,7 @@ fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
             // What was drawn over by a progress display does not stay.
             let stays = |line: &'_ str| line.rsplit('\r').next().unwrap_or_default().to_owned();
             let lines = text.lines().map(|line| stays(line.trim_end_matches('\r')));
-            for line in lines.take_while(|line| !line.trim().is_empty()) {
+            for line in lines {
                 let length = line.trim_end().chars().count();
                 assert!(length <= usize::from(columns), "{length} of {columns}: {line}\n{text}");
             }

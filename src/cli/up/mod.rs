@@ -218,14 +218,13 @@ async fn attend(
             Some(Report::Event(record)) => audience.event(&record)?,
             Some(Report::Ended { outcome, .. }) => {
                 audience.finish();
-                if signals.first().is_some() && !*became_ready {
-                    output::status("stopped");
-                }
+                tell_stopped(&signals, *became_ready);
                 audience.ended(&outcome)?;
                 return verdict(outcome, signals.first(), unverified);
             }
             Some(Report::Refused { .. }) | None => {
                 audience.finish();
+                tell_stopped(&signals, *became_ready);
                 return match (supervisor.unsaid().await, signals.first()) {
                     (Ok(outcome), signal) => verdict(outcome, signal, unverified),
                     (Err(_), Some(number)) => Ok(Exit::Signal(number)),
@@ -233,6 +232,13 @@ async fn attend(
                 };
             }
         }
+    }
+}
+
+/// Tells who has interrupted a start that it is over.
+fn tell_stopped(signals: &Signals, became_ready: bool) {
+    if signals.first().is_some() && !became_ready {
+        output::status("stopped");
     }
 }
 

@@ -4,6 +4,8 @@ import { bytes, h, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
 const MOST_LINES = 8;
+/** Steps of an axis of bytes: its marks are whole numbers of MiB or GiB. */
+const POWERS = Array.from({ length: 50 }, (_, at) => 2 ** at);
 
 export class Charts {
   constructor(place) {
@@ -119,7 +121,7 @@ export class Charts {
       width: Math.max(200, box.clientWidth), height: 150,
       legend: { live: true, show: series.length > 1 }, cursor: { y: false, points: { size: 6 } },
       scales: { y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
-      axes: [{ ...axis, space: 80, values: (_, times) => times.map(clock) }, { ...axis, size: 64, values: (_, values) => values.map((value) => format(value) ?? "") }],
+      axes: [{ ...axis, space: 80, values: (_, times) => times.map(clock) }, { ...axis, size: 64, incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }],
       series: [
         { value: (_, at) => (at == null ? "–" : clock(at)) },
         ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (_, value) => (value == null ? "–" : format(value)) })),
