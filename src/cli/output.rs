@@ -225,8 +225,8 @@ pub(super) fn streams_are_one() -> bool {
 const NARROWEST: usize = 40;
 
 /// A table that fits standard output: if that is a narrow terminal, columns of `less` are left out,
-/// the first of them first. Then a line says so, and that `all` shows them. If none may be left out,
-/// the table comes in parts.
+/// the first of them first. Then a line says so, and that `all` shows them. If none may be left
+/// out, the table comes in parts.
 pub(super) fn fitted(headings: &[&str], rows: &[Vec<String>], less: &[&str], all: &str) -> String {
     fitted_to(columns(), headings, rows, less, all)
 }
