@@ -164,8 +164,8 @@ fn continuation(line: &str, width: usize) -> String {
     let text: Vec<char> = line.chars().skip(lead.chars().count()).collect();
     let begins = |at: &usize| text[at - 2] == ' ' && text[at - 1] == ' ' && text[*at] != ' ';
     let taken = lead.chars().count();
-    let columns = (2..text.len()).filter(begins).filter(|at| taken + at <= width / 2);
-    let indent = columns.last().unwrap_or(2);
+    let mut columns = (2..text.len()).rev().filter(begins);
+    let indent = columns.find(|at| taken + at <= width / 2).unwrap_or(2);
     lead + &" ".repeat(indent)
 }
 

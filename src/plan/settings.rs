@@ -34,7 +34,7 @@ pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     rows.of(inner(&plan.engine), &inner(&usual(kind)));
     let threads = |worker: &super::WorkerPlan| Some(worker.threads.to_string());
     rows.of_workers(plan, "threads", threads, Some("1"));
-    rows.of_workers(plan, "rmm", |worker| Some(words(&value(worker.rmm.as_ref()?))?), None);
+    rows.of_workers(plan, "rmm", |worker| words(&value(worker.rmm.as_ref()?)), None);
     rows.of(value(&plan.requirements), &value(&super::Requirements::default()));
     rows.of(value(&plan.supervision), &value(&Supervision::default()));
     rows.rows
