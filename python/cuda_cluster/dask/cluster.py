@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from distributed.deploy import Cluster
 from distributed.objects import SchedulerInfo
 from distributed.security import Security
 from distributed.utils import NoOpAwaitable
+from distributed.versions import get_versions
 from tornado.ioloop import PeriodicCallback
 
 from cuda_cluster import cluster as core
@@ -42,6 +44,12 @@ Name = views.Name
 
 #: States of a worker that nothing starts but a request.
 NOT_RUNNING = ("stopped", "failed")
+
+
+def _look_versions_up() -> None:
+    # A client reports what can't be found.
+    with contextlib.suppress(Exception):
+        get_versions()
 
 
 class LocalCUDACluster(Cluster):
@@ -241,6 +249,8 @@ class LocalCUDACluster(Cluster):
             spec = keywords.merged(spec, {"worker": {"env": environment}})
         flags = {"python": sys.executable, **self._tls(request.security), **request.flags}
         self._owned = core.Owned(flags, spec or None, worker_module.path())
+        # A client says what it has as it connects. Part of that is remembered, and now is time for it.
+        threading.Thread(target=_look_versions_up, name="versions", daemon=True).start()
         try:
             state = await self._owned.until_ready()
         finally:

@@ -10,7 +10,8 @@ from cuda_cluster_dask.failure import StartFailure, describe
 
 def load_early():
     """Imports and looks up what each worker would for itself: once before the fork, it is shared."""
-    names = ["tornado.platform.asyncio", *dask.config.get("distributed.worker.http.routes", [])]
+    names = ["cuda_cluster_dask.worker", "tornado.platform.asyncio"]
+    names += dask.config.get("distributed.worker.http.routes", [])
     for name in names:
         # The worker reports what it cannot import.
         with contextlib.suppress(Exception):
