@@ -52,7 +52,9 @@ async def test_large_frames_are_written_to_mapped_memory_once_that_is_faster():
             if comm.received()["mapped"] > before["mapped"]:
                 break
             if comm._comm.least_written() == 0:
-                pytest.skip("copies are as fast as mapped memory here")
+                # Measured: copies are as fast here, and so they stay.
+                assert comm.received()["copied"] > before["copied"]
+                break
             await asyncio.sleep(0.01)
         else:
             raise AssertionError(f"{comm.received()}, {comm._comm.shared_memory()}")
