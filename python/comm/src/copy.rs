@@ -357,7 +357,8 @@ mod tests {
 
     #[test]
     fn a_copy_past_the_caches_is_a_copy_whatever_its_length_and_place() {
-        let from: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0] ^ (n >> 9) as u8).collect();
+        let from: Vec<u8> =
+            (0..100_000_u32).map(|n| n.to_le_bytes()[0] ^ (n >> 9).to_le_bytes()[0]).collect();
         for (start, len) in [(0, 100_000), (0, 16_384), (1, 16_383), (16, 70_001), (7, 0), (64, 50)]
         {
             for shift in [0, 1, 16] {
@@ -383,7 +384,7 @@ mod tests {
     #[test]
     fn several_threads_copy_everything_once_and_stop_when_told() {
         let copiers = Arc::new(Copiers::default());
-        let from: Vec<u8> = (0..40 << 20).map(|n: u32| (n >> 12) as u8).collect();
+        let from: Vec<u8> = (0..40 << 20).map(|n: u32| (n >> 12).to_le_bytes()[0]).collect();
         let mut to = vec![0_u8; from.len()];
         // SAFETY: parts of two vectors, which outlive the call.
         unsafe { copiers.copy(pieces(&from, &mut to, 1 << 20), || false) };
