@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::pidfd::PidFd;
+use super::process::stat;
 
 /// A snapshot of all processes, by parent.
 #[derive(Debug, Default)]
@@ -52,11 +53,8 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The fourth field of `/proc/PID/stat`; the second, the name, may contain any character, proc(5).
 fn parent(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    after.split(' ').nth(1)?.parse().ok()
+    stat(pid.cast_unsigned(), 4)
 }
 
 /// Whether the process was started with the entry `mark` (`VARIABLE=value`) in its environment.

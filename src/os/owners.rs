@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::descendants::kill_marked;
 use super::pidfd::PidFd;
+use super::process::started;
 
 /// The supervisor and guardian of a cluster, and the mark of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,13 +78,6 @@ impl Identity {
             .is_ok_and(|found| found.uid() == Uid::effective().as_raw());
         (own && started(self.pid) == Some(self.started)).then_some(process)
     }
-}
-
-/// The 22nd field of `/proc/PID/stat`; the second, the name, may contain any character, proc(5).
-fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    after.split(' ').nth(19)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -7,11 +7,13 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getppid, setpgid, setsid};
 
 use crate::wire::process::Exit;
@@ -29,10 +31,8 @@ pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
 
 /// Whether a process is stopped, by a signal or a debugger; `None` if it does not exist.
 pub fn is_stopped(pid: u32) -> Option<bool> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The state follows the name, which is in parentheses and may contain any character, proc(5).
-    let (_, rest) = stat.rsplit_once(") ")?;
-    Some(matches!(rest.chars().next(), Some('T' | 't')))
+    let state: char = stat(pid, 3)?;
+    Some(matches!(state, 'T' | 't'))
 }
 
 /// Takes a descriptor that this process inherited, and marks it to be closed by `exec`.
@@ -62,25 +62,29 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
 
 /// Processor time that a process has used, without its children; `None` if it does not exist.
 pub fn cpu_time(pid: u32) -> Option<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // `utime` and `stime` are the 14th and 15th field; the third follows the name, proc(5).
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
-    let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
-    Some(Duration::from_millis(ticks * 1000 / ticks_a_second()?))
+    let (user, system): (u64, u64) = (stat(pid, 14)?, stat(pid, 15)?);
+    Some(Duration::from_millis((user + system) * 1000 / ticks_a_second()?))
 }
 
 /// Time since a process was started; `None` if it does not exist.
 pub fn age(pid: u32) -> Option<Duration> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+    let started = Duration::from_millis(started(pid)? * 1000 / ticks_a_second()?);
+    Some(Duration::from(now).saturating_sub(started))
+}
+
+/// When a process was started, in ticks of the clock that counts since boot.
+pub(super) fn started(pid: u32) -> Option<u64> {
+    stat(pid, 22)
+}
+
+/// A field of `/proc/PID/stat` after its second, the process's name, numbered as in proc(5).
+///
+/// The name may contain any character; the last `)` ends it.
+pub(super) fn stat<T: FromStr>(pid: u32, field: usize) -> Option<T> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // `starttime`, the 22nd field, is ticks of the clock that counts since boot, proc(5).
-    let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a `timespec` that the call may write to.
-    if unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) } != 0 {
-        return None;
-    }
-    let now = Duration::new(u64::try_from(now.tv_sec).ok()?, u32::try_from(now.tv_nsec).ok()?);
-    Some(now.saturating_sub(Duration::from_millis(ticks * 1000 / ticks_a_second()?)))
+    let (_, after_the_second) = stat.rsplit_once(") ")?;
+    after_the_second.split(' ').nth(field.checked_sub(3)?)?.parse().ok()
 }
 
 fn ticks_a_second() -> Option<u64> {
