@@ -83,6 +83,12 @@ pub(super) fn usual_limit(engine: EngineKind) -> Limit {
     if engine == EngineKind::Command { Limit::None } else { Limit::Auto }
 }
 
+/// Bytes of host memory of all NUMA nodes; `None` if it is not known of each.
+pub(super) fn machine_bytes(topology: &Topology) -> Option<u64> {
+    let nodes = topology.numa.iter().filter(|node| !node.gpu_memory);
+    nodes.map(|node| node.memory_bytes).sum::<Option<u64>>().filter(|bytes| *bytes > 0)
+}
+
 /// Host memory of one worker.
 ///
 /// `sharers[node]` counts the workers that use a node. The cgroup's limit is shared by all.
@@ -94,24 +100,25 @@ pub(super) fn host_limit(
     cgroup_bytes: Option<u64>,
     limit: Limit,
 ) -> (Option<u64>, String) {
-    let machine: u64 =
-        topology.numa.iter().filter(|n| !n.gpu_memory).filter_map(|n| n.memory_bytes).sum();
+    let machine = machine_bytes(topology);
     let all = workers.max(1) as u64;
     match limit {
         Limit::None => (None, "no limit is asked for".to_owned()),
         Limit::Size(crate::units::Size::Bytes(bytes)) => (Some(bytes), "as asked for".to_owned()),
-        Limit::Size(size) if machine > 0 => {
-            (Some(size.of(machine)), format!("{size} of the machine's memory"))
-        }
-        Limit::Size(_) => {
-            (None, "the machine's memory is unknown, so a fraction of it is too".to_owned())
-        }
+        Limit::Size(size) => match machine {
+            Some(bytes) => (Some(size.of(bytes)), format!("{size} of the machine's memory")),
+            None => {
+                (None, "the machine's memory is unknown, so a fraction of it is too".to_owned())
+            }
+        },
         Limit::Auto => {
             let by_node = mems.and_then(|mems| node_share(topology, mems, sharers));
             let (share, reason) = match by_node {
                 Some(bytes) => (Some(bytes), "its share of the memory of its NUMA nodes"),
-                None if machine > 0 => (Some(machine / all), "its share of the machine's memory"),
-                None => (None, "the machine's memory is unknown"),
+                None => match machine {
+                    Some(bytes) => (Some(bytes / all), "its share of the machine's memory"),
+                    None => (None, "the machine's memory is unknown"),
+                },
             };
             match (share, cgroup_bytes.map(|bytes| bytes / all)) {
                 (Some(share), Some(cap)) if cap < share => {

@@ -6,6 +6,7 @@
 //! (`tests/plan_keys.rs`).
 
 use super::context::{Context, Slot};
+use super::memory;
 use super::variables::{PRIORITY, Variables, is_used, protocol};
 use crate::spec::{ClusterSpec, CommandSpec, DaskSpec, EngineKind, Limit, NativeSpec, TlsSpec};
 use crate::topology::Note;
@@ -137,10 +138,7 @@ fn of_another_scheduler(spec: &ClusterSpec, engine: EngineKind) -> Option<Note> 
 
 /// Limits that no worker can reach.
 fn beyond_the_machine(context: &Context<'_>) -> Vec<Note> {
-    let nodes = context.topology.numa.iter().filter(|node| !node.gpu_memory);
-    let Some(whole) = nodes.map(|node| node.memory_bytes).sum::<Option<u64>>() else {
-        return Vec::new();
-    };
+    let Some(whole) = memory::machine_bytes(context.topology) else { return Vec::new() };
     let asked = |slot: &Slot<'_>| match slot
         .overridden(|one| one.memory_limit)
         .or(context.spec.memory.limit)?
@@ -150,7 +148,7 @@ fn beyond_the_machine(context: &Context<'_>) -> Vec<Note> {
     };
     let limits: Vec<u64> = context.slots.iter().filter_map(asked).collect();
     let sum = limits.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    if whole == 0 || sum <= whole {
+    if sum <= whole {
         return Vec::new();
     }
     let (sum, whole) = (HumanBytes(sum), HumanBytes(whole));
