@@ -259,6 +259,8 @@ pub enum Most {
     Unlimited,
 }
 
+const MOST: &str = "'unlimited', a number, or bytes like '64MiB'";
+
 const ULIMIT: &str = "a limit: 'unlimited', a number, bytes like '64MiB', 'SOFT:HARD', or \
                       {soft: 1024, hard: 4096}, where the soft one is not the larger";
 
@@ -267,6 +269,18 @@ impl fmt::Display for Most {
         match self {
             Most::Unlimited => f.write_str("unlimited"),
             Most::At(most) => most.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Most {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        match (text.trim(), text.parse()) {
+            ("unlimited", _) => Ok(Most::Unlimited),
+            (_, Ok(Size::Bytes(most))) => Ok(Most::At(most)),
+            _ => Err(unit_error(text, MOST)),
         }
     }
 }
@@ -282,15 +296,12 @@ impl FromStr for Ulimit {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let most = |part: &str| match (part.trim(), part.parse()) {
-            ("unlimited", _) => Ok(Most::Unlimited),
-            (_, Ok(Size::Bytes(most))) => Ok(Most::At(most)),
-            _ => Err(unit_error(text, ULIMIT)),
-        };
+        let wrong = |_| unit_error(text, ULIMIT);
         let (soft, hard) = match text.split_once(':') {
-            None => (most(text)?, None),
-            Some((soft, hard)) => (most(soft)?, Some(most(hard)?)),
+            None => (text, None),
+            Some((soft, hard)) => (soft, Some(hard.parse().map_err(wrong)?)),
         };
+        let soft = soft.parse().map_err(wrong)?;
         let possible = hard.is_none_or(|hard| soft <= hard);
         if possible { Ok(Self { soft, hard }) } else { Err(unit_error(text, ULIMIT)) }
     }
@@ -300,22 +311,13 @@ impl FromStr for Ulimit {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Both {
-    soft: One,
-    hard: One,
+    soft: Most,
+    hard: Most,
 }
 
 impl Both {
     fn text(&self) -> String {
-        format!("{}:{}", self.soft.0, self.hard.0)
-    }
-}
-
-/// A text or a number.
-struct One(String);
-
-impl<'de> Deserialize<'de> for One {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ulimit::deserialize(deserializer).map(|one| Self(one.to_string()))
+        format!("{}:{}", self.soft, self.hard)
     }
 }
 
@@ -450,5 +452,6 @@ macro_rules! text_or_number {
 }
 
 text_or_number!(Limit, LIMIT);
+text_or_number!(Most, MOST);
 text_or_number!(Ulimit, ULIMIT, Both);
 text_or_number!(PortRange, PORTS);

@@ -254,17 +254,16 @@ fn finish(property: &mut Map<String, Value>) {
         .into_iter()
         .partition(|(keyword, _)| kept.contains(&keyword.as_str()));
     *property = said;
-    let names = |keyword: &str, name: &str| {
-        let types = rule.get(keyword).into_iter();
-        types
-            .flat_map(|it| it.as_array().cloned().unwrap_or_else(|| vec![it.clone()]))
-            .any(|it| it == name)
+    let has_parts = |it: &Value| ["array", "object"].iter().any(|kind| it == kind);
+    let has_parts = match rule.get("type") {
+        Some(Value::Array(types)) => types.iter().any(has_parts),
+        kind => kind.is_some_and(has_parts),
     };
     let is_reference = rule.get("$ref").and_then(Value::as_str);
     let variable = json!({"$ref": "#/$defs/Variable"});
     let more = if is_reference.is_some_and(|name| name.ends_with("Spec")) {
         json!({"type": "null"})
-    } else if ["array", "object"].iter().any(|kind| names("type", kind)) || is_plain_text(&rule) {
+    } else if has_parts || is_plain_text(&rule) {
         property.extend(rule);
         unquoted(property);
         return;
