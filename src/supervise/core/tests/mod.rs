@@ -29,15 +29,20 @@ fn workers_start_when_the_scheduler_is_ready() {
     assert_eq!(world.phase(), ClusterPhase::Ready);
 }
 
-#[test]
-fn workers_that_wait_themselves_are_started_beside_the_scheduler_the_first_time() {
-    let mut world = World::new(Launch { workers_wait: true, ..launch(true, 2, false) });
-    assert_eq!(world.living.len(), 3);
+/// The scheduler and two workers become READY; then the scheduler dies, and its workers with it.
+fn become_ready_and_die(world: &mut World) {
     (0..3).for_each(|slot| world.ready(slot));
     assert_eq!(world.phase(), ClusterPhase::Ready);
     world.die(0, Exit::by_signal(9));
     world.die(1, Exit::by_signal(15));
     world.die(2, Exit::by_signal(15));
+}
+
+#[test]
+fn workers_that_wait_themselves_are_started_beside_the_scheduler_the_first_time() {
+    let mut world = World::new(Launch { workers_wait: true, ..launch(true, 2, false) });
+    assert_eq!(world.living.len(), 3);
+    become_ready_and_die(&mut world);
     assert_eq!(world.living.len(), 1, "later they follow it");
 }
 
@@ -48,11 +53,7 @@ fn workers_are_forked_as_soon_as_their_scheduler_says_so_the_first_time() {
     let key = world.core.key_of(0).expect("the scheduler");
     world.tell(Event::Said { key, status: Status::Forks });
     assert_eq!(world.living.len(), 3);
-    (0..3).for_each(|slot| world.ready(slot));
-    assert_eq!(world.phase(), ClusterPhase::Ready);
-    world.die(0, Exit::by_signal(9));
-    world.die(1, Exit::by_signal(15));
-    world.die(2, Exit::by_signal(15));
+    become_ready_and_die(&mut world);
     let key = world.core.key_of(0).expect("the scheduler");
     world.tell(Event::Said { key, status: Status::Forks });
     assert_eq!(world.living.len(), 1, "later they follow it");
