@@ -3,43 +3,15 @@
 //! One test for each file of `tests/python`, so that they run side by side; what pytest skips is
 //! told and counted as other skips are.
 
+#[path = "packages/mod.rs"]
+mod packages;
 #[path = "skip/mod.rs"]
 mod skip;
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use packages::{packages, passes, python, root};
 use skip::skip;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn python() -> PathBuf {
-    root().join(".venv/bin/python")
-}
-
-/// Whether the Python of the tests has what they need; the test that asks is skipped where not.
-fn packages() -> bool {
-    let needed = "import distributed, pytest, pytest_timeout, pandas, bokeh";
-    let there = Command::new(python()).args(["-c", needed]).output();
-    let there = there.is_ok_and(|output| output.status.success());
-    if !there {
-        skip("dask", ".venv has no pytest or no Dask; scripts/setup.sh --tests");
-    }
-    there
-}
-
-/// Runs a command to its end, which must be a success; returns what it printed.
-fn passes(command: &mut Command) -> String {
-    command.env("CUDA_CLUSTER_BIN", env!("CARGO_BIN_EXE_cuda-cluster"));
-    command.env_remove("CUDA_VISIBLE_DEVICES").env("PYTHONDONTWRITEBYTECODE", "1");
-    let output = command.output().expect("Python starts");
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
-    out.into_owned()
-}
 
 /// Runs the tests of a file, and counts what pytest skipped.
 fn told_by(file: &str) {
@@ -109,12 +81,5 @@ fn dask_cudas_own_tests_pass_over_it_on_a_made_up_machine() {
         // What it skips itself wants cuDF or a real GPU; the script prints it with the reasons.
         let mut script = Command::new(root().join("scripts/dask-cuda-tests.sh"));
         passes(script.arg("--short").env("PYTHON", python()));
-    }
-}
-
-#[test]
-fn what_the_wheel_installs_does_what_the_readme_says() {
-    if packages() {
-        passes(Command::new(root().join("scripts/wheel-check.sh")).arg("--short"));
     }
 }
