@@ -437,6 +437,12 @@ def test_each_thread_may_have_its_loop():
 
 @in_a_loop
 async def test_a_connection_with_nothing_to_do_wakes_nobody():
+    """COMM_IDLE=60 for a minute."""
+
+    def ticks():
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, stat[11:13]))
+
     def switches():
         return {
             task: next(
@@ -451,10 +457,12 @@ async def test_a_connection_with_nothing_to_do_wakes_nobody():
     async with pair() as (ours, _):
         reading = asyncio.ensure_future(ours.read())
         await asyncio.sleep(0.2)
-        before = switches()
+        before, busy = switches(), ticks()
         assert before
-        await asyncio.sleep(1)
+        seconds = int(os.environ.get("COMM_IDLE", "1"))
+        await asyncio.sleep(seconds)
         after = switches()
+        print(f"{seconds} s: {ticks() - busy} ticks of {os.sysconf('SC_CLK_TCK')} a second")
         # Memory that nobody uses is given back in this time, or not.
         assert all(after[task] - before[task] <= 2 for task in before)
         reading.cancel()
@@ -490,13 +498,20 @@ async def test_connections_leave_nothing():
 
         before = descriptors()
         handlers = comm._Loop.running().handlers
+        def held():
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 10
+            threads = len(os.listdir("/proc/self/task"))
+            return {"descriptors": descriptors(), "KiB": resident, "threads": threads}
+
         await visits(200)
-        resident = int(Path("/proc/self/statm").read_text().split()[1])
-        await visits(int(os.environ.get("COMM_CONNECTS", "1000")))
-        assert descriptors() <= before + 2
+        first = held()
+        count = int(os.environ.get("COMM_CONNECTS", "1000"))
+        await visits(count)
+        last = held()
+        print(f"{count} connections: {first} -> {last}")
+        assert last["descriptors"] <= before + 2 and last["threads"] <= first["threads"] + 2
         assert len(handlers) == len(listener._listeners), "each end of a connection is forgotten"
-        grown = int(Path("/proc/self/statm").read_text().split()[1]) - resident
-        assert grown * 4096 < 64 << 20
+        assert last["KiB"] - first["KiB"] < 64 << 10
 
 
 def test_memory_goes_back_to_the_system_with_its_array():
