@@ -66,6 +66,11 @@ fn memory_that_native_connections_share_is_never_changed_by_others() {
 }
 
 #[test]
+fn strangers_stopped_peers_and_lost_networks_harm_no_native_connection() {
+    told_by("test_comm_strangers.py");
+}
+
+#[test]
 fn a_notebook_shows_it_and_works_with_it() {
     told_by("test_notebook.py");
 }

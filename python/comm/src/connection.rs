@@ -148,7 +148,7 @@ impl Connection {
             state.reader_waits = true;
             return Ok(None);
         };
-        state.inbox_bytes -= message.len();
+        state.inbox_bytes -= message.weight();
         let resume = state.paused && !state.is_full();
         state.paused &= !resume;
         drop(state);
@@ -373,7 +373,7 @@ impl Connection {
                 self.end(&mut state, error.into());
             }
         }
-        state.inbox_bytes += message.len();
+        state.inbox_bytes += message.weight();
         state.inbox.push_back(message);
         state.paused = state.is_full();
         self.tell_reader(&mut state);

@@ -29,6 +29,9 @@ const JOINED: usize = 4 << 10;
 /// the socket.
 pub const WAITING: usize = 64 << 10;
 
+/// Answers that may wait for the socket. A peer that keeps to the order of things waits for each.
+const ANSWERS: usize = 16;
+
 /// Entries of one call of the kernel.
 const ENTRIES: usize = 64;
 
@@ -257,7 +260,10 @@ impl Outbox {
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => {
                     self.current = Some(outgoing);
-                    return Ok(());
+                    return match self.answers.len() {
+                        0..=ANSWERS => Ok(()),
+                        _ => Err(io::Error::other("the peer sends, and does not read the answers")),
+                    };
                 }
                 Err(error) => {
                     self.current = Some(outgoing);

@@ -3,7 +3,8 @@
 //! Small frames that are used with the message alone share a block. Each of the others has its own,
 //! so that it can be released without them.
 //!
-//! *Invariant:* every byte is consumed once, whatever the pieces in which they arrive.
+//! *Invariant:* every byte is consumed once, whatever the pieces in which they arrive; and no memory is
+//! touched for a frame on the socket before its bytes arrive.
 
 use std::collections::VecDeque;
 use std::io;
@@ -73,13 +74,22 @@ pub(crate) enum Fault {
     },
 }
 
+/// How this process gets frames that wait at the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Not at all: all come on the socket.
+    Never,
+    /// It copies them.
+    Copied,
+    /// They need memory to which the sender can write.
+    Written,
+}
+
 #[derive(Debug)]
 pub(crate) struct Reader {
     pool: Arc<Pool>,
     stage: Stage,
-    /// Whether frames that wait at the sender can't be copied from there, so that they need memory
-    /// to which the sender can write.
-    shares: bool,
+    waiting: Waiting,
     /// A message for which the peer has been granted memory, and what of it will be streamed.
     granted: Option<(Message, VecDeque<Span>)>,
 }
@@ -89,14 +99,21 @@ enum Stage {
     Header { bytes: [u8; HEADER], have: usize },
     Descriptors { number: u64, bytes: Vec<u8>, len: usize },
     Grants { granted: Granted, bytes: Vec<u8>, len: usize },
-    Body { message: Message, missing: VecDeque<Span> },
+    Body { message: Message, missing: VecDeque<Span>, later: VecDeque<Later> },
+}
+
+/// A block that is taken when the bytes for it arrive: who only announces them takes none.
+#[derive(Debug)]
+struct Later {
+    len: usize,
+    shared: bool,
 }
 
 const START: Stage = Stage::Header { bytes: [0; HEADER], have: 0 };
 
 impl Reader {
-    pub(crate) fn new(pool: Arc<Pool>, shares: bool) -> Self {
-        Self { pool, stage: START, shares, granted: None }
+    pub(crate) fn new(pool: Arc<Pool>, waiting: Waiting) -> Self {
+        Self { pool, stage: START, waiting, granted: None }
     }
 
     /// Keeps a message until the peer has written what it was granted of it, and streamed what is
@@ -128,7 +145,8 @@ impl Reader {
                         Header::Written { number } => match self.granted.take() {
                             Some((mut message, missing)) if message.number == number => {
                                 message.blocks.iter_mut().for_each(|block| block.lend(false));
-                                self.stage = Stage::Body { message, missing };
+                                let later = VecDeque::new();
+                                self.stage = Stage::Body { message, missing, later };
                             }
                             other => {
                                 self.granted = other;
@@ -150,8 +168,7 @@ impl Reader {
                         return Ok(Step::More);
                     }
                     let frames = Descriptor::decode_all(bytes)?;
-                    let (message, missing) = lay_out(*number, &frames, &self.pool, self.shares)?;
-                    self.stage = Stage::Body { message, missing };
+                    self.stage = lay_out(*number, &frames, self.waiting)?;
                 }
                 Stage::Grants { granted, bytes, len } => {
                     bytes.extend_from_slice(cut(input, *len - bytes.len()));
@@ -163,7 +180,13 @@ impl Reader {
                     self.stage = START;
                     return Ok(Step::Granted(granted));
                 }
-                Stage::Body { message, missing } => {
+                Stage::Body { message, missing, later } => {
+                    let needed = missing.front().map_or(usize::MAX, |span| span.block + 1);
+                    while message.blocks.len() < needed
+                        && let Some(next) = later.pop_front()
+                    {
+                        message.blocks.push(next.take(&self.pool)?);
+                    }
                     let Some(span) = missing.front_mut() else {
                         let message = std::mem::take(message);
                         self.stage = START;
@@ -183,9 +206,10 @@ impl Reader {
 
     /// Where the next bytes go, if they are many: they need not be fed.
     pub(crate) fn destination(&mut self, many: usize) -> Option<&mut [u8]> {
-        let Stage::Body { message, missing } = &mut self.stage else { return None };
+        let Stage::Body { message, missing, .. } = &mut self.stage else { return None };
         let span = missing.front().filter(|span| span.len >= many)?;
-        Some(&mut message.blocks[span.block].bytes_mut()[span.start..span.start + span.len])
+        let block = message.blocks.get_mut(span.block)?;
+        Some(&mut block.bytes_mut()[span.start..span.start + span.len])
     }
 
     /// So many bytes are at the destination.
@@ -217,19 +241,12 @@ fn filled(missing: &mut VecDeque<Span>, len: usize) {
     }
 }
 
-/// Takes memory for a message: the message, and what of it comes on the socket.
-fn lay_out(
-    number: u64,
-    frames: &[Descriptor],
-    pool: &Arc<Pool>,
-    shares: bool,
-) -> Result<(Message, VecDeque<Span>), Fault> {
-    let no_memory = |len| move |cause| Fault::Memory { bytes: len, cause };
-    let take = |len| pool.take(len).map_err(no_memory(len));
+/// Where the frames of a message are to be, and which of them come on the socket.
+fn lay_out(number: u64, frames: &[Descriptor], waiting: Waiting) -> Result<Stage, Malformed> {
     let is_small = |frame: &&Descriptor| !frame.apart && frame.address.is_none() && frame.len < OWN;
-    let shared = frames.iter().filter(is_small).map(|frame| frame.len).sum();
+    let small = frames.iter().filter(is_small).map(|frame| frame.len).sum();
     let mut message = Message { number, ..Message::default() };
-    message.blocks.push(take(shared)?);
+    let mut later = VecDeque::from([Later { len: small, shared: false }]);
     let mut missing: VecDeque<Span> = VecDeque::new();
     let mut used = 0;
     for frame in frames {
@@ -238,16 +255,13 @@ fn lay_out(
             used += len;
             Span { block: 0, start: used - len, len }
         } else {
-            let block = if shares && frame.address.is_some() {
-                pool.take_shared(len).map_err(no_memory(len))?
-            } else {
-                take(len)?
-            };
-            message.blocks.push(block);
-            Span { block: message.blocks.len() - 1, start: 0, len }
+            let shared = waiting == Waiting::Written && frame.address.is_some();
+            later.push_back(Later { len, shared });
+            Span { block: later.len() - 1, start: 0, len }
         };
         message.frames.push(span);
         match (frame.address, missing.back_mut()) {
+            (Some(_), _) if waiting == Waiting::Never => return Err(Malformed::Address),
             (Some(address), _) => {
                 message.waits = true;
                 message.copies.push((span.block, address.get()));
@@ -258,13 +272,27 @@ fn lay_out(
             (None, _) => missing.push_back(span),
         }
     }
-    Ok((message, missing))
+    Ok(Stage::Body { message, missing, later })
+}
+
+impl Later {
+    fn take(self, pool: &Arc<Pool>) -> Result<Block, Fault> {
+        let Self { len, shared } = self;
+        let block = if shared { pool.take_shared(len) } else { pool.take(len) };
+        block.map_err(|cause| Fault::Memory { bytes: len, cause })
+    }
 }
 
 impl Message {
     /// Of all frames, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.frames.iter().map(|frame| frame.len).sum()
+    }
+
+    /// What it takes of memory, in bytes: its frames, and about as much for each as it takes to know
+    /// of it.
+    pub(crate) fn weight(&self) -> usize {
+        self.len() + self.frames.len() * 100
     }
 }
 
@@ -275,7 +303,7 @@ mod tests {
     use super::*;
 
     fn reader() -> Reader {
-        Reader::new(Pool::new(0), false)
+        Reader::new(Pool::new(0), Waiting::Copied)
     }
 
     fn contents(message: &mut Message) -> Vec<Vec<u8>> {
@@ -363,6 +391,25 @@ mod tests {
         };
         let (together, apart): (Vec<usize>, Vec<usize>) = (blocks(false), blocks(true));
         assert_eq!((together, apart), (vec![0, 0, 0], vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn memory_is_taken_for_a_frame_when_its_bytes_come() {
+        let (mut reader, frames) = (reader(), vec![vec![0; 60_000]; 1000]);
+        let bytes = encoded(1, &frames, true);
+        let announced = HEADER + DESCRIPTOR * frames.len();
+        for (fed, taken) in [(0, 0), (announced, 2), (1, 2), (60_000, 3), (120_000, 5)] {
+            let mut input = &bytes[..fed];
+            assert!(matches!(reader.feed(&mut input), Ok(Step::More)));
+            let blocks = match &reader.stage {
+                Stage::Body { message, .. } => message.blocks.len(),
+                _ => 0,
+            };
+            assert_eq!(blocks, taken, "after {fed} bytes more");
+        }
+        let all: usize = frames.iter().map(Vec::len).sum();
+        let step = reader.feed(&mut &bytes[..all - 180_001]).unwrap();
+        assert!(matches!(step, Step::Message(message) if message.blocks.len() == 1001));
     }
 
     #[test]

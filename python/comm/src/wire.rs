@@ -86,6 +86,9 @@ pub enum Malformed {
     /// A message while frames of another one wait, or an answer to a message that nobody sent.
     #[error("the peer sent what makes no sense at this moment")]
     Order,
+    /// A frame that waits in memory that this process does not read.
+    #[error("the peer sent an address in memory that is not read")]
+    Address,
     /// More bytes than fit into memory.
     #[error("the peer announced a message that is larger than memory")]
     Length,

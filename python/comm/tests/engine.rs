@@ -14,6 +14,9 @@ use _comm::outbox::Frame;
 use _comm::{Connection, Ending, Engine, Lane, Receipt, Settings, Submitted};
 use nix::poll::{PollFd, PollFlags, poll};
 
+#[path = "engine/strangers.rs"]
+mod strangers;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct End {

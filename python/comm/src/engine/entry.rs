@@ -20,7 +20,7 @@ use crate::copy;
 use crate::greeting::{Greeting, Hello, LENGTH, Step as Greeted};
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
-use crate::reader::{Granted, Message, Reader, Span, Step};
+use crate::reader::{Granted, Message, Reader, Span, Step, Waiting};
 
 /// Copies up to this size, in bytes, are made by the engine's own thread: waking another one would
 /// take longer.
@@ -35,7 +35,9 @@ const DIRECT: usize = 16 << 10;
 pub(super) struct Entry {
     pub(super) connection: Arc<Connection>,
     end: End,
-    /// The process at the other end, where it is one of this machine.
+    /// Whether the other end is a process of this machine and user.
+    is_local: bool,
+    /// That process, where its memory may be read.
     process: Option<Pid>,
     stage: Stage,
     /// Bytes that have been read and not been looked at.
@@ -113,6 +115,7 @@ impl Entry {
         Ok(Self {
             connection,
             end,
+            is_local,
             process,
             stage: Stage::Greeting(Box::new(greeting)),
             rest: Vec::new(),
@@ -127,6 +130,10 @@ impl Entry {
 
     pub(super) fn is_greeting(&self) -> bool {
         matches!(self.stage, Stage::Greeting(_))
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        self.is_local
     }
 
     /// Reads what there is.
@@ -237,9 +244,13 @@ impl Entry {
                         Greeted::Done { peer_reads } => {
                             self.peer.copies = peer_reads;
                             self.connection.open(self.peer.clone());
-                            let shares = self.peer.maps && !self.peer.is_copied;
+                            let waiting = match (self.peer.is_copied, self.peer.maps) {
+                                (true, _) => Waiting::Copied,
+                                (false, true) => Waiting::Written,
+                                (false, false) => Waiting::Never,
+                            };
                             let pool = Arc::clone(&engine.pool);
-                            self.stage = Stage::Reading(Reader::new(pool, shares));
+                            self.stage = Stage::Reading(Reader::new(pool, waiting));
                             if let End::Listener(listener) = &self.end {
                                 listener.add(Arc::clone(&self.connection));
                             }

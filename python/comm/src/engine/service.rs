@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid};
@@ -21,8 +22,12 @@ use crate::listener::Listener;
 
 const WAKE: u64 = 0;
 
-/// Connections that may be greeting at the same time; beyond them, the oldest is given up.
+/// Accepted connections that may be greeting at the same time; beyond them, the oldest is given up.
+/// Or an eighth of the descriptors that this process may have, if those are fewer: it needs the others.
 const GREETING: usize = 1024;
+
+/// So many may be greeting in any case.
+const LEAST_GREETING: usize = 16;
 
 /// Connections that are accepted before others have their turn.
 const ACCEPTED: usize = 64;
@@ -36,9 +41,11 @@ struct Service {
     listeners: HashMap<u64, Arc<Listener>>,
     /// To be served again.
     again: VecDeque<u64>,
-    /// Connections that are greeting, and when they must have finished; sorted if all listeners
-    /// give the same time.
+    /// Connections of this process that are greeting, and when they must have finished; sorted if
+    /// all have the same time.
     greeting: Waiting<u64>,
+    /// As above: those that others have made.
+    strangers: Waiting<u64>,
     /// Listeners that wait for descriptors.
     paused: Waiting<u64>,
     scratch: Scratch,
@@ -52,6 +59,7 @@ pub(super) fn run(engine: &'static Engine) {
         listeners: HashMap::new(),
         again: VecDeque::new(),
         greeting: VecDeque::new(),
+        strangers: VecDeque::new(),
         paused: VecDeque::new(),
         scratch: Scratch::new(),
     };
@@ -92,15 +100,17 @@ fn timeout(next: Option<Instant>) -> EpollTimeout {
 impl Service {
     /// Does what is due. The time at which something is due next.
     fn on_time(&mut self, now: Instant) -> Option<Instant> {
-        while let Some((due, id)) = self.greeting.front().copied() {
-            match self.entries.get(&id) {
-                Some(entry) if entry.is_greeting() && due > now => break,
-                Some(entry) if entry.is_greeting() => {
-                    entry.connection.fail(Ending::Silent);
+        for greeting in [&mut self.greeting, &mut self.strangers] {
+            while let Some((due, id)) = greeting.front().copied() {
+                match self.entries.get(&id) {
+                    Some(entry) if entry.is_greeting() && due > now => break,
+                    Some(entry) if entry.is_greeting() => {
+                        entry.connection.fail(Ending::Silent);
+                    }
+                    _ => {}
                 }
-                _ => {}
+                greeting.pop_front();
             }
-            self.greeting.pop_front();
         }
         while let Some((_, id)) = self.paused.front().copied().filter(|(due, _)| *due <= now) {
             self.paused.pop_front();
@@ -111,7 +121,8 @@ impl Service {
         let trim = self.engine.pool.trim(now);
         let forget = self.engine.mappings.trim(now);
         let due = |waiting: &Waiting<u64>| waiting.front().map(|(due, _)| *due);
-        [trim, forget, due(&self.greeting), due(&self.paused)].into_iter().flatten().min()
+        let times = [&self.greeting, &self.strangers, &self.paused].map(due);
+        times.into_iter().chain([trim, forget]).flatten().min()
     }
 
     fn on(&mut self, command: Command) {
@@ -181,7 +192,9 @@ impl Service {
                 Err(Errno::EAGAIN) => return,
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(_) => {
-                    // Too many files, or no memory: they wait in the backlog meanwhile.
+                    // Too many files, or no memory: they wait in the backlog meanwhile. Who greets
+                    // makes room for those that do more.
+                    self.give_up_oldest();
                     let _ = self.engine.epoll.delete(listener.as_fd());
                     self.paused.push_back((Instant::now() + PAUSE, listener.id()));
                     return;
@@ -191,6 +204,7 @@ impl Service {
     }
 
     fn add(&mut self, connection: Arc<Connection>, end: End, settings: &Settings) {
+        let is_ours = matches!(end, End::Connector);
         let process = match admit(&connection, settings) {
             Ok(process) => process,
             Err(ending) => return connection.fail(ending),
@@ -208,17 +222,40 @@ impl Service {
             return connection.fail(std::io::Error::from(error).into());
         }
         self.entries.insert(id, entry);
-        self.greeting.push_back((Instant::now() + settings.greeting, id));
-        if self.greeting.len() > GREETING {
-            self.greeting.retain(|(_, id)| self.entries.get(id).is_some_and(Entry::is_greeting));
-            if self.greeting.len() > GREETING
-                && let Some((_, id)) = self.greeting.pop_front()
-                && let Some(entry) = self.entries.get(&id)
-            {
-                entry.connection.fail(Ending::Refused("too many peers are greeting".to_owned()));
+        let due = Instant::now() + settings.greeting;
+        if is_ours {
+            self.greeting.push_back((due, id));
+            return;
+        }
+        self.strangers.push_back((due, id));
+        if self.strangers.len() > LEAST_GREETING && self.strangers.len() > most_greeting() {
+            self.strangers.retain(|(_, id)| self.entries.get(id).is_some_and(Entry::is_greeting));
+            if self.strangers.len() > most_greeting() {
+                self.give_up_oldest();
             }
         }
     }
+
+    /// Gives up one that has been greeting for long: a stranger on a network rather than a process of
+    /// this user.
+    fn give_up_oldest(&mut self) {
+        let is = |id: &u64, local: bool| {
+            let entry = self.entries.get(id);
+            entry.is_some_and(|entry| entry.is_greeting() && (local || !entry.is_local()))
+        };
+        let stranger = self.strangers.iter().position(|(_, id)| is(id, false));
+        let oldest = stranger.or_else(|| self.strangers.iter().position(|(_, id)| is(id, true)));
+        if let Some((_, id)) = oldest.and_then(|at| self.strangers.remove(at))
+            && let Some(entry) = self.entries.get(&id)
+        {
+            entry.connection.fail(Ending::Refused("too many peers are greeting".to_owned()));
+        }
+    }
+}
+
+fn most_greeting() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    usize::try_from(limit / 8).unwrap_or(usize::MAX).clamp(LEAST_GREETING, GREETING)
 }
 
 fn listening(id: u64) -> EpollEvent {
