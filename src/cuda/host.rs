@@ -13,27 +13,31 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use super::pages::Pages;
 use super::spare;
 
 /// The smallest page of any machine that CUDA and UCX run on, in bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// Memory of this size or more uses huge pages: a fault for each 2 MiB instead of each 4 KiB, for
-/// the owner and for every process that copies from it.
-const HUGE: usize = 4 << 20;
+/// From this size on, in bytes, memory is pages of its own, which are kept for reuse. Smaller
+/// pieces come from the heap, whose free lists are just as fast.
+const OWN_PAGES: usize = 128 << 10;
 
 /// A value of the caller's that is dropped when a piece of memory is freed.
 pub type Lease = Box<dyn Any + Send + Sync>;
 
 /// Bytes in host memory.
 pub struct HostMemory {
-    /// The bytes, with `start` bytes of padding before them for the alignment.
-    bytes: Vec<u8>,
-    start: usize,
-    /// Whether every byte of the capacity has been written, so that the memory may be reused.
-    is_whole: bool,
+    content: Content,
     /// The last field, so that it is dropped after the bytes are freed.
     lease: Option<Lease>,
+}
+
+enum Content {
+    /// The bytes, with `start` bytes of padding before them for the alignment.
+    Heap { bytes: Vec<u8>, start: usize },
+    /// The first `len` bytes of the pages; `None` only while it is dropped.
+    Pages { pages: Option<Pages>, len: usize },
 }
 
 impl HostMemory {
@@ -41,43 +45,24 @@ impl HostMemory {
     /// pages that come from the kernel, or those of an earlier piece of this process. `None` if
     /// there is no memory.
     pub fn undefined(bytes: usize) -> Option<Self> {
-        if bytes == 0 {
-            return Some(Self::from(Vec::new()));
-        }
-        let room = if bytes < PAGE { bytes } else { bytes.checked_add(PAGE - 1)? };
-        if let Some(mut memory) = spare::take(room) {
-            // SAFETY: of what is kept, every byte up to its capacity has been written.
-            unsafe { memory.set_len(memory.capacity()) };
-            return Self::from_page(memory, bytes);
-        }
-        let layout = Layout::array::<u8>(room).ok()?;
-        // SAFETY: the layout's size is not zero.
-        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
-        if memory.is_null() {
-            return None;
-        }
-        // SAFETY: the global allocator gave this memory for exactly this layout, and all of its
-        // bytes are initialised.
-        let memory = unsafe { Vec::from_raw_parts(memory, room, room) };
-        let mut memory = Self::from_page(memory, bytes)?;
-        if bytes >= HUGE {
-            memory.advise_huge_pages();
-        }
-        Some(memory)
+        let content = if bytes >= OWN_PAGES {
+            let pages = spare::take(bytes).or_else(|| Pages::new(bytes))?;
+            Content::Pages { pages: Some(pages), len: bytes }
+        } else {
+            let room = if bytes < PAGE { bytes } else { bytes.checked_add(PAGE - 1)? };
+            let mut memory = zeroed(room)?;
+            let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
+            memory.truncate(start.checked_add(bytes)?);
+            Content::Heap { bytes: memory, start }
+        };
+        Some(Self { content, lease: None })
     }
 
-    /// The first `bytes` of a vector from a page boundary on, or from its start if they are few.
-    fn from_page(mut memory: Vec<u8>, bytes: usize) -> Option<Self> {
-        let start = if bytes < PAGE { 0 } else { memory.as_ptr().align_offset(PAGE) };
-        memory.truncate(start.checked_add(bytes)?);
-        Some(Self { bytes: memory, start, is_whole: true, lease: None })
-    }
-
-    /// The bytes as a vector, copied if they are not at its beginning.
+    /// The bytes as a vector, copied if they are not at the beginning of one.
     pub fn into_vec(mut self) -> Vec<u8> {
-        match self.start {
-            0 => std::mem::take(&mut self.bytes),
-            start => self.bytes[start..].to_vec(),
+        match &mut self.content {
+            Content::Heap { bytes, start: 0 } => std::mem::take(bytes),
+            _ => self.to_vec(),
         }
     }
 
@@ -90,27 +75,36 @@ impl HostMemory {
     pub fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
+}
 
-    /// Asks for huge pages. If they are refused, everything still works, only slower.
-    fn advise_huge_pages(&mut self) {
-        let bytes = &mut self[..];
-        // SAFETY: the range lies within one allocation and begins at a page; advice on huge pages
-        // changes no byte.
-        let _ =
-            unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), libc::MADV_HUGEPAGE) };
+/// A vector of zeros, or `None` if there is no memory.
+fn zeroed(bytes: usize) -> Option<Vec<u8>> {
+    if bytes == 0 {
+        return Some(Vec::new());
     }
+    let layout = Layout::array::<u8>(bytes).ok()?;
+    // SAFETY: the layout's size is not zero.
+    let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+    if memory.is_null() {
+        return None;
+    }
+    // SAFETY: the global allocator gave this memory for exactly this layout, and all of its bytes
+    // are initialised.
+    Some(unsafe { Vec::from_raw_parts(memory, bytes, bytes) })
 }
 
 impl From<Vec<u8>> for HostMemory {
     fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, start: 0, is_whole: false, lease: None }
+        Self { content: Content::Heap { bytes, start: 0 }, lease: None }
     }
 }
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if self.is_whole {
-            spare::keep(std::mem::take(&mut self.bytes));
+        if let Content::Pages { pages, .. } = &mut self.content
+            && let Some(pages) = pages.take()
+        {
+            spare::keep(pages);
         }
     }
 }
@@ -119,13 +113,21 @@ impl Deref for HostMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        match &self.content {
+            Content::Heap { bytes, start } => &bytes[*start..],
+            Content::Pages { pages, len } => pages.as_ref().map_or(&[], |pages| &pages[..*len]),
+        }
     }
 }
 
 impl DerefMut for HostMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..]
+        match &mut self.content {
+            Content::Heap { bytes, start } => &mut bytes[*start..],
+            Content::Pages { pages, len } => {
+                pages.as_mut().map_or(&mut [], |pages| &mut pages[..*len])
+            }
+        }
     }
 }
 
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn memory_is_as_long_as_asked_for_and_begins_at_a_page() {
-        for bytes in [0, 1, PAGE - 1, PAGE, PAGE + 1, 100_000, HUGE, HUGE + 5] {
+        for bytes in [0, 1, PAGE - 1, PAGE, PAGE + 1, 100_000, OWN_PAGES, (4 << 20) + 5] {
             let mut memory = HostMemory::undefined(bytes).expect("a little memory");
             assert_eq!(memory.len(), bytes);
             assert!(bytes < PAGE || memory.as_ptr().align_offset(PAGE) == 0);
@@ -153,5 +155,18 @@ mod tests {
         }
         assert!(HostMemory::undefined(usize::MAX).is_none());
         assert!(HostMemory::undefined(isize::MAX.unsigned_abs()).is_none());
+    }
+
+    #[test]
+    fn freed_memory_serves_the_next_piece_of_its_size() {
+        spare::keep_up_to(64 << 20).expect("a thread");
+        // A size that no other test uses.
+        let size = 5_432_100;
+        let mut memory = HostMemory::undefined(size).expect("a little memory");
+        memory.fill(7);
+        drop(memory);
+        let again = HostMemory::undefined(size - 1000).expect("a little memory");
+        assert!(again.iter().all(|byte| *byte == 7), "new pages would be zero");
+        assert_eq!(again.len(), size - 1000);
     }
 }

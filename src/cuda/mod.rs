@@ -11,6 +11,7 @@ mod fault;
 mod host;
 mod kernel;
 mod nvrtc;
+mod pages;
 mod pool;
 mod simulated;
 pub(crate) mod spare;

@@ -23,6 +23,7 @@ pub mod memory;
 pub mod notify;
 pub mod own_user;
 pub mod owners;
+pub mod peer_memory;
 pub(crate) mod pidfd;
 pub(crate) mod presence;
 pub mod process;

@@ -8,6 +8,7 @@
 
 mod bulk;
 mod error;
+mod gather;
 mod session;
 mod socket;
 
@@ -132,12 +133,12 @@ impl Client {
         Ok(remote)
     }
 
-    /// The bytes of all these objects, in order.
+    /// The bytes of all these objects, in order. Copies those that exist while others are computed.
     ///
     /// # Errors
-    /// For the first object that can't be provided.
+    /// For an object that can't be provided.
     pub fn gather(&self, remotes: &[Remote]) -> Result<Vec<Vec<u8>>, ClientError> {
-        remotes.iter().map(Remote::bytes).collect()
+        gather::gather(&self.session, remotes)
     }
 
     /// Waits for all these objects.
@@ -342,7 +343,9 @@ impl Remote {
     pub fn bytes(&self) -> Result<Vec<u8>, ClientError> {
         match self.session.wait(self.object)? {
             Status::Available(Product::Inline(bytes)) => Ok(bytes),
-            Status::Available(Product::Stored(_)) => bulk::fetch(&self.session, self.object),
+            Status::Available(Product::Stored(_)) => {
+                bulk::Fetcher::new(&self.session).fetch(self.object)
+            }
             Status::Failed(error) => Err(error.into()),
             Status::Pending => Err(ClientError::Gone),
         }
@@ -398,7 +401,7 @@ impl Iterator for AsCompleted {
     /// Waits for the next object; `None` after the last, or if the scheduler is gone.
     fn next(&mut self) -> Option<Remote> {
         while self.came.is_empty() && !self.waiting.is_empty() {
-            let object = self.session.next_of(self.stream)?;
+            let object = self.session.next_of(self.stream).ok()?;
             self.came = self.waiting.remove(&object).unwrap_or_default();
         }
         self.came.pop()

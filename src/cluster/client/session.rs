@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -58,6 +58,8 @@ pub(super) struct Session {
     shared: Arc<Shared>,
     next: AtomicU64,
     next_stream: AtomicU64,
+    /// Whether the kernel may let this process read workers' memory, and them this process's.
+    reads_memory: AtomicBool,
     stream: UnixStream,
 }
 
@@ -113,6 +115,7 @@ impl Session {
             shared: Arc::default(),
             next: AtomicU64::new(0),
             next_stream: AtomicU64::new(0),
+            reads_memory: AtomicBool::new(true),
             stream: stream.try_clone().map_err(socket)?,
         });
         for (name, run) in [("client-in", listen as fn(_, &_)), ("client-out", speak)] {
@@ -248,12 +251,31 @@ impl Session {
         stream
     }
 
-    pub(super) fn next_of(&self, stream: u64) -> Option<ObjectId> {
-        self.until(|state| state.streams.get_mut(&stream)?.1.pop_front()).ok()
+    /// Waits for the next of these objects that completes, or for [`Self::unwatch`].
+    pub(super) fn next_of(&self, stream: u64) -> Result<ObjectId, ClientError> {
+        let next = self.until(|state| match state.streams.get_mut(&stream) {
+            Some((_, ready)) => ready.pop_front().map(Some),
+            None => Some(None),
+        })?;
+        next.ok_or(ClientError::Gone)
+    }
+
+    /// As [`Self::next_of`], without waiting.
+    pub(super) fn ready_of(&self, stream: u64) -> Option<ObjectId> {
+        self.lock().streams.get_mut(&stream)?.1.pop_front()
+    }
+
+    pub(super) fn reads_memory(&self) -> bool {
+        self.reads_memory.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stop_reading_memory(&self) {
+        self.reads_memory.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn unwatch(&self, stream: u64) {
         self.lock().streams.remove(&stream);
+        self.shared.news.notify_all();
     }
 }
 

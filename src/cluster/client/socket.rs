@@ -6,11 +6,14 @@
 //! *Invariant:* a wait is cut short only after [`PATIENCE`] without a received message.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::ClientError;
@@ -85,6 +88,19 @@ impl Patient {
         self.stream.set_read_timeout(None)?;
         self.stream.set_write_timeout(None)?;
         Ok(self.stream)
+    }
+
+    /// The process at the other end, if it is one that this process can name.
+    pub(super) fn peer(&self) -> Option<u32> {
+        let credentials = getsockopt(&self.stream, sockopt::PeerCredentials).ok()?;
+        // 0 for a process outside this PID namespace.
+        u32::try_from(credentials.pid()).ok().filter(|pid| *pid > 0)
+    }
+
+    /// Whether the other end has not closed the connection, and has sent nothing.
+    pub(super) fn is_open(&self) -> bool {
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(self.stream.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
     }
 
     fn patiently(

@@ -7,12 +7,15 @@ use super::ObjectId;
 /// From a client to a worker, over the worker's own socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bulk {
-    /// Send an object's bytes.
-    Get { object: ObjectId },
-    /// Store an object; this many bytes follow the frame.
-    Put { object: ObjectId, bytes: u64 },
+    /// Send an object's bytes, or, if `reads`, say where the client can read them.
+    Get { object: ObjectId, reads: bool },
+    /// Store an object. Its bytes follow the frame, unless they can be read at this address of the
+    /// client's memory.
+    Put { object: ObjectId, bytes: u64, address: Option<u64> },
     /// Report the memory counters.
     Counters,
+    /// The bytes at the address of the last reply have been read.
+    Done,
 }
 
 /// A worker's reply to a [`Bulk`].
@@ -20,8 +23,13 @@ pub enum Bulk {
 pub enum BulkReply {
     /// This many bytes follow the frame.
     Bytes(u64),
+    /// This many bytes are at this address of the worker's memory. They stay there until the next
+    /// request, or until the worker closes the connection.
+    At { address: u64, bytes: u64 },
     /// The object is stored.
     Stored,
+    /// The worker cannot read the client's memory; the bytes should follow.
+    Send,
     /// The request cannot be carried out.
     Refused { reason: String },
     /// The answer to [`Bulk::Counters`].

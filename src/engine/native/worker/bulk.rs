@@ -1,9 +1,14 @@
 //! The worker's own socket: clients store and fetch objects here, and peers fetch spilled ones.
 //!
+//! A client on this machine copies an object from this process's memory itself if it can, and this
+//! process copies an object from the client's. Otherwise the bytes go over the socket. Both sides
+//! find the other's process by the kernel's word for who is at the other end.
+//!
 //! Has no access rules: every connection that knows the secret may fetch every object.
 //!
 //! *Invariant:* a request is answered only after the other side has proven that it knows the
-//! secret.
+//! secret, and memory whose address was sent stays as it is until the connection is closed or the
+//! other side has read it.
 
 use std::io;
 use std::path::Path;
@@ -18,6 +23,7 @@ use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
 use crate::engine::native::connection;
 use crate::engine::native::error::{ConversationError, Error};
+use crate::os::peer_memory;
 use crate::text::in_full;
 use crate::ucx::Buffer;
 use crate::wire::frame::FRAME_LIMIT;
@@ -33,6 +39,9 @@ const CONNECTIONS: usize = 64;
 
 /// Time that the other side may take to read or write [`CHUNK`] bytes.
 const TRANSFER_TIME: Duration = Duration::from_secs(60);
+
+/// Bytes per second at which the other side reads this process's memory at least.
+const SLOWEST: usize = 1 << 20;
 
 /// Bytes that are copied from a device, or sent, at once.
 const CHUNK: usize = 1 << 20;
@@ -79,27 +88,55 @@ async fn accept(
 }
 
 async fn converse(
-    mut stream: UnixStream,
+    stream: UnixStream,
     store: Arc<Store>,
     events: mpsc::UnboundedSender<WorkerEvent>,
 ) -> Result<(), ConversationError> {
+    // The object whose address the other side knows. Declared before the stream, because it is
+    // released only after the stream is closed, which tells a slow reader that it came too late.
+    let mut read_by_other: Option<Lent> = None;
+    let mut stream = stream;
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0);
+    let pid = u32::try_from(pid).ok().filter(|pid| *pid > 0);
     loop {
-        match connection::receive(&mut stream, FRAME_LIMIT).await? {
+        let next = connection::receive(&mut stream, FRAME_LIMIT);
+        let request = match &read_by_other {
+            None => next.await?,
+            Some(lent) => {
+                let limit = TRANSFER_TIME + Duration::from_secs((lent.len() / SLOWEST) as u64);
+                let next = tokio::time::timeout(limit, next).await;
+                next.unwrap_or(Err(ConversationError::Slow))?
+            }
+        };
+        read_by_other = None;
+        match request {
+            Bulk::Done => {}
             Bulk::Counters => {
                 let reply = BulkReply::Counters(store.counters());
                 connection::send(&mut stream, &reply).await?;
             }
-            Bulk::Get { object } => {
+            Bulk::Get { object, reads } => {
                 let lending = Arc::clone(&store);
                 let lent = tokio::task::spawn_blocking(move || lending.lend(object)).await;
                 match lent {
-                    Ok(Ok(lent)) => give(&mut stream, lent).await?,
+                    Ok(Ok(lent)) => match lent.host().filter(|_| reads) {
+                        Some(memory) => {
+                            let (address, bytes) = (memory.as_ptr().addr(), memory.len());
+                            let (address, bytes) = (address as u64, bytes as u64);
+                            read_by_other = Some(lent);
+                            connection::send(&mut stream, &BulkReply::At { address, bytes })
+                                .await?;
+                        }
+                        None => give(&mut stream, lent).await?,
+                    },
                     Ok(Err(error)) => refuse(&mut stream, &error).await?,
                     Err(_) => return Ok(()),
                 }
             }
-            Bulk::Put { object, bytes } if bytes <= OBJECT_LIMIT => {
-                match take(&mut stream, &store, object, bytes).await? {
+            Bulk::Put { object, bytes, address } if bytes <= OBJECT_LIMIT => {
+                let address = address.and_then(|address| usize::try_from(address).ok());
+                let place = address.map(|address| (pid, address));
+                match take(&mut stream, &store, object, bytes, place).await? {
                     Ok(bytes) => {
                         let _ = events.send(WorkerEvent::Report(Report::Stored { object, bytes }));
                         connection::send(&mut stream, &BulkReply::Stored).await?;
@@ -115,12 +152,14 @@ async fn converse(
     }
 }
 
-/// Receives an object once there is room for it.
+/// Receives an object once there is room for it: from this process and address, or else over the
+/// connection.
 async fn take(
     stream: &mut UnixStream,
     store: &Arc<Store>,
     object: ObjectId,
     bytes: u64,
+    place: Option<(Option<u32>, usize)>,
 ) -> Result<Result<u64, StoreError>, ConversationError> {
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
     let lost = || io::Error::other("a thread for waiting was lost");
@@ -144,7 +183,7 @@ async fn take(
         Some(Err(error)) => {
             // The other side reads the answer only after it has sent everything.
             let mut chunk = vec![0; CHUNK.min(length)];
-            let mut left = length;
+            let mut left = if place.is_none() { length } else { 0 };
             while left > 0 {
                 let bytes = CHUNK.min(left);
                 read(stream, &mut chunk[..bytes]).await?;
@@ -154,9 +193,27 @@ async fn take(
         }
         None => return Err(lost().into()),
     };
-    let Buffer::Host(memory) = &mut room else { return Err(lost().into()) };
-    for chunk in memory.chunks_mut(CHUNK) {
-        read(stream, chunk).await?;
+    let mut is_read = false;
+    if let Some((pid, address)) = place {
+        let reading = move || {
+            let memory = room.host_mut().unwrap_or_default();
+            let pid = pid.ok_or(io::ErrorKind::NotFound);
+            let result =
+                pid.map_err(Into::into).and_then(|pid| peer_memory::read(pid, address, memory));
+            (room, result)
+        };
+        let result: io::Result<()>;
+        (room, result) = tokio::task::spawn_blocking(reading).await.map_err(|_| lost())?;
+        is_read = result.is_ok();
+        if !is_read {
+            connection::send(stream, &BulkReply::Send).await?;
+        }
+    }
+    if !is_read {
+        let Buffer::Host(memory) = &mut room else { return Err(lost().into()) };
+        for chunk in memory.chunks_mut(CHUNK) {
+            read(stream, chunk).await?;
+        }
     }
     let store = Arc::clone(store);
     let keep = move || store.insert(&consumer, object, room);

@@ -207,7 +207,8 @@ async fn from_socket(
     // The memory that was given to UCX is free again. Ask the peer only once there is room, because
     // it soon disconnects a reader that does not read.
     let mut buffer = self::room(shared, consumer, length).await?;
-    connection::send(&mut stream, &Bulk::Get { object }).await.map_err(talk)?;
+    let question = Bulk::Get { object, reads: false };
+    connection::send(&mut stream, &question).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {
         BulkReply::Bytes(bytes) if bytes == length as u64 => {
             let mut chunk = vec![0; CHUNK.min(length)];

@@ -40,9 +40,13 @@ use crate::wire::tasks::Report as TaskReport;
 /// Longest time between the scheduler's end and the signal to this process.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
 
-/// A worker's memory limit divided by this is the freed heap, and likewise the spare memory, that
-/// it may keep: together they count as bloated (`objects::budget`).
-const SPARE_SHARE: u64 = 32;
+/// A worker's memory limit divided by this is the freed heap that it may keep; twice as much counts
+/// as bloated (`objects::budget`).
+const HEAP_SHARE: u64 = 32;
+
+/// A worker's memory limit divided by this is the spare memory that it may keep. Less is kept while
+/// data needs the room (`objects::store`).
+const SPARE_SHARE: u64 = 2;
 
 /// The limit to assume for spare memory if there is none.
 const UNLIMITED: u64 = 8 << 30;
@@ -80,7 +84,7 @@ fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     environment::set_defaults(&environment::defaults(mapped_by_each(&launch.plan)))?;
     let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
-    memory::keep_freed_up_to(limit / SPARE_SHARE);
+    memory::keep_freed_up_to(limit / HEAP_SHARE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

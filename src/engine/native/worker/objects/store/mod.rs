@@ -106,6 +106,14 @@ impl Lent {
         }
     }
 
+    /// The bytes, if they are in memory that other processes can read.
+    pub(crate) fn host(&self) -> Option<&[u8]> {
+        match &self.place {
+            LentPlace::Memory(pinned) => pinned.buffer().host(),
+            LentPlace::File(_) => None,
+        }
+    }
+
     /// Copies from offset `at` until `bytes` is full.
     pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
         match &self.place {

@@ -67,6 +67,7 @@ impl Store {
         let reserved = self.reserve(consumer, Place::Host, bytes as u64, true)?;
         let mut buffer = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
         buffer.hold(Box::new(reserved));
+        self.limit_spares();
         Ok(buffer)
     }
 
@@ -85,6 +86,9 @@ impl Store {
                 Ok(memory) => {
                     let mut buffer = Buffer::Device(memory);
                     buffer.hold(Box::new(reserved));
+                    if device.is_simulated() {
+                        self.limit_spares();
+                    }
                     return Ok(buffer);
                 }
                 Err(refusal) => refusal,
@@ -188,6 +192,24 @@ impl Store {
         host + if simulated { device } else { 0 }
     }
 
+    /// Reserved bytes that are memory of this process, and spare ones, which data may take at any
+    /// time. A piece that is freed or reused during the call counts at least once.
+    fn data(&self) -> u64 {
+        let before = self.charged();
+        let spare = spare::kept() as u64;
+        before.max(self.charged()) + spare
+    }
+
+    /// Frees spare memory that would not fit beside the data: together they stay within the share
+    /// of the memory limit that is for data.
+    fn limit_spares(&self) {
+        let limit = self.lock().budget.as_ref().map(|one| one.budget.process_memory().limit);
+        if let Some(limit) = limit {
+            let rest = limit.saturating_sub(self.charged());
+            spare::give_back_above(usize::try_from(rest).unwrap_or(usize::MAX));
+        }
+    }
+
     fn look(&self, inner: &mut Inner) {
         let Some(watched) = &mut inner.budget else { return };
         if watched.looked.elapsed() < LOOK_AGAIN {
@@ -195,12 +217,12 @@ impl Store {
         }
         watched.looked = Instant::now();
         let Some(resident) = process::resident_bytes(std::process::id()) else { return };
-        watched.budget.observe(resident, self.charged(), watched.start.elapsed());
+        watched.budget.observe(resident, self.data(), watched.start.elapsed());
     }
 
-    /// Returns freed heap to the system, and measures the process again without old peaks.
+    /// Returns freed memory to the system, and measures the process again without old peaks.
     pub(super) fn look_closely(&self) {
-        spare::give_back();
+        spare::give_back_above(0);
         memory::give_back_freed_heap();
         let charged = self.charged();
         let mut inner = self.lock();
@@ -223,8 +245,8 @@ impl Store {
                 tracing::warn!(%error, "objects cannot go to the disk");
             }
             let Some((now, is_bloated)) = self.room_for_data() else { return };
+            self.limit_spares();
             if is_bloated && trimmed.elapsed() >= TRIM_AGAIN {
-                spare::give_back();
                 memory::give_back_freed_heap();
                 trimmed = Instant::now();
             }
