@@ -29,7 +29,7 @@ fn start(plan: &Plan) -> (Cluster, Client) {
 const SIZES: [usize; 7] = [0, 10, 5000, (64 << 10) - 1, 64 << 10, 3_000_000, 9_000_001];
 
 fn content(seed: usize, size: usize) -> Vec<u8> {
-    (0..size).map(|at| ((at / 7 + seed * 31) % 251) as u8).collect()
+    (0..size).map(|at| ((at / 7 + seed * 31) % 251).to_le_bytes()[0]).collect()
 }
 
 /// Puts objects of all sizes, and compares what is gathered.

@@ -241,3 +241,31 @@ fn what_does_not_fit_the_memory_limit_fails_with_the_figures() {
     }
     cluster.stop();
 }
+
+/// Freed memory that is kept for reuse takes no room from data, and gives way to it.
+#[test]
+fn freed_memory_makes_room_for_pieces_of_another_size() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limit = (idle_bytes() + (300 << 20)) * 100 / cuda_cluster::plan::HOST_FILL_PERCENT;
+    let (mut cluster, client) = start(1, limit, directory.path());
+    let watch = Watch::start(&mut cluster, directory.path());
+    let host = |client: &Client| client.counters("gpu0").expect("told").host;
+    for mebibytes in [40, 15, 60, 25] {
+        // 240 of 300 MiB, with pieces that are not of the size of those before.
+        let content = vec![7; mebibytes << 20];
+        let put: Result<Vec<_>, _> = (0..240 / mebibytes).map(|_| client.put(&content)).collect();
+        let put = put.expect("there is room");
+        assert_eq!(host(&client).objects, put.len() as u64);
+        drop(put);
+        let start = Instant::now();
+        while host(&client).objects > 0 {
+            assert!(start.elapsed() < native::PATIENCE, "what was released is still there");
+        }
+    }
+    assert_eq!(client.counters("gpu0").expect("told").disk.demoted_bytes, 0);
+    let (most_bytes, files) = watch.stop();
+    let ended_at = limit / 100 * ENDED_AT_PERCENT;
+    assert!(most_bytes < ended_at, "{most_bytes} of {limit} bytes resident");
+    assert_eq!(files, 0);
+    cluster.stop();
+}

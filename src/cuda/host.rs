@@ -13,11 +13,8 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::pages::Pages;
+use super::pages::{PAGE, Pages};
 use super::spare;
-
-/// The smallest page of any machine that CUDA and UCX run on, in bytes.
-pub(crate) const PAGE: usize = 4096;
 
 /// From this size on, in bytes, memory is pages of its own, which are kept for reuse. Smaller
 /// pieces come from the heap, whose free lists are just as fast.

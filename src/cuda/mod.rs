@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 pub use driver::DriverDevice;
 pub use fault::Fault;
-pub(crate) use host::PAGE;
 pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
+pub(crate) use pages::PAGE;
 pub use pool::{PoolUse, Sizes};
 pub use simulated::SimulatedDevice;
 

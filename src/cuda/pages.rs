@@ -6,7 +6,8 @@
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::PAGE;
+/// The smallest page of any machine that CUDA and UCX run on, in bytes.
+pub(crate) const PAGE: usize = 4096;
 
 /// Size of a huge page. Memory of at least this size begins at a multiple of it, and asks for huge
 /// pages: a fault for each 2 MiB instead of each 4 KiB, for the owner and for every process that

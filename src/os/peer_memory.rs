@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn memory_is_read_and_what_is_not_mapped_is_an_error() {
-        let bytes: Vec<u8> = (0..5_000_000u32).map(|at| (at % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..5_000_000u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
         let own = std::process::id();
         let copied = copy(own, bytes.as_ptr().addr(), bytes.len()).expect("one's own memory");
         assert!(copied == bytes, "the bytes are the same");
