@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 part() { cargo check --locked --quiet --lib --no-default-features "$@"; }
 part --profile test
 part
-for features in probe cuda launch native; do
+for features in probe cuda ucx launch native; do
     part --features "$features"
 done
 echo "every part builds without those above it"

@@ -15,8 +15,9 @@ trap 'rm -rf "$scratch"' EXIT
 export CUDA_CLUSTER_SKIPS=$scratch/skips
 touch "$CUDA_CLUSTER_SKIPS"
 
-# What Python loads; the Python package's tests use it.
-cargo build --locked --quiet --package cuda-cluster-comm
+# What Python loads; the Python package's tests use it. By itself it would be built with UCX's headers
+# of its own, because other crates would have other features.
+cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
 
 status=0
 all=(--no-fail-fast)

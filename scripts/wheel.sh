@@ -163,7 +163,7 @@ if [ "$mode" != --debug ]; then
 fi
 # The package's module in Rust, which runs on any Python from 3.11 on (abi3).
 say "building the module"
-build_module() { cargo build --locked --quiet --package cuda-cluster-comm "$@"; }
+build_module() { cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm "$@"; }
 if [ "$mode" = --debug ]; then
     build_module
     install -m 755 target/debug/lib_comm.so "$module"

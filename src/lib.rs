@@ -77,7 +77,8 @@
 //! - `probe`: what this machine has
 //! - `launch`: clusters of the engines `dask` and `command`; module [`cluster`]
 //! - `cuda`: device memory and CUDA source
-//! - `native`: the native engine; the one feature for which UCX is compiled
+//! - `ucx`: UCX, opened at run time; the one feature for which UCX is compiled, for its types
+//! - `native`: the native engine
 //! - `cli`: the program
 //!
 //! # What is stable
@@ -121,7 +122,7 @@ pub mod probe;
 #[cfg(any(feature = "launch", test))]
 #[doc(hidden)]
 pub mod supervise;
-#[cfg(feature = "native")]
+#[cfg(feature = "ucx")]
 #[doc(hidden)]
 pub mod ucx;
 #[cfg(any(feature = "launch", test))]

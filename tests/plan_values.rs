@@ -55,6 +55,25 @@ fn each_difference_names_the_process_and_the_value_before_and_after() {
 }
 
 #[test]
+fn dasks_native_protocol_has_ucx_for_device_memory_and_no_listener_of_it() {
+    let flags = "ucx: {nvlink: true, infiniband: true, net_devices: auto}\n";
+    let ours = plan("dgx-1-v100", &format!("engine: dask\ndask: {{protocol: native}}\n{flags}"));
+    let ucxx = plan("dgx-1-v100", &format!("engine: dask\n{flags}"));
+    for (ours, ucxx) in ours.workers.iter().zip(&ucxx.workers) {
+        assert_eq!(ours.env["UCX_TLS"], ucxx.env["UCX_TLS"]);
+        assert!(ours.env["UCX_TLS"].contains("cuda_ipc"), "{:?}", ours.env);
+        let ports =
+            |env: &std::collections::BTreeMap<String, String>| env["UCX_NET_DEVICES"].clone();
+        assert_eq!(ports(&ours.env), ports(&ucxx.env));
+    }
+    let listens = |plan: &Plan| {
+        let why = &plan.scheduler.as_ref().expect("a scheduler").why;
+        why.iter().any(|why| why.choice == "listens on")
+    };
+    assert!(listens(&ucxx) && !listens(&ours), "its sockets are those of the host it is given");
+}
+
+#[test]
 fn a_plans_workers_are_the_occupants_of_their_gpus_cpus_and_nics() {
     let plan = plan("dgx-1-v100", "ucx: {infiniband: true, net_devices: auto}\n");
     let occupants = plan.occupants();

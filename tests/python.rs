@@ -15,8 +15,18 @@ use skip::skip;
 
 /// Runs the tests of a file, and counts what pytest skipped.
 fn told_by(file: &str) {
+    run(file, Command::new(python()));
+}
+
+/// The same, on a machine with two made-up GPUs.
+fn told_on_two_gpus_by(file: &str) {
+    let mut command = Command::new(root().join("scripts/made-up.sh"));
+    command.arg("2").arg(python()).env("PYTHON", python());
+    run(file, command);
+}
+
+fn run(file: &str, mut pytest: Command) {
     if packages() {
-        let mut pytest = Command::new(python());
         pytest.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--timeout", "900"]);
         pytest.arg(root().join("tests/python").join(file)).current_dir(root());
         for line in passes(&mut pytest).lines().filter_map(|line| line.strip_prefix("SKIPPED ")) {
@@ -58,6 +68,11 @@ fn programs_that_cannot_be_edited_run_over_it() {
 #[test]
 fn dasks_messages_travel_over_native_connections() {
     told_by("test_comm.py");
+}
+
+#[test]
+fn device_memory_travels_from_device_to_device() {
+    told_on_two_gpus_by("test_comm_device.py");
 }
 
 #[test]

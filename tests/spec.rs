@@ -64,8 +64,8 @@ wrong! {
         "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  infiniband: true\n",
     tcp_as_protocol_with_a_libucp:
         "version: 1\nengine: dask\ndask:\n  protocol: tcp\nucx:\n  library: auto\n",
-    native_as_protocol_with_infiniband:
-        "version: 1\nengine: dask\ndask:\n  protocol: native\nucx:\n  infiniband: true\n",
+    native_as_protocol_with_rdmacm:
+        "version: 1\nengine: dask\ndask:\n  protocol: native\nucx:\n  infiniband: true\n  rdmacm: true\n",
     native_as_protocol_with_tls:
         "version: 1\nengine: dask\ndask: {protocol: native}\ntls: {ca_file: ca, cert: c, key: k}\n",
     too_few_ports: "version: 1\nworkers: 8\nworker:\n  ports: 9000:9003\n",

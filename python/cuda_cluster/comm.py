@@ -8,8 +8,10 @@ Dask finds it by its entry point::
 
 On one machine, large frames go from process to process with one copy, into memory that is used
 again: the receiver copies them (``process_vm_readv``), or the sender writes them to memory that both
-have mapped, whichever is there and faster. Between machines, messages go over TCP, as with ``tcp://``. Frames in device memory go through
-host memory. It does not encrypt: where Dask requires encryption, use ``tls://``.
+have mapped, whichever is there and faster. Between machines, messages go over TCP, as with ``tcp://``.
+Between processes with GPUs, frames in device memory go over UCX (``cuda_ipc``, ``rc``), from device to
+device, as `UCX_*` variables permit; a process needs RMM for that, and a CUDA context before it connects.
+It does not encrypt: where Dask requires encryption, use ``tls://``.
 
 Configuration, under ``distributed.comm.native``:
 
@@ -17,6 +19,8 @@ Configuration, under ``distributed.comm.native``:
     A file with 64 hexadecimal digits. If set, both ends of every connection must know the secret.
 ``lane``
     How large frames travel on one machine: "auto", or only "mapped", "copied" or "socket".
+``devices``
+    Whether device memory goes over UCX; if false, through host memory.
 ``keep-memory``
     How much memory a process keeps for later messages, and how much it shares at most (an eighth of
     the machine's, at most 512 MiB).
@@ -54,6 +58,8 @@ from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
+
+from cuda_cluster import _devices
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +173,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def received() -> dict[str, int]:
     """Bytes of frames that this process has received, by the way that they took."""
-    return dict(zip(("copied", "mapped", "socket"), _comm.received(), strict=True))
+    host = dict(zip(("copied", "mapped", "socket"), _comm.received(), strict=True))
+    return {**host, "device": _comm.fetched_devices()}
 
 
 def metrics(worker: Any) -> dict[str, int]:
@@ -241,19 +248,39 @@ class Native(Comm):
     def extra_info(self) -> dict[str, Any]:
         """How messages travel: ``socket`` is "unix" or "tcp"; ``copies`` says for each direction
         (received, sent) whether large frames may be copied from process to process, ``maps`` whether
-        they may be written to memory that both have mapped."""
+        they may be written to memory that both have mapped; ``devices`` has UCX's lanes for device
+        memory, once some has come, and is None where that goes through host memory."""
         try:
             *copies, maps = self._connection.lanes
         except OSError:
             return {}
         # The ends of a TCP connection have ports; those that connected over a Unix socket do not.
         unix = self._peer_addr.endswith(":0") or self._local_addr.endswith(":0")
-        return {"socket": "unix" if unix else "tcp", "copies": tuple(copies), "maps": maps}
+        info = {"socket": "unix" if unix else "tcp", "copies": tuple(copies), "maps": maps}
+        devices = self._devices
+        peer = self.remote_info.get(_devices.KEY)
+        return {**info, "devices": None if devices is None else devices.lanes(peer)}
+
+    def handshake_info(self) -> dict[str, Any]:
+        # Who only passes messages on, as a scheduler does, gets them in host memory.
+        devices = _devices.of_this_process(_comm) if self.deserialize else None
+        address = devices.address if devices is not None and devices.usable else None
+        return {**super().handshake_info(), _devices.KEY: address}
+
+    @property
+    def _devices(self) -> Any:
+        """What moves device memory, if both ends have said that they can move it."""
+        if self.local_info.get(_devices.KEY) and self.remote_info.get(_devices.KEY):
+            return _devices.of_this_process(_comm)
+        return None
 
     async def read(self, deserializers: Any = None) -> Any:
         try:
             while (frames := self._connection.receive()) is None:
                 await self._loop.wait(self._connection.id)
+            if (devices := self._devices) is not None:
+                peer = self.remote_info[_devices.KEY]
+                await self._over(devices.fetch(self._connection, self._loop.events, peer, frames))
         except OSError as error:
             self._fail(error)
         except BaseException:
@@ -271,9 +298,24 @@ class Native(Comm):
             self.abort()
             raise CommClosedError("aborted connection on truncated data") from error
 
+    async def _over(self, transfer: Any) -> None:
+        """Waits for the end of a transfer of device memory."""
+        try:
+            while transfer is not None and not transfer.done:
+                await self._loop.wait(transfer.id)
+        except OSError as error:
+            if not self._connection.closed and self._devices is not None:
+                self._devices.give_up(error)
+            raise
+
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         if self.closed():
             raise CommClosedError(f"in {self}: it is closed")
+        devices = self._devices
+        if devices is not None and devices.usable:
+            serializers = serializers or _devices.SERIALIZERS
+        elif serializers is not None:
+            serializers = tuple(one for one in serializers if one != "cuda")
         frames = await to_frames(
             msg,
             allow_offload=self.allow_offload,
@@ -287,12 +329,16 @@ class Native(Comm):
             frame_split_size=UNSPLIT,
         )
         frames = [_flat(frame) for frame in frames]
+        sent, transfer = frames, None
         try:
-            held = self._connection.send(frames)
+            if devices is not None:
+                sent, transfer = devices.offer(self._connection, self._loop.events, frames)
+            held = self._connection.send(sent)
             while held is not None and not held.done:
                 await self._loop.wait(self._connection.id + 1)
             if held is not None and held.lost:
                 raise ConnectionError("it ended before the peer had the message")
+            await self._over(transfer)
         except OSError as error:
             self._fail(error)
         except BaseException:

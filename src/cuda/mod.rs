@@ -20,7 +20,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-pub use driver::DriverDevice;
+pub use driver::{DriverDevice, ForeignContext};
 pub use fault::Fault;
 pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
@@ -272,6 +272,7 @@ impl Device {
 enum Memory {
     Simulated(simulated::SimulatedMemory),
     Driver(driver::DriverMemory),
+    Foreign(driver::ForeignMemory),
 }
 
 /// Memory of a device.
@@ -282,6 +283,28 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
+    /// Memory of a GPU that another library of this process has allocated, by its address.
+    ///
+    /// # Errors
+    /// If the driver does not know the address.
+    ///
+    /// # Safety
+    /// The range stays allocated until the buffer is dropped, and nobody else writes to it; while
+    /// the buffer is written, nobody reads it.
+    pub unsafe fn foreign(address: u64, bytes: usize) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { driver::ForeignMemory::new(address, bytes) }?;
+        Ok(DeviceBuffer { memory: Memory::Foreign(memory), lease: None })
+    }
+
+    /// The context that its memory belongs to, if another library has allocated it.
+    pub fn foreign_context(&self) -> Option<ForeignContext> {
+        match &self.memory {
+            Memory::Simulated(_) | Memory::Driver(_) => None,
+            Memory::Foreign(memory) => memory.context(),
+        }
+    }
+
     /// Keeps a value until the memory is freed.
     pub fn hold(&mut self, lease: Lease) {
         self.lease = Some(lease);
@@ -297,6 +320,7 @@ impl DeviceBuffer {
         match &self.memory {
             Memory::Simulated(memory) => memory.bytes().len(),
             Memory::Driver(memory) => memory.len(),
+            Memory::Foreign(memory) => memory.len(),
         }
     }
 
@@ -314,7 +338,7 @@ impl DeviceBuffer {
     pub fn host(&self) -> Option<&[u8]> {
         match &self.memory {
             Memory::Simulated(memory) => Some(memory.bytes()),
-            Memory::Driver(_) => None,
+            Memory::Driver(_) | Memory::Foreign(_) => None,
         }
     }
 
@@ -322,17 +346,18 @@ impl DeviceBuffer {
     pub fn host_mut(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Simulated(memory) => Some(memory.bytes_mut()),
-            Memory::Driver(_) => None,
+            Memory::Driver(_) | Memory::Foreign(_) => None,
         }
     }
 
-    /// The handle by which another process maps it; `None` for simulated memory, and for length 0.
+    /// The handle by which another process maps it; `None` for simulated memory, for memory of
+    /// other libraries, and for length 0.
     ///
     /// # Errors
     /// If the driver refuses: the memory cannot be shared.
     pub fn ipc_handle(&self) -> Result<Option<Vec<u8>>, Error> {
         match &self.memory {
-            Memory::Simulated(_) => Ok(None),
+            Memory::Simulated(_) | Memory::Foreign(_) => Ok(None),
             Memory::Driver(memory) if memory.len() == 0 => Ok(None),
             Memory::Driver(memory) => memory.ipc_handle().map(Some),
         }
@@ -350,6 +375,7 @@ impl DeviceBuffer {
         match &self.memory {
             Memory::Simulated(memory) => memory.bytes().as_ptr().cast(),
             Memory::Driver(memory) => memory.pointer(),
+            Memory::Foreign(memory) => memory.pointer(),
         }
     }
 
@@ -358,6 +384,7 @@ impl DeviceBuffer {
         match &mut self.memory {
             Memory::Simulated(memory) => memory.bytes_mut().as_mut_ptr().cast(),
             Memory::Driver(memory) => memory.pointer(),
+            Memory::Foreign(memory) => memory.pointer(),
         }
     }
 
@@ -370,6 +397,7 @@ impl DeviceBuffer {
         match &mut self.memory {
             Memory::Simulated(memory) => memory.bytes_mut()[offset..end].copy_from_slice(bytes),
             Memory::Driver(memory) => memory.write(offset, bytes)?,
+            Memory::Foreign(memory) => memory.write(offset, bytes)?,
         }
         Ok(())
     }
@@ -383,6 +411,7 @@ impl DeviceBuffer {
         match &self.memory {
             Memory::Simulated(memory) => bytes.copy_from_slice(&memory.bytes()[offset..end]),
             Memory::Driver(memory) => memory.read(offset, bytes)?,
+            Memory::Foreign(memory) => memory.read(offset, bytes)?,
         }
         Ok(())
     }

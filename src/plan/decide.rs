@@ -12,7 +12,7 @@ use super::form::{
     Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why,
 };
 use super::gpus::{VISIBLE, machine_name};
-use super::variables::{NET_DEVICES, Situation, is_used};
+use super::variables::{NET_DEVICES, Situation, connects};
 use super::{gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
     ClusterSpec, EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError,
@@ -278,7 +278,7 @@ impl<'a> Context<'a> {
         let (cpus, reason) = shares.scheduler.clone();
         let chosen = cpus.as_ref().map_or_else(|| "untouched".to_owned(), ToString::to_string);
         let mut why = vec![Why { choice: "cpus".to_owned(), chosen, reason, rejected: Vec::new() }];
-        if self.engine == EngineKind::Dask && is_used(self.spec, self.engine) {
+        if connects(self.spec, self.engine) {
             // distributed's UCX listener ignores the interface it is given (distributed#6901).
             why.push(Why {
                 choice: "listens on".to_owned(),

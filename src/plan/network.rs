@@ -11,7 +11,7 @@ use super::error::PlanError;
 use super::form::Why;
 use super::nics::{Given, Nics};
 use super::ucx::needs_loopback_alone;
-use super::variables::{NET_DEVICES, is_used};
+use super::variables::{NET_DEVICES, connects, is_used};
 use crate::ids::{GpuIndex, NicPort};
 use crate::spec::{EngineKind, NetDevices, UcxCompat, Variables};
 use crate::topology::{Nic, NicKind, Note};
@@ -136,7 +136,7 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
     match of_host.or_else(main) {
         Some(interface) => interface.name.clone(),
         None => {
-            if context.engine == EngineKind::Dask && is_used(context.spec, context.engine) {
+            if connects(context.spec, context.engine) {
                 let text = "the interface of the announced address is unknown: 'lo' is assumed";
                 notes.push(Note::new("ucx.control_device", text));
             }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
-use super::variables::{NET_DEVICES, PRIORITY, Situation, TLS, Variables, is_used};
+use super::variables::{NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_used};
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
 
@@ -380,7 +380,7 @@ fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
     let network =
         ["tcp", "srd", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "ud", "dc", "ib", "all"];
     let memory = ["sm", "shm", "mm", "posix", "sysv", "all"];
-    if situation.engine == EngineKind::Dask
+    if connects(situation.spec, situation.engine)
         && !has(&["tcp", "all"])
         && situation.spec.ucx.rdmacm != Some(true)
     {

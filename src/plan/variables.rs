@@ -70,12 +70,18 @@ impl Variables {
     }
 }
 
-/// Whether UCX carries the cluster's data, so that its variables matter.
+/// Whether UCX carries data of the cluster, so that its variables matter.
 pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
     match engine {
         EngineKind::Native | EngineKind::Command => true,
-        EngineKind::Dask => protocol(spec).starts_with("ucx"),
+        // `native` has it for device memory.
+        EngineKind::Dask => connects(spec, engine) || protocol(spec) == "native",
     }
+}
+
+/// Whether UCX listens on addresses and ports, and connects Dask's processes.
+pub(super) fn connects(spec: &ClusterSpec, engine: EngineKind) -> bool {
+    engine == EngineKind::Dask && protocol(spec).starts_with("ucx")
 }
 
 /// The Dask engine's protocol: UCX if any of its options was requested, else that of a scheduler to

@@ -205,13 +205,20 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
             "drop 'tls', or use 'dask.protocol: tls'",
         );
     }
-    if matches!(protocol, Some("tcp" | "tls" | "native"))
+    if matches!(protocol, Some("tcp" | "tls"))
         && let Some(key) = needs_ucx
     {
         return refuse(
             "dask.protocol",
             format!("'ucx.{key}' needs UCX, and this protocol is without it"),
             "use 'dask.protocol: ucxx', or leave it out",
+        );
+    }
+    if protocol == Some("native") && ucx.rdmacm == Some(true) {
+        return refuse(
+            "dask.protocol",
+            "'ucx.rdmacm' connects by RDMA, and native:// connects over sockets",
+            "use 'dask.protocol: ucxx', or leave 'ucx.rdmacm' out",
         );
     }
     if protocol == Some("tls") && given == 0 {

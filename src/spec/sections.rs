@@ -235,8 +235,8 @@ section! {
 section! {
     /// The Dask engine's own options.
     DaskSpec {
-        /// `tcp`, `tls`, `native` (experimental: one copy between processes of a machine, for host
-        /// memory), `ucx` or `ucxx`. Default: `ucxx` when a UCX option is set, else `tcp`.
+        /// `tcp`, `tls`, `native` (experimental: one copy between processes of a machine, UCX for
+        /// device memory), `ucx` or `ucxx`. Default: `ucxx` when a UCX option is set, else `tcp`.
         protocol: String,
         /// The Python to run. Default: that of the active environment.
         python: String,

@@ -14,6 +14,8 @@ use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::completions::Completions;
 use crate::copy::{Copiers, Piece, STREAMED};
+#[cfg(feature = "devices")]
+use crate::device::Transfer;
 use crate::engine::Engine;
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
@@ -119,6 +121,9 @@ struct State {
     reader_waits: bool,
     /// The event loop is to be told when all that was submitted is done.
     writer_waits: bool,
+    /// Transfers of device memory that belong to its messages.
+    #[cfg(feature = "devices")]
+    transfers: Vec<std::sync::Weak<Transfer>>,
 }
 
 impl Connection {
@@ -253,6 +258,26 @@ impl Connection {
     pub fn lanes(&self) -> (bool, bool, bool) {
         let peer = &self.state().peer;
         (peer.is_copied, peer.copies, peer.maps)
+    }
+
+    /// Has a transfer of device memory end with the connection.
+    #[cfg(feature = "devices")]
+    pub fn attach(&self, transfer: &Arc<Transfer>) {
+        let mut state = self.state();
+        state.transfers.retain(|one| one.strong_count() > 0);
+        state.transfers.push(Arc::downgrade(transfer));
+        if state.ending.is_some() {
+            self.give_up_transfers(&mut state);
+        }
+    }
+
+    #[cfg(feature = "devices")]
+    fn give_up_transfers(&self, state: &mut State) {
+        let transfers = std::mem::take(&mut state.transfers);
+        let Some(plane) = self.engine.opened_plane() else { return };
+        for transfer in transfers.iter().filter_map(std::sync::Weak::upgrade) {
+            plane.give_up(&transfer, "the connection has ended");
+        }
     }
 
     /// Ends it at once. Any thread may do that.
@@ -413,6 +438,8 @@ impl Connection {
         // The peer must know before the frames may change: it checks after it has copied them.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         state.outbox.clear();
+        #[cfg(feature = "devices")]
+        self.give_up_transfers(state);
         self.tell_reader(state);
         self.tell_writer(state);
         self.engine.remove(self.id);

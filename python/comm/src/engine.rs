@@ -81,6 +81,8 @@ pub struct Engine {
     least: OnceLock<Option<usize>>,
     measured: Once,
     received: Received,
+    #[cfg(feature = "devices")]
+    pub(crate) plane: OnceLock<Result<crate::device::Plane, String>>,
 }
 
 /// Bytes of frames that have arrived, by the way that they took.
@@ -246,6 +248,8 @@ impl Engine {
             least: OnceLock::new(),
             measured: Once::new(),
             received: Received::default(),
+            #[cfg(feature = "devices")]
+            plane: OnceLock::new(),
         })
     }
 

@@ -3,6 +3,8 @@
 pub mod completions;
 mod connection;
 mod copy;
+#[cfg(feature = "devices")]
+pub mod device;
 mod engine;
 pub mod greeting;
 mod lanes;
@@ -15,6 +17,12 @@ pub mod wire;
 
 #[cfg(feature = "python")]
 mod python;
+
+// What it sends is tested without UCX, too.
+#[cfg(test)]
+#[cfg(not(feature = "devices"))]
+#[path = "device/wire.rs"]
+mod device_wire;
 
 pub use connection::{Connection, Ending, Receipt, Submitted};
 pub use engine::{Engine, Lane, Settings};

@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code)]
 
+mod devices;
+
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +37,11 @@ const DETACHED: usize = 1 << 20;
 /// Messages between the processes of a Dask cluster. See `cuda_cluster.comm`.
 #[pymodule(gil_used = true)]
 mod _comm {
+    #[pymodule_export]
+    use super::devices::{
+        Transfer, device_lanes, fetch_devices, fetched_devices, has_context, offer_devices,
+        open_devices,
+    };
     #[pymodule_export]
     use super::{
         Connection, Events, Held, Listener, Memory, connect, keep_memory, kept_memory,

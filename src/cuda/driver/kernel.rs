@@ -49,7 +49,7 @@ impl Device {
         };
         let is_own = |buffer: &DeviceBuffer| match &buffer.memory {
             Memory::Driver(memory) => std::ptr::eq(memory.device(), Arc::as_ptr(device)),
-            Memory::Simulated(_) => false,
+            Memory::Simulated(_) | Memory::Foreign(_) => false,
         };
         let own = parameters.iter().all(|parameter| match parameter {
             Parameter::In(buffer) => is_own(buffer),

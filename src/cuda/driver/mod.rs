@@ -5,6 +5,7 @@
 //! *Invariant:* the device's primary context is current on the thread for each call, and is held
 //! as long as any of the device's buffers.
 
+mod foreign;
 mod kernel;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -17,6 +18,9 @@ use super::fault::Faults;
 use super::pool::{self, Pool, PoolUse, Sizes};
 use super::{Error, MemoryInfo};
 use crate::ids::PciAddress;
+
+pub use self::foreign::ForeignContext;
+pub(super) use self::foreign::ForeignMemory;
 
 /// The name that every driver installs.
 const SONAME: &str = "libcuda.so.1";
@@ -41,13 +45,13 @@ struct IpcHandle([u8; super::IPC_HANDLE_BYTES]);
 /// `CUdeviceptr`: a device address.
 type Address = u64;
 
-/// Declares the table of functions and how each is looked up.
+/// Declares a table of functions and how each is looked up.
 macro_rules! functions {
-    ($($name:ident($($argument:ty),*);)*) => {
+    ($table:ident: $($name:ident($($argument:ty),*);)*) => {
         #[allow(non_snake_case, reason = "the driver's own names")]
-        struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+        struct $table { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
-        impl Functions {
+        impl $table {
             /// # Safety
             /// `library` must be a libcuda and must never be closed.
             unsafe fn find(
@@ -65,7 +69,10 @@ macro_rules! functions {
     };
 }
 
+use functions;
+
 functions! {
+    Functions:
     cuInit(c_uint);
     cuGetErrorString(c_int, *mut *const c_char);
     cuDeviceGetByPCIBusId(*mut c_int, *const c_char);
@@ -308,15 +315,27 @@ impl DriverDevice {
 
     /// The driver's text for a result.
     pub(super) fn text(&self, result: c_int) -> String {
-        let mut text = std::ptr::null();
-        // SAFETY: a place for a pointer to the driver's own constant text.
-        let known = unsafe { (self.functions.cuGetErrorString)(result, &raw mut text) };
-        if known == SUCCESS && !text.is_null() {
-            // SAFETY: the driver's texts are C strings that live as long as it.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-        } else {
-            format!("CUDA error {result}")
-        }
+        // SAFETY: the driver's own function.
+        unsafe { text(self.functions.cuGetErrorString, result) }
+    }
+}
+
+/// `cuGetErrorString`.
+type ErrorString = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
+/// The driver's text for a result.
+///
+/// # Safety
+/// The function must be that of a libcuda that is never closed.
+unsafe fn text(string: ErrorString, result: c_int) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: a place for a pointer to the driver's own constant text.
+    let known = unsafe { string(result, &raw mut text) };
+    if known == SUCCESS && !text.is_null() {
+        // SAFETY: the driver's texts are C strings that live as long as it.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        format!("CUDA error {result}")
     }
 }
 

@@ -1,0 +1,385 @@
+//! The thread that owns UCX: answers who asks, and fetches.
+//!
+//! *Invariant:* UCX is used on this thread alone, which needs nothing of Python.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cuda_cluster::cuda::ForeignContext;
+use cuda_cluster::ucx::{
+    Arrival, Buffer, Completion, EndpointFailure, HEADER_LIMIT, Library, Payload, Protocol,
+    Sleeper, Status, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress, lane_transports,
+};
+
+use super::wire::{Header, LENGTH};
+use super::{Command, Plane, Queue, Range, SEAL, Seen, Transfer, told, waited_for};
+
+/// How often UCX is asked for work before this thread sleeps: a transfer is some messages, each
+/// within microseconds of the last.
+const ROUNDS: u32 = 2_000;
+
+/// After UCX has said that it cannot go on.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const _: () = assert!(LENGTH <= HEADER_LIMIT, "headers fit into UCX's messages");
+
+/// What an operation of UCX is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// A range of an offer goes out.
+    Sent(u64),
+    /// A range of a fetch comes in.
+    Received(u64),
+    /// A question or an answer without data.
+    Word,
+}
+
+struct Offer {
+    transfer: Arc<Transfer>,
+    ranges: Vec<Range>,
+    /// Ranges that UCX is sending, once somebody has asked.
+    sending: Option<usize>,
+    failure: Option<String>,
+}
+
+struct Fetch {
+    transfer: Arc<Transfer>,
+    from: Vec<u8>,
+    /// Those that nothing has come for.
+    buffers: Vec<Option<Box<Buffer>>>,
+    /// Of all of them.
+    bytes: u64,
+    /// Ranges that UCX is filling.
+    filling: usize,
+    failure: Option<String>,
+}
+
+struct Owner {
+    worker: UcpWorker<Purpose>,
+    address: Vec<u8>,
+    /// By the sealed address.
+    endpoints: HashMap<Vec<u8>, UcpEndpoint<Purpose>>,
+    offers: BTreeMap<u64, Offer>,
+    fetches: BTreeMap<u64, Fetch>,
+    seen: Arc<Seen>,
+}
+
+/// Opens UCX, tells how that went, and serves until the process ends.
+pub(super) fn run(
+    context: ForeignContext,
+    library: Option<&Path>,
+    tell: &mpsc::Sender<Result<Plane, String>>,
+) {
+    let (mut owner, sleeper, queue) = match open(context, library) {
+        Ok((owner, sleeper, plane)) => {
+            let queue = Arc::clone(&plane.queue);
+            if tell.send(Ok(plane)).is_err() {
+                return;
+            }
+            (owner, sleeper, queue)
+        }
+        Err(error) => {
+            let _ = tell.send(Err(error));
+            return;
+        }
+    };
+    let mut idle = 0;
+    loop {
+        let mut worked = owner.worker.progress();
+        if sleeper.called() {
+            queue.take().into_iter().for_each(|command| owner.on(command));
+            worked = true;
+        }
+        worked |= owner.take_events();
+        idle = if worked { 0 } else { idle + 1 };
+        if idle > ROUNDS
+            && let Err(error) = sleeper.sleep(&owner.worker, None, || !queue.is_empty())
+        {
+            owner.fail_all(&told(&error));
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn open(
+    context: ForeignContext,
+    library: Option<&Path>,
+) -> Result<(Owner, Sleeper, Plane), String> {
+    context.make_current().map_err(|error| error.to_string())?;
+    let library = Library::open(library).map_err(|error| told(&error))?;
+    let ucx = UcpContext::new(&library, &[]).map_err(|error| told(&error))?;
+    let resources = ucx.resources().map_err(|error| told(&error))?;
+    let transports = lane_transports(&resources);
+    if !transports.iter().any(|transport| transport.starts_with("cuda")) {
+        return Err(format!("UCX {} has no CUDA transports", library.version()));
+    }
+    let described = format!("UCX {} with {}", library.version(), transports.join(", "));
+    let worker = UcpWorker::new(&ucx).map_err(|error| told(&error))?;
+    let address = worker.address().map_err(|error| told(&error))?.seal(&SEAL);
+    let sleeper = Sleeper::new().map_err(|error| told(&error))?;
+    let queue = Arc::new(Queue { commands: Mutex::default(), waker: sleeper.waker() });
+    let seen = Arc::<Seen>::default();
+    let shown = Arc::clone(&seen);
+    let plane = Plane { address: address.clone(), library: described, queue, seen: shown };
+    let owner = Owner {
+        worker,
+        address,
+        endpoints: HashMap::new(),
+        offers: BTreeMap::new(),
+        fetches: BTreeMap::new(),
+        seen,
+    };
+    Ok((owner, sleeper, plane))
+}
+
+impl Owner {
+    fn on(&mut self, command: Command) {
+        match command {
+            Command::Offer { transfer, ranges } => {
+                let offer = Offer { ranges, sending: None, failure: None, transfer };
+                self.offers.insert(offer.transfer.id(), offer);
+            }
+            Command::Fetch { transfer, from, offer, ranges } => {
+                if let Err(error) = self.fetch(&transfer, &from, offer, &ranges) {
+                    self.fetches.remove(&transfer.id());
+                    transfer.end(Err(error));
+                }
+            }
+            Command::Cancel(id) => {
+                let failure = || Some("nobody waits for it any more".to_owned());
+                if let Some(offer) = self.offers.get_mut(&id) {
+                    offer.sending.get_or_insert(0);
+                    offer.failure = failure();
+                    self.end_offer(id);
+                }
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.failure = failure();
+                    self.end_fetch(id);
+                }
+            }
+        }
+    }
+
+    /// Asks for what is offered, with the memory for it ready.
+    fn fetch(
+        &mut self,
+        transfer: &Arc<Transfer>,
+        from: &[u8],
+        offer: u64,
+        ranges: &[Range],
+    ) -> Result<(), String> {
+        let buffers = ranges.iter().map(|range| {
+            // SAFETY: who fetches keeps the range, for this alone, until the transfer is over, which
+            // is when no buffer of it is left.
+            let buffer = unsafe { waited_for(*range) }?;
+            Ok(Some(Box::new(Buffer::Device(buffer))))
+        });
+        let fetch = Fetch {
+            transfer: Arc::clone(transfer),
+            from: from.to_vec(),
+            buffers: buffers.collect::<Result<_, String>>()?,
+            bytes: ranges.iter().map(|range| range.len as u64).sum(),
+            filling: 0,
+            failure: None,
+        };
+        let id = transfer.id();
+        self.fetches.insert(id, fetch);
+        let address = self.address.clone();
+        self.say(from, Header::Ask { offer, fetch: id }, address.into())
+    }
+
+    fn say(&mut self, to: &[u8], header: Header, payload: Payload) -> Result<(), String> {
+        let endpoint = self.endpoint(to)?;
+        let sent = endpoint.send(&header.encode(), payload, Protocol::Auto, Purpose::Word);
+        sent.map_err(|error| told(&error))
+    }
+
+    /// The endpoint to a process, which is opened when it is first needed.
+    fn endpoint(&mut self, to: &[u8]) -> Result<&UcpEndpoint<Purpose>, String> {
+        if !self.endpoints.contains_key(to) {
+            let address = WorkerAddress::open(to, &SEAL).map_err(|error| told(&error))?;
+            let endpoint = self.worker.connect(&address).map_err(|error| told(&error))?;
+            self.endpoints.insert(to.to_vec(), endpoint);
+        }
+        self.endpoints.get(to).ok_or_else(|| "no endpoint".to_owned())
+    }
+
+    /// Handles what UCX has done; returns whether that was anything.
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
+        while let Some(failure) = self.worker.next_failure() {
+            self.failed(failure);
+            any = true;
+        }
+        while let Some(completion) = self.worker.next_completion() {
+            self.completed(&completion);
+            any = true;
+        }
+        while let Some(arrival) = self.worker.next_arrival() {
+            self.arrived(arrival);
+            any = true;
+        }
+        any
+    }
+
+    fn arrived(&mut self, arrival: Arrival<Purpose>) {
+        match Header::decode(arrival.header()) {
+            Some(Header::Ask { offer, fetch }) => {
+                let Some(from) = arrival.bytes().map(<[u8]>::to_vec) else { return };
+                drop(arrival);
+                self.answer(offer, fetch, &from);
+            }
+            Some(Header::Data { index, fetch: id }) => {
+                let Some(fetch) = self.fetches.get_mut(&id) else { return };
+                let buffer = fetch.buffers.get_mut(index as usize).and_then(Option::take);
+                let outcome = match buffer {
+                    Some(buffer) if buffer.len() == arrival.len() => {
+                        fetch.filling += 1;
+                        arrival.receive(buffer, Purpose::Received(id)).map_err(|error| {
+                            fetch.filling -= 1;
+                            told(&error)
+                        })
+                    }
+                    _ => Err("the peer sent what was not asked for".to_owned()),
+                };
+                if let Err(error) = outcome {
+                    fetch.failure.get_or_insert(error);
+                    self.end_fetch(id);
+                }
+            }
+            Some(Header::Nothing { fetch: id }) => {
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.failure = Some("the peer does not offer it any more".to_owned());
+                    self.end_fetch(id);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Sends all ranges of an offer at once.
+    fn answer(&mut self, id: u64, fetch: u64, to: &[u8]) {
+        let Some(mut offer) = self.offers.remove(&id).filter(|offer| offer.sending.is_none())
+        else {
+            // Who asks may be gone by now, which its endpoint says.
+            let _ = self.say(to, Header::Nothing { fetch }, Payload::Empty);
+            return;
+        };
+        offer.sending = Some(0);
+        for (index, range) in (0..).zip(&offer.ranges) {
+            // SAFETY: who offers keeps the range as it is until the transfer is over, which is when
+            // UCX has sent all of them.
+            let buffer = unsafe { waited_for(*range) };
+            let outcome = buffer.and_then(|buffer| {
+                let payload = Payload::Owned(Box::new(Buffer::Device(buffer)));
+                let header = Header::Data { index, fetch }.encode();
+                let endpoint = self.endpoint(to)?;
+                let sent = endpoint.send(&header, payload, Protocol::Rendezvous, Purpose::Sent(id));
+                sent.map_err(|error| told(&error))
+            });
+            match outcome {
+                Ok(()) => offer.sending = offer.sending.map(|count| count + 1),
+                Err(error) => {
+                    offer.failure = Some(error);
+                    let _ = self.say(to, Header::Nothing { fetch }, Payload::Empty);
+                    break;
+                }
+            }
+        }
+        self.offers.insert(id, offer);
+        self.end_offer(id);
+    }
+
+    fn completed(&mut self, completion: &Completion<Purpose>) {
+        let failure = completion.result().err().map(|status| why(&status));
+        match *completion.purpose() {
+            Purpose::Word => {}
+            Purpose::Sent(id) => {
+                if let Some(offer) = self.offers.get_mut(&id) {
+                    offer.sending = offer.sending.map(|count| count.saturating_sub(1));
+                    offer.failure = offer.failure.take().or(failure);
+                    self.end_offer(id);
+                }
+            }
+            Purpose::Received(id) => {
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.filling -= 1;
+                    fetch.failure = fetch.failure.take().or(failure);
+                    self.end_fetch(id);
+                }
+            }
+        }
+    }
+
+    /// Ends an offer that UCX does not send any more.
+    fn end_offer(&mut self, id: u64) {
+        let Some(offer) = self.offers.get(&id).filter(|offer| offer.sending == Some(0)) else {
+            return;
+        };
+        offer.transfer.end(offer.failure.clone().map_or(Ok(()), Err));
+        self.offers.remove(&id);
+    }
+
+    /// Ends a fetch that is full or has failed, once UCX does not fill anything of it any more.
+    fn end_fetch(&mut self, id: u64) {
+        let Some(fetch) = self.fetches.get_mut(&id).filter(|fetch| fetch.filling == 0) else {
+            return;
+        };
+        let is_full = fetch.buffers.iter().all(Option::is_none);
+        if !is_full && fetch.failure.is_none() {
+            return;
+        }
+        let Some(fetch) = self.fetches.remove(&id) else { return };
+        if fetch.failure.is_none() {
+            self.saw(&fetch);
+        }
+        drop(fetch.buffers);
+        fetch.transfer.end(fetch.failure.map_or(Ok(()), Err));
+    }
+
+    /// Counts a fetch, and looks at the lanes of the first one from each process.
+    fn saw(&self, fetch: &Fetch) {
+        self.seen.bytes.fetch_add(fetch.bytes, Ordering::Relaxed);
+        let mut lanes = self.seen.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !lanes.contains_key(&fetch.from)
+            && let Some(endpoint) = self.endpoints.get(&fetch.from)
+        {
+            lanes.insert(fetch.from.clone(), endpoint.lanes().unwrap_or_default());
+        }
+    }
+
+    /// A peer is gone, or cannot be reached.
+    fn failed(&mut self, failure: EndpointFailure) {
+        let gone = self.endpoints.iter().find(|(_, one)| one.id() == failure.endpoint);
+        let Some(address) = gone.map(|(address, _)| address.clone()) else { return };
+        // Its operations end through their callbacks.
+        self.endpoints.remove(&address);
+        self.seen.lanes.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        let ids = self.fetches.iter().filter(|(_, fetch)| fetch.from == address);
+        for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(fetch) = self.fetches.get_mut(&id) {
+                fetch.failure.get_or_insert_with(|| why(&failure.status));
+                self.end_fetch(id);
+            }
+        }
+    }
+
+    /// UCX cannot go on.
+    fn fail_all(&mut self, error: &str) {
+        self.endpoints.clear();
+        for fetch in self.fetches.values_mut() {
+            fetch.failure.get_or_insert_with(|| error.to_owned());
+        }
+        for id in self.fetches.keys().copied().collect::<Vec<_>>() {
+            self.end_fetch(id);
+        }
+    }
+}
+
+fn why(status: &Status) -> String {
+    format!("UCX: {status}")
+}

@@ -1,0 +1,186 @@
+//! Device memory that another library of this process has allocated: RMM, CuPy, Numba.
+//!
+//! Makes no context and initialises nothing; who has such memory has done that.
+//!
+//! *Invariant:* each call has the context current in which the memory was allocated.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+use super::{Address, SONAME, SUCCESS, functions, text};
+use crate::cuda::Error;
+
+/// `CU_POINTER_ATTRIBUTE_CONTEXT`.
+const CONTEXT: c_int = 1;
+
+functions! {
+    Functions:
+    cuGetErrorString(c_int, *mut *const c_char);
+    cuPointerGetAttribute(*mut c_void, c_int, Address);
+    cuCtxGetCurrent(*mut *mut c_void);
+    cuCtxSetCurrent(*mut c_void);
+    cuCtxSynchronize();
+    cuStreamSynchronize(*mut c_void);
+    cuMemcpyDtoH_v2(*mut c_void, Address, usize);
+    cuMemcpyHtoD_v2(Address, *const c_void, usize);
+}
+
+struct Driver {
+    functions: Functions,
+    /// Never closed: the driver leaves threads behind.
+    _library: ManuallyDrop<libloading::Library>,
+}
+
+/// The driver, if it can be opened.
+fn driver() -> Result<&'static Driver, Error> {
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return Ok(driver);
+    }
+    // SAFETY: libcuda's initialisers have no preconditions.
+    let library = unsafe { libloading::Library::new(SONAME) }
+        .map_err(|source| Error::Driver { name: SONAME, source })?;
+    let library = ManuallyDrop::new(library);
+    // SAFETY: these functions have had these signatures since CUDA 4.1, and the library is never
+    // closed.
+    let functions = unsafe { Functions::find(&library) }
+        .map_err(|(function, source)| Error::Driver { name: function, source })?;
+    Ok(DRIVER.get_or_init(|| Driver { functions, _library: library }))
+}
+
+fn check(driver: &Driver, call: &'static str, result: c_int) -> Result<(), Error> {
+    if result == SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the driver's own function, and the driver is never closed.
+    let reason = unsafe { text(driver.functions.cuGetErrorString, result) };
+    Err(Error::Call { call, reason })
+}
+
+/// A CUDA context of another library of this process, which keeps it until the process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignContext(*mut c_void);
+
+// SAFETY: a handle, which is only made current; any thread may do that.
+unsafe impl Send for ForeignContext {}
+// SAFETY: as above.
+unsafe impl Sync for ForeignContext {}
+
+impl ForeignContext {
+    /// The context that is current on this thread; `None` without a driver or a context.
+    pub fn current() -> Option<Self> {
+        let mut context = null_mut();
+        // SAFETY: a place for the result.
+        let result = unsafe { (driver().ok()?.functions.cuCtxGetCurrent)(&raw mut context) };
+        (result == SUCCESS && !context.is_null()).then_some(Self(context))
+    }
+
+    /// Makes it current on this thread.
+    ///
+    /// # Errors
+    /// If it is gone, or the device has faulted.
+    pub fn make_current(self) -> Result<(), Error> {
+        let driver = driver()?;
+        // SAFETY: a context of this process; the driver refuses one that is gone.
+        let result = unsafe { (driver.functions.cuCtxSetCurrent)(self.0) };
+        check(driver, "cuCtxSetCurrent", result)
+    }
+
+    /// Waits for the work of a stream, numbered as in `__cuda_array_interface__`: 1 or none is the
+    /// default stream, 2 the stream of a thread of its own.
+    ///
+    /// # Errors
+    /// If the stream is gone, or some of its work has failed.
+    pub fn wait(self, stream: Option<u64>) -> Result<(), Error> {
+        self.make_current()?;
+        let driver = driver()?;
+        // Which thread's stream 2 is, nobody says: this waits for all streams.
+        if stream == Some(2) {
+            // SAFETY: the context is current.
+            let result = unsafe { (driver.functions.cuCtxSynchronize)() };
+            return check(driver, "cuCtxSynchronize", result);
+        }
+        let stream = stream.and_then(|stream| usize::try_from(stream).ok()).unwrap_or(1);
+        // SAFETY: the context is current; the driver refuses a stream that it does not know.
+        let result = unsafe {
+            (driver.functions.cuStreamSynchronize)(std::ptr::with_exposed_provenance_mut(stream))
+        };
+        check(driver, "cuStreamSynchronize", result)
+    }
+}
+
+/// A range of a GPU's memory that another library has allocated.
+pub(crate) struct ForeignMemory {
+    address: Address,
+    bytes: usize,
+    /// `None` for a range of no bytes.
+    context: Option<ForeignContext>,
+}
+
+impl ForeignMemory {
+    /// # Safety
+    /// As `DeviceBuffer::foreign`.
+    pub(crate) unsafe fn new(address: Address, bytes: usize) -> Result<Self, Error> {
+        if bytes == 0 {
+            return Ok(Self { address: 0, bytes, context: None });
+        }
+        let driver = driver()?;
+        let mut context: *mut c_void = null_mut();
+        // SAFETY: a place for the attribute, which is a handle; the driver refuses addresses that
+        // it does not know.
+        let result = unsafe {
+            (driver.functions.cuPointerGetAttribute)((&raw mut context).cast(), CONTEXT, address)
+        };
+        check(driver, "cuPointerGetAttribute", result)?;
+        // Memory that the driver's own pools have allocated has none: that of this thread will do.
+        let found = Some(context).filter(|context| !context.is_null()).map(ForeignContext);
+        Ok(Self { address, bytes, context: found.or_else(ForeignContext::current) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn context(&self) -> Option<ForeignContext> {
+        self.context
+    }
+
+    /// The device address, in the form that UCX takes.
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
+    }
+
+    /// Copies `bytes` to `offset`; the caller has checked that they fit.
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let Some(context) = self.context else { return Ok(()) };
+        context.make_current()?;
+        let driver = driver()?;
+        // SAFETY: the range lies within this allocated memory, and the source is readable.
+        let result = unsafe {
+            (driver.functions.cuMemcpyHtoD_v2)(
+                self.address + offset as u64,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+            )
+        };
+        check(driver, "cuMemcpyHtoD", result)
+    }
+
+    /// Copies from `offset`; the caller has checked the range.
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        let Some(context) = self.context else { return Ok(()) };
+        context.make_current()?;
+        let driver = driver()?;
+        // SAFETY: the range lies within this allocated memory, and the target is writable.
+        let result = unsafe {
+            (driver.functions.cuMemcpyDtoH_v2)(
+                bytes.as_mut_ptr().cast(),
+                self.address + offset as u64,
+                bytes.len(),
+            )
+        };
+        check(driver, "cuMemcpyDtoH", result)
+    }
+}
