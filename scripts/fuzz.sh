@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fuzzes each reader of topology texts, and that of the native engine's messages, for a short time,
-# starting from the seeds in fuzz/seeds.
+# Fuzzes each reader of topology texts, that of the native engine's messages, and those of native://,
+# for a short time, starting from the seeds in fuzz/seeds.
 # usage: scripts/fuzz.sh [SECONDS]      seconds for each reader, 20 by default
 set -eu
 cd "$(dirname "$0")/.."
@@ -15,10 +15,16 @@ fi
 RUSTC_BOOTSTRAP=1
 export RUSTC_BOOTSTRAP
 
-for reader in document matrix nccl hwloc wire; do
-    echo "== $reader, ${seconds}s"
-    mkdir -p "fuzz/corpus/$reader" "fuzz/seeds/$reader"
-    # Without a sanitizer: the readers have no unsafe code, and it would slow them down.
-    cargo fuzz run --sanitizer none "$reader" "fuzz/corpus/$reader" "fuzz/seeds/$reader" -- \
+# fuzz FOLDER READER SANITIZER
+fuzz() {
+    echo "== $2, ${seconds}s"
+    mkdir -p "$1/corpus/$2" "$1/seeds/$2"
+    cargo fuzz run --fuzz-dir "$1" --sanitizer "$3" "$2" "$1/corpus/$2" "$1/seeds/$2" -- \
         -max_total_time="$seconds" -timeout=10 -max_len=65536 -print_final_stats=1
+}
+
+# Without a sanitizer: these readers have no unsafe code, and it would slow them down.
+for reader in document matrix nccl hwloc wire; do
+    fuzz fuzz "$reader" none
 done
+fuzz python/comm/fuzz comm address

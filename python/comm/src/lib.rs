@@ -6,6 +6,8 @@ mod copy;
 #[cfg(feature = "devices")]
 pub mod device;
 mod engine;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 pub mod greeting;
 mod lanes;
 pub mod listener;
