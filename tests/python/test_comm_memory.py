@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from array import array
 
 import dask
@@ -363,10 +364,15 @@ async def test_no_byte_is_wrong_in_seeded_runs():
                 )
 
 
-def test_what_was_received_is_spilled_and_its_memory_is_used_again(tmp_path):
+@pytest.mark.parametrize("lane", ["copied", "mapped", "socket"])
+def test_what_was_received_is_spilled_and_its_memory_is_given_back(lane, tmp_path):
     """A worker with little memory receives more than it may keep."""
+    keep, size, count = 128 * MIB, 40 * MIB, 12
     with (
-        dask.config.set({"distributed.comm.native.lane": "mapped",
+        dask.config.set({"distributed.comm.native.lane": lane,
+                         "distributed.comm.native.keep-memory": keep,
+                         # It would drop what two workers have.
+                         "distributed.scheduler.active-memory-manager.start": False,
                          "distributed.worker.memory.spill": False,
                          "distributed.worker.memory.pause": False,
                          "distributed.worker.memory.terminate": False,
@@ -378,22 +384,52 @@ def test_what_was_received_is_spilled_and_its_memory_is_used_again(tmp_path):
         Client(cluster) as client,
     ):
         one, other = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        data = [
-            client.submit(np.full, 40 * MIB, seed, dtype="u1", workers=[one], pure=False)
-            for seed in range(10)
-        ]
-        client.replicate(data, workers=[one, other])
 
         def state(dask_worker):
+            import psutil
+
             import cuda_cluster.comm as comm
 
             gc.collect()
-            held = dask_worker.data
-            return len(held.memory), len(held.disk), comm.received(), comm._comm.shared_memory()[0]
+            data = dask_worker.data
+            return {
+                "memory": len(data.memory), "disk": len(data.disk), "received": comm.received(),
+                "kept": comm._comm.kept_memory(), "shared": comm._comm.shared_memory()[0],
+                "resident": psutil.Process().memory_info().rss,
+            }
 
-        memory, disk, received, shared = client.run(state, workers=[other])[other]
-        assert received["mapped"] + received["socket"] >= 400 * MIB and disk >= 4, (memory, disk)
-        assert shared <= 400 * MIB, "what was spilled is given back"
-        sums = [client.submit(lambda a, s=s: bool((a == s).all()), one_, workers=[other])
-                for s, one_ in enumerate(data)]
-        assert all(client.gather(sums))
+        def now():
+            return client.run(state, workers=[other])[other]
+
+        def eventually(holds):
+            for _ in range(600):
+                if holds(got := now()):
+                    return got
+                time.sleep(0.1)
+            raise AssertionError(got)
+
+        first = now()
+        data = []
+        for seed in range(count):
+            data.append(client.submit(np.full, size, seed, dtype="u1", workers=[one], pure=False))
+            client.replicate(data[-1:], workers=[one, other])
+            got = now()
+            assert got["kept"] <= keep and got["shared"] <= keep, got
+        ways = {"copied": ["copied"], "mapped": ["mapped", "socket"], "socket": ["socket"]}[lane]
+        assert sum(got["received"][way] for way in ways) >= count * size, got
+        assert got["memory"] + got["disk"] == count and got["disk"] >= count // 2, got
+        full = got
+        held = got["memory"] * size
+        # What is on disk takes no memory, neither of the arrays nor of the pool.
+        got = eventually(lambda got: got["kept"] == 0)
+        assert got["resident"] - first["resident"] < held + 100 * MIB, (first, got)
+        right = [client.submit(lambda array, seed=seed: bool((array == seed).all()), one, workers=[other])
+                 for seed, one in enumerate(data)]
+        assert all(client.gather(right))
+        del data, right
+        got = eventually(lambda got: got["memory"] + got["disk"] == got["kept"] == got["shared"] == 0)
+        print(
+            f"{lane}: {count * size // MIB} MiB received, {held // MIB} MiB of it in memory; resident, in "
+            f"MiB: {[one['resident'] // MIB for one in (first, full, got)]} (before, then, after)"
+        )
+        assert got["resident"] - first["resident"] < 100 * MIB, (first, got)
