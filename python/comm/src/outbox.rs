@@ -270,16 +270,21 @@ impl Outbox {
                     return Err(error.into());
                 }
             }
-            if !outgoing.pieces.is_empty() {
-                self.current = Some(outgoing);
-            } else if let Some(number) = outgoing.number
-                && !outgoing.waiting.is_empty()
-            {
-                let frames = outgoing.waiting;
-                self.waiting = Some(Waiting { number, frames, granted: false });
-            }
+            self.went(outgoing);
         }
         Ok(())
+    }
+
+    /// Part of this, or all, is on the socket.
+    fn went(&mut self, outgoing: Outgoing) {
+        if !outgoing.pieces.is_empty() {
+            self.current = Some(outgoing);
+        } else if let Some(number) = outgoing.number
+            && !outgoing.waiting.is_empty()
+        {
+            let frames = outgoing.waiting;
+            self.waiting = Some(Waiting { number, frames, granted: false });
+        }
     }
 
     fn next(&mut self) -> Option<Outgoing> {
@@ -326,5 +331,118 @@ impl Frame {
         unsafe {
             std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::Pool;
+    use crate::reader::{self, Reader, Step};
+
+    fn places(frames: &[Vec<u8>]) -> Vec<Frame> {
+        let place = |frame: &Vec<u8>| {
+            let address = frame.as_ptr().expose_provenance();
+            Frame { address, len: frame.len(), apart: frame.len() % 2 == 1 }
+        };
+        frames.iter().map(place).collect()
+    }
+
+    /// What a socket gets that takes so many bytes at a time.
+    fn sent(outbox: &mut Outbox, most: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while let Some(mut outgoing) = outbox.next() {
+            let entries = outgoing.pieces.iter().map(|piece| outgoing.slice(piece).to_vec());
+            let mut part = entries.collect::<Vec<_>>().concat();
+            part.truncate(most);
+            outgoing.advance(part.len());
+            bytes.extend(part);
+            outbox.went(outgoing);
+        }
+        bytes
+    }
+
+    fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
+        let len = prop_oneof![0_usize..20, JOINED - 1..JOINED + 2, WAITING - 1..WAITING + 2];
+        let frame = (len, any::<u8>()).prop_map(|(len, byte)| vec![byte; len]);
+        prop::collection::vec(frame, 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_read_as_it_was_whatever_the_socket_takes_at_a_time(
+            messages in prop::collection::vec(frames(), 0..5),
+            most in 1_usize..40_000,
+            wait: bool,
+        ) {
+            let mut outbox = Outbox::default();
+            let mut reader = Reader::new(Pool::new(0), reader::Waiting::Copied);
+            let mut numbers = Vec::new();
+            for frames in &messages {
+                // SAFETY: the frames outlive the outbox.
+                numbers.push(unsafe { outbox.push_message(&places(frames), wait) });
+            }
+            for (number, frames) in numbers.iter().zip(&messages) {
+                let bytes = sent(&mut outbox, most);
+                let mut input = &bytes[..];
+                // Without frames that wait, all messages are sent at once: they are read below.
+                let waits = wait && frames.iter().any(|frame| frame.len() >= WAITING);
+                prop_assert_eq!(outbox.is_done(*number), !waits);
+                while let Step::Message(mut message) = reader.feed(&mut input).unwrap() {
+                    let frames = &messages[usize::try_from(message.number).unwrap() - 1];
+                    for (span, frame) in message.frames.clone().into_iter().zip(frames) {
+                        let waits = message.copies.iter().find(|(at, _)| *at == span.block);
+                        if let Some((_, address)) = waits {
+                            prop_assert_eq!(*address, frame.as_ptr().addr() as u64);
+                            continue;
+                        }
+                        let bytes = &message.blocks[span.block].bytes_mut()[span.start..][..span.len];
+                        prop_assert_eq!(bytes, &frame[..]);
+                    }
+                }
+                prop_assert_eq!(outbox.taken(*number), waits);
+            }
+            prop_assert!(outbox.is_empty() && reader.is_between_messages());
+        }
+    }
+
+    #[test]
+    fn frames_are_written_where_they_were_granted_and_the_others_follow() {
+        let mut outbox = Outbox::default();
+        let frames = [vec![1; WAITING], vec![2; 5], vec![3; WAITING + 1]];
+        // SAFETY: the frames outlive the outbox.
+        let number = unsafe { outbox.push_message(&places(&frames), true) };
+        assert!(outbox.granted(number, &[None, None], true).is_none(), "it has not been sent");
+        sent(&mut outbox, 1000);
+        assert!(outbox.granted(number, &[None], true).is_none(), "two frames wait");
+        assert!(outbox.granted(number + 1, &[None, None], true).is_none(), "another message");
+        let writing = outbox.granted(number, &[None, Some(4096)], true).unwrap();
+        assert!(outbox.granted(number, &[None, None], true).is_none(), "a second time");
+        assert_eq!(
+            writing.frames.iter().map(|(frame, at)| (frame.len, *at)).collect::<Vec<_>>(),
+            [(WAITING + 1, 4096)]
+        );
+        assert!(outbox.is_writing() && !outbox.is_done(number) && !outbox.taken(number));
+        outbox.written(&writing);
+        let bytes = sent(&mut outbox, 1000);
+        let written = Header::Written { number }.encode();
+        assert!(bytes.strip_prefix(&written[..]) == Some(&frames[0][..]));
+        assert!(outbox.taken(number) && outbox.is_empty());
+    }
+
+    #[test]
+    fn what_had_not_been_sent_when_the_connection_ended_is_lost() {
+        let mut outbox = Outbox::default();
+        let frames = [vec![1; WAITING]];
+        // SAFETY: the frames outlive the outbox.
+        let numbers = [(); 3].map(|()| unsafe { outbox.push_message(&places(&frames), true) });
+        sent(&mut outbox, WAITING);
+        assert!(outbox.taken(numbers[0]));
+        sent(&mut outbox, WAITING);
+        outbox.clear();
+        assert_eq!(numbers.map(|number| outbox.is_lost(number)), [false, true, true]);
+        assert!(outbox.is_empty() && numbers.iter().all(|number| outbox.is_done(*number)));
     }
 }

@@ -432,6 +432,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri ends where there is no memory")]
     fn a_message_that_no_memory_holds_is_an_error() {
         let mut bytes = Header::Message { number: 1, frames: 1 }.encode().to_vec();
         bytes.extend(Descriptor { len: 1 << 60, apart: true, address: None }.encode());

@@ -23,10 +23,12 @@ unsafe impl Sync for Pages {}
 impl Pages {
     pub(super) fn new(len: usize) -> io::Result<Self> {
         // Huge pages need a region that begins at a multiple of their size.
-        let spare = if len >= HUGE { HUGE } else { 0 };
+        // (Miri knows no such thing.)
+        let spare = if len >= HUGE && !cfg!(miri) { HUGE } else { 0 };
         let whole = len.checked_add(spare).and_then(NonZeroUsize::new);
         let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
-        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        let reserved = if cfg!(miri) { MapFlags::empty() } else { MapFlags::MAP_NORESERVE };
+        let flags = MapFlags::MAP_PRIVATE | reserved;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping, at a place of the kernel's choice.
         let mapped = unsafe { mmap_anonymous(None, whole, protection, flags) }?.cast::<u8>();

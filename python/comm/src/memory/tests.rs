@@ -53,6 +53,7 @@ fn shared(pool: &Arc<Pool>, len: usize) -> Block {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
 fn memory_that_is_used_again_and_again_becomes_shared_if_that_is_wanted() {
     let pool = Pool::new(4 << 20);
     for _ in 0..5 {
@@ -69,6 +70,7 @@ fn memory_that_is_used_again_and_again_becomes_shared_if_that_is_wanted() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
 fn memory_that_a_peer_may_still_write_is_never_used_again() {
     let pool = Pool::new(4 << 20);
     let mut lent = pool.take_shared(1 << 20).unwrap();
@@ -84,6 +86,7 @@ fn memory_that_a_peer_may_still_write_is_never_used_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
 fn where_no_more_may_be_shared_memory_is_private() {
     let pool = Pool::new(1 << 20);
     let shared = pool.take_shared(1 << 20).unwrap();
@@ -92,6 +95,7 @@ fn where_no_more_may_be_shared_memory_is_private() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri ends where there is no memory")]
 fn more_than_there_is_is_an_error() {
     let pool = Pool::new(1 << 30);
     assert!(pool.take(usize::MAX).is_err());
