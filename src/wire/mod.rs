@@ -36,6 +36,8 @@
 pub mod frame;
 pub mod greeting;
 pub mod native;
+#[cfg(feature = "native")]
+pub mod numbers;
 pub mod output;
 pub mod peer;
 pub mod process;

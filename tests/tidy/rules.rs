@@ -44,8 +44,9 @@ const EFFECT_METHODS: [&str; 11] = [
 ];
 
 /// Dependencies that only compute.
-const PURE_CRATES: [&str; 18] = [
+const PURE_CRATES: [&str; 19] = [
     "blake3",
+    "bytemuck",
     "crc32c",
     "fastrand",
     "humantime",

@@ -105,13 +105,16 @@ pub enum Error {
     #[error("the thread that owns UCX ended")]
     PlaneGone,
     /// The system has no random numbers.
-    #[error("the system has no random numbers: {0}")]
-    Random(getrandom::Error),
+    #[error("the system has no random numbers: {reason}")]
+    Random {
+        /// The system's error.
+        reason: String,
+    },
 }
 
 impl From<getrandom::Error> for Error {
     fn from(error: getrandom::Error) -> Self {
-        Error::Random(error)
+        Error::Random { reason: error.to_string() }
     }
 }
 
@@ -138,7 +141,7 @@ impl Error {
             Error::Ucx(error) => error.hint(),
             Error::Device(error) => error.hint(),
             Error::Ports { .. } => {
-                Some("without --strict the worker goes on over its other lanes".to_owned())
+                Some("without 'strict' the worker goes on over its other lanes".to_owned())
             }
             Error::Unreachable { .. } => {
                 Some("add shared memory ('posix,cma' or 'sm') or 'tcp' to UCX_TLS".to_owned())
@@ -197,8 +200,11 @@ pub enum ConversationError {
         role: Role,
     },
     /// The system has no random numbers.
-    #[error("the system has no random numbers: {0}")]
-    Random(getrandom::Error),
+    #[error("the system has no random numbers: {reason}")]
+    Random {
+        /// The system's error.
+        reason: String,
+    },
     /// The other side took too long to authenticate.
     #[error("the other side did not authenticate in time")]
     Slow,
@@ -206,6 +212,6 @@ pub enum ConversationError {
 
 impl From<getrandom::Error> for ConversationError {
     fn from(error: getrandom::Error) -> Self {
-        ConversationError::Random(error)
+        ConversationError::Random { reason: error.to_string() }
     }
 }

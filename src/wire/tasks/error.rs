@@ -7,6 +7,7 @@ use super::ObjectId;
 /// Why there is no result. Everything that depends on a failed task fails with the same error,
 /// which names the task that failed first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
 pub enum TaskError {
     /// The function returned an error.
     #[error("task {task} failed on {worker}: {message}")]
@@ -70,7 +71,7 @@ impl TaskError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             TaskError::NoRoom { .. } => {
-                "raise the limit that it names (--memory-limit, --device-memory-limit), or use \
+                "raise the limit that it names ('memory.limit', 'device.memory_limit'), or use \
                  smaller pieces or fewer threads, so that what one task needs at a time fits"
             }
             TaskError::WorkersDied { .. } => "why they died: cuda-cluster events",

@@ -172,6 +172,8 @@ pub enum Order {
     Retract {
         /// The task.
         task: ObjectId,
+        /// Whether nobody wants its outputs, so that a running one should end early.
+        unwanted: bool,
     },
     /// Fetch and keep a copy of an object.
     Fetch {

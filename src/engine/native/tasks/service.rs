@@ -214,7 +214,9 @@ impl TaskService {
                 let order = Order::Run { task, outputs, function, arguments, inputs };
                 self.order(worker, order, bytes);
             }
-            Action::Retract { worker, task } => self.order(worker, Order::Retract { task }, 16),
+            Action::Retract { worker, task, unwanted } => {
+                self.order(worker, Order::Retract { task, unwanted }, 16);
+            }
             Action::Fetch { worker, object, source, bytes } => {
                 let source = self.source(Input::At { worker: source, bytes });
                 self.order(worker, Order::Fetch { object, source }, 48);

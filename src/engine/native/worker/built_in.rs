@@ -4,9 +4,14 @@
 //!
 //! *Invariant:* the same arguments and inputs give the same bytes on every worker.
 
+use std::time::{Duration, Instant};
+
 use super::registry::{Context, FunctionError, Input, Outputs, Registry};
 use crate::cuda::{Kernel, Parameter, Scalar};
 use crate::ucx::Buffer;
+
+/// How often a sleeping function looks whether it is cancelled.
+const NAP: Duration = Duration::from_millis(20);
 
 impl Registry {
     /// The functions that workers of the stock program can run.
@@ -21,10 +26,7 @@ impl Registry {
             .add("table.split", table_split)
             .add("table.join", table_join)
             .add(CudaTask::FUNCTION, cuda)
-            .add("sleep", |context, _| {
-                std::thread::sleep(std::time::Duration::from_micros(context.arguments()?));
-                Ok(())
-            });
+            .add("sleep", sleep);
         registry
     }
 }
@@ -65,6 +67,19 @@ fn fill(
             *eight = word.to_le_bytes();
         }
     })
+}
+
+/// Sleeps until its time is over, or its task is cancelled. Arguments: microseconds.
+fn sleep(context: &Context<'_>, _: &[Input]) -> Result<(), FunctionError> {
+    let end = Instant::now() + Duration::from_micros(context.arguments()?);
+    loop {
+        context.end_if_cancelled()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(NAP));
+    }
 }
 
 /// The sum of values.

@@ -1,11 +1,13 @@
 //! The functions that a worker's program can run, by name.
 //!
-//! Does not run them; [`super::runner`] does.
+//! Does not run them; `super::runner` does.
 //!
 //! *Invariant:* a name stands for one function.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +15,7 @@ use serde::de::DeserializeOwned;
 use super::objects::{Consumer, Pinned, Store};
 use crate::cuda::Device;
 use crate::ucx::Buffer;
+use crate::wire::numbers::{self, Number};
 use crate::wire::tasks::ObjectId;
 use crate::wire::value;
 
@@ -65,7 +68,13 @@ pub struct Context<'a> {
     pub(super) arguments: &'a [u8],
     pub(super) store: &'a Store,
     pub(super) consumer: &'a Consumer,
+    pub(super) cancelled: &'a AtomicBool,
 }
+
+/// Why a function ended early: its task was cancelled, or all its outputs were released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the task was cancelled")]
+pub struct Cancelled;
 
 impl Context<'_> {
     /// The task's name.
@@ -84,6 +93,20 @@ impl Context<'_> {
     /// If they are of another type; a number may be read as a wider one.
     pub fn arguments<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
         Ok(value::decode(self.arguments)?)
+    }
+
+    /// Whether the task was cancelled, or all its outputs were released, while it runs. A function
+    /// that takes long asks now and then, and returns early: its thread can't be ended otherwise.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// For `?` in a loop: an error as soon as [`Self::is_cancelled`].
+    ///
+    /// # Errors
+    /// If nobody wants the result any more.
+    pub fn end_if_cancelled(&self) -> Result<(), Cancelled> {
+        if self.is_cancelled() { Err(Cancelled) } else { Ok(()) }
     }
 
     /// The worker's device, if it has one.
@@ -120,6 +143,36 @@ impl Context<'_> {
             buffer.write_at(0, memory)?;
         }
         Ok(buffer)
+    }
+
+    /// Like [`Self::fill`], with memory for this many numbers.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fill_numbers<N: Number>(
+        &self,
+        count: usize,
+        write: impl FnOnce(&mut [N]),
+    ) -> Result<Buffer, FunctionError> {
+        let bytes =
+            count.checked_mul(size_of::<N>()).ok_or("more bytes than there are addresses")?;
+        let mut buffer = self.allocate(bytes)?;
+        if let Some(room) = buffer.host_mut().and_then(numbers::in_place) {
+            write(room);
+        } else {
+            let mut staging = vec![N::default(); count];
+            write(&mut staging);
+            buffer.write_at(0, numbers::bytes(&staging))?;
+        }
+        Ok(buffer)
+    }
+
+    /// A copy of `numbers` in memory like that of [`Self::allocate`].
+    ///
+    /// # Errors
+    /// If there is no room, or the device refuses the copy.
+    pub fn place_numbers<N: Number>(&self, numbers: &[N]) -> Result<Buffer, FunctionError> {
+        self.place(numbers::bytes(numbers))
     }
 
     /// A copy of `bytes` in memory like that of [`Self::allocate`].
@@ -164,7 +217,7 @@ impl Input {
     ///
     /// # Errors
     /// If the device refuses the copy.
-    pub fn bytes(&self) -> Result<std::borrow::Cow<'_, [u8]>, FunctionError> {
+    pub fn bytes(&self) -> Result<Cow<'_, [u8]>, FunctionError> {
         match self.buffer().host() {
             Some(bytes) => Ok(bytes.into()),
             None => {
@@ -173,6 +226,17 @@ impl Input {
                 Ok(copy.into())
             }
         }
+    }
+
+    /// The input as numbers, such as `&[f32]`: in place if possible, otherwise a copy.
+    ///
+    /// # Errors
+    /// If its length is not that of whole numbers, or the device refuses the copy.
+    pub fn numbers<N: Number>(&self) -> Result<Cow<'_, [N]>, FunctionError> {
+        Ok(match self.bytes()? {
+            Cow::Borrowed(bytes) => numbers::read(bytes)?,
+            Cow::Owned(bytes) => numbers::read(&bytes)?.into_owned().into(),
+        })
     }
 
     /// Decodes the input as a value.

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ struct Job {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
+    /// Running tasks; set when nobody wants their outputs any more.
+    running: HashMap<ObjectId, Arc<AtomicBool>>,
     /// Whether the threads are to end.
     closed: bool,
     /// Threads that have not ended.
@@ -111,7 +114,7 @@ impl Runner {
                 Order::Run { task, outputs, function, arguments, inputs } => {
                     self.take(task, outputs, function, arguments, inputs);
                 }
-                Order::Retract { task } => self.give_back(task),
+                Order::Retract { task, unwanted } => self.give_back(task, unwanted),
                 Order::Fetch { object, source: Source::Peer { member, bytes } } => {
                     if !self.shared.store.contains(object) {
                         self.fetch(object, member, bytes, None);
@@ -201,15 +204,20 @@ impl Runner {
         }
     }
 
-    fn give_back(&mut self, task: ObjectId) {
+    /// Returns a task that has not begun. The function of a running one is told that it is
+    /// `unwanted`.
+    fn give_back(&mut self, task: ObjectId, unwanted: bool) {
         let waited = self.waiting.remove(&task).is_some();
         if waited {
             self.forget_waits(task);
         }
         let queued = !waited && {
-            let jobs = &mut lock(&self.queue.jobs).waiting;
-            let at = jobs.iter().position(|job| job.task == task);
-            at.and_then(|at| jobs.remove(at)).is_some()
+            let mut jobs = lock(&self.queue.jobs);
+            if let (true, Some(cancelled)) = (unwanted, jobs.running.get(&task)) {
+                cancelled.store(true, Ordering::Relaxed);
+            }
+            let at = jobs.waiting.iter().position(|job| job.task == task);
+            at.and_then(|at| jobs.waiting.remove(at)).is_some()
         };
         if waited || queued {
             self.report(Report::Returned { task });
@@ -307,9 +315,12 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
                 None => jobs = queue.filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
         };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        jobs.running.insert(job.task, Arc::clone(&cancelled));
         drop(jobs);
         RUNNING.set(Some((job.task, job.function.clone())));
-        let report = when_there_is_room(shared, &job);
+        let report = when_there_is_room(shared, &job, &cancelled);
+        lock(&queue.jobs).running.remove(&job.task);
         // A failed task may have met a fault in a library of its own.
         if let (Report::Failed { .. }, Some(device)) = (&report, shared.store.device()) {
             device.look_for_fault();
@@ -327,17 +338,17 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
 
 /// Runs a task. If it finds no room beside other tasks and fetches, it runs again alone; if there
 /// is no room even then, there is none at all.
-fn when_there_is_room(shared: &WorkerContext, job: &Job) -> Report {
+fn when_there_is_room(shared: &WorkerContext, job: &Job, cancelled: &AtomicBool) -> Report {
     let beside = shared.store.enter();
-    let report = run(shared, &beside, job);
+    let report = run(shared, &beside, job, cancelled);
     if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
         return report;
     }
     drop(beside);
-    run(shared, &shared.store.enter_alone(), job)
+    run(shared, &shared.store.enter_alone(), job, cancelled)
 }
 
-fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job) -> Report {
+fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &AtomicBool) -> Report {
     let task = job.task;
     let worker = || shared.me.name.clone();
     let Some(function) = shared.registry.find(&job.function) else {
@@ -364,7 +375,8 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job) -> Report {
         }));
     }
     let (store, arguments) = (&*shared.store, &*job.arguments);
-    let context = Context { task, worker: &shared.me.name, arguments, store, consumer };
+    let worker_name = &shared.me.name;
+    let context = Context { task, worker: worker_name, arguments, store, consumer, cancelled };
     let start = Instant::now();
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
     let micros = micros(start.elapsed());

@@ -189,7 +189,7 @@ impl Core {
             State::Waiting | State::Ready | State::Queued(_) if !self.is_wanted(key) => {
                 self.retire(key);
             }
-            State::Sent(worker) if !self.is_wanted(key) => self.retract(worker, key),
+            State::Sent(worker) if !self.is_wanted(key) => self.retract(worker, key, true),
             _ => {}
         }
         let forgettable = |output: &ObjectKey| {

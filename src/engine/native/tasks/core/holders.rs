@@ -93,7 +93,7 @@ impl Core {
             State::Idle | State::Failed => {}
             State::Waiting | State::Ready | State::Queued(_) => self.fail(key, &error),
             State::Sent(worker) => {
-                self.retract(worker, key);
+                self.retract(worker, key, true);
                 for at in 0..self.tasks[key].products.len() {
                     let output = self.tasks[key].products[at];
                     self.fail_object(output, &error);

@@ -109,7 +109,7 @@ pub(crate) enum Action {
         inputs: Vec<(ObjectId, Input)>,
     },
     /// Have a worker return a task, unless it has begun.
-    Retract { worker: WorkerId, task: ObjectId },
+    Retract { worker: WorkerId, task: ObjectId, unwanted: bool },
     /// Have a worker fetch a copy.
     Fetch { worker: WorkerId, object: ObjectId, source: WorkerId, bytes: u64 },
     /// Have a worker drop an object.

@@ -396,16 +396,17 @@ impl Core {
         Some(key)
     }
 
-    /// Asks a worker to return a task.
-    pub(super) fn retract(&mut self, id: WorkerId, key: TaskKey) {
+    /// Asks a worker to return a task, or to end it if nobody wants its outputs any more.
+    pub(super) fn retract(&mut self, id: WorkerId, key: TaskKey, unwanted: bool) {
         let task = &mut self.tasks[key];
-        if std::mem::replace(&mut task.retracting, true) {
+        let again = std::mem::replace(&mut task.retracting, true);
+        if again && !unwanted {
             return;
         }
-        if let Some(worker) = self.workers.get_mut(&id) {
+        if let (Some(worker), false) = (self.workers.get_mut(&id), again) {
             worker.retracting += 1;
         }
-        self.actions.push(Action::Retract { worker: id, task: task.id });
+        self.actions.push(Action::Retract { worker: id, task: task.id, unwanted });
     }
 
     /// Lets idle workers take tasks from busy ones if they would finish them sooner.
@@ -452,7 +453,7 @@ impl Core {
         }
         let Some(&key) = worker.sent.values().next_back() else { return };
         if !self.is_needy(key) && self.is_sooner(key, thief, victim).is_some() {
-            self.retract(victim, key);
+            self.retract(victim, key, false);
         }
     }
 

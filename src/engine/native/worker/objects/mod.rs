@@ -1,8 +1,8 @@
 //! A worker's objects: in device memory, in host memory, and in a file.
 //!
-//! [`core::Tiers`] decides which objects move down a tier when there is no room; [`Store`] moves
-//! the bytes. Memory is reserved before it is used ([`ledger`]), and what the process uses besides
-//! data is measured and left free ([`budget`]).
+//! `core::Tiers` decides which objects move down a tier when there is no room; `Store` moves
+//! the bytes. Memory is reserved before it is used (`ledger`), and what the process uses besides
+//! data is measured and left free (`budget`).
 //!
 //! Does not know tasks.
 //!

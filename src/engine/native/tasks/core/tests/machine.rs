@@ -147,7 +147,7 @@ impl Machine {
                     };
                     Order::Run { worker, task, inputs: inputs.into_iter().map(source).collect() }
                 }
-                Action::Retract { worker, task } => Order::Retract { worker, task },
+                Action::Retract { worker, task, .. } => Order::Retract { worker, task },
                 Action::Free { worker, object } => Order::Free { worker, object },
                 Action::Available { object, .. } => {
                     self.available.insert(object);

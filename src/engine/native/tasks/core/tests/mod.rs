@@ -285,7 +285,7 @@ fn an_idle_worker_asks_for_what_waits_at_a_busy_one() {
     }
     let (name, resources) = ("gpu1".to_owned(), BTreeMap::new());
     let joined = Event::WorkerJoined { worker: 10, name, threads: 1, resources };
-    assert_eq!(core.handle(joined, 0), [Action::Retract { worker, task: id(2) }]);
+    assert_eq!(core.handle(joined, 0), [Action::Retract { worker, task: id(2), unwanted: false }]);
     let actions = core.handle(Event::Returned { worker, task: id(2) }, 0);
     assert!(matches!(&actions[..], [Action::Run { worker: 10, .. }]), "{actions:?}");
     assert_eq!(core.overview().stolen, 1);
