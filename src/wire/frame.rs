@@ -11,6 +11,7 @@ pub const FRAME_LIMIT: usize = 8 << 20;
 
 /// Why a frame cannot be written or read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FrameError {
     /// It is too long.
     #[error("a frame of {bytes} bytes is longer than {limit}")]
@@ -21,11 +22,10 @@ pub enum FrameError {
         limit: usize,
     },
     /// It is not the expected message.
-    #[error("a frame is not the expected message")]
+    #[error("a frame is not the expected message: {reason}")]
     Malformed {
-        /// postcard's error.
-        #[source]
-        source: postcard::Error,
+        /// What is wrong with it.
+        reason: String,
     },
 }
 
@@ -35,8 +35,7 @@ pub enum FrameError {
 /// If the message is longer than [`FRAME_LIMIT`].
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
     let mut frame = vec![0; 4];
-    frame =
-        postcard::to_extend(message, frame).map_err(|source| FrameError::Malformed { source })?;
+    frame = postcard::to_extend(message, frame).map_err(malformed)?;
     let bytes = frame.len() - 4;
     let too_long = || FrameError::TooLong { bytes, limit: FRAME_LIMIT };
     let length = u32::try_from(bytes).map_err(|_| too_long())?;
@@ -63,9 +62,16 @@ pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FrameError> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        Ok(_) => Err(FrameError::Malformed { source: postcard::Error::DeserializeBadEncoding }),
-        Err(source) => Err(FrameError::Malformed { source }),
+        Ok((_, rest)) => {
+            let reason = format!("{} bytes are left over", rest.len());
+            Err(FrameError::Malformed { reason })
+        }
+        Err(error) => Err(malformed(error)),
     }
+}
+
+fn malformed(error: postcard::Error) -> FrameError {
+    FrameError::Malformed { reason: error.to_string() }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ const NIL: &[u8] = &[0xc0];
 
 /// Why a value cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ValueError {
     /// The value cannot be encoded.
     #[error("a value cannot be written: {reason}")]

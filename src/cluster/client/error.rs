@@ -13,6 +13,7 @@ use crate::wire::value::ValueError;
 
 /// Why a client's request failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClientError {
     /// The cluster's secret can't be read.
     #[error(transparent)]
@@ -59,6 +60,12 @@ pub enum ClientError {
         /// Since when, as RFC 3339.
         since: String,
     },
+    /// There is no result within the time limit. The task goes on.
+    #[error("there is no result within {}", crate::units::Span(*within))]
+    TimedOut {
+        /// The time limit.
+        within: std::time::Duration,
+    },
     /// There is no result.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -100,8 +107,8 @@ impl ClientError {
             },
             ConversationError::Frame(error) => ClientError::Frame(error),
             ConversationError::Version { version } => ClientError::Version { path, version },
-            ConversationError::Random(error) => {
-                let source = std::io::Error::other(error.to_string());
+            ConversationError::Random { reason } => {
+                let source = std::io::Error::other(reason);
                 ClientError::System { action: "make a random number", source }
             }
             ConversationError::Proof

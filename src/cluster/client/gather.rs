@@ -80,7 +80,7 @@ impl Gathering<'_> {
                 Ok,
             );
             let came = next.and_then(|object| {
-                let bytes = match self.session.wait(object)? {
+                let bytes = match self.session.wait(object, None)? {
                     Status::Available(Product::Inline(bytes)) => bytes,
                     Status::Available(Product::Stored(size)) => {
                         if size >= LARGE as u64

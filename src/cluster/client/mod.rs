@@ -1,11 +1,13 @@
 //! A client of a native cluster's tasks: submits, waits, gathers.
 //!
 //! Does not start clusters. Its own threads carry the messages, so callers block only when they
-//! request a result that is not available yet.
+//! request a result that is not available yet. What blocks has a counterpart for callers on an
+//! event loop: `wait` and `wait_async`.
 //!
 //! *Invariant:* an object is released when its last [`Remote`] is dropped, and all objects when the
 //! client is.
 
+mod asynchronous;
 mod bulk;
 mod error;
 mod gather;
@@ -15,13 +17,14 @@ mod socket;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::error::ClientError;
 use self::session::{Session, Status};
+use crate::wire::numbers::{self, Number};
 use crate::wire::tasks::{
     Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
 };
@@ -66,11 +69,11 @@ impl Client {
         }
     }
 
-    /// Submits a function that computes one object.
+    /// Submits a function that computes one object. Does not wait for it.
     ///
+    /// # Errors
     /// If the arguments can't be sent, or the scheduler is gone. The [`Remote`] reports errors of
     /// the function.
-    /// the [`Remote`].
     pub fn submit(
         &self,
         function: &str,
@@ -90,6 +93,26 @@ impl Client {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<Vec<Remote>, ClientError> {
         arguments.into_iter().map(|one| self.submit(function, &one, &[])).collect()
+    }
+
+    /// Sends a value to the cluster, which [`Remote::value`] and [`Input::value`] read.
+    ///
+    /// [`Input::value`]: crate::cluster::Input::value
+    ///
+    /// # Errors
+    /// If the value can't be encoded, or no worker can take it.
+    pub fn put_value(&self, value: &impl Serialize) -> Result<Remote, ClientError> {
+        self.put(&value::encode(value)?)
+    }
+
+    /// Sends numbers to the cluster, which [`Remote::numbers`] and [`Input::numbers`] read.
+    ///
+    /// [`Input::numbers`]: crate::cluster::Input::numbers
+    ///
+    /// # Errors
+    /// If no worker can take them.
+    pub fn put_numbers<N: Number>(&self, numbers: &[N]) -> Result<Remote, ClientError> {
+        self.put(numbers::bytes(numbers))
     }
 
     /// Sends an object to the cluster.
@@ -147,6 +170,20 @@ impl Client {
     /// For the first object that can't be provided.
     pub fn wait(&self, remotes: &[Remote]) -> Result<(), ClientError> {
         remotes.iter().try_for_each(|remote| remote.wait().map(drop))
+    }
+
+    /// Waits for all these objects, no longer than `limit` altogether.
+    ///
+    /// # Errors
+    /// For the first object that can't be provided, or with [`ClientError::TimedOut`].
+    pub fn wait_within(&self, remotes: &[Remote], limit: Duration) -> Result<(), ClientError> {
+        let began = Instant::now();
+        let timed_out = |error| match error {
+            ClientError::TimedOut { .. } => ClientError::TimedOut { within: limit },
+            error => error,
+        };
+        let left = || limit.saturating_sub(began.elapsed());
+        remotes.iter().try_for_each(|one| one.wait_within(left()).map(drop)).map_err(timed_out)
     }
 
     /// The objects in the order in which they are computed or fail.
@@ -329,11 +366,15 @@ impl Remote {
     /// # Errors
     /// If it will never exist.
     pub fn wait(&self) -> Result<u64, ClientError> {
-        match self.session.wait(self.object)? {
-            Status::Available(product) => Ok(product.bytes()),
-            Status::Failed(error) => Err(error.into()),
-            Status::Pending => Err(ClientError::Gone),
-        }
+        self.session.wait(self.object, None)?.size()
+    }
+
+    /// Like [`Self::wait`], but no longer than `limit`. The task goes on; [`Self::cancel`] ends it.
+    ///
+    /// # Errors
+    /// If it will never exist, or with [`ClientError::TimedOut`].
+    pub fn wait_within(&self, limit: Duration) -> Result<u64, ClientError> {
+        self.session.wait(self.object, Some(limit))?.size()
     }
 
     /// Waits for the object and returns its bytes.
@@ -341,7 +382,7 @@ impl Remote {
     /// # Errors
     /// If it will never exist.
     pub fn bytes(&self) -> Result<Vec<u8>, ClientError> {
-        match self.session.wait(self.object)? {
+        match self.session.wait(self.object, None)? {
             Status::Available(Product::Inline(bytes)) => Ok(bytes),
             Status::Available(Product::Stored(_)) => {
                 bulk::Fetcher::new(&self.session).fetch(self.object)
@@ -359,7 +400,18 @@ impl Remote {
         Ok(value::decode(&self.bytes()?)?)
     }
 
-    /// Cancels its task and all tasks that depend on it.
+    /// Waits for the object and reads it as numbers.
+    ///
+    /// # Errors
+    /// If it will never exist, or its length is not that of whole numbers.
+    pub fn numbers<N: Number>(&self) -> Result<Vec<N>, ClientError> {
+        Ok(numbers::read(&self.bytes()?)?.into_owned())
+    }
+
+    /// Cancels its task and all tasks that depend on it. A running function is not interrupted: it
+    /// ends early if it asks [`Context::is_cancelled`], and its worker is free then.
+    ///
+    /// [`Context::is_cancelled`]: crate::cluster::Context::is_cancelled
     ///
     /// # Errors
     /// If the scheduler is gone.

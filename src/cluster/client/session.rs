@@ -4,12 +4,14 @@
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::io::BufReader;
+use tokio::sync::Notify;
 
 use super::ClientError;
 use super::socket::{LOOK, PATIENCE, Ready, connect, finish, silent};
@@ -31,6 +33,17 @@ pub(super) enum Status {
     Pending,
     Available(Product),
     Failed(TaskError),
+}
+
+impl Status {
+    /// The object's size in bytes.
+    pub(super) fn size(self) -> Result<u64, ClientError> {
+        match self {
+            Status::Available(product) => Ok(product.bytes()),
+            Status::Failed(error) => Err(error.into()),
+            Status::Pending => Err(ClientError::Gone),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -69,6 +82,8 @@ struct Shared {
     state: Mutex<State>,
     /// Signals a received message, or the end of the connection.
     news: Condvar,
+    /// The same, for callers on an event loop.
+    changed: Notify,
     /// Signals queued requests, or room for more.
     sending: Condvar,
 }
@@ -91,13 +106,18 @@ impl Shared {
             state.note(one);
         }
         drop(state);
-        self.news.notify_all();
+        self.tell();
     }
 
     fn end(&self) {
         self.lock().gone = true;
-        self.news.notify_all();
+        self.tell();
         self.sending.notify_all();
+    }
+
+    fn tell(&self) {
+        self.news.notify_all();
+        self.changed.notify_waiters();
     }
 }
 
@@ -175,7 +195,16 @@ impl Session {
 
     /// Waits until `found` returns a value, or no messages arrive because a process of the cluster
     /// does not answer.
-    fn until<T>(&self, mut found: impl FnMut(&mut State) -> Option<T>) -> Result<T, ClientError> {
+    fn until<T>(&self, found: impl FnMut(&mut State) -> Option<T>) -> Result<T, ClientError> {
+        self.until_within(None, found)
+    }
+
+    /// Like [`Self::until`], with a time limit.
+    fn until_within<T>(
+        &self,
+        limit: Option<Duration>,
+        mut found: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, ClientError> {
         let began = Instant::now();
         let mut state = self.lock();
         loop {
@@ -185,11 +214,17 @@ impl Session {
             if state.gone {
                 return Err(ClientError::Gone);
             }
-            let quiet = state.last_news.unwrap_or(began).max(began).elapsed();
-            let look = PATIENCE.saturating_sub(quiet).max(LOOK);
+            let mut look = state.next_look(began);
+            if let Some(limit) = limit {
+                let left = limit.saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    return Err(ClientError::TimedOut { within: limit });
+                }
+                look = look.min(left);
+            }
             let waited = self.shared.news.wait_timeout(state, look);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if state.last_news.unwrap_or(began).max(began).elapsed() >= PATIENCE {
+            if state.quiet_since(began) >= PATIENCE {
                 drop(state);
                 if let Some(error) = silent(&self.paths, None) {
                     return Err(error);
@@ -199,11 +234,48 @@ impl Session {
         }
     }
 
-    pub(super) fn wait(&self, object: ObjectId) -> Result<Status, ClientError> {
-        self.until(|state| match state.objects.get(&object) {
-            None | Some((_, Status::Pending)) => None,
-            Some((_, status)) => Some(status.clone()),
-        })
+    /// Like [`Self::until`], for a caller on an event loop.
+    async fn until_async<T>(
+        &self,
+        mut found: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, ClientError> {
+        let began = Instant::now();
+        loop {
+            let mut changed = pin!(self.shared.changed.notified());
+            // Registered before the look: no message is missed in between.
+            changed.as_mut().enable();
+            let look = {
+                let mut state = self.lock();
+                if let Some(found) = found(&mut state) {
+                    return Ok(found);
+                }
+                if state.gone {
+                    return Err(ClientError::Gone);
+                }
+                state.next_look(began)
+            };
+            let _ = tokio::time::timeout(look, changed).await;
+            if self.lock().quiet_since(began) >= PATIENCE {
+                let paths = self.paths.clone();
+                let asked = tokio::task::spawn_blocking(move || silent(&paths, None)).await;
+                // A runtime that is shutting down drops this future, too.
+                if let Ok(Some(error)) = asked {
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    pub(super) fn wait(
+        &self,
+        object: ObjectId,
+        limit: Option<Duration>,
+    ) -> Result<Status, ClientError> {
+        self.until_within(limit, |state| state.settled(object))
+    }
+
+    pub(super) async fn wait_async(&self, object: ObjectId) -> Result<Status, ClientError> {
+        self.until_async(|state| state.settled(object)).await
     }
 
     /// The workers that have an object; waits until there is one.
@@ -273,6 +345,10 @@ impl Session {
         self.reads_memory.store(false, Ordering::Relaxed);
     }
 
+    pub(super) async fn next_of_async(&self, stream: u64) -> Option<ObjectId> {
+        self.until_async(|state| state.streams.get_mut(&stream)?.1.pop_front()).await.ok()
+    }
+
     pub(super) fn unwatch(&self, stream: u64) {
         self.lock().streams.remove(&stream);
         self.shared.news.notify_all();
@@ -280,6 +356,24 @@ impl Session {
 }
 
 impl State {
+    /// Time since the last message, or since a wait began.
+    fn quiet_since(&self, began: Instant) -> Duration {
+        self.last_news.unwrap_or(began).max(began).elapsed()
+    }
+
+    /// How long to wait before asking which processes do not answer.
+    fn next_look(&self, began: Instant) -> Duration {
+        PATIENCE.saturating_sub(self.quiet_since(began)).max(LOOK)
+    }
+
+    /// What is known about an object, unless it is still computed.
+    fn settled(&self, object: ObjectId) -> Option<Status> {
+        match self.objects.get(&object) {
+            None | Some((_, Status::Pending)) => None,
+            Some((_, status)) => Some(status.clone()),
+        }
+    }
+
     fn note(&mut self, news: News) {
         match news {
             News::Hello { client } => self.client = client,
