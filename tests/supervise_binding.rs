@@ -64,7 +64,7 @@ async fn what_cannot_be_bound_is_a_note_and_under_strict_a_refusal() {
 
     let supervisor = bench.start(strict).await;
     let cause = supervisor.ready().await.expect_err("refused").expect("a cause");
-    let expected = "gpu0 could not start: under --strict: CPUs 8000-8003 could not be set: \
+    let expected = "gpu0 could not start: under 'strict': CPUs 8000-8003 could not be set: \
                     Invalid argument; memory nodes 900 could not be set: Invalid argument; \
                     it ended with status 125";
     assert_eq!(cause.text, expected);

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::flags::keys::in_flags;
 use super::{output, reach};
 use crate::ids::ClusterName;
 use crate::wire::tasks::ObjectId;
@@ -44,7 +45,7 @@ struct Document {
 /// Asks the cluster's scheduler.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let failed = |error: crate::cluster::ClientError| {
-        let hint = error.hint();
+        let hint = error.hint().map(in_flags);
         Failure::new(Exit::Failed, error).maybe_hint(hint)
     };
     let client = reach::find(arguments.name.as_ref())?.client().map_err(failed)?;

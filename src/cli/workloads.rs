@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::flags::keys::in_flags;
 use super::flags::whole;
 use super::output::{self, Form};
 use super::reach;
@@ -135,7 +136,7 @@ struct WorkerFigures {
 }
 
 fn failed(error: ClientError) -> Failure {
-    let hint = error.hint();
+    let hint = error.hint().map(in_flags);
     Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 

@@ -62,7 +62,7 @@ enum Refusal {
     Orphaned,
     #[error("the instructions cannot be read: {0}")]
     Instructions(String),
-    #[error("under --strict: {}", .0.join("; "))]
+    #[error("under 'strict': {}", .0.join("; "))]
     Strict(Vec<String>),
     #[error("cannot execute {program}: {}", errno.desc())]
     Execute { program: String, errno: Errno },

@@ -12,6 +12,7 @@ use crate::units::HumanBytes;
 
 /// Why no plan can be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// The machine has no NVIDIA GPU, or none that its source could see.
     #[error("{machine} has no NVIDIA GPU that could be seen{}", because(.notes))]
@@ -125,7 +126,7 @@ pub enum PlanError {
     #[error(transparent)]
     Spec(Box<SpecError>),
     /// The plan has notes, which `strict` refuses.
-    #[error("{} {} under --strict: {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
+    #[error("{} {} under 'strict': {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
     Strict {
         /// The notes.
         notes: Vec<Note>,
@@ -156,11 +157,11 @@ impl PlanError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             PlanError::NoGpus { .. } => {
-                "try another machine's plan with '--topology dgx-h100' (run it with '--simulate'), \
-                 'cuda-cluster doctor' for what is missing here, or '--gpus none --cpu-workers 4'"
+                "try another machine's plan with 'topology: dgx-h100' (run it with 'simulate: true'), \
+                 'cuda-cluster doctor' for what is missing here, or 'gpus: none' with 'cpu_workers: 4'"
             }
             PlanError::NoGpuLeft { .. } => {
-                "check CUDA_VISIBLE_DEVICES, or name GPUs with '--gpus' to use them all the same"
+                "check CUDA_VISIBLE_DEVICES, or name GPUs with 'gpus' to use them all the same"
             }
             PlanError::NoSuchGpu { .. } | PlanError::AmbiguousGpu { .. } => {
                 "'cuda-cluster topo' shows every GPU with its index, UUID and PCI address"
@@ -185,10 +186,10 @@ impl PlanError {
             }
             PlanError::TooFewCores { .. } => "use 'cpus: local', which lets workers share cores",
             PlanError::MemoryLimit { .. } => {
-                "raise '--memory-limit', or leave it out: 'auto' is the worker's share of the memory"
+                "raise 'memory.limit', or leave it out: 'auto' is the worker's share of the memory"
             }
             PlanError::Spec(error) => return error.hint(),
-            PlanError::Strict { .. } => "without '--strict' these are notes on a usable plan",
+            PlanError::Strict { .. } => "without 'strict' these are notes on a usable plan",
         };
         Some(hint.to_owned())
     }
@@ -196,6 +197,7 @@ impl PlanError {
 
 /// Why a text is not a plan that can be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanTextError {
     /// It has another version.
     #[error("version {} is not {readable}, which this program reads", shown(*.found))]

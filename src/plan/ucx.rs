@@ -259,7 +259,7 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         parts.push("cuda_ipc: NVLink or PCIe between GPUs");
     } else if ucx.nvlink.is_none() && situation.nvlink == Some(true) {
         let text = "not asked for, so 'cuda_ipc' is left out, though GPUs here are joined by \
-                    NVLink: 'ucx.nvlink: true' (--enable-nvlink) uses it";
+                    NVLink: 'ucx.nvlink: true' uses it";
         variables.notes.push(Note::new("ucx.nvlink", text));
     }
     list.extend(["posix", "cma", "self"]);

@@ -47,7 +47,7 @@ pub enum NoLibucp {
 impl NoLibucp {
     /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
-        let text = "check the path that --ucx, ucx.library or CUDA_CLUSTER_UCX names: a libucp.so.0, \
+        let text = "check the path that 'ucx.library' or CUDA_CLUSTER_UCX names: a libucp.so.0, \
                     its directory, or the installation with it in lib";
         Some(text.to_owned())
     }

@@ -140,6 +140,7 @@ impl std::fmt::Display for Timings {
 
 /// Why this machine could not be probed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProbeError {
     /// No thread could be started to query the driver.
     #[error("cannot start a thread to look at the machine")]

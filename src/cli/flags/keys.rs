@@ -173,7 +173,7 @@ impl<'a> Keys<'a> {
             PlanError::Spec(error) => self.contradiction(&error),
             PlanError::Strict { notes } => {
                 let notes = notes.iter().map(|note| self.note(note)).collect();
-                self.failure(PlanError::Strict { notes }.to_string(), hint)
+                self.failure(self.in_flags(&PlanError::Strict { notes }.to_string()), hint)
             }
             error => self.failure(self.in_flags(&error.to_string()), hint),
         }
@@ -193,7 +193,9 @@ impl<'a> Keys<'a> {
                 let exit = Failure::new(Exit::Usage, error).exit;
                 Failure { exit, ..self.failure(self.in_flags(&text), hint) }
             }
-            error => Failure::new(Exit::Usage, error).maybe_hint(hint),
+            error => {
+                Failure::new(Exit::Usage, error).maybe_hint(hint.map(|hint| self.in_flags(&hint)))
+            }
         }
     }
 
@@ -201,6 +203,12 @@ impl<'a> Keys<'a> {
         let hint = hint.map(|hint| self.in_flags(&hint));
         Failure::new(Exit::Usage, anyhow::anyhow!(text)).maybe_hint(hint)
     }
+}
+
+/// A hint about a cluster that was asked for, or is running, with each quoted key replaced by its
+/// flag.
+pub(in crate::cli) fn in_flags(hint: String) -> String {
+    Keys(Vec::new()).in_flags(&hint)
 }
 
 /// The failure for a contradiction between the spec file and the flags.
@@ -277,6 +285,41 @@ mod tests {
             let named = rows.any(|(_, on, off)| [*on, *off].contains(&flag.as_str()));
             assert!(named || flag == "--file", "{flag} is in no row");
         }
+    }
+
+    /// What the library says to programs has no flags in it: they have the names of keys.
+    #[test]
+    fn only_the_command_line_names_flags() {
+        fn walk(folder: &std::path::Path, complaints: &mut Vec<String>) {
+            for entry in std::fs::read_dir(folder).expect("sources").flatten() {
+                let path = entry.path();
+                // Arguments of Dask's programs; what `doctor` alone says.
+                let is_other = ["src/cli", "src/dashboard", "engine/dask/settings.rs", "doctor.rs"];
+                if is_other.iter().any(|other| path.ends_with(other)) {
+                    continue;
+                }
+                if path.is_dir() {
+                    walk(&path, complaints);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                // Whole commands have flags.
+                let is_told = |line: &&str| !line.contains("//") && !line.contains("cuda-cluster ");
+                for line in text.lines().filter(|_| path.extension() == Some("rs".as_ref())) {
+                    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+                    let rows = FLAGS.iter().chain(&MORE);
+                    let flags: Vec<&str> = rows.flat_map(|(_, on, off)| [*on, *off]).collect();
+                    let named = words.filter(|word| !word.is_empty() && flags.contains(word));
+                    if is_told(&line) && named.count() > 0 {
+                        complaints.push(format!("{}: {}", path.display(), line.trim()));
+                    }
+                }
+            }
+        }
+        let mut complaints = Vec::new();
+        walk(std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")), &mut complaints);
+        assert_eq!(complaints, Vec::<String>::new());
     }
 
     #[test]

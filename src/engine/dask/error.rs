@@ -7,6 +7,7 @@ use super::requirement::{Missing, install_line};
 
 /// Why the Dask engine cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DaskError {
     /// No Python was found.
     #[error("no Python found to run Dask with: looked for {}", looked_for.join(", "))]
@@ -107,10 +108,10 @@ impl DaskError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoPython { .. } | Self::NotThere { .. } => Some(
-                "activate an environment with Dask, or name its Python: --python PATH".to_owned(),
+                "activate an environment with Dask, or name its Python: 'dask.python'".to_owned(),
             ),
             Self::OldPython { .. } | Self::Mute { .. } | Self::Run { .. } => {
-                Some("name another Python: --python PATH".to_owned())
+                Some("name another Python: 'dask.python'".to_owned())
             }
             Self::Missing { path, missing, cuda_major } => {
                 Some(install_line(path, missing, *cuda_major))

@@ -65,7 +65,7 @@ def _apply(instructions, guardian, output):
     _set_limits(instructions["limits"], notes)
     cpus, mems = _bind(instructions["program"]["binding"], notes)
     if instructions["strict"] and notes:
-        raise StartFailure("under --strict: " + "; ".join(notes))
+        raise StartFailure("under 'strict': " + "; ".join(notes))
     _set_environment(instructions, guardian)
     nothing = os.open("/dev/null", os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
