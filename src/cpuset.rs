@@ -38,6 +38,7 @@ pub struct IdSet<Kind> {
 /// Why a text is not a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum IdSetError {
     /// A part is neither a number nor a range.
     #[error("{part:?} is neither a number nor a range like 0-31")]

@@ -44,9 +44,17 @@
 //! }
 //! ```
 //!
-//! [`cluster::Builder::spec`] takes everything else that can be asked for, and
-//! [`cluster::Builder::launch`] is for programs with an event loop (tokio). `examples/embedded.rs`
-//! runs without a GPU, on a simulated machine.
+//! [`cluster::Builder::set`] and [`spec`](cluster::Builder::spec) take everything else that can be
+//! asked for, and [`cluster::Builder::launch`] is for programs with an event loop (tokio).
+//!
+//! # Guides
+//!
+//! - [A service that owns a cluster](guide::service)
+//! - [Plan for a captured machine](guide::planning)
+//! - [Functions, objects, failures](guide::tasks)
+//! - [An async program](guide::asynchronous)
+//!
+//! Their programs are in `examples/`, and run without a GPU, on a simulated machine.
 //!
 //! # Plan for another machine
 //!
@@ -93,6 +101,7 @@
 #[cfg(feature = "launch")]
 pub mod cluster;
 pub mod cpuset;
+pub mod guide;
 pub mod ids;
 pub mod plan;
 pub mod spec;

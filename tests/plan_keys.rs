@@ -76,6 +76,27 @@ fn every_key_changes_what_is_planned() {
     }
 }
 
+#[cfg(feature = "launch")]
+#[test]
+fn a_program_can_set_every_key_and_it_means_what_it_means_in_a_file() {
+    use cuda_cluster::cluster::Cluster;
+
+    for (key, base, value) in PLANNED {
+        let base: Value = serde_yaml::from_str(base).expect("YAML");
+        let base = if base.is_null() { serde_json::json!({}) } else { base };
+        let value: Value = serde_yaml::from_str(value).expect("YAML");
+        let whole = with(&base, key, value.clone());
+        // A list is one value.
+        let (set, value) = match key.split_once('[') {
+            Some((list, _)) => (list, whole[list].clone()),
+            None => (*key, value),
+        };
+        let built = Cluster::builder().spec(read(&base)).set(set, value).request();
+        let built = built.unwrap_or_else(|error| panic!("{key}: {error}"));
+        assert_eq!(Request::of(read(&whole)).expect("a request"), built, "{key}");
+    }
+}
+
 #[test]
 fn the_schemas_defaults_are_what_is_planned_without_the_key() {
     let schema = spec::schema();

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::failure::{Exit, Failure};
 use super::{output, reach};
-use crate::cluster::{self, Clusters, Ended, FindError, Found, TakeDownError};
+use crate::cluster::{self, Clusters, Ended, FindError, Handle, TakeDownError};
 use crate::ids::ClusterName;
 use crate::supervise::Escalation;
 use crate::units::Span;
@@ -64,7 +64,7 @@ impl Arguments {
     }
 
     /// Stops clusters concurrently, and reports each one as soon as it is down.
-    fn end(&self, clusters: Vec<Found>) -> Result<Exit, Failure> {
+    fn end(&self, clusters: Vec<Handle>) -> Result<Exit, Failure> {
         let (kill, within) = (self.kill, self.timeout.0);
         reach::runtime()?.block_on(async move {
             let mut ending = JoinSet::new();

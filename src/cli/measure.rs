@@ -17,7 +17,7 @@ use super::failure::{Exit, Failure};
 use super::flags::whole;
 use super::progress::Measuring;
 use super::{heat, output, source};
-use crate::cluster::{self, Control, Found};
+use crate::cluster::{self, Control, Handle};
 use crate::engine::native;
 use crate::engine::native::client::{Client, Measured};
 use crate::engine::native::links::{self, Background, Figure, Pair, Verdict};
@@ -127,7 +127,7 @@ pub(super) struct Subject {
 
 impl Subject {
     /// The subject for a running cluster.
-    pub(super) fn found(cluster: &Found) -> Result<Self, Failure> {
+    pub(super) fn found(cluster: &Handle) -> Result<Self, Failure> {
         let path = cluster.paths.plan();
         let plan = read_plan(&path).map_err(|error| {
             Failure::new(Exit::Failed, error.context(format!("cannot read {}", path.display())))

@@ -3,7 +3,7 @@
 //! Does not decide or act; it parses, calls the floors below, and shows.
 //!
 //! *Invariant:* standard output carries only the answer; notes, progress and errors go to standard
-//! error. Exit codes are those of [`Exit`].
+//! error. Exit codes are those of `failure::Exit`.
 
 mod bench;
 mod dashboard;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::failure::{Exit, Failure};
 use super::signals::Signals;
 use super::{output, reach, workers};
-use crate::cluster::{self, Clusters, Ended, FindError, Found, recorded_machine};
+use crate::cluster::{self, Clusters, Ended, FindError, Handle, recorded_machine};
 use crate::dashboard::{Figures, Meter, processes_of};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
@@ -126,7 +126,7 @@ struct Meters(BTreeMap<(ClusterName, String), Meter>);
 
 impl Meters {
     /// Reads the figures of clusters, in their order.
-    fn read(&mut self, states: &[(Found, ClusterState)]) -> Vec<Figures> {
+    fn read(&mut self, states: &[(Handle, ClusterState)]) -> Vec<Figures> {
         let mut is_new = false;
         for (found, state) in states {
             self.0.entry((state.name.clone(), state.started_at.clone())).or_insert_with(|| {
@@ -139,7 +139,7 @@ impl Meters {
         if is_new {
             std::thread::sleep(READINGS);
         }
-        let figures = |(_, state): &(Found, ClusterState)| {
+        let figures = |(_, state): &(Handle, ClusterState)| {
             let meter = self.0.get_mut(&(state.name.clone(), state.started_at.clone()));
             meter.map(|meter| meter.read(&processes_of(state))).unwrap_or_default()
         };
@@ -148,7 +148,7 @@ impl Meters {
 }
 
 /// The machine that has the cluster's GPUs; none if they are simulated.
-fn machine(found: &Found, state: &ClusterState) -> Option<crate::topology::Topology> {
+fn machine(found: &Handle, state: &ClusterState) -> Option<crate::topology::Topology> {
     recorded_machine(&found.paths).filter(|_| !state.simulated)
 }
 
@@ -174,7 +174,7 @@ impl Arguments {
         }
     }
 
-    fn state_of(&self, cluster: &Found) -> Result<ClusterState, Failure> {
+    fn state_of(&self, cluster: &Handle) -> Result<ClusterState, Failure> {
         reach::block_on(cluster.control().read(match self.output {
             Form::Table => "/v1/state",
             Form::Wide | Form::Json => "/v1/state?fresh=true",
@@ -200,7 +200,7 @@ impl Arguments {
         let Clusters { running, mut ended, unreadable } = clusters;
         let (mut tables, mut failures) = (Vec::new(), Vec::new());
         // A cluster that cannot be shown must not hide the others.
-        let mut missed = |found: &Found, failure: Failure| match reach::ended_meanwhile(found) {
+        let mut missed = |found: &Handle, failure: Failure| match reach::ended_meanwhile(found) {
             Some(FindError::Ended(one)) => ended.push(*one),
             Some(_) => {}
             None => failures.push(Failure {
@@ -248,7 +248,7 @@ impl Arguments {
 
     fn table(
         &self,
-        cluster: &Found,
+        cluster: &Handle,
         state: &ClusterState,
         figures: &Figures,
     ) -> Result<String, Failure> {
@@ -311,7 +311,7 @@ impl Arguments {
 }
 
 /// Adds what the GPUs do, which the supervisor does not know.
-fn add_gpu_use(found: &Found, state: &mut ClusterState) {
+fn add_gpu_use(found: &Handle, state: &mut ClusterState) {
     let Some(machine) = machine(found, state) else { return };
     let figures = Meter::new(Some(&machine)).read(&[]);
     for worker in &mut state.workers {

@@ -4,8 +4,9 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::failure::{Exit, Failure};
+use super::flags::keys::in_flags;
 use super::output;
-use crate::cluster::{self, ControlError, FindError, Found};
+use crate::cluster::{self, ControlError, FindError, Handle};
 use crate::ids::ClusterName;
 use crate::os::event_loop;
 use crate::os::run_directory::{Paths, RunDirectoryError};
@@ -17,14 +18,14 @@ const LAST_MOMENTS: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The running cluster of this name, or the only one.
-pub(super) fn find(name: Option<&ClusterName>) -> Result<Found, Failure> {
+pub(super) fn find(name: Option<&ClusterName>) -> Result<Handle, Failure> {
     cluster::find(name).map_err(not_found)
 }
 
 /// There is no such running cluster, or it can't be determined.
 pub(super) fn not_found(error: FindError) -> Failure {
     let exit = if matches!(error, FindError::Unreadable(_)) { Exit::Failed } else { Exit::Usage };
-    let hint = error.hint();
+    let hint = error.hint().map(in_flags);
     Failure::new(exit, error).maybe_hint(hint)
 }
 
@@ -32,7 +33,7 @@ pub(super) fn not_found(error: FindError) -> Failure {
 /// out.
 pub(super) fn find_also_ended(
     name: Option<&ClusterName>,
-) -> Result<(Paths, Option<Found>), Failure> {
+) -> Result<(Paths, Option<Handle>), Failure> {
     match cluster::find(name) {
         Ok(found) => Ok((found.paths.clone(), Some(found))),
         Err(FindError::Ended(ended)) => {
@@ -45,7 +46,7 @@ pub(super) fn find_also_ended(
 
 /// A run directory that cannot be used.
 pub(super) fn unusable(error: RunDirectoryError) -> Failure {
-    let hint = error.hint();
+    let hint = error.hint().map(in_flags);
     Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 
@@ -64,7 +65,7 @@ pub(super) fn block_on<T>(
 }
 
 /// Sends a request for a change to a supervisor.
-pub(super) fn order(cluster: &Found, path: &str) -> Result<(), Failure> {
+pub(super) fn order(cluster: &Handle, path: &str) -> Result<(), Failure> {
     block_on(cluster.control().order(path))
 }
 
@@ -72,11 +73,11 @@ pub(super) fn order(cluster: &Found, path: &str) -> Result<(), Failure> {
 pub(super) fn lost(error: ControlError) -> Failure {
     match error {
         // The supervisor knows what exists, so the request was wrong.
-        ControlError::Refused { status, .. } if status.is_client_error() => {
+        ControlError::Refused { status, .. } if (400..500).contains(&status) => {
             Failure::new(Exit::Usage, error)
         }
         _ => {
-            let hint = error.hint();
+            let hint = error.hint().map(in_flags);
             Failure::new(Exit::Failed, error).maybe_hint(hint)
         }
     }
@@ -84,7 +85,7 @@ pub(super) fn lost(error: ControlError) -> Failure {
 
 /// How a cluster that was running a moment ago has ended; `None` if it is still running. Waits
 /// briefly, because the supervisor may end some milliseconds before the other processes.
-pub(super) fn ended_meanwhile(cluster: &Found) -> Option<FindError> {
+pub(super) fn ended_meanwhile(cluster: &Handle) -> Option<FindError> {
     let deadline = Instant::now() + LAST_MOMENTS;
     while cluster.paths.is_alive() && Instant::now() < deadline {
         std::thread::sleep(LOOK);

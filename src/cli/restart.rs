@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::failure::{Exit, Failure};
 use super::{output, reach};
-use crate::cluster::Found;
+use crate::cluster::Handle;
 
 /// Arguments of `restart`.
 #[derive(Args, Debug)]
@@ -51,7 +51,7 @@ pub(super) fn scale(arguments: &Scale) -> Result<Exit, Failure> {
 }
 
 /// The cluster and the requested change.
-fn meant(words: &[String]) -> Result<(Found, &str), Failure> {
+fn meant(words: &[String]) -> Result<(Handle, &str), Failure> {
     let (wish, name) = match words {
         [wish] => (wish, None),
         [name, wish] => {

@@ -5,7 +5,7 @@ use clap::Args;
 use super::failure::{Exit, Failure};
 use super::measure::{Form, Outcome, Subject, Together, Ways};
 use super::{output, reach};
-use crate::cluster::Found;
+use crate::cluster::Handle;
 use crate::ids::ClusterName;
 use crate::wire::peer::MemoryKind;
 
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 
 /// Verifies a cluster that is starting, and summarizes the result. If the verification fails,
 /// prints what is not as expected; for a program that reads JSON, to standard error.
-pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<String, Failure> {
+pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<String, Failure> {
     let outcome = measured(cluster, &Ways::default()).await?;
     if good(&outcome, false) {
         let pairs = outcome.pairs.len();
@@ -61,7 +61,7 @@ pub(super) async fn verified(cluster: &Found, form: output::Form) -> Result<Stri
     Err(Failure::new(Exit::Unverified, error))
 }
 
-async fn measured(cluster: &Found, ways: &Ways) -> Result<Outcome, Failure> {
+async fn measured(cluster: &Handle, ways: &Ways) -> Result<Outcome, Failure> {
     let subject = Subject::found(cluster)?;
     let size = |memory| match memory {
         MemoryKind::Host => vec![SIZES_BYTES.0],

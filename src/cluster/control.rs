@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -21,6 +21,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Why a supervisor could not be asked.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum ControlError {
     /// There is no listener.
     #[error("cannot reach the supervisor at {}", socket.display())]
@@ -39,20 +40,19 @@ pub enum ControlError {
     #[error("the supervisor refused: {message}")]
     Refused {
         /// HTTP status.
-        status: StatusCode,
+        status: u16,
         message: String,
     },
     /// This version does not understand the answer.
-    #[error("cannot read the supervisor's answer to {path}")]
-    Answer {
-        path: String,
-        /// The problem.
-        #[source]
-        source: serde_json::Error,
-    },
+    #[error("cannot read the supervisor's answer to {path}: {reason}")]
+    Answer { path: String, reason: String },
 }
 
 impl ControlError {
+    pub(super) fn answer(path: &str, error: &serde_json::Error) -> Self {
+        ControlError::Answer { path: path.to_owned(), reason: error.to_string() }
+    }
+
     /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -88,8 +88,7 @@ impl Control {
     /// If the supervisor can't be reached, rejects the request, or its answer is not understood.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlError> {
         let bytes = self.ask(Method::GET, path, ANSWER_WITHIN).await?;
-        serde_json::from_slice(&bytes)
-            .map_err(|source| ControlError::Answer { path: path.to_owned(), source })
+        serde_json::from_slice(&bytes).map_err(|error| ControlError::answer(path, &error))
     }
 
     /// Reads an answer that is text.
@@ -160,7 +159,7 @@ impl Control {
         if response.status().is_success() {
             return Ok(response);
         }
-        let status = response.status();
+        let status = response.status().as_u16();
         let words = Limited::new(response.into_body(), 64 << 10).collect().await;
         let words = words.map_err(ControlError::Lost)?.to_bytes();
         Err(ControlError::Refused {

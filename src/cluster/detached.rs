@@ -23,7 +23,9 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Prepared, UpError, start};
+use crate::ids::ClusterName;
 use crate::os::exhausted::Exhausted;
+use crate::os::run_directory::RunDirectoryError;
 use crate::os::{event_loop, memory, process};
 use crate::supervise::{
     ClusterState, Escalation, Outcome, OutputPipe, Record, Stopper, Supervisor,
@@ -96,6 +98,9 @@ pub enum Report {
         /// Whether a resource has run out, so that the request is not to blame.
         #[serde(default)]
         exhausted: bool,
+        /// The name and the run directory of a running cluster that is in the way.
+        #[serde(default)]
+        taken: Option<(ClusterName, PathBuf)>,
     },
     /// The cluster has ended, and nothing of it is left.
     Ended {
@@ -150,7 +155,7 @@ impl Detached {
             return Err(UpError::NotASupervisor { program: process::own_program(), did });
         }
         let instructions = Instructions { prepared, lifetime, attended, output };
-        let mut text = serde_json::to_vec(&instructions).map_err(UpError::Plan)?;
+        let mut text = serde_json::to_vec(&instructions).map_err(UpError::plan)?;
         text.push(b'\n');
         let failed = |source| UpError::Spawn { program: program.to_owned(), source };
         let missing = || failed(std::io::ErrorKind::BrokenPipe.into());
@@ -189,7 +194,10 @@ impl Detached {
     pub async fn next(&mut self) -> Result<Option<Report>, UpError> {
         match self.reports.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
-                Ok(Report::Refused { message, hint, exhausted }) => {
+                Ok(Report::Refused { taken: Some((name, path)), .. }) => {
+                    Err(RunDirectoryError::Taken { name, path }.into())
+                }
+                Ok(Report::Refused { message, hint, exhausted, taken: None }) => {
                     Err(UpError::Refused { message, hint, exhausted })
                 }
                 Ok(report) => {
@@ -261,11 +269,16 @@ impl Detached {
         let _ = self.child.start_kill();
     }
 
+    /// Waits until the supervisor has ended. May be dropped at any time.
+    pub async fn reap(&mut self) {
+        // Waiting fails if someone else has reaped it, and then it has ended.
+        let _ = self.child.wait().await;
+    }
+
     /// Closes the connection to an owned cluster, and waits until its supervisor has ended.
     pub async fn end(mut self) {
         self.let_go();
-        // Waiting fails if someone else has reaped it, and then it has ended.
-        let _ = self.child.wait().await;
+        self.reap().await;
     }
 }
 
@@ -296,6 +309,12 @@ fn refusal(error: impl Into<anyhow::Error>) -> Report {
         message: format!("{error:#}"),
         hint: up.and_then(UpError::hint).or_else(|| exhausted.map(Exhausted::hint)),
         exhausted: exhausted.is_some() || matches!(up, Some(UpError::Limits(_))),
+        taken: match up {
+            Some(UpError::RunDirectory(RunDirectoryError::Taken { name, path })) => {
+                Some((name.clone(), path.clone()))
+            }
+            _ => None,
+        },
     }
 }
 

@@ -1,34 +1,84 @@
-//! A cluster inside a program: plan, launch, observe, change, and stop it.
+//! A cluster inside a program: ask for it, plan it, launch it, own it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::{
-    Control, ControlError, Detached, Lifetime, Lines, PrepareError, Prepared, Report, Start,
-    UpError,
+    Control, ControlError, Detached, Events, Handle, Lifetime, PrepareError, Prepared, Report,
+    Start, UpError,
 };
 use crate::ids::ClusterName;
 use crate::os::process;
-use crate::os::run_directory::Paths;
+use crate::os::run_directory::{Paths, RunDirectoryError, forget_failed_start};
 use crate::plan::{EngineKind, Plan};
-use crate::spec::{ClusterSpec, Request, SpecError};
-use crate::supervise::{Cause, ClusterState, Outcome, Record};
-use crate::topology::Topology;
+use crate::spec::{self, ClusterSpec, Origin, Request, SpecError};
+use crate::supervise::{Cause, ClusterState, Outcome};
+use crate::topology::{self, ParseError, Topology};
+
+/// What errors call a value that [`Builder::set`] set.
+const BUILDER: &str = "builder";
+
+/// How often to check a cluster of the same name that is ending.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Time for the processes of a dropped cluster to be gone, after their grace period.
+const LAST_MOMENTS: Duration = Duration::from_secs(10);
+
+/// The names of clusters that this process has dropped, and that may still be ending.
+static DROPPED: Mutex<Vec<ClusterName>> = Mutex::new(Vec::new());
 
 /// Why a cluster could not be launched; nothing of it is left.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LaunchFailure {
     /// The spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The topology that the spec names can't be read.
+    #[error("cannot read topology {name}")]
+    Topology {
+        /// Its name or path.
+        name: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The topology that the spec names is not one.
+    #[error("cannot read topology {name}")]
+    Machine {
+        /// Its name or path.
+        name: String,
+        /// The cause.
+        #[source]
+        source: ParseError,
+    },
+    /// A stored plan is to be launched, and something that it decides was asked for besides.
+    #[error("'{key}' cannot be set beside a stored plan, which has decided it")]
+    Planned {
+        /// The first such key.
+        key: String,
+    },
     /// There is no plan that this machine can run.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
+    /// A cluster of this name is running.
+    #[error("a cluster named {name} is already running in {}", path.display())]
+    NameTaken {
+        /// The name.
+        name: ClusterName,
+        /// Its run directory.
+        path: PathBuf,
+    },
     /// The spec asks for a native cluster that is verified, which only `cuda-cluster up` can do.
     #[error("verify: a program that embeds a native cluster cannot have it verified before READY")]
     Unverified,
     /// It could not start.
     #[error(transparent)]
-    Up(#[from] UpError),
+    Up(UpError),
     /// It did not become READY, and was torn down.
     #[error("the cluster did not become READY{}: {cause}", if *late { " in time" } else { "" })]
     NotReady {
@@ -39,12 +89,34 @@ pub enum LaunchFailure {
     },
 }
 
+impl From<UpError> for LaunchFailure {
+    fn from(error: UpError) -> Self {
+        match error {
+            UpError::RunDirectory(RunDirectoryError::Taken { name, path }) => {
+                LaunchFailure::NameTaken { name, path }
+            }
+            error => LaunchFailure::Up(error),
+        }
+    }
+}
+
 impl LaunchFailure {
-    /// A hint for the user.
+    /// A hint for the user, in which a setting has the name of its key.
     pub fn hint(&self) -> Option<String> {
         match self {
             LaunchFailure::Spec(error) => error.hint(),
+            LaunchFailure::Topology { .. } => {
+                let all: Vec<&str> = topology::builtin_names().collect();
+                Some(format!("name a file, or one of the built-in machines: {}", all.join(", ")))
+            }
+            LaunchFailure::Machine { source, .. } => source.hint(),
+            LaunchFailure::Planned { .. } => {
+                Some("set it before planning, or leave it out here".to_owned())
+            }
             LaunchFailure::Prepare(error) => error.hint(),
+            LaunchFailure::NameTaken { name, path } => {
+                RunDirectoryError::Taken { name: name.clone(), path: path.clone() }.hint()
+            }
             LaunchFailure::Up(error) => error.hint(),
             LaunchFailure::Unverified => Some(
                 "leave 'verify' out, and run 'cuda-cluster verify NAME' when it is READY"
@@ -55,13 +127,25 @@ impl LaunchFailure {
     }
 }
 
+/// A part of what was asked for. Later ones win, key by key.
+#[derive(Clone, Debug)]
+enum Layer {
+    Spec(Box<ClusterSpec>),
+    /// Values of single keys, as an object.
+    Keys(Value),
+}
+
 /// A cluster to be launched.
+///
+/// Everything that a spec file can say can be set: a whole spec with [`Builder::spec`], any key
+/// with [`Builder::set`], the most usual ones by methods of their own. Later calls win, key by key.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), cuda_cluster::cluster::LaunchFailure> {
 /// use cuda_cluster::cluster::Cluster;
 ///
-/// let cluster = Cluster::builder().enable_nvlink().launch().await?;
+/// let wanted = Cluster::builder().workers(2).enable_nvlink().set("memory.limit", "16GB");
+/// let cluster = wanted.launch().await?;
 /// for worker in &cluster.plan().workers {
 ///     println!("{} on CPUs {:?}", worker.name, worker.binding.cpus);
 /// }
@@ -71,46 +155,64 @@ impl LaunchFailure {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
-    spec: ClusterSpec,
+    layers: Vec<Layer>,
     machine: Option<Topology>,
+    plan: Option<Plan>,
     program: Option<PathBuf>,
 }
 
 impl Builder {
-    /// Applies a spec; later calls override it.
+    /// Applies a spec, over what was asked for before. Its `topology` is read at the launch.
     pub fn spec(mut self, spec: ClusterSpec) -> Self {
-        self.spec = spec;
+        self.layers.push(Layer::Spec(Box::new(spec)));
+        self
+    }
+
+    /// Sets a key of the spec: `set("supervision.grace", "5s")`. The keys are those of
+    /// `cuda-cluster spec schema`, and the value is written as in a spec file. A wrong key or value
+    /// is an error of the launch.
+    pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
+        // What cannot be written as JSON is refused as a value of the wrong type.
+        let value = serde_json::to_value(value).unwrap_or_else(|error| error.to_string().into());
+        if !matches!(self.layers.last(), Some(Layer::Keys(_))) {
+            self.layers.push(Layer::Keys(Value::Object(Map::new())));
+        }
+        if let Some(Layer::Keys(keys)) = self.layers.last_mut() {
+            put(keys, key, value);
+        }
         self
     }
 
     /// The cluster's name. Default: `embedded-`, this process's id and a count.
-    pub fn name(mut self, name: ClusterName) -> Self {
-        self.spec.name = Some(name);
-        self
+    pub fn name(self, name: ClusterName) -> Self {
+        self.set("name", name)
     }
 
     /// Plans for another machine than this one, with simulated GPUs.
     pub fn simulate(mut self, machine: Topology) -> Self {
-        self.spec.simulate = Some(true);
         self.machine = Some(machine);
-        self
+        self.set("simulate", true)
     }
 
     /// The number of workers; the best-connected GPUs are used.
-    pub fn workers(mut self, workers: u32) -> Self {
-        self.spec.workers = Some(workers);
-        self
+    pub fn workers(self, workers: u32) -> Self {
+        self.set("workers", workers)
     }
 
     /// Requires NVLink, and uses it.
-    pub fn enable_nvlink(mut self) -> Self {
-        self.spec.ucx.nvlink = Some(true);
-        self
+    pub fn enable_nvlink(self) -> Self {
+        self.set("ucx.nvlink", true)
     }
 
     /// Requires InfiniBand or RoCE, and uses it.
-    pub fn enable_infiniband(mut self) -> Self {
-        self.spec.ucx.infiniband = Some(true);
+    pub fn enable_infiniband(self) -> Self {
+        self.set("ucx.infiniband", true)
+    }
+
+    /// Launches this plan instead of making one, such as one that was stored and reviewed
+    /// ([`Plan::parse`]). Besides, only `name` and `verify` can be set.
+    pub fn stored_plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
         self
     }
 
@@ -121,19 +223,60 @@ impl Builder {
         self
     }
 
+    /// All that was asked for.
+    ///
+    /// # Errors
+    /// If a key or a value is wrong, or values contradict each other.
+    pub fn request(&self) -> Result<Request, LaunchFailure> {
+        let specs = self.layers.iter().map(|layer| match layer {
+            Layer::Spec(spec) => Ok((**spec).clone()),
+            Layer::Keys(keys) => spec::from_keys(keys, BUILDER),
+        });
+        let specs = specs.collect::<Result<Vec<ClusterSpec>, SpecError>>()?;
+        Ok(Request::merge_as(&specs, BUILDER)?)
+    }
+
     /// The plan that [`Builder::launch`] would run now, from probing this machine.
     ///
     /// # Errors
     /// If the spec is invalid, or this machine can't be probed or lacks something required.
     pub fn plan(&self) -> Result<Plan, LaunchFailure> {
-        Ok(self.prepared()?.plan)
+        Ok(self.prepared()?.0.plan)
     }
 
-    fn prepared(&self) -> Result<Prepared, LaunchFailure> {
-        let mut spec = self.spec.clone();
-        spec.name.get_or_insert_with(own_name);
-        spec.resolve_paths(&std::env::current_dir().unwrap_or_default());
-        Ok(super::prepare(&Request::of(spec)?, self.machine.as_ref())?)
+    /// What to run, the program that supervises it, and whether its name was chosen here.
+    pub(super) fn to_run(mut self) -> Result<(Prepared, PathBuf, bool), LaunchFailure> {
+        let program = self.program.take().unwrap_or_else(process::own_program);
+        let (prepared, is_nameless) = self.prepared()?;
+        Ok((prepared, program, is_nameless))
+    }
+
+    /// What to launch, and whether its name was chosen here.
+    fn prepared(&self) -> Result<(Prepared, bool), LaunchFailure> {
+        let mut request = self.request()?;
+        if let Some(plan) = &self.plan {
+            let mut plan = plan.clone();
+            let decided = |key: &&String| !matches!(key.as_str(), "name" | "verify");
+            if let Some(key) = request.origins.keys().find(decided) {
+                return Err(LaunchFailure::Planned { key: key.clone() });
+            }
+            if let Some(name) = request.spec.name {
+                plan.name = name;
+            }
+            plan.requirements.verify = request.spec.verify.unwrap_or(plan.requirements.verify);
+            let keys = request.origins.into_keys().map(|key| (key, Origin::Spec));
+            plan.origins.extend(keys);
+            return Ok((super::prepare_plan(plan)?, false));
+        }
+        let is_nameless = request.spec.name.is_none();
+        request.spec.name.get_or_insert_with(own_name);
+        request.spec.resolve_paths(&std::env::current_dir().unwrap_or_default());
+        let named = match (&self.machine, &request.spec.topology) {
+            (None, Some(name)) => Some(machine(name)?),
+            _ => None,
+        };
+        let machine = self.machine.as_ref().or(named.as_ref());
+        Ok((super::prepare(&request, machine)?, is_nameless))
     }
 
     /// Launches the cluster under a supervisor process that ends it when this process ends.
@@ -141,15 +284,91 @@ impl Builder {
     /// # Errors
     /// If the spec is invalid or asks for what an embedded cluster does not have, there is no plan,
     /// or not every process became READY; then nothing of it is left.
-    pub async fn launch(mut self) -> Result<Cluster, LaunchFailure> {
+    pub async fn launch(self) -> Result<Cluster, LaunchFailure> {
+        let (supervisor, plan) = self.bring_up(Lifetime::Owned).await?;
+        let handle = Handle::new(plan.name.clone());
+        let supervisor = tokio::sync::Mutex::new(Some(supervisor));
+        Ok(Cluster { supervisor, handle, plan })
+    }
+
+    /// Launches the cluster under a supervisor process of its own: it runs until it is stopped, and
+    /// outlives this process.
+    ///
+    /// # Errors
+    /// As [`Builder::launch`].
+    pub async fn launch_detached(self) -> Result<Handle, LaunchFailure> {
+        let (_, plan) = self.bring_up(Lifetime::Free).await?;
+        Ok(Handle::new(plan.name))
+    }
+
+    async fn bring_up(mut self, lifetime: Lifetime) -> Result<(Detached, Plan), LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
-        let prepared = self.prepared()?;
+        let (prepared, is_nameless) = self.prepared()?;
+        let plan = prepared.plan.clone();
         // READY would promise what nobody has measured.
-        if prepared.plan.requirements.verify && prepared.plan.engine.kind() == EngineKind::Native {
+        if plan.requirements.verify && plan.engine.kind() == EngineKind::Native {
             return Err(LaunchFailure::Unverified);
         }
-        bring_up(prepared, &program).await
+        outlast_dropped(&plan).await;
+        let start = Start { program: &program, lifetime, attended: false, output: None };
+        let (mut supervisor, _) = Detached::spawn(prepared, start).await?;
+        let failure = loop {
+            match supervisor.next().await {
+                Ok(Some(Report::Ready(_))) => return Ok((supervisor, plan)),
+                Ok(Some(Report::Ended { outcome, .. })) => {
+                    supervisor.end().await;
+                    break not_ready(outcome);
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break supervisor.unsaid().await.map_or_else(Into::into, not_ready),
+                Err(error) => break error.into(),
+            }
+        };
+        if is_nameless {
+            // The failure tells the cause, and nobody knows the name.
+            let forget = move || forget_failed_start(&plan.name);
+            let _ = tokio::task::spawn_blocking(forget).await;
+        }
+        Err(failure)
     }
+}
+
+/// Waits until a cluster of this plan's name that this process has dropped is gone.
+async fn outlast_dropped(plan: &Plan) {
+    let dropped = || DROPPED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !dropped().contains(&plan.name) {
+        return;
+    }
+    let deadline = Instant::now() + plan.supervision.grace.0 + LAST_MOMENTS;
+    let paths = Paths::of(&plan.name);
+    while paths.is_alive() && Instant::now() < deadline {
+        tokio::time::sleep(LOOK).await;
+    }
+    dropped().retain(|name| *name != plan.name);
+}
+
+/// Sets a value at a path of keys.
+fn put(object: &mut Value, path: &str, value: Value) {
+    let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    let slot = &mut object[key];
+    match rest {
+        Some(rest) => put(slot, rest, value),
+        None => *slot = value,
+    }
+}
+
+/// A built-in machine, or the one in a file.
+fn machine(name: &str) -> Result<Topology, LaunchFailure> {
+    let text = match topology::builtin(name) {
+        Some(text) => text.to_owned(),
+        None => std::fs::read_to_string(name)
+            .map_err(|source| LaunchFailure::Topology { name: name.to_owned(), source })?,
+    };
+    topology::parse(&text)
+        .map_err(|source| LaunchFailure::Machine { name: name.to_owned(), source })
 }
 
 /// A name that no other cluster of this user has; a process may own several clusters.
@@ -161,27 +380,8 @@ fn own_name() -> ClusterName {
     format!("embedded-{}-{count}", std::process::id()).parse().unwrap_or_default()
 }
 
-async fn bring_up(prepared: Prepared, program: &Path) -> Result<Cluster, LaunchFailure> {
-    let plan = prepared.plan.clone();
-    let start = Start { program, lifetime: Lifetime::Owned, attended: false, output: None };
-    let (mut supervisor, _) = Detached::spawn(prepared, start).await?;
-    loop {
-        match supervisor.next().await? {
-            Some(Report::Ready(_)) => break,
-            Some(Report::Ended { outcome, .. }) => {
-                supervisor.end().await;
-                return Err(not_ready(outcome));
-            }
-            Some(_) => {}
-            None => return Err(not_ready(supervisor.unsaid().await?)),
-        }
-    }
-    let control = Control::new(Paths::of(&plan.name).control());
-    Ok(Cluster { supervisor, control, plan })
-}
-
 /// The failure for a cluster that ended before it was READY.
-fn not_ready(outcome: Outcome) -> LaunchFailure {
+pub(super) fn not_ready(outcome: Outcome) -> LaunchFailure {
     let stopped = || Cause {
         process: None,
         text: "it was stopped while it started".to_owned(),
@@ -199,11 +399,12 @@ fn not_ready(outcome: Outcome) -> LaunchFailure {
 
 /// A running cluster, owned by this program.
 ///
-/// Dropping it stops the cluster, as does any end of this process.
+/// Dropping it ends the cluster, as does any end of this process, but does not wait for that; a
+/// later launch of the same name by this process does. [`Cluster::stop`] waits.
 #[derive(Debug)]
 pub struct Cluster {
-    supervisor: Detached,
-    control: Control,
+    supervisor: tokio::sync::Mutex<Option<Detached>>,
+    handle: Handle,
     plan: Plan,
 }
 
@@ -213,9 +414,14 @@ impl Cluster {
         Builder::default()
     }
 
+    /// A handle for other tasks and threads, like that of a cluster which another program owns.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// The cluster's name, which is also that of its run directory.
     pub fn name(&self) -> &ClusterName {
-        &self.plan.name
+        &self.handle.name
     }
 
     /// The plan with its reasons.
@@ -224,64 +430,69 @@ impl Cluster {
     }
 
     /// Paths of its files: logs, events, sockets.
-    pub fn paths(&self) -> Paths {
-        Paths::of(&self.plan.name)
+    pub fn paths(&self) -> &Paths {
+        &self.handle.paths
     }
 
-    /// The phase of the cluster and of each process, with process ids, bindings, restarts and
-    /// lanes, as `ps -o json` prints them.
+    /// A client of its control API.
+    pub fn control(&self) -> Control {
+        self.handle.control()
+    }
+
+    /// [`Handle::state`].
     ///
     /// # Errors
-    /// If the supervisor can't be reached.
+    /// As there.
     pub async fn state(&self) -> Result<ClusterState, ControlError> {
-        self.control.read("/v1/state").await
+        self.handle.state().await
     }
 
-    /// Phases, deaths and notes from now on, one [`Record`] each.
+    /// [`Handle::events`].
     ///
     /// # Errors
-    /// If the supervisor can't be reached.
+    /// As there.
     pub async fn events(&self) -> Result<Events, ControlError> {
-        Ok(Events { lines: self.control.stream("/v1/events").await? })
+        self.handle.events().await
     }
 
-    /// Restarts a worker or, given the scheduler's name, the whole cluster.
+    /// [`Handle::restart`].
     ///
     /// # Errors
-    /// If no process has that name, or the supervisor can't be reached.
+    /// As there.
     pub async fn restart(&self, process: &str) -> Result<(), ControlError> {
-        self.control.order(&format!("/v1/restart/{process}")).await
+        self.handle.restart(process).await
     }
 
-    /// Changes the number of running workers: the first ones of the plan.
+    /// [`Handle::scale`].
     ///
     /// # Errors
-    /// If the plan has fewer, or the supervisor can't be reached.
+    /// As there.
     pub async fn scale(&self, workers: usize) -> Result<(), ControlError> {
-        self.control.order(&format!("/v1/scale?workers={workers}")).await
+        self.handle.scale(workers).await
+    }
+
+    /// Waits until the cluster has ended, by whatever cause, and tells how. May be dropped at any
+    /// time.
+    pub async fn wait(&self) -> Outcome {
+        let outcome = self.handle.wait().await;
+        if let Some(supervisor) = &mut *self.supervisor.lock().await {
+            supervisor.reap().await;
+        }
+        outcome
     }
 
     /// Stops the cluster, and returns when nothing of it is left.
-    pub async fn stop(self) {
-        self.supervisor.end().await;
+    pub async fn stop(mut self) {
+        if let Some(supervisor) = self.supervisor.get_mut() {
+            supervisor.let_go();
+            supervisor.reap().await;
+        }
     }
 }
 
-/// The stream of a running cluster's events.
-#[derive(Debug)]
-pub struct Events {
-    lines: Lines,
-}
-
-impl Events {
-    /// The next event; `None` when the cluster has ended.
-    ///
-    /// # Errors
-    /// If the connection breaks, or the supervisor is of an incompatible version.
-    pub async fn next(&mut self) -> Result<Option<Record>, ControlError> {
-        let Some(record) = self.lines.next_event().await? else { return Ok(None) };
-        serde_json::from_str(&record)
-            .map(Some)
-            .map_err(|source| ControlError::Answer { path: "/v1/events".to_owned(), source })
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let dropped = DROPPED.lock();
+        dropped.unwrap_or_else(std::sync::PoisonError::into_inner).push(self.handle.name.clone());
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{ControlError, Found};
+use super::{ControlError, Handle};
 use crate::engine::dask;
 use crate::ids::ClusterName;
 use crate::plan::{DaskPlan, EnginePlan, Plan};
@@ -16,6 +16,7 @@ const DASK_SCHEDULER: &str = "DASK_SCHEDULER_ADDRESS";
 
 /// Why the environment is unknown.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EnvironmentError {
     /// Its supervisor does not answer.
     #[error(transparent)]
@@ -54,7 +55,7 @@ impl EnvironmentError {
 /// If the cluster can't be reached, or clients can't connect to it now.
 /// If the cluster cannot be asked, or cannot be reached by clients now.
 pub async fn client_environment(
-    found: &Found,
+    found: &Handle,
 ) -> Result<BTreeMap<String, String>, EnvironmentError> {
     let plan: Plan = found.control().read("/v1/plan").await?;
     let mut env = match &plan.engine {
@@ -72,7 +73,7 @@ pub async fn client_environment(
 }
 
 /// The address of the cluster's own scheduler, or of the one that it joined.
-async fn scheduler(found: &Found, dask: &DaskPlan) -> Result<String, EnvironmentError> {
+async fn scheduler(found: &Handle, dask: &DaskPlan) -> Result<String, EnvironmentError> {
     let state: ClusterState = found.control().read("/v1/state").await?;
     if let Some(scheduler) = state.scheduler {
         let phase = scheduler.state;

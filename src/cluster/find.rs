@@ -2,12 +2,13 @@
 //!
 //! *Invariant:* a directory that can't be read is an error, not "no cluster".
 
-use super::{Control, Ended};
+use super::{Ended, Handle};
 use crate::ids::ClusterName;
-use crate::os::run_directory::{self, Paths, RunDirectoryError};
+use crate::os::run_directory::{self, RunDirectoryError};
 
 /// Why a name does not identify exactly one running cluster.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FindError {
     /// No cluster is running.
     #[error("no cluster is running")]
@@ -65,23 +66,13 @@ fn list(names: &[ClusterName]) -> String {
     names.iter().map(ClusterName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// A running cluster.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// Its name.
-    pub name: ClusterName,
-    /// Its files.
-    pub paths: Paths,
-}
-
-impl Found {
-    fn new(name: ClusterName) -> Self {
-        Self { paths: Paths::of(&name), name }
-    }
-
-    /// A client of its control API.
-    pub fn control(&self) -> Control {
-        Control::new(self.paths.control())
+impl Handle {
+    /// The running cluster of this name, whoever launched it.
+    ///
+    /// # Errors
+    /// If no cluster of this name is running; the error tells how it ended, if that is known.
+    pub fn attach(name: &ClusterName) -> Result<Self, FindError> {
+        super::find(Some(name))
     }
 }
 
@@ -89,7 +80,7 @@ impl Found {
 #[derive(Debug, Default)]
 pub struct Clusters {
     /// Running clusters.
-    pub running: Vec<Found>,
+    pub running: Vec<Handle>,
     /// Clusters that have ended, and whose names have not been used again.
     pub ended: Vec<Ended>,
     /// Why the state of others is unknown.
@@ -109,7 +100,7 @@ impl Clusters {
 pub fn clusters() -> Result<Clusters, FindError> {
     let mut clusters = Clusters::default();
     for name in run_directory::names().map_err(FindError::Unreadable)? {
-        let cluster = Found::new(name);
+        let cluster = Handle::new(name);
         match cluster.paths.look() {
             Ok(true) => clusters.running.push(cluster),
             Ok(false) => clusters.ended.extend(Ended::read(&cluster.name)),
@@ -123,17 +114,17 @@ pub fn clusters() -> Result<Clusters, FindError> {
 ///
 /// # Errors
 /// If it is not running or, without a name, if not exactly one is running.
-pub fn find(name: Option<&ClusterName>) -> Result<Found, FindError> {
+pub fn find(name: Option<&ClusterName>) -> Result<Handle, FindError> {
     match name {
         Some(name) => named(name),
         None => only(),
     }
 }
 
-fn named(name: &ClusterName) -> Result<Found, FindError> {
+fn named(name: &ClusterName) -> Result<Handle, FindError> {
     // If the directory above were unreadable, this one would seem not to exist.
     run_directory::names().map_err(FindError::Unreadable)?;
-    let cluster = Found::new(name.clone());
+    let cluster = Handle::new(name.clone());
     if cluster.paths.look().map_err(FindError::Unreadable)? {
         return Ok(cluster);
     }
@@ -143,7 +134,7 @@ fn named(name: &ClusterName) -> Result<Found, FindError> {
     })
 }
 
-fn only() -> Result<Found, FindError> {
+fn only() -> Result<Handle, FindError> {
     let mut clusters = clusters()?;
     if clusters.running.len() > 1 {
         return Err(FindError::Several { running: clusters.running_names() });

@@ -21,6 +21,7 @@ const TERMINATE_PERCENT: u64 = 95;
 
 /// Why a plan cannot be launched.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LaunchError {
     /// The Dask engine cannot be used.
     #[error(transparent)]

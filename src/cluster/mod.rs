@@ -18,12 +18,14 @@ mod ended;
 mod environment;
 mod find;
 mod gpus;
+mod handle;
 mod launch;
 #[cfg(feature = "native")]
 mod native;
 mod paths;
 mod prepare;
 mod report;
+mod run;
 mod start;
 mod takedown;
 #[cfg(feature = "native")]
@@ -33,26 +35,37 @@ pub mod workloads;
 use std::process::ExitCode;
 
 pub use control::{Control, ControlError};
-pub use embedded::{Builder, Cluster, Events, LaunchFailure};
+pub use embedded::{Builder, Cluster, LaunchFailure};
 pub use ended::Ended;
-pub use find::{Clusters, FindError, Found, clusters, find};
+pub use find::{Clusters, FindError, clusters, find};
+pub use handle::{Events, Handle};
 pub use launch::LaunchError;
 pub use paths::PathError;
 pub use prepare::PrepareError;
+pub use run::{RunEnd, Written};
 pub use start::UpError;
 pub use takedown::TakeDownError;
 
 // Types of other modules that an embedding program uses.
-pub use crate::os::run_directory::{Paths, forget_failed_start};
+pub use crate::os::run_directory::Paths;
+pub use crate::supervise::record::{GpuError, What};
 pub use crate::supervise::{
-    Cause, ClusterPhase, ClusterState, Outcome, ProcessPhase, ProcessState, Record,
+    Cause, ClusterPhase, ClusterState, Escalation, Outcome, ProcessPhase, ProcessState, Record,
 };
+pub use crate::wire::output::{Source, Stream};
+pub use crate::wire::process::Exit;
 
 #[cfg(feature = "native")]
 pub use {
     crate::cuda::{Kernel, Scalar},
     crate::engine::native::worker::built_in::{CudaParameter, CudaTask},
-    crate::engine::native::worker::registry::{Context, FunctionError, Input, Outputs, Registry},
+    crate::engine::native::worker::registry::{
+        Cancelled, Context, FunctionError, Input, Outputs, Registry,
+    },
+    crate::ucx::Buffer,
+    crate::wire::numbers::Number,
+    crate::wire::tasks::{ObjectId, TaskError},
+    crate::wire::value::ValueError,
     client::{AsCompleted, Client, ClientError, Remote, Task},
     native::dispatch_with,
 };
@@ -60,6 +73,8 @@ pub use {
 // For the command line.
 #[doc(hidden)]
 pub use crate::ids::SCHEDULER;
+#[doc(hidden)]
+pub use crate::os::run_directory::forget_failed_start;
 #[doc(hidden)]
 pub use control::Lines;
 #[doc(hidden)]

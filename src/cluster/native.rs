@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use super::{Client, ClientError, Cluster, Found, blocking};
+use super::{Client, ClientError, Cluster, Handle, blocking};
 use crate::engine::native::worker::registry::Registry;
 use crate::engine::native::{scheduler, worker};
 use crate::os::run_directory::Paths;
@@ -45,7 +45,7 @@ impl blocking::Cluster {
     }
 }
 
-impl Found {
+impl Handle {
     /// A client of its tasks.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use crate::plan::{EnginePlan, Plan};
 
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PathError {
     /// A directory that can't be created, or written to.
     #[error("'{key}': nothing can be written into {}", path.display())]

@@ -49,6 +49,7 @@ impl Prepared {
 /// Why there is nothing to launch.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum PrepareError {
     /// This machine can't be probed.
     #[error(transparent)]
@@ -87,10 +88,9 @@ impl PrepareError {
             PrepareError::NoInterface { .. } => {
                 Some("leave it out for the usual one, or name one that is up".to_owned())
             }
-            PrepareError::Elsewhere { .. } => Some(
-                "add --simulate to run its plan with simulated GPUs, or --dry-run to see it"
-                    .to_owned(),
-            ),
+            PrepareError::Elsewhere { .. } => {
+                Some("set 'simulate: true' to run its plan with simulated GPUs".to_owned())
+            }
         }
     }
 }

@@ -22,6 +22,7 @@ const THREADS_EACH: u64 = 5;
 
 /// Why a cluster could not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum UpError {
     /// This user's limits are too low for it.
     #[error(transparent)]
@@ -36,14 +37,20 @@ pub enum UpError {
     #[error(transparent)]
     Supervisor(#[from] StartError),
     /// The system has no random numbers for the secret.
-    #[error("cannot make a secret: {0}")]
-    Secret(getrandom::Error),
+    #[error("cannot make a secret: {reason}")]
+    Secret {
+        /// The system's error.
+        reason: String,
+    },
     /// There is no free port for rank 0 of the command engine.
     #[error("there is no free port for rank 0 to listen on")]
     Rendezvous(#[source] std::io::Error),
     /// The plan can't be serialized.
-    #[error("cannot write the plan as JSON")]
-    Plan(#[source] serde_json::Error),
+    #[error("cannot write the plan as JSON: {reason}")]
+    Plan {
+        /// What cannot be written.
+        reason: String,
+    },
     /// No event loop could be started.
     #[error("cannot start an event loop")]
     Runtime(#[source] std::io::Error),
@@ -84,6 +91,10 @@ pub enum UpError {
 }
 
 impl UpError {
+    pub(super) fn plan(error: serde_json::Error) -> Self {
+        UpError::Plan { reason: error.to_string() }
+    }
+
     /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -183,10 +194,10 @@ async fn begin(
         let place = place.display();
         launch.notes.push(format!("{place} cannot be made ({error}): UCX's files lie in /dev/shm"));
     }
-    let text = serde_json::to_vec_pretty(plan).map_err(UpError::Plan)?;
+    let text = serde_json::to_vec_pretty(plan).map_err(UpError::plan)?;
     directory.write_private(&paths.plan(), &text)?;
     if let Some(machine) = machine {
-        let text = serde_json::to_vec(machine).map_err(UpError::Plan)?;
+        let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
         directory.write_private(&paths.topology(), &text)?;
     }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
@@ -202,6 +213,6 @@ fn watch(plan: &Plan) -> NvmlWatch {
 
 fn secret() -> Result<Secret, UpError> {
     let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(UpError::Secret)?;
+    getrandom::fill(&mut bytes).map_err(|error| UpError::Secret { reason: error.to_string() })?;
     Ok(Secret::new(bytes))
 }

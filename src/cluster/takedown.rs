@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{ControlError, Found, ended};
+use super::{ControlError, Handle, ended};
 use crate::ids::ClusterName;
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::supervise::Escalation;
@@ -25,6 +25,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Why a cluster could not be stopped.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum TakeDownError {
     /// Its supervisor does not answer.
     #[error("the supervisor of {name} does not answer")]
@@ -67,7 +68,7 @@ impl TakeDownError {
     }
 }
 
-impl Found {
+impl Handle {
     /// Requests the cluster's end, and waits until no process of it is left.
     ///
     /// # Errors

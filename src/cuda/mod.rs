@@ -33,6 +33,7 @@ use crate::units::HumanBytes;
 
 /// Why a device operation failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The device's memory is used up.
     #[error("{device} has {free_bytes} bytes free, not {asked_bytes}")]

@@ -349,6 +349,8 @@ async fn order(name: &ClusterName, path: &str) -> Response {
     match Control::new(Paths::of(name).control()).order(path).await {
         Ok(()) => StatusCode::ACCEPTED.into_response(),
         Err(ControlError::Refused { status, message }) => {
+            // The supervisor has sent it, so it is a status.
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
             (status, Json(json!({ "error": message }))).into_response()
         }
         Err(error) => failed(StatusCode::BAD_GATEWAY, &error),

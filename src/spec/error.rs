@@ -82,6 +82,7 @@ impl SpecError {
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Problem {
     /// The text is not YAML, or a name or a value is wrong.
     #[error(transparent)]

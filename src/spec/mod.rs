@@ -32,7 +32,7 @@ pub use choices::{
 pub use error::{Problem, SpecError};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
-pub use read::{SIZE_LIMIT, parse, parse_with};
+pub use read::{SIZE_LIMIT, from_keys, parse, parse_with};
 pub use schema::schema;
 
 pub use request::{Origin, Request};

@@ -67,6 +67,25 @@ pub fn parse_with(
     }
 }
 
+/// Reads values of keys that a program has set, as nested objects. Whether they contradict each
+/// other shows when all are merged ([`Request::merge_as`](super::Request::merge_as)).
+///
+/// # Errors
+/// If a key is unknown, or a value wrong.
+pub fn from_keys(keys: &serde_json::Value, origin: &str) -> Result<ClusterSpec, SpecError> {
+    let told = |error: text::ReadError| {
+        // The text that has a place is none that the program has written.
+        SpecError::new(origin, error.key, Box::new(error.problem.into()))
+    };
+    let text = keys.to_string();
+    let document = Document::parse(&text).map_err(told)?;
+    let spec: Option<ClusterSpec> = document.read().map_err(|(first, others)| SpecError {
+        others: others.into_iter().map(told).collect(),
+        ..told(first)
+    })?;
+    Ok(spec.unwrap_or_default())
+}
+
 /// Whether a key of the whole is not for us: editors read `$schema`, and `x-` begins what people
 /// keep for themselves, like anchors.
 fn is_ignored(key: &str) -> bool {

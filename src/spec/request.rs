@@ -43,19 +43,8 @@ impl Request {
         files: impl IntoIterator<Item = &'a ClusterSpec>,
         flags: &ClusterSpec,
     ) -> Result<Self, SpecError> {
-        let mut merged = Value::Object(Map::new());
-        let mut origins = BTreeMap::new();
         let files = files.into_iter().map(|file| (Origin::Spec, file));
-        for (origin, layer) in files.chain([(Origin::Flag, flags)]) {
-            let over = serde_json::to_value(layer)
-                .unwrap_or_else(|error| panic!("a spec has a JSON form: {error}"));
-            lay_over(&mut merged, over, "", origin, &mut origins);
-        }
-        let spec: ClusterSpec = serde_json::from_value(merged)
-            .unwrap_or_else(|error| panic!("what a spec wrote can be read again: {error}"));
-        origins.remove("version");
-        contradictions::check(&spec).map_err(|found| found.without_place("command line"))?;
-        Ok(Self { spec, origins })
+        Self::merged(files.chain([(Origin::Flag, flags)]), "command line")
     }
 
     /// A request that was built by a program.
@@ -63,7 +52,36 @@ impl Request {
     /// # Errors
     /// If the values contradict each other.
     pub fn of(spec: ClusterSpec) -> Result<Self, SpecError> {
-        Self::merge([&spec], &ClusterSpec::default())
+        Self::merge_as([&spec], "spec")
+    }
+
+    /// Merges what a program has built: key by key a later spec wins. Errors call it `origin`.
+    ///
+    /// # Errors
+    /// If the merged values contradict each other.
+    pub fn merge_as<'a>(
+        specs: impl IntoIterator<Item = &'a ClusterSpec>,
+        origin: &str,
+    ) -> Result<Self, SpecError> {
+        Self::merged(specs.into_iter().map(|spec| (Origin::Spec, spec)), origin)
+    }
+
+    fn merged<'a>(
+        layers: impl Iterator<Item = (Origin, &'a ClusterSpec)>,
+        name: &str,
+    ) -> Result<Self, SpecError> {
+        let mut merged = Value::Object(Map::new());
+        let mut origins = BTreeMap::new();
+        for (origin, layer) in layers {
+            let over = serde_json::to_value(layer)
+                .unwrap_or_else(|error| panic!("a spec has a JSON form: {error}"));
+            lay_over(&mut merged, over, "", origin, &mut origins);
+        }
+        let spec: ClusterSpec = serde_json::from_value(merged)
+            .unwrap_or_else(|error| panic!("what a spec wrote can be read again: {error}"));
+        origins.remove("version");
+        contradictions::check(&spec).map_err(|found| found.without_place(name))?;
+        Ok(Self { spec, origins })
     }
 }
 

@@ -66,6 +66,7 @@ pub struct Variables {
 /// Why a text is not a template, or cannot be filled in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum TemplateError {
     /// It does not follow the grammar.
     #[error("template {text:?}, column {column}: expected {expected}")]

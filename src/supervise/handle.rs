@@ -52,6 +52,7 @@ impl Default for Options {
 
 /// Why a supervisor could not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StartError {
     /// The file for the process id cannot be written.
     #[error("cannot write {}", path.display())]
@@ -92,6 +93,7 @@ impl StartError {
 
 /// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RequestError {
     /// No process has that name.
     #[error("there is no process {name:?}; there are {}", known.join(", "))]

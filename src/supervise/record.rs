@@ -28,11 +28,28 @@ impl Record {
     pub fn is_last(&self) -> bool {
         matches!(self.what, What::Cluster { state, .. } if state.is_end())
     }
+
+    /// How the cluster ended, if this is the last record. A cluster that was never READY in time
+    /// has failed, like any other.
+    pub fn outcome(&self) -> Option<Outcome> {
+        let What::Cluster { state, cause } = &self.what else { return None };
+        match state {
+            ClusterPhase::Stopped => Some(Outcome::Stopped { degraded: cause.clone() }),
+            ClusterPhase::Failed => Some(Outcome::Failed(cause.clone().unwrap_or_else(|| Cause {
+                process: None,
+                text: "nothing tells why it failed".to_owned(),
+                exit: None,
+                log_tail: Vec::new(),
+            }))),
+            _ => None,
+        }
+    }
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "event")]
+#[non_exhaustive]
 pub enum What {
     /// The cluster's phase changed.
     Cluster {
@@ -151,6 +168,7 @@ impl fmt::Display for GpuError {
 /// How a cluster ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Outcome {
     /// It was asked to end. If it was `degraded` then, with the cause.
     Stopped {

@@ -44,6 +44,7 @@ impl std::error::Error for ReadError {}
 /// What is wrong with a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum Problem {
     /// The text is too long.
     #[error("{bytes} bytes are too many; the most is {limit}")]

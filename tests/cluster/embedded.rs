@@ -25,7 +25,7 @@ fn example() -> Command {
 fn workers_of_a_program_named_in_the_spec_run_its_functions() {
     let sandbox = Sandbox::new();
     let folder = tempfile::tempdir().expect("a directory");
-    symlink(path_of("saxpy"), folder.path().join("worker")).expect("a link");
+    symlink(path_of("data_job"), folder.path().join("worker")).expect("a link");
     let file = folder.path().join("cluster.yaml");
     let spec = |program: &str| {
         let text = format!("version: 1\nname: own\nnative: {{program: {program}}}\n");
@@ -41,11 +41,9 @@ fn workers_of_a_program_named_in_the_spec_run_its_functions() {
     let up = spec("./worker");
     assert_eq!(up.code, 0, "{up}");
     let client = Client::connect(&sandbox.base().join("own")).expect("the scheduler answers");
-    let numbers = client.submit("range", &(0u32, 4u32), &[]).expect("submitted");
-    let doubled = client.submit("saxpy", &1.0f32, &[&numbers, &numbers]).expect("submitted");
-    let bytes = client.gather(&[doubled]).expect("computed").remove(0);
-    let last = bytes.last_chunk().copied().map(f32::from_le_bytes);
-    assert_eq!(last, Some(6.0), "1 · 3 + 3");
+    let numbers = client.submit("range", &(0u32, 4usize), &[]).expect("submitted");
+    let scaled = client.submit("scale", &2.0f32, &[&numbers]).expect("submitted");
+    assert_eq!(scaled.numbers::<f32>().expect("computed"), [0.0, 2.0, 4.0, 6.0]);
     assert_eq!(sandbox.run(&["down", "own"]).code, 0);
     sandbox.assert_nothing_is_left();
 }
@@ -98,4 +96,71 @@ fn a_cluster_ends_when_its_owner_is_killed() {
     owner.signal(Signal::SIGKILL);
     assert_eq!(owner.wait().code, -9);
     sandbox.assert_nothing_is_left();
+}
+
+/// Runs the test program `embedder`, which checks what it is told, to its end.
+fn embed(sandbox: &Sandbox, way: &str) {
+    let mut command = Command::new(path_of("embedder"));
+    command.arg(way);
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!((said.code, said.stdout.as_str()), (0, "done\n"), "{said}");
+}
+
+/// One test of a way of embedding, which leaves nothing.
+macro_rules! embedding {
+    ($($name:ident: $way:literal)*) => {
+        $(#[test]
+        fn $name() {
+            let sandbox = Sandbox::new();
+            embed(&sandbox, $way);
+            sandbox.assert_nothing_is_left();
+        })*
+    };
+}
+
+embedding! {
+    blocking_calls_work_without_an_event_loop: "blocking"
+    blocking_calls_work_inside_an_event_loop: "blocking-in-tokio"
+    a_name_is_free_at_once_after_stop_and_after_drop: "again"
+    a_name_that_is_taken_is_a_refusal_of_its_own_type: "taken"
+    an_owner_learns_that_another_handle_has_stopped_its_cluster: "stopped"
+    a_start_that_fails_leaves_no_directory_and_a_wrong_key_is_named: "not-ready"
+    a_stored_plan_is_launched_and_cannot_be_changed: "stored"
+    a_spec_is_laid_over_what_was_asked_before_and_names_its_machine: "topology"
+    a_program_is_run_on_each_gpu_to_its_end: "run"
+    a_program_with_an_event_loop_waits_for_tasks_and_frees_workers: "client"
+}
+
+#[test]
+fn the_end_of_a_cluster_is_told_with_its_cause_even_if_its_supervisor_was_killed() {
+    let sandbox = Sandbox::new();
+    embed(&sandbox, "killed");
+    sandbox.assert_no_shared_memory_is_left();
+    eventually("nothing lives", Duration::from_secs(60), || sandbox.pids().is_empty());
+}
+
+#[test]
+fn a_detached_cluster_outlives_the_program_that_launched_it() {
+    let sandbox = Sandbox::new();
+    embed(&sandbox, "detached");
+    assert_eq!(sandbox.state("free")["state"], "ready");
+    assert_eq!(sandbox.run(&["down", "free"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_program_that_is_killed_while_it_launches_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    for file in ["", "plan.json", "control.sock", "scheduler.sock"] {
+        let mut command = example();
+        command.arg("--stay");
+        let mut owner = sandbox.spawn_program(command);
+        eventually("the launch has come so far", Duration::from_secs(30), || {
+            let clusters = std::fs::read_dir(sandbox.base()).into_iter().flatten().flatten();
+            clusters.into_iter().any(|cluster| cluster.path().join(file).exists())
+        });
+        owner.signal(Signal::SIGKILL);
+        assert_eq!(owner.wait().code, -9);
+        sandbox.assert_nothing_is_left();
+    }
 }

@@ -6,7 +6,7 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 pub(crate) const FLOORS: [&[&str]; 8] = [
-    &["ids", "cpuset", "units", "text"],
+    &["ids", "cpuset", "units", "text", "guide"],
     &["topology", "spec", "wire"],
     &["plan"],
     &["probe", "os", "ucx", "cuda"],

@@ -16,7 +16,7 @@ use audience::Audience;
 use owner::Owner;
 
 use super::failure::{Exit, Failure};
-use super::flags::keys::Keys;
+use super::flags::keys::{Keys, in_flags};
 use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::ServiceManager;
@@ -331,7 +331,7 @@ fn told_apart(failure: Failure, plan: &Plan) -> Failure {
 }
 
 pub(super) fn refused(error: UpError) -> Failure {
-    let hint = error.hint();
+    let hint = error.hint().map(in_flags);
     let exit = match error {
         UpError::RunDirectory(_)
         | UpError::Launch(_)

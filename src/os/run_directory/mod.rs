@@ -43,6 +43,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// Why a run directory can't be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RunDirectoryError {
     /// Another supervisor (or its guardian) owns it.
     #[error("a cluster named {name} is already running in {}", path.display())]
@@ -104,7 +105,7 @@ impl RunDirectoryError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Taken { name, .. } => {
-                Some(format!("choose another --name, or end that one: cuda-cluster down {name}"))
+                Some(format!("choose another 'name', or end that one: cuda-cluster down {name}"))
             }
             Self::Foreign { path, .. } | Self::NoDirectory { path, .. } => Some(format!(
                 "remove {}, or set XDG_RUNTIME_DIR to a directory of your own",
@@ -112,7 +113,7 @@ impl RunDirectoryError {
             )),
             Self::Open { path, .. } => Some(format!("chmod 700 {}", path.display())),
             Self::TooLong { .. } => {
-                Some("choose a shorter --name, or a shorter XDG_RUNTIME_DIR".to_owned())
+                Some("choose a shorter 'name', or a shorter XDG_RUNTIME_DIR".to_owned())
             }
             Self::Io { path, source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some(format!("ls -ld {} says whose it is", path.display()))

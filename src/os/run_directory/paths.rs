@@ -38,6 +38,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// Why a cluster's secret can't be read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SecretFileError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]

@@ -42,10 +42,10 @@ pub(super) fn prune(base: &Path) {
     }
 }
 
-/// Removes what a failed start has left under a name that the Python package generated: it has told
-/// the cause to the program, which no longer uses the name.
+/// Removes what a failed start has left under a name that the embedded API or the Python package
+/// generated: the cause was told to the program, which no longer uses the name.
 pub fn forget_failed_start(name: &ClusterName) {
-    if name.as_str().starts_with("python-") && is_made_up(name) {
+    if !name.as_str().starts_with("run-") && is_made_up(name) {
         let paths = Paths::of(name);
         if let Ok(Some(directory)) = RunDirectory::left_over(name, &paths, ENDING) {
             directory.sweep();

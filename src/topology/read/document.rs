@@ -20,6 +20,7 @@ use crate::topology::{Topology, VERSION};
 /// Why a YAML or JSON text is not a topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum DocumentError {
     /// It is not well-formed, or a key or a value is wrong.
     #[error(transparent)]

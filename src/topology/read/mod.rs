@@ -45,6 +45,7 @@ enum Format {
 /// Why a text is not a topology.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum ParseError {
     /// The text is too long.
     #[error("{bytes} bytes are more than a topology has (at most {SIZE_LIMIT})")]

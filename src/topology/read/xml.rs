@@ -19,6 +19,7 @@ const NODE_LIMIT: u32 = 200_000;
 /// Why a text cannot be read as XML.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum XmlError {
     /// It is not well-formed.
     #[error("{position}: not well-formed XML: {problem}")]

@@ -21,6 +21,7 @@ use crate::topology::{
 /// Why a topology cannot be written as NCCL's XML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum NcclFormError {
     /// A device's PCI address is unknown.
     #[error("the PCI address of {device} is unknown, and NCCL identifies devices only by that")]

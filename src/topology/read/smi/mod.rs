@@ -22,6 +22,7 @@ use words::{Word, words};
 /// Why a text is not a matrix of `nvidia-smi topo -m`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
 pub enum SmiError {
     /// There is a row, but no header above it.
     #[error("{position}: a row of the matrix without a header line above it")]

@@ -1,0 +1,218 @@
+//! A program that owns clusters in each way that the embedded API offers, and checks what it is
+//! told. The first argument is the way; a failed check is a panic.
+
+#![allow(clippy::print_stdout)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cuda_cluster::cluster::{
+    self, Builder, ClientError, Cluster, Escalation, Handle, LaunchFailure, Outcome, Stream,
+};
+use cuda_cluster::ids::ClusterName;
+use cuda_cluster::plan::Plan;
+use cuda_cluster::topology;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn main() -> ExitCode {
+    if let Some(code) = cluster::dispatch() {
+        return code;
+    }
+    let way = std::env::args().nth(1).unwrap_or_default();
+    let runtime = tokio::runtime::Runtime::new().expect("an event loop");
+    match way.as_str() {
+        "blocking" => blocking(),
+        "blocking-in-tokio" => runtime.block_on(async { blocking() }),
+        "again" => runtime.block_on(again()),
+        "taken" => runtime.block_on(taken()),
+        "stopped" => runtime.block_on(stopped()),
+        "killed" => runtime.block_on(killed()),
+        "not-ready" => runtime.block_on(not_ready()),
+        "detached" => runtime.block_on(detached()),
+        "stored" => runtime.block_on(stored()),
+        "topology" => runtime.block_on(named_topology()),
+        "run" => runtime.block_on(run()),
+        "client" => runtime.block_on(client()),
+        other => panic!("{other:?} is no way"),
+    }
+    println!("done");
+    ExitCode::SUCCESS
+}
+
+fn simulated() -> Builder {
+    let machine = topology::parse(topology::builtin("dgx-1-v100").expect("built in"));
+    Cluster::builder().simulate(machine.expect("a topology")).workers(1)
+}
+
+fn name(text: &str) -> ClusterName {
+    text.parse().expect("a name")
+}
+
+/// Each call, and twice the same name: `drop` waits.
+fn blocking() {
+    for _ in 0..2 {
+        let cluster = simulated().name(name("b")).launch_blocking().expect("READY");
+        assert_eq!(cluster.state().expect("told").workers.len(), 1);
+        let unknown = cluster.restart("gpu7").expect_err("there is none");
+        assert!(unknown.to_string().contains("gpu7"), "{unknown}");
+        drop(cluster);
+    }
+    let cluster = simulated().name(name("b")).launch_blocking().expect("READY");
+    let handle = cluster.handle().clone();
+    let mut events = cluster.events().expect("told");
+    let stopper = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().expect("an event loop");
+        runtime.block_on(handle.stop(Escalation::Graceful, Duration::from_secs(60)))
+    });
+    let last = events.by_ref().last().expect("an end").expect("told");
+    assert_eq!(last.outcome(), Some(Outcome::Stopped { degraded: None }));
+    assert_eq!(cluster.wait().expect("told"), Outcome::Stopped { degraded: None });
+    stopper.join().expect("no panic").expect("it ends");
+}
+
+/// The same name at once after `stop`, and after `drop`, which does not wait.
+async fn again() {
+    let launch = || simulated().name(name("again")).launch();
+    launch().await.expect("READY").stop().await;
+    drop(launch().await.expect("READY"));
+    drop(launch().await.expect("READY"));
+    launch().await.expect("READY").stop().await;
+}
+
+async fn taken() {
+    let cluster = simulated().name(name("t")).launch().await.expect("READY");
+    let refused = simulated().name(name("t")).launch().await.expect_err("taken");
+    let LaunchFailure::NameTaken { name, path } = &refused else { panic!("{refused:?}") };
+    assert_eq!((name.as_str(), path.as_path()), ("t", cluster.paths().root()));
+    let hint = refused.hint().expect("a hint");
+    assert!(hint.contains("'name'") && !hint.contains("--"), "{hint}");
+    cluster.stop().await;
+}
+
+/// Another handle of the same cluster stops it, and the owner learns that.
+async fn stopped() {
+    let cluster = simulated().launch().await.expect("READY");
+    let other = Handle::attach(cluster.name()).expect("it runs");
+    assert_eq!(other.plan().await.expect("told").name, *cluster.name());
+    let (outcome, stopped) =
+        tokio::join!(cluster.wait(), other.stop(Escalation::Graceful, Duration::from_secs(60)));
+    stopped.expect("it ends");
+    assert_eq!(outcome, Outcome::Stopped { degraded: None });
+    // Asked again, an ended cluster answers the same.
+    assert_eq!(cluster.wait().await, outcome);
+    Handle::attach(cluster.name()).expect_err("it has ended");
+}
+
+/// The supervisor is killed: events and `wait` tell the cause even so.
+async fn killed() {
+    let cluster = simulated().launch().await.expect("READY");
+    let mut events = cluster.events().await.expect("told");
+    let supervisor = cluster.state().await.expect("told").supervisor_pid;
+    kill(Pid::from_raw(supervisor.try_into().expect("a pid")), Signal::SIGKILL).expect("killed");
+    let Outcome::Failed(cause) = cluster.wait().await else { panic!("it did not fail") };
+    assert!(cause.text.contains("ended without a word"), "{cause}");
+    let mut last = None;
+    while let Some(record) = events.next().await.expect("told") {
+        last = Some(record);
+    }
+    assert_eq!(last.and_then(|last| last.outcome()), Some(Outcome::Failed(cause)));
+}
+
+/// A start that fails leaves no run directory of a name that nobody chose.
+async fn not_ready() {
+    let failure = simulated().set("supervision.ready_within", "1ms").launch().await;
+    let failure = failure.expect_err("nothing is READY within a millisecond");
+    assert!(matches!(failure, LaunchFailure::NotReady { late: true, .. }), "{failure:?}");
+    let wrong = simulated().set("supervision.grac", "1s").launch().await.expect_err("no key");
+    assert!(wrong.to_string().contains("builder: supervision.grac"), "{wrong}");
+    let wrong = simulated().set("workers", "many").launch().await.expect_err("no number");
+    assert!(wrong.to_string().contains("builder: workers"), "{wrong}");
+}
+
+async fn detached() {
+    let handle = simulated().name(name("free")).launch_detached().await.expect("READY");
+    assert_eq!(handle.state().await.expect("told").workers.len(), 1);
+}
+
+async fn stored() {
+    let plan = simulated().plan().expect("a plan");
+    let plan = Plan::parse(&serde_json::to_string(&plan).expect("JSON")).expect("the same");
+    let stored = || Cluster::builder().stored_plan(plan.clone());
+    let cluster = stored().name(name("stored")).launch().await.expect("READY");
+    assert_eq!((cluster.plan().workers.len(), cluster.name().as_str()), (1, "stored"));
+    cluster.stop().await;
+    let refused = stored().workers(2).launch().await.expect_err("it is decided");
+    assert!(matches!(&refused, LaunchFailure::Planned { key } if key == "workers"), "{refused:?}");
+}
+
+/// What the builder was told before a spec stays, unless the spec says otherwise.
+async fn named_topology() {
+    let text = "version: 1\ntopology: dgx-1-v100\nsimulate: true\nthreads: 2\n";
+    let spec = cuda_cluster::spec::parse(text, "test").expect("a spec");
+    let wanted = Cluster::builder().workers(2).set("threads", 7).spec(spec.clone());
+    let cluster = wanted.launch().await.expect("READY");
+    assert_eq!(cluster.plan().machine.name.as_deref(), Some("dgx-1-v100"));
+    let threads: Vec<u32> = cluster.plan().workers.iter().map(|worker| worker.threads).collect();
+    assert_eq!(threads, [2, 2]);
+    cluster.stop().await;
+    let missing = Cluster::builder().spec(spec).set("topology", "dgx-one").plan();
+    let missing = missing.expect_err("no such machine");
+    assert!(matches!(missing, LaunchFailure::Topology { .. }), "{missing:?}");
+    assert!(missing.hint().is_some_and(|hint| hint.contains("dgx-1-v100")), "{missing:?}");
+}
+
+async fn run() {
+    let (sender, written) = std::sync::mpsc::channel();
+    let script = ["sh", "-c", "echo out $RANK; echo err >&2; exit $((RANK * 3))"];
+    let ended = simulated().workers(2).run(script, move |written| {
+        let _ = sender.send((written.source, written.bytes.to_vec()));
+    });
+    let ended = ended.await.expect("it starts");
+    assert!(matches!(ended.outcome, Outcome::Failed(_)), "{ended:?}");
+    assert_eq!(ended.exits[1].and_then(|exit| exit.code), Some(3), "{ended:?}");
+    let of = |rank, stream| {
+        move |(source, _): &&(cluster::Source, Vec<u8>)| {
+            source.rank == rank && source.stream == stream
+        }
+    };
+    let written: Vec<_> = written.into_iter().collect();
+    let text = |rank, stream| {
+        let bytes: Vec<u8> =
+            written.iter().filter(of(rank, stream)).flat_map(|(_, bytes)| bytes.clone()).collect();
+        String::from_utf8(bytes).expect("text")
+    };
+    assert_eq!(text(1, Stream::Output), "out 1\n");
+    assert_eq!(text(1, Stream::Error), "err\n");
+    let good = simulated().workers(2).run(["true"], |_| ()).await.expect("it starts");
+    assert_eq!(good.outcome, Outcome::Finished);
+    assert!(good.exits.iter().all(|exit| exit.is_some_and(|exit| exit.code == Some(0))));
+}
+
+/// Many tasks at a time on one thread, which none of them blocks.
+async fn client() {
+    let cluster = simulated().launch().await.expect("READY");
+    let client = cluster.client().expect("the scheduler answers");
+    let slow = client.submit("sleep", &600_000_000u64, &[]).expect("submitted");
+    let limit = Duration::from_millis(50);
+    tokio::time::timeout(limit, slow.wait_async()).await.expect_err("it sleeps");
+    let timed_out = slow.wait_within(limit).expect_err("it sleeps");
+    assert!(matches!(timed_out, ClientError::TimedOut { within } if within == limit));
+    let queued = client.submit("sleep", &0u64, &[]).expect("submitted");
+    // The only thread of the only worker is busy until the first task is cancelled.
+    slow.cancel().expect("asked");
+    queued.wait_async().await.expect("the worker is free");
+    // What nobody holds any more is not computed to its end.
+    drop(client.submit("sleep", &600_000_000u64, &[]).expect("submitted"));
+    let numbers: Vec<f32> = (0..50_000u16).map(f32::from).collect();
+    let stored = client.put_numbers(&numbers).expect("put");
+    assert_eq!(stored.numbers_async::<f32>().await.expect("there"), numbers);
+    let values: Vec<_> = (1..=3u64).map(|n| client.put_value(&n).expect("put")).collect();
+    let sum = client.submit("sum", &(), &values.iter().collect::<Vec<_>>()).expect("submitted");
+    assert_eq!(sum.value_async::<u64>().await.expect("computed"), 6);
+    let mut came = client.as_completed(values);
+    while let Some(value) = came.next_async().await {
+        value.wait_async().await.expect("there");
+    }
+    cluster.stop().await;
+}
