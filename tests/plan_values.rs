@@ -6,7 +6,8 @@ mod compact;
 use compact::{machine, planned, spec};
 use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::ids::{GpuIndex, PciAddress};
-use cuda_cluster::plan::{Plan, difference};
+use cuda_cluster::plan::{CallerEnvironment, EnginePlan, Plan, difference};
+use cuda_cluster::spec::Request;
 use cuda_cluster::topology::{Device, Gpu, LinkKind, Links, Topology};
 
 fn plan(machine_name: &str, text: &str) -> Plan {
@@ -71,6 +72,33 @@ fn dasks_native_protocol_has_ucx_for_device_memory_and_no_listener_of_it() {
         why.iter().any(|why| why.choice == "listens on")
     };
     assert!(listens(&ucxx) && !listens(&ours), "its sockets are those of the host it is given");
+}
+
+#[test]
+fn dasks_protocol_is_native_by_default_where_its_python_has_that() {
+    let protocol = |text: &str, has: bool| {
+        let request = Request::of(spec(text)).expect("no contradictions");
+        let caller = CallerEnvironment { dask_has_native: has, ..CallerEnvironment::default() };
+        let plan = cuda_cluster::plan::plan(&machine("dgx-1-v100"), &request, &caller);
+        let EnginePlan::Dask(dask) = plan.expect("a plan").engine else { panic!("not Dask's") };
+        dask.protocol
+    };
+    let dask = |more: &str| format!("engine: dask\n{more}");
+    assert_eq!(protocol(&dask(""), true), "native");
+    assert_eq!(protocol(&dask(""), false), "tcp");
+    for (more, expected) in [
+        ("dask: {protocol: tcp}\n", "tcp"),
+        ("dask: {python: /opt/another}\n", "tcp"),
+        ("dask: {join: \"tcp://10.0.0.1:8786\"}\n", "tcp"),
+        ("dask: {join: scheduler.json}\n", "tcp"),
+        ("scheduler: {host: 10.0.0.1}\n", "tcp"),
+        ("scheduler: {interface: eth0}\n", "tcp"),
+        ("topology: dgx-h100\n", "tcp"),
+        ("ucx: {nvlink: true}\n", "ucxx"),
+        ("tls: {ca_file: ca, cert: c, key: k}\n", "tls"),
+    ] {
+        assert_eq!(protocol(&dask(more), true), expected, "{more}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""``native://``, a communication backend for ``distributed`` (experimental).
+"""``native://``, a communication backend for ``distributed``.
 
 Dask finds it by its entry point::
 

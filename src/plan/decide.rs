@@ -12,7 +12,7 @@ use super::form::{
     Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why,
 };
 use super::gpus::{VISIBLE, machine_name};
-use super::variables::{NET_DEVICES, Situation, connects};
+use super::variables::{NET_DEVICES, Situation, connects, with_protocol};
 use super::{gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
     ClusterSpec, EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError,
@@ -31,7 +31,7 @@ pub fn plan(
     request: &Request,
     caller: &CallerEnvironment,
 ) -> Result<Plan, PlanError> {
-    let spec = &request.spec;
+    let spec = &*with_protocol(&request.spec, caller);
     let mut notes = topology.notes.clone();
     let selected = gpus::select(topology, spec, caller, &mut notes)?;
     let slots = slots(spec, &selected);

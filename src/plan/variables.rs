@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* every variable that is set here has a reason.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::context::CallerEnvironment;
@@ -82,6 +83,29 @@ pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
 /// Whether UCX listens on addresses and ports, and connects Dask's processes.
 pub(super) fn connects(spec: &ClusterSpec, engine: EngineKind) -> bool {
     engine == EngineKind::Dask && protocol(spec).starts_with("ucx")
+}
+
+/// The spec, with `native` as Dask's protocol where it would be `tcp` by default and this machine's
+/// Python has `native`, which is faster. On a network anybody's `tcp` is expected.
+pub(super) fn with_protocol<'a>(
+    spec: &'a ClusterSpec,
+    caller: &CallerEnvironment,
+) -> Cow<'a, ClusterSpec> {
+    let dask = &spec.dask;
+    let open = spec.engine == Some(EngineKind::Dask)
+        && dask.protocol.is_none()
+        && dask.python.is_none()
+        && dask.join.is_none()
+        && spec.scheduler.host.is_none()
+        && spec.scheduler.interface.is_none()
+        && protocol(spec) == "tcp";
+    let here = spec.topology.is_none() || spec.simulate == Some(true);
+    if !(open && here && caller.dask_has_native) {
+        return Cow::Borrowed(spec);
+    }
+    let mut spec = spec.clone();
+    spec.dask.protocol = Some("native".to_owned());
+    Cow::Owned(spec)
 }
 
 /// The Dask engine's protocol: UCX if any of its options was requested, else that of a scheduler to

@@ -14,7 +14,7 @@ use std::path::Path;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use super::libucp::{installed, own_environment};
+use super::libucp::{has_native_comm, installed, own_environment};
 use crate::plan::{CallerEnvironment, Here, Interface, LIBRARY_VARIABLE};
 use crate::topology::{PortState, Topology};
 
@@ -47,6 +47,9 @@ pub fn caller() -> CallerEnvironment {
         ucx_libraries: installed(own_environment().as_deref(), |name| std::env::var_os(name)),
         memory_policy: super::own::memory_policy(),
         memory_limit_bytes: memory_limit(),
+        dask_has_native: has_native_comm(own_environment().as_deref(), |name| {
+            std::env::var_os(name)
+        }),
     }
 }
 

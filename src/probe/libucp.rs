@@ -155,6 +155,23 @@ pub fn own_environment() -> Option<PathBuf> {
     environment_of(&std::env::current_exe().ok()?)
 }
 
+/// Whether the Python environment into which this program was installed has `native://`, Dask's
+/// communication backend of the same wheel, and no other environment is active.
+pub(super) fn has_native_comm(
+    own: Option<&Path>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> bool {
+    let Some(own) = own else { return false };
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
+    let mut active = active.filter(|folder| !folder.is_empty());
+    let same = active.next().is_none_or(|active| {
+        let real = |path: &Path| path.canonicalize().ok();
+        real(Path::new(&active)) == real(own)
+    });
+    let module = Path::new("cuda_cluster/_comm.abi3.so");
+    same && site_packages(own).iter().any(|packages| packages.join(module).exists())
+}
+
 fn environment_of(program: &Path) -> Option<PathBuf> {
     let root = program.parent()?.parent()?;
     let marks = ["pyvenv.cfg", "conda-meta"];

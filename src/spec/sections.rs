@@ -235,8 +235,9 @@ section! {
 section! {
     /// The Dask engine's own options.
     DaskSpec {
-        /// `tcp`, `tls`, `native` (experimental: one copy between processes of a machine, UCX for
-        /// device memory), `ucx` or `ucxx`. Default: `ucxx` when a UCX option is set, else `tcp`.
+        /// `tcp`, `tls`, `native` (one copy between processes of a machine, UCX for device memory),
+        /// `ucx` or `ucxx`. Default: `ucxx` when a UCX option is set, else `native` if this program
+        /// and Dask are in one Python environment, else `tcp`.
         protocol: String,
         /// The Python to run. Default: that of the active environment.
         python: String,

@@ -33,11 +33,11 @@ def client(cluster):
 
 def test_it_is_a_cluster_with_what_clusters_have(cluster, client):
     assert isinstance(cluster, Cluster) and cluster.status == Status.running
-    assert cluster.name == "shown" and cluster.scheduler_address.startswith("tcp://127.0.0.1:")
+    assert cluster.name == "shown" and cluster.scheduler_address.startswith("native://127.0.0.1:")
     assert cluster.dashboard_link.endswith("/status")
     assert len(cluster.scheduler_info["workers"]) == 3
     assert client.scheduler_info(n_workers=-1)["workers"].keys() == cluster.scheduler_info["workers"].keys()
-    assert repr(cluster).startswith("LocalCUDACluster(shown, 'tcp://127.0.0.1:")
+    assert repr(cluster).startswith("LocalCUDACluster(shown, 'native://127.0.0.1:")
     assert cluster.get_client() is client
     assert client.cluster is cluster
 

@@ -101,11 +101,20 @@ def names(value: Any, what: str) -> list[str] | None:
     return [one.strip() for one in value]
 
 
+def usual_protocol() -> str:
+    """`native` where it is: `scripts/bench-comm.sh` compares it with `tcp`."""
+    try:
+        import cuda_cluster.comm  # noqa: F401
+    except ImportError:
+        return "tcp"
+    return "native"
+
+
 def check_protocol(protocol: str | None, *options: bool | None) -> str | None:
     """The protocol that dask-cuda chooses; raises TypeError as it does."""
     if any(options):
         protocol = protocol or "ucx"
-        if protocol not in ("ucx", "ucxx"):
+        if protocol not in ("ucx", "ucxx", "native"):
             raise TypeError("Enabling InfiniBand or NVLink requires protocol='ucx'")
     return protocol and protocol.removesuffix("://")
 
@@ -159,8 +168,11 @@ def translate(keywords: dict[str, Any]) -> Request:
     if protocol is None and host and "://" in host:
         protocol = host.partition("://")[0]
     protocol = check_protocol(protocol, *(keywords.get(name) for name in ucx))
+    if protocol is None and security.require_encryption:
+        protocol = "tls"
     if protocol is None:
-        protocol = "tls" if security.require_encryption else "tcp"
+        # On a network, anybody's clients are expected.
+        protocol = "tcp" if host or keywords.get("interface") else usual_protocol()
 
     flags: dict[str, Any] = {
         "engine": "dask",

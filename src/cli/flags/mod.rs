@@ -251,7 +251,7 @@ struct ProcessFlags {
 
 #[derive(Args, Clone, Debug, Default)]
 struct DaskFlags {
-    /// Protocol: tcp, tls, native (experimental), ucx, ucxx
+    /// Protocol: tcp, tls, native, ucx, ucxx
     #[arg(long, value_name = "PROTOCOL")]
     protocol: Option<String>,
     /// Serve the dashboard
