@@ -3,6 +3,8 @@
 # topo -m` needs and nothing else: names, PCI addresses, CPU affinities, and for each pair its
 # common ancestor and its NVLinks. Both ask the same NVML, that of a made-up machine (real processes,
 # no GPU); `topo` also reads CPUs, NUMA nodes and the PCI tree. Prints the medians and their ratio.
+# `nvidia-smi` itself cannot run on a made-up machine. Where it is installed, on a machine with GPUs,
+# both are timed on the real NVML as well.
 #
 #   scripts/bench-topo.sh [GPUS [RUNS]]     CUDA_CLUSTER names the program; 8 GPUs, 200 runs of each
 set -euo pipefail
@@ -81,5 +83,20 @@ median = {name: statistics.median(times) for name, times in took.items()}
 print(f"topo {median['topo']:.1f} ms, reader of NVML {median['reader']:.1f} ms "
       f"(ratio {median['topo'] / median['reader']:.2f}); an empty program {median['true']:.1f} ms")
 P
+cat >"$scratch/real.py" <<'P'
+import statistics, subprocess, sys, time
+
+def milliseconds(command):
+    begin = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return (time.perf_counter() - begin) * 1e3
+
+topo, smi = [sys.argv[1], "topo"], ["nvidia-smi", "topo", "-m"]
+took = [(milliseconds(topo), milliseconds(smi)) for _ in range(int(sys.argv[2]))]
+ours, theirs = (statistics.median(times) for times in zip(*took))
+print(f"on this machine: topo {ours:.1f} ms, nvidia-smi topo -m {theirs:.1f} ms (ratio {ours / theirs:.2f})")
+P
+if nvidia-smi -L >/dev/null 2>&1; then python3 "$scratch/real.py" "$program" "$runs"
+else echo "not compared with nvidia-smi topo -m: nvidia-smi is not installed, or finds no GPU"; fi
 CUDA_CLUSTER_BIN=${CUDA_CLUSTER_BIN:-} scripts/made-up.sh "$gpus" \
     python3 "$scratch/compare.py" "$program" "$scratch/reader" "$runs"

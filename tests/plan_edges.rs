@@ -8,7 +8,7 @@ use cuda_cluster::ids::NumaId;
 use cuda_cluster::plan::{
     CallerEnvironment, EnginePlan, Plan, PlanError, WorkerPlan, libucp_paths,
 };
-use cuda_cluster::topology::{NumaNode, NvLink, NvLinkPeer, Topology, parse};
+use cuda_cluster::topology::{Note, NumaNode, NvLink, NvLinkPeer, Topology, parse};
 
 fn made(topology: &Topology, text: &str) -> Plan {
     planned(topology, &spec(text)).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -184,6 +184,18 @@ fn small(gpus: usize, rest: &str) -> Topology {
     read(&format!(
         "version: 1\ncores: ['0', '1', '2', '3']\nnuma: [{{id: 0, cpus: 0-3}}]\ngpus:\n{gpus}{rest}"
     ))
+}
+
+#[test]
+fn a_note_about_a_gpu_that_is_not_used_is_not_the_plans() {
+    let mut machine = small(3, "");
+    machine.notes.push(Note::new("GPU2", "its CPUs are not known"));
+    machine.notes.push(Note::new("hwloc", "something of the whole machine"));
+    let all = made(&machine, "{}");
+    assert!(noted(&all, "its CPUs are not known"), "{:?}", all.notes);
+    let two = made(&machine, "gpus: [0, 1]\nstrict: false");
+    assert!(!noted(&two, "its CPUs are not known"), "{:?}", two.notes);
+    assert!(noted(&two, "of the whole machine"), "{:?}", two.notes);
 }
 
 #[test]

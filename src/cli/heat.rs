@@ -32,7 +32,9 @@ impl<'a> Matrix<'a> {
     fn all(pairs: &'a [Pair]) -> Vec<Self> {
         let mut matrices: Vec<Self> = Vec::new();
         for pair in pairs {
-            let title = format!("{} {}, GB/s", Size::Bytes(pair.size_bytes), pair.memory);
+            // A number alone is a number of bytes.
+            let unit = if pair.size_bytes < 1024 { " B" } else { "" };
+            let title = format!("{}{unit} {}, GB/s", Size::Bytes(pair.size_bytes), pair.memory);
             if matrices.last().is_none_or(|matrix| matrix.title != title) {
                 matrices.push(Matrix { title, names: vec![], pairs: vec![], best: 0.0 });
             }
@@ -87,39 +89,49 @@ pub(super) fn figure(gb_per_s: f64) -> String {
     }
 }
 
-/// The matrices for a terminal; rows send, columns receive.
-pub(super) fn terminal(pairs: &[Pair]) -> String {
+/// The matrices for a terminal; rows send, columns receive. A matrix that is wider than the terminal
+/// comes in parts, one below the other, each with some of its columns.
+pub(super) fn terminal(pairs: &[Pair], columns: usize) -> String {
     let mut text = String::new();
     let bold = Style::new().bold();
     for matrix in Matrix::all(pairs) {
         let longest = matrix.names.iter().map(|name| name.len()).max().unwrap_or(0);
         let (first, width) = (longest.max(AXES.len()), longest.max(6) + 2);
+        let most = (columns.saturating_sub(first + 2) / width).max(1);
         let _ = writeln!(text, "{bold}{}{bold:#}", matrix.title);
-        let _ = write!(text, "{AXES:first$}  ");
-        for to in &matrix.names {
-            let _ = write!(text, "{to:>width$}");
-        }
-        text.push('\n');
-        for from in &matrix.names {
-            let _ = write!(text, "{from:first$}  ");
-            for to in &matrix.names {
-                match matrix.pair(from, to).map(|pair| pair.gb_per_s) {
-                    Some(Some(gb_per_s)) => {
-                        let style = style(matrix.colour(gb_per_s));
-                        let _ = write!(text, "{style}{:>width$}{style:#}", figure(gb_per_s));
+        for part in even_parts(&matrix.names, most) {
+            let _ = write!(text, "{AXES:first$}  ");
+            for to in part {
+                let _ = write!(text, "{to:>width$}");
+            }
+            text.push('\n');
+            for from in &matrix.names {
+                let _ = write!(text, "{from:first$}  ");
+                for to in part {
+                    match matrix.pair(from, to).map(|pair| pair.gb_per_s) {
+                        Some(Some(gb_per_s)) => {
+                            let style = style(matrix.colour(gb_per_s));
+                            let _ = write!(text, "{style}{:>width$}{style:#}", figure(gb_per_s));
+                        }
+                        Some(None) => drop(write!(text, "{:>width$}", "-")),
+                        None => drop(write!(text, "{:>width$}", "")),
                     }
-                    Some(None) => drop(write!(text, "{:>width$}", "-")),
-                    None => drop(write!(text, "{:>width$}", "")),
                 }
+                text.push('\n');
             }
             text.push('\n');
         }
-        if let Some(limit) = limits(&matrix) {
-            let _ = writeln!(text, "{limit}");
-        }
-        text.push('\n');
+    }
+    for limit in limits(pairs) {
+        let _ = writeln!(text, "{limit}");
     }
     text
+}
+
+/// Divides names into as few parts of at most `most` as possible, all of about the same length.
+fn even_parts<'a, 'b>(names: &'b [&'a str], most: usize) -> std::slice::Chunks<'b, &'a str> {
+    let parts = names.len().div_ceil(most).max(1);
+    names.chunks(names.len().div_ceil(parts).max(1))
 }
 
 fn style(background: (u8, u8, u8)) -> Style {
@@ -128,23 +140,23 @@ fn style(background: (u8, u8, u8)) -> Style {
     Style::new().bg_color(rgb(background)).fg_color(rgb(writing))
 }
 
-/// The distinct limits of a matrix's links, on one line.
-fn limits(matrix: &Matrix<'_>) -> Option<String> {
+/// The distinct limits of the links.
+fn limits(pairs: &[Pair]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
-    for pair in &matrix.pairs {
+    for pair in pairs {
         let Some(link) = &pair.link else { continue };
         let text = match (pair.limit_gb_per_s, pair.usual_gb_per_s) {
             (Some(most), Some(usual)) => {
-                format!("{link} carries {most:.0}, usually {usual:.0} are measured")
+                format!("{link}: at most {most:.0} GB/s, about {usual:.0} are usual")
             }
-            (None, Some(usual)) => format!("in {link}, about {usual:.0} are usual at 1MiB"),
+            (None, Some(usual)) => format!("{link}: about {usual:.0} GB/s are usual at 1MiB"),
             _ => continue,
         };
         if !all.contains(&text) {
             all.push(text);
         }
     }
-    (!all.is_empty()).then(|| all.join("; "))
+    all
 }
 
 /// Side of a cell and the other dimensions of the picture, in pixels.
@@ -152,18 +164,21 @@ const CELL: (f64, f64) = (64.0, 34.0);
 const MARGIN: f64 = 24.0;
 const HEAD: f64 = 56.0;
 const NAMES: f64 = 76.0;
-const FOOT: f64 = 34.0;
+const GAP: f64 = 16.0;
+const LINE: f64 = 18.0;
 
 /// The matrices as an SVG picture; rows send, columns receive.
 pub(super) fn svg(pairs: &[Pair], simulated: bool) -> String {
     let matrices = Matrix::all(pairs);
     let sides = |matrix: &Matrix<'_>| {
         let count = matrix.names.len() as f64;
-        (NAMES + CELL.0 * count, HEAD + CELL.1 * count + FOOT)
+        (NAMES + CELL.0 * count, HEAD + CELL.1 * count + GAP)
     };
     let width = matrices.iter().map(|matrix| sides(matrix).0).fold(430.0, f64::max);
     let width = width + 2.0 * MARGIN;
-    let height: f64 = matrices.iter().map(|matrix| sides(matrix).1).sum::<f64>() + 2.0 * MARGIN;
+    let limits = limits(pairs);
+    let height: f64 = matrices.iter().map(|matrix| sides(matrix).1).sum();
+    let height = height + LINE * limits.len() as f64 + 2.0 * MARGIN;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -173,6 +188,10 @@ pub(super) fn svg(pairs: &[Pair], simulated: bool) -> String {
     for matrix in &matrices {
         draw(&mut text, matrix, top, simulated);
         top += sides(matrix).1;
+    }
+    for limit in limits {
+        top += LINE;
+        write_text(&mut text, (MARGIN, top), "fill=\"#555555\"", &limit);
     }
     text.push_str("</svg>\n");
     text
@@ -196,9 +215,6 @@ fn draw(text: &mut String, matrix: &Matrix<'_>, top: f64, simulated: bool) {
             cell(text, matrix, corner, matrix.pair(from, to));
         }
     }
-    let below = first + CELL.1 * matrix.names.len() as f64 + 18.0;
-    let limits = limits(matrix).unwrap_or_default();
-    write_text(text, (MARGIN, below), "fill=\"#555555\"", &limits);
 }
 
 fn cell(text: &mut String, matrix: &Matrix<'_>, (x, y): (f64, f64), pair: Option<&Pair>) {
@@ -260,15 +276,36 @@ mod tests {
     #[test]
     fn a_matrix_has_a_cell_for_each_way_and_its_limit_below() {
         let rows = [pair("gpu0", "gpu1", Some(12.5)), pair("gpu1", "gpu0", None)];
-        let plain = anstream::adapter::strip_str(&terminal(&rows)).to_string();
+        let plain = anstream::adapter::strip_str(&terminal(&rows, 80)).to_string();
         assert_eq!(
             plain,
             "1MiB host, GB/s\n\
              from \\ to      gpu0    gpu1\n\
              gpu0                   12.5\n\
-             gpu1              -        \n\
-             in host memory, about 10 are usual at 1MiB\n\n"
+             gpu1              -        \n\n\
+             host memory: about 10 GB/s are usual at 1MiB\n"
         );
+    }
+
+    #[test]
+    fn a_matrix_of_many_workers_comes_in_parts_that_fit_the_terminal() {
+        let names: Vec<String> = (0..20).map(|at| format!("gpu{at}")).collect();
+        let mut rows = Vec::new();
+        for size_bytes in [8, 1 << 20] {
+            for from in &names {
+                for to in names.iter().filter(|to| *to != from) {
+                    rows.push(Pair { size_bytes, ..pair(from, to, Some(12.5)) });
+                }
+            }
+        }
+        let plain = anstream::adapter::strip_str(&terminal(&rows, 80)).to_string();
+        assert!(plain.lines().all(|line| line.chars().count() <= 80), "{plain}");
+        assert_eq!(plain.matches("12.5").count(), rows.len(), "every value is there");
+        let heads = plain.lines().filter(|line| line.starts_with(AXES));
+        let counts: Vec<usize> = heads.map(|line| line.matches("gpu").count()).collect();
+        assert_eq!(counts, [7, 7, 6, 7, 7, 6]);
+        assert!(plain.starts_with("8 B host, GB/s\n"), "{plain}");
+        assert_eq!(plain.matches("are usual").count(), 1, "{plain}");
     }
 
     #[test]

@@ -460,7 +460,10 @@ impl Outcome {
                 output::print_json(&Document { version: 1, name, simulated: *simulated, pairs })?;
             }
             Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
-            Form::Heat => output::print(&heat::terminal(&self.pairs))?,
+            Form::Heat => {
+                let width = output::columns().unwrap_or(usize::MAX);
+                output::print(&heat::terminal(&self.pairs, width))?;
+            }
             Form::Table => output::print(&table(self.pairs.iter()))?,
         }
         if self.simulated && matches!(form, Form::Table | Form::Heat) {

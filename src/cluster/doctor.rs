@@ -242,7 +242,11 @@ fn run_directories() -> Finding {
         }
     };
     let dead = names.iter().filter(|name| !run_directory::Paths::of(name).is_alive()).count();
-    let text = format!("{} ({} clusters, {dead} of them ended)", base.display(), names.len());
+    let clusters = match names.len() {
+        1 => "1 cluster".to_owned(),
+        count => format!("{count} clusters"),
+    };
+    let text = format!("{} ({clusters}, {dead} of them ended)", base.display());
     Finding::ok("run directories", text)
 }
 

@@ -32,8 +32,10 @@ pub fn plan(
     caller: &CallerEnvironment,
 ) -> Result<Plan, PlanError> {
     let spec = &*with_protocol(&request.spec, caller);
-    let mut notes = topology.notes.clone();
-    let selected = gpus::select(topology, spec, caller, &mut notes)?;
+    let mut selection_notes = Vec::new();
+    let selected = gpus::select(topology, spec, caller, &mut selection_notes)?;
+    let mut notes = gpus::topology_notes(topology, &selected);
+    notes.extend(selection_notes);
     let slots = slots(spec, &selected);
     let context = Context {
         topology,

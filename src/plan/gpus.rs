@@ -12,10 +12,18 @@ use crate::ids::GpuIndex;
 use crate::spec::{
     ChooseBy, ChooseGpus, ClusterSpec, EngineKind, GpuName, GpuSelection, Treatment,
 };
-use crate::topology::{Gpu, Note, Topology};
+use crate::topology::{Device, Gpu, Note, Topology};
 
 /// Names the variable that masks and orders CUDA's devices.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The topology's notes, without those about GPUs that are not used.
+pub(super) fn topology_notes(topology: &Topology, selected: &Selected<'_>) -> Vec<Note> {
+    let is_used = |gpu: &Gpu| selected.chosen.iter().any(|chosen| chosen.gpu.index == gpu.index);
+    let unused = topology.gpus.iter().filter(|gpu| !is_used(gpu));
+    let unused: Vec<String> = unused.map(|gpu| Device::Gpu(gpu.index).to_string()).collect();
+    topology.notes.iter().filter(|note| !unused.contains(&note.about)).cloned().collect()
+}
 
 /// Chooses the GPUs.
 pub(super) fn select<'a>(

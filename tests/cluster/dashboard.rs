@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
+use cuda_cluster::cluster::Client;
 use cuda_cluster::topology;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -244,6 +245,14 @@ fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it()
     let bench = sandbox.run(&["bench", "tasks", "alive", "--count", "100"]);
     assert_eq!(bench.code, 0, "{bench}");
     browser.wait_for("document.querySelectorAll('#functions tbody tr').length > 0");
+    // Those that wait and run, while they do.
+    let client = Client::connect(&sandbox.base().join("alive")).expect("the scheduler answers");
+    let tasks = client.map("sleep", [2_000_000u64; 40]).expect("submitted");
+    browser.wait_for(
+        "[...document.querySelectorAll('#functions tbody tr')].some(row => \
+         row.cells[0].textContent === 'sleep' && Number(row.cells[1].textContent) > 30)",
+    );
+    drop((tasks, client));
     browser.click("#stop");
     browser.wait_for("document.querySelector('#dialog').open");
     browser.click("#dialog-ok");

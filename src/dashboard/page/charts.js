@@ -72,13 +72,13 @@ export class Charts {
     let box = this.place.querySelector("#functions");
     if (!all.length) return box?.remove();
     if (!box) {
-      const head = h("thead", {}, h("tr", {}, ["Function", "Runs", "Per second", "Each takes"].map((heading, at) => h("th", { scope: "col", class: at ? "number" : "" }, heading))));
+      const head = h("thead", {}, h("tr", {}, ["Function", "Waiting or running", "Runs", "Per second", "Each takes"].map((heading, at) => h("th", { scope: "col", class: at ? "number" : "" }, heading))));
       box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll" }, h("table", {}, head, h("tbody", {}))));
       this.place.append(box);
     }
-    box.querySelector("tbody").replaceChildren(...all.map(({ name, runs, seconds, rates }) => h("tr", {},
+    box.querySelector("tbody").replaceChildren(...all.map(({ name, active, runs, seconds, rates }) => h("tr", {},
       h("th", { scope: "row" }, name),
-      [runs, rates[rates.length - 1]?.toFixed(1) ?? "–", time(seconds)].map((text) => h("td", { class: "number" }, text)))));
+      [active, runs, rates[rates.length - 1]?.toFixed(1) ?? "–", time(seconds)].map((text) => h("td", { class: "number" }, text)))));
   }
 
   draw(title, times, series, format, model, least = 0) {
@@ -136,10 +136,10 @@ export class Charts {
 function perFunction(figures, times) {
   const last = figures[figures.length - 1].tasks?.functions ?? [];
   const maps = figures.map((one) => new Map((one.tasks?.functions ?? []).map((known) => [known.name, known.runs])));
-  return last.map(({ name, runs, seconds }) => {
+  return last.map(({ name, active, runs, seconds }) => {
     const counts = maps.map((known, at) => known.get(name) ?? (figures[at].tasks ? 0 : null));
     const rates = counts.map((now, at) => (at && now != null && counts[at - 1] != null ? Math.max(0, (now - counts[at - 1]) / (times[at] - times[at - 1])) : null));
-    return { name, runs, seconds, rates };
+    return { name, active, runs, seconds, rates };
   });
 }
 

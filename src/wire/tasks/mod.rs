@@ -366,7 +366,7 @@ pub struct Overview {
     pub stolen: u64,
     /// Measured transfers, per pair of workers.
     pub links: Vec<LinkOverview>,
-    /// The functions that ran most often, most first.
+    /// The functions with the most tasks, most first.
     pub functions: Vec<FunctionOverview>,
     /// The scheduler's resident memory, in bytes.
     pub resident_bytes: u64,
@@ -394,6 +394,8 @@ pub struct FunctionOverview {
     pub name: String,
     /// Its runs.
     pub runs: u64,
+    /// Tasks that wait or run now.
+    pub active: u64,
     /// Seconds that a run takes, on average.
     pub seconds: Option<f64>,
 }

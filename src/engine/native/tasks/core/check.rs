@@ -22,6 +22,7 @@ impl Core {
     }
 
     fn check_tasks(&self) {
+        let mut active_of = vec![0; self.functions.len()];
         for (key, task) in &self.tasks {
             let id = task.id;
             let missing = |task: &super::Task| {
@@ -56,7 +57,10 @@ impl Core {
             let waits = active && !matches!(task.state, State::Sent(_));
             assert!(!waits || self.is_wanted(key), "{id} is active, but nobody wants it");
             assert!(!task.products.is_empty(), "{id} has no outputs");
+            active_of[task.function as usize] += u64::from(active);
         }
+        let counted = self.functions.iter().map(|function| function.active);
+        assert!(counted.eq(active_of), "the active tasks of a function are miscounted");
     }
 
     /// Every input that a task waits for is being computed or moved.

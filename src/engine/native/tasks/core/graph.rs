@@ -106,6 +106,7 @@ impl Core {
                 let object = self.objects[input].id;
                 self.fail_object(input, &TaskError::Forgotten { object });
             }
+            self.functions[self.tasks[key].function as usize].active += 1;
             self.settle(key);
         }
     }
@@ -153,6 +154,7 @@ impl Core {
     fn retire(&mut self, key: TaskKey) {
         self.unqueue(key);
         self.tasks[key].state = State::Idle;
+        self.functions[self.tasks[key].function as usize].active -= 1;
         self.drop_uses(key);
         self.garbage.extend_from_slice(&self.tasks[key].products);
     }
@@ -254,6 +256,7 @@ impl Core {
             self.drop_uses(key);
             let task = &mut self.tasks[key];
             task.state = State::Failed;
+            self.functions[task.function as usize].active -= 1;
             for input in std::mem::take(&mut task.inputs) {
                 self.objects[input].lineage -= 1;
                 self.garbage.push(input);

@@ -452,14 +452,16 @@ impl Core {
         }
     }
 
-    /// The functions that ran most often.
+    /// The functions that have the most tasks.
     fn most_run(&self) -> Vec<FunctionOverview> {
-        let mut all: Vec<&Function> = self.functions.iter().filter(|one| one.runs > 0).collect();
-        all.sort_by_key(|function| std::cmp::Reverse(function.runs));
+        let mut all: Vec<&Function> =
+            self.functions.iter().filter(|one| one.runs + one.active > 0).collect();
+        all.sort_by_key(|function| std::cmp::Reverse(function.runs + function.active));
         all.truncate(MOST_FUNCTIONS);
         let told = |function: &Function| FunctionOverview {
             name: function.name.clone(),
             runs: function.runs,
+            active: function.active,
             seconds: function.seconds,
         };
         all.into_iter().map(told).collect()

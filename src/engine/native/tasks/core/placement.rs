@@ -55,7 +55,7 @@ impl Core {
             return *function;
         }
         let function = u32::try_from(self.functions.len()).unwrap_or(u32::MAX);
-        self.functions.push(Function { name: name.clone(), seconds: None, runs: 0 });
+        self.functions.push(Function { name: name.clone(), seconds: None, runs: 0, active: 0 });
         self.function_names.insert(name, function);
         function
     }

@@ -177,4 +177,6 @@ pub(super) struct Function {
     /// Seconds that a call takes, on average.
     pub(super) seconds: Option<f64>,
     pub(super) runs: u64,
+    /// Its active tasks.
+    pub(super) active: u64,
 }

@@ -260,9 +260,9 @@ fn an_error_is_tried_again_as_often_as_was_asked_for() {
 }
 
 #[test]
-fn an_overview_has_the_functions_that_ran_by_their_runs() {
+fn an_overview_has_the_functions_with_their_runs_and_what_waits() {
     let (mut core, worker) = one_slow_worker();
-    for (number, function) in [(1, "rare"), (2, "often"), (3, "often"), (4, "never")] {
+    for (number, function) in [(1, "rare"), (2, "often"), (3, "often"), (4, "waits")] {
         let task = TaskSpec { function: function.to_owned(), ..task(number, &[]) };
         core.handle(Event::Submit { client: 1, task }, 0);
     }
@@ -271,9 +271,15 @@ fn an_overview_has_the_functions_that_ran_by_their_runs() {
     }
     let overview = core.overview();
     let told = overview.functions.iter();
-    let told: Vec<_> = told.map(|one| (one.name.as_str(), one.runs, one.seconds)).collect();
-    assert_eq!((told.len(), told[0]), (3, ("often", 2, Some(1.0))), "{told:?}");
-    assert!(told.iter().all(|(name, ..)| *name != "never"), "{told:?}");
+    let told: Vec<_> =
+        told.map(|one| (one.name.as_str(), one.runs, one.active, one.seconds)).collect();
+    assert_eq!(told[0], ("often", 2, 0, Some(1.0)), "{told:?}");
+    assert!(told.contains(&("rare", 1, 0, Some(1.0))), "{told:?}");
+    assert!(told.contains(&("waits", 0, 1, None)), "{told:?}");
+    core.handle(done(worker, 4), 0);
+    let after = core.overview().functions;
+    let waits = after.iter().find(|one| one.name == "waits").map(|one| (one.runs, one.active));
+    assert_eq!(waits, Some((1, 0)));
 }
 
 #[test]
