@@ -191,9 +191,9 @@ fn a_note_about_a_gpu_that_is_not_used_is_not_the_plans() {
     let mut machine = small(3, "");
     machine.notes.push(Note::new("GPU2", "its CPUs are not known"));
     machine.notes.push(Note::new("hwloc", "something of the whole machine"));
-    let all = made(&machine, "{}");
+    let all = made(&machine, "");
     assert!(noted(&all, "its CPUs are not known"), "{:?}", all.notes);
-    let two = made(&machine, "gpus: [0, 1]\nstrict: false");
+    let two = made(&machine, "gpus: [0, 1]");
     assert!(!noted(&two, "its CPUs are not known"), "{:?}", two.notes);
     assert!(noted(&two, "of the whole machine"), "{:?}", two.notes);
 }

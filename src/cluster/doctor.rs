@@ -243,10 +243,12 @@ fn run_directories() -> Finding {
     };
     let dead = names.iter().filter(|name| !run_directory::Paths::of(name).is_alive()).count();
     let clusters = match names.len() {
+        0 => "no cluster".to_owned(),
         1 => "1 cluster".to_owned(),
         count => format!("{count} clusters"),
     };
-    let text = format!("{} ({clusters}, {dead} of them ended)", base.display());
+    let ended = if dead > 0 { format!(", {dead} of them ended") } else { String::new() };
+    let text = format!("{} ({clusters}{ended})", base.display());
     Finding::ok("run directories", text)
 }
 
