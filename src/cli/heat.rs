@@ -89,8 +89,8 @@ pub(super) fn figure(gb_per_s: f64) -> String {
     }
 }
 
-/// The matrices for a terminal; rows send, columns receive. A matrix that is wider than the terminal
-/// comes in parts, one below the other, each with some of its columns.
+/// The matrices for a terminal; rows send, columns receive. A matrix that is wider than the
+/// terminal comes in parts, one below the other, each with some of its columns.
 pub(super) fn terminal(pairs: &[Pair], columns: usize) -> String {
     let mut text = String::new();
     let bold = Style::new().bold();
