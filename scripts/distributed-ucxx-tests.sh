@@ -38,17 +38,18 @@ if [ -n "$native" ]; then
     fi
     cat >cuda_cluster_as_ucxx.py <<'END_OF_MODULE'
 """What distributed-ucxx's tests import of it, from native://."""
-from functools import partial
-
 from cuda_cluster.comm import NativeBackend as UCXXBackend  # noqa: F401
 from cuda_cluster.comm import NativeListener as UCXXListener  # noqa: F401
 from distributed.utils_test import check_thread_leak, cleanup, loop, loop_in_thread  # noqa: F401
 from distributed.utils_test import gen_test as _gen_test
 
-gen_test = partial(_gen_test, clean_kwargs={"threads": False})
+
+def gen_test(timeout=None):
+    # A busy machine may take its time.
+    return _gen_test(timeout=600, clean_kwargs={"threads": False})
 END_OF_MODULE
 fi
 [ $# -gt 0 ] || set -- ucxx_tests
 PYTHONPATH=$scratch:$here/python:$here/tests/python "$python" -m pytest -q --no-header -rfExs \
     -p no:cacheprovider "${expected[@]}" -o addopts="-p no:asyncio -p no:legacypath" \
-    -o markers="slow\nignore_alive_references" --runslow --timeout 300 "$@"
+    -o markers="slow\nignore_alive_references" --runslow --timeout 700 "$@"
