@@ -9,7 +9,7 @@ use super::flags::whole;
 use super::measure::{Form, Memory, Outcome, Subject, Together, Ways};
 use super::{output, reach, source, workloads};
 use crate::cluster::{Cluster, FindError};
-use crate::engine::native::links::{Pair, Verdict};
+use crate::engine::links::{Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::units::Size;
 

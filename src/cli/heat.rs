@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use anstyle::{Color, RgbColor, Style};
 
-use crate::engine::native::links::Pair;
+use crate::engine::links::Pair;
 use crate::text::xml_escaped;
 use crate::units::Size;
 
@@ -251,7 +251,7 @@ fn write_text(text: &mut String, (x, y): (f64, f64), style: &str, words: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::native::links::{Expected, Verdict};
+    use crate::engine::links::{Expected, Verdict};
     use crate::wire::peer::MemoryKind;
 
     fn pair(from: &str, to: &str, gb_per_s: Option<f64>) -> Pair {

@@ -1,6 +1,6 @@
 //! Measures the connections of a cluster and shows the results, for `bench links` and `verify`.
 //!
-//! Does not judge the results; `engine::native::links` does.
+//! Does not judge the results; `engine::links` does.
 //!
 //! *Invariant:* only measurements that the command asked to run together overlap; all others run
 //! one after another.
@@ -8,23 +8,22 @@
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
+use super::meter::Meter;
 use super::progress::Measuring;
 use super::{heat, output, source};
 use crate::cluster::{self, Control, Handle};
-use crate::engine::native;
-use crate::engine::native::client::{Client, Measured};
-use crate::engine::native::links::{self, Background, Figure, Pair, Verdict};
+use crate::engine::links::{self, Background, Figure, Measured, Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan, WorkerPlan};
-use crate::supervise::{ClusterState, ProcessState};
+use crate::supervise::{ClusterState, ProcessPhase, ProcessState};
 use crate::topology::Topology;
 use crate::units::{Size, Span};
 use crate::wire::native::Measurement;
@@ -43,7 +42,8 @@ pub(super) struct Ways {
     /// Measure only connections to this worker
     #[arg(long, value_name = "WORKER")]
     to: Option<String>,
-    /// Memory to measure [default: host; 'verify' also measures GPUs if there are any]
+    /// Memory to measure [default: host; 'verify' also measures GPUs if there are any, under Dask
+    /// those that RMM reaches]
     #[arg(long, value_enum)]
     memory: Option<Memory>,
     /// Number of rounds; the median is reported
@@ -52,7 +52,7 @@ pub(super) struct Ways {
     /// Time limit per connection and size; slow lanes get fewer measurements
     #[arg(long, default_value = "1s", value_name = "SPAN")]
     budget: Span,
-    /// CPUs for the UCX threads of sender and receiver during the measurement, such as 0,1
+    /// CPUs for the native engine's UCX threads of sender and receiver, such as 0,1
     /// [default: for latencies two different ones of theirs, otherwise all of theirs]
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
     pin: Option<(u32, u32)>,
@@ -116,7 +116,7 @@ pub(super) enum Together {
     All,
 }
 
-/// A native cluster to measure.
+/// A cluster to measure, of the native engine or of Dask.
 pub(super) struct Subject {
     name: ClusterName,
     root: PathBuf,
@@ -137,16 +137,22 @@ impl Subject {
 
     /// The subject for a cluster with this plan and run directory.
     pub(super) fn new(name: ClusterName, root: PathBuf, plan: Plan) -> Result<Self, Failure> {
-        if !matches!(plan.engine, EnginePlan::Native(_)) {
-            let error = anyhow::anyhow!("{name} runs the {} engine", plan.engine.kind());
+        if matches!(plan.engine, EnginePlan::Command(_)) {
+            let error = anyhow::anyhow!("{name} runs the command engine");
             let failure = Failure::new(Exit::Usage, error);
-            return Err(failure.hint("only native workers can be measured"));
+            let hint = "its ranks answer no questions: only native and Dask workers are measured";
+            return Err(failure.hint(hint));
         }
         let machine = match plan.machine.simulated {
             true => None,
             false => Some(source::live()?.topology),
         };
         Ok(Self { name, root, plan, machine })
+    }
+
+    /// Whether its workers are Dask's.
+    pub(super) fn is_dask(&self) -> bool {
+        matches!(self.plan.engine, EnginePlan::Dask(_))
     }
 
     /// All kinds of memory that the workers can move.
@@ -166,6 +172,8 @@ pub(super) struct Outcome {
     name: ClusterName,
     simulated: bool,
     pub(super) pairs: Vec<Pair>,
+    /// What was not measured, and why.
+    notes: Vec<String>,
 }
 
 /// The stable JSON form.
@@ -220,6 +228,11 @@ impl Ways {
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
     ) -> Result<Outcome, Failure> {
+        if self.pin.is_some() && subject.is_dask() {
+            let error = anyhow::anyhow!("--pin: Dask's workers measure on their event loops");
+            let failure = Failure::new(Exit::Usage, error);
+            return Err(failure.hint("leave it out: it moves the native engine's UCX threads"));
+        }
         let ways = self.ordered_pairs(&subject.plan)?;
         let memory = self.memory.unwrap_or(usual);
         tokio::select! {
@@ -236,25 +249,36 @@ impl Ways {
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
     ) -> Result<Outcome, Failure> {
-        let memories: &[MemoryKind] = match memory {
-            Memory::Host => &[MemoryKind::Host],
-            Memory::Device => &[MemoryKind::Device],
-            Memory::Both => &[MemoryKind::Host, MemoryKind::Device],
-        };
-        let mut pairs = Vec::new();
         let workers = workers(subject).await;
+        let ways = &self.of_started(&subject.plan, ways, &workers);
+        let mut meter = Meter::connect(&subject.root, &subject.plan).await?;
+        let (mut pairs, mut notes) = (Vec::new(), Vec::new());
+        let mut memories = match memory {
+            Memory::Host => vec![MemoryKind::Host],
+            Memory::Device => vec![MemoryKind::Device],
+            Memory::Both => vec![MemoryKind::Host, MemoryKind::Device],
+        };
+        if memory == Memory::Both && self.memory.is_none() {
+            let with_gpu = self.with_memory(&subject.plan, ways, MemoryKind::Device);
+            let receiver = with_gpu.first().map(|(_, to)| to);
+            if let Some(receiver) = receiver
+                && let Some(why) = meter.without_device_memory(receiver).await
+            {
+                notes.push(format!("device memory was not measured: {receiver}: {why}"));
+                memories.pop();
+            }
+        }
         let missing_ports: BTreeMap<String, Vec<MissingPort>> = workers
             .iter()
             .map(|worker| (worker.name.clone(), worker.missing_ports.clone()))
             .collect();
-        let mut client = Client::connect(&subject.root).await.map_err(unmeasured)?;
         let all: usize =
             memories.iter().map(|memory| ways.len() * (1 + sizes(*memory).len())).sum();
         let progress = Measuring::new(all as u64, self.quiet);
-        for &memory in memories {
+        for &memory in &memories {
             let ways = self.with_memory(&subject.plan, ways, memory);
-            let latencies = self.latencies(&mut client, &workers, &ways, memory, &progress);
-            let latencies = latencies.await.map_err(unmeasured)?;
+            let latencies = self.latencies(&mut meter, &workers, &ways, memory, &progress);
+            let latencies = latencies.await?;
             let background = Background {
                 plan: &subject.plan,
                 machine: subject.machine.as_ref(),
@@ -273,15 +297,15 @@ impl Ways {
                         back.cpus = back.cpus.map(|(first, second)| (second, first));
                     }
                     progress.show(&group);
-                    let streams = self.fitted(&mut client, streams).await.map_err(unmeasured)?;
-                    let results = client.measure(&streams).await.map_err(unmeasured)?;
+                    let streams = meter.fitted(self.budget.0, streams).await?;
+                    let results = meter.measure(&streams).await?;
                     pairs.extend(rows(background, &streams, &results));
                     progress.done(group.len() as u64);
                 }
             }
         }
         let simulated = subject.plan.machine.simulated;
-        Ok(Outcome { name: subject.name.clone(), simulated, pairs })
+        Ok(Outcome { name: subject.name.clone(), simulated, pairs, notes })
     }
 
     /// The ordered pairs that were requested.
@@ -305,6 +329,19 @@ impl Ways {
         Ok(ways)
     }
 
+    /// The pairs whose workers are wanted now: a Dask cluster that adapts to its work rests others.
+    fn of_started(&self, plan: &Plan, ways: &[Way], workers: &[ProcessState]) -> Vec<Way> {
+        use ProcessPhase::{Stopped, Waiting};
+        let rests = |name: &String| {
+            let asked = [&self.from, &self.to].into_iter().flatten().any(|asked| asked == name);
+            let resting = |worker: &ProcessState| {
+                worker.name == *name && matches!(worker.state, Waiting | Stopped)
+            };
+            matches!(plan.engine, EnginePlan::Dask(_)) && !asked && workers.iter().any(resting)
+        };
+        ways.iter().filter(|(from, to)| !rests(from) && !rests(to)).cloned().collect()
+    }
+
     /// The pairs that have this kind of memory at both ends; all pairs if the kind was requested
     /// explicitly.
     fn with_memory(&self, plan: &Plan, ways: &[Way], memory: MemoryKind) -> Vec<Way> {
@@ -320,46 +357,14 @@ impl Ways {
         Measurement { cpus: self.pin, ..measurement }
     }
 
-    /// Limits each measurement to what fits its time budget, by running trials that grow until the
-    /// time is used up.
-    async fn fitted(
-        &self,
-        client: &mut Client,
-        all: Vec<Measurement>,
-    ) -> Result<Vec<Measurement>, native::Error> {
-        let begin = Instant::now();
-        let mut trials: Vec<Measurement> = all.iter().map(links::trial).collect();
-        let took = loop {
-            let before = begin.elapsed();
-            let took = client.measure(&trials).await?;
-            let spent = begin.elapsed();
-            let larger: Option<Vec<Measurement>> =
-                trials.iter().zip(&all).map(|(trial, full)| links::larger(trial, full)).collect();
-            match larger.filter(|_| spent + 4 * (spent - before) < self.budget.0) {
-                Some(larger) => trials = larger,
-                None => break took,
-            }
-        };
-        let left = self.budget.0.saturating_sub(begin.elapsed());
-        let fitted = all.into_iter().zip(&trials).map(|(full, trial)| {
-            let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
-            match own.map(|own| &own.result) {
-                Some(Ok(samples)) => links::within(left, full, trial, samples),
-                // The measurement itself will report why it fails.
-                _ => full,
-            }
-        });
-        Ok(fitted.collect())
-    }
-
     async fn latencies(
         &self,
-        client: &mut Client,
+        meter: &mut Meter,
         workers: &[ProcessState],
         ways: &[Way],
         memory: MemoryKind,
         progress: &Measuring,
-    ) -> Result<BTreeMap<Way, Figure>, native::Error> {
+    ) -> Result<BTreeMap<Way, Figure>, Failure> {
         let mut latencies = BTreeMap::new();
         for (from, to) in ways {
             progress.show(&[(from.clone(), to.clone())]);
@@ -367,9 +372,9 @@ impl Ways {
                 |name: &String| workers.iter().find(|worker| worker.name == *name)?.cpus.as_ref();
             let apart = || links::cpus_apart(cpus(from)?, cpus(to)?);
             let ping = links::ping(from, to, memory);
-            let ping = Measurement { cpus: self.pin.or_else(apart), ..ping };
-            let ping = self.fitted(client, vec![ping]).await?;
-            for Measured { result, .. } in client.measure(&ping).await? {
+            let ping = meter.ping(Measurement { cpus: self.pin.or_else(apart), ..ping });
+            let ping = meter.fitted(self.budget.0, vec![ping]).await?;
+            for Measured { result, .. } in meter.measure(&ping).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);
                 latencies.extend(latency.map(|latency| ((from.clone(), to.clone()), latency)));
             }
@@ -377,11 +382,6 @@ impl Ways {
         }
         Ok(latencies)
     }
-}
-
-fn unmeasured(error: native::Error) -> Failure {
-    let hint = error.hint();
-    Failure::new(Exit::Failed, error).maybe_hint(hint)
 }
 
 /// Splits the connections into groups that are measured at the same time.
@@ -414,6 +414,7 @@ impl Outcome {
     /// Prints the answer: how many pairs are as expected, and those that are not.
     pub(super) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
         output::print(&self.answer(strict))?;
+        self.notes.iter().for_each(|note| output::note(note));
         if std::io::stdout().is_terminal() {
             output::note(&"-o table shows each pair, -o heat a matrix");
         }
@@ -456,7 +457,7 @@ impl Outcome {
     pub(super) fn show(&self, form: Form) -> Result<(), Failure> {
         match form {
             Form::Json => {
-                let Outcome { name, simulated, pairs } = self;
+                let Outcome { name, simulated, pairs, .. } = self;
                 output::print_json(&Document { version: 1, name, simulated: *simulated, pairs })?;
             }
             Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
@@ -466,6 +467,7 @@ impl Outcome {
             }
             Form::Table => output::print(&table(self.pairs.iter()))?,
         }
+        self.notes.iter().for_each(|note| output::note(note));
         if self.simulated && matches!(form, Form::Table | Form::Heat) {
             output::note(&"the GPUs are simulated: these are figures of host memory");
         }

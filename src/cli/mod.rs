@@ -19,6 +19,7 @@ mod heat;
 mod input;
 mod logs;
 mod measure;
+mod meter;
 mod output;
 mod pages;
 mod plan;

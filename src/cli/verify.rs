@@ -13,6 +13,9 @@ use crate::wire::peer::MemoryKind;
 /// memory.
 const SIZES_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 
+/// As [`SIZES_BYTES`], for Dask, whose Python would be most of a smaller message.
+const DASK_SIZES_BYTES: (u64, u64) = (16 << 20, 64 << 20);
+
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -63,9 +66,10 @@ pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<Str
 
 async fn measured(cluster: &Handle, ways: &Ways) -> Result<Outcome, Failure> {
     let subject = Subject::found(cluster)?;
+    let (host, device) = if subject.is_dask() { DASK_SIZES_BYTES } else { SIZES_BYTES };
     let size = |memory| match memory {
-        MemoryKind::Host => vec![SIZES_BYTES.0],
-        MemoryKind::Device => vec![SIZES_BYTES.1],
+        MemoryKind::Host => vec![host],
+        MemoryKind::Device => vec![device],
     };
     ways.measure(&subject, subject.memories(), size, Together::None).await
 }

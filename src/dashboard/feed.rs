@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::measure::{Figures, Meter, processes_of};
 use crate::cluster::{self, Client, Control, FindError, Lines, Paths, recorded_machine};
-use crate::engine::native::links;
+use crate::engine::links;
 use crate::ids::ClusterName;
 use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessState};
@@ -187,14 +187,13 @@ impl Subject {
         Self { machine: recorded_machine(paths).filter(|_| !simulated), plan }
     }
 
-    /// The plan of a native cluster; what other engines connect over is not ours to judge.
-    fn native(&self) -> Option<&Plan> {
-        self.plan.as_ref().filter(|plan| matches!(plan.engine, EnginePlan::Native(_)))
+    fn is_native(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| matches!(plan.engine, EnginePlan::Native(_)))
     }
 
     /// The connections without the lane that should carry their data: from, to, that lane.
     pub(super) fn missing(&self, workers: &[ProcessState]) -> Vec<(usize, usize, String)> {
-        let Some(plan) = self.native() else { return Vec::new() };
+        let Some(plan) = &self.plan else { return Vec::new() };
         let machine = self.machine.as_ref();
         let lacks = |from: usize, to: usize, lanes: &[String]| {
             let (from_name, to_name) = (&workers[from].name, &workers[to].name);
@@ -263,7 +262,7 @@ impl Feeder {
         let subject = Subject::of(&paths);
         Self {
             control: Control::new(paths.control()),
-            tasks: Tasks { paths: subject.native().map(|_| paths), ..Tasks::default() },
+            tasks: Tasks { paths: subject.is_native().then_some(paths), ..Tasks::default() },
             subject,
             state: None,
             events: None,

@@ -8,6 +8,8 @@
 pub mod command;
 #[cfg(feature = "launch")]
 pub mod dask;
+#[cfg(feature = "launch")]
+pub mod links;
 #[cfg(feature = "native")]
 pub mod native;
 

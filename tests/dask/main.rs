@@ -7,7 +7,10 @@
 
 mod environment;
 mod errors;
+#[path = "../fake-machine/mod.rs"]
+mod fake_machine;
 mod life;
+mod links;
 mod nanny;
 mod options;
 mod proof;
@@ -46,10 +49,24 @@ fn try_up(sandbox: &Sandbox, name: &str, flags: &[&str]) -> Said {
 
 /// As [`try_up`], from another working directory.
 fn try_up_in(sandbox: &Sandbox, directory: &Path, name: &str, flags: &[&str]) -> Said {
+    let mut up = command(name, flags);
+    up.current_dir(directory);
+    sandbox.spawn_program(up).wait()
+}
+
+fn command(name: &str, flags: &[&str]) -> Command {
     let mut up = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
     up.arg("up").args(MACHINE).args(["dask", "--name", name, "--detach", "--python"]);
     // On a busy machine, importing `distributed` takes long.
-    up.arg(python::path()).args(["--ready-within", "10m"]).args(flags).current_dir(directory);
+    up.arg(python::path()).args(["--ready-within", "10m"]).args(flags);
+    up
+}
+
+/// As [`try_up`], over `native://`, with variables of the user's.
+fn try_up_native(sandbox: &Sandbox, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Said {
+    let mut up = command(name, flags);
+    up.args(["--protocol", "native"]).env("PYTHONPATH", python::package());
+    up.envs(env.iter().copied());
     sandbox.spawn_program(up).wait()
 }
 

@@ -31,6 +31,22 @@ pub(crate) fn packages() -> bool {
     there
 }
 
+/// The directory of our Python package, for `PYTHONPATH`.
+pub(crate) fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
+}
+
+/// Whether it has `native://` too; otherwise the calling test is skipped.
+pub(crate) fn has_native() -> bool {
+    let mut import = Command::new(path());
+    import.args(["-c", "import cuda_cluster.comm"]).env("PYTHONPATH", package());
+    let there = packages() && import.output().is_ok_and(|output| output.status.success());
+    if !there {
+        skip("dask", "native:// is not built; cargo build --package cuda-cluster-comm");
+    }
+    there
+}
+
 /// Runs a program that can import the engine's own package; returns the JSON that it prints.
 pub(crate) fn ask(program: &str) -> Value {
     let folder = tempfile::tempdir().expect("a directory");

@@ -9,7 +9,7 @@ pub(crate) const FLOORS: [&[&str]; 8] = [
     &["ids", "cpuset", "units", "text", "guide"],
     &["topology", "spec", "wire"],
     &["plan"],
-    &["probe", "os", "ucx", "cuda"],
+    &["probe", "os", "ucx", "cuda", "engine::links"],
     &["engine::native", "engine::dask", "engine::command", "supervise"],
     &["cluster"],
     &["dashboard"],

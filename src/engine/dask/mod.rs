@@ -1,12 +1,13 @@
 //! The Dask engine: real `distributed` schedulers and workers, in processes that we supervise.
 //!
 //! Finds a Python, checks its packages, writes our small package for it into the run directory,
-//! and turns a plan into the arguments of each process. Does not start or restart processes:
-//! `supervise` does, which is why there are no nannies.
+//! turns a plan into the arguments of each process, and asks running workers to measure. Does not
+//! start or restart processes: `supervise` does, which is why there are no nannies.
 //!
 //! *Invariant:* a process gets all of its settings through its arguments and environment; we
 //! neither read nor change any of the user's files.
 
+mod client;
 mod error;
 mod inspect;
 mod package;
@@ -16,6 +17,7 @@ mod python;
 mod requirement;
 mod settings;
 
+pub use client::Client;
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;

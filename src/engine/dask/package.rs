@@ -14,7 +14,7 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 17] = files![
+const FILES: [(&str, &str); 19] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -25,6 +25,8 @@ const FILES: [(&str, &str); 17] = files![
     "fork_server.py",
     "gpu.py",
     "imports.py",
+    "lanes.py",
+    "measure.py",
     "nanny.py",
     "ports.py",
     "process.py",

@@ -10,12 +10,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::engine::links;
 use crate::os::run_directory::Paths;
 use crate::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 use crate::spec::WorkerNames;
-
-/// UCX transports that carry host memory between processes of one machine.
-const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
 
 /// Dask's own switch for creating a CUDA context, honoured for every protocol.
 const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
@@ -126,9 +124,26 @@ enum DaskName {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Proof {
     /// The workers from which it must have received data.
-    peers: Vec<DaskName>,
-    /// Of each group, at least one transport must have carried the data.
-    transports: Vec<&'static [&'static str]>,
+    peers: Vec<Peer>,
+    /// What must have carried the data, each.
+    expected: Vec<Way>,
+}
+
+/// A worker from which another must have received data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Peer {
+    name: DaskName,
+    /// The name of its process.
+    process: String,
+}
+
+/// What must have carried data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Way {
+    /// In words.
+    way: String,
+    /// Transports, or whole lanes, of which one must be there.
+    lanes: Vec<&'static str>,
 }
 
 /// The key of Dask's configuration for the secret of `native://`.
@@ -305,32 +320,16 @@ fn dask_name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> DaskName {
     }
 }
 
-/// Two workers of a plan are on one machine, so that shared memory carries what lies in the host's
-/// memory, unless a list of transports leaves it out.
 fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
-    let list = worker.env.get("UCX_TLS").map_or("all", String::as_str);
-    let names = |names: &[&str], list: &str| list.split(',').any(|one| names.contains(&one));
-    let shared_memory = match list.strip_prefix('^') {
-        // A `^` list names the transports that are left out.
-        Some(list) => !names(&["all", "sm", "shm", "mm", "posix"], list),
-        None => names(&["all", "sm", "shm", "mm", "posix", "sysv"], list),
-    };
-    let ucx = dask.protocol.starts_with("ucx");
-    let nvlink = plan.requirements.nvlink && !plan.machine.simulated && worker.gpu.is_some();
-    let expected: [(bool, &[&str]); 5] = [
-        (dask.protocol == "tcp", &["tcp"]),
-        (dask.protocol == "tls", &["tls"]),
-        (dask.protocol == "native", &["native"]),
-        (ucx && shared_memory, &SHARED_MEMORY),
-        (ucx && nvlink, &["cuda_ipc"]),
-    ];
-    let expected = expected.into_iter().filter(|(wanted, _)| *wanted);
+    let way = |way: links::Expected| Some(Way { way: way.to_string(), lanes: way.transports()? });
+    let peer =
+        |one: &WorkerPlan| Peer { name: dask_name(plan, dask, one), process: one.name.clone() };
     // Those that start with the cluster wait for each other, and for nobody else.
     let first = dask.start_workers.map_or(plan.workers.len(), |count| count as usize);
     let all = if (worker.rank as usize) < first { first } else { plan.workers.len() };
     Proof {
-        peers: plan.workers.iter().take(all).map(|one| dask_name(plan, dask, one)).collect(),
-        transports: expected.map(|(_, group)| group).collect(),
+        peers: plan.workers.iter().take(all).map(peer).collect(),
+        expected: links::proven(plan, worker).into_iter().filter_map(way).collect(),
     }
 }
 
@@ -464,7 +463,9 @@ mod tests {
     fn workers_prove_their_ways_where_the_plan_is_to_be_verified() {
         assert_eq!(workers(json!({}))[0]["verify"], Value::Null);
         let settings = &workers(json!({ "verify": true }))[0]["verify"];
-        assert_eq!(*settings, json!({ "peers": ["gpu0", "gpu1"], "transports": [["tcp"]] }));
+        let peer = |name| json!({ "name": name, "process": name });
+        let tcp = json!({ "way": "tcp", "lanes": ["tcp"] });
+        assert_eq!(*settings, json!({ "peers": [peer("gpu0"), peer("gpu1")], "expected": [tcp] }));
     }
 
     #[test]

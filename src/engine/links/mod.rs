@@ -1,9 +1,10 @@
 //! Compares what links between workers should carry with what was measured, as rows of a report.
 //!
-//! Pure. Does not measure; [`super::client`] does.
+//! Pure. Does not measure; each engine's client does.
 //!
 //! *Invariant:* every verdict except `ok` says what was expected and what was found.
 
+mod expected;
 mod limits;
 
 use std::collections::BTreeMap;
@@ -12,11 +13,10 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+pub use self::expected::{Expected, missing, proven};
 pub use self::limits::{Limit, limit};
-use super::client::Measured;
 use crate::cpuset::CpuSet;
-use crate::plan::{Plan, WorkerPlan};
-use crate::spec::Origin;
+use crate::plan::{EnginePlan, Plan};
 use crate::topology::Topology;
 use crate::wire::native::{Mapped, Measurement, Quantity, Samples};
 use crate::wire::peer::MemoryKind;
@@ -47,6 +47,9 @@ const TOLERANCE: f64 = 1.05;
 /// Smallest message that shows a link's bandwidth, in bytes.
 const TELLING_BYTES: u64 = 1 << 20;
 
+/// As [`TELLING_BYTES`], for Dask: its Python takes longer than smaller messages do.
+const DASK_TELLING_BYTES: u64 = 16 << 20;
+
 /// A device's link is slow below this share of the usual bandwidth.
 const SLOW_DEVICE: f64 = 0.5;
 
@@ -54,112 +57,17 @@ const SLOW_DEVICE: f64 = 0.5;
 /// a busy machine is not a broken one.
 const SLOW_HOST: f64 = 0.1;
 
-/// Transports that carry host memory between processes of one machine without a network.
-const SHARED_MEMORY: [&str; 5] = ["posix", "sysv", "cma", "xpmem", "knem"];
-
-/// What should carry the data between two workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
-    /// Shared memory of the host.
-    SharedMemory,
-    /// Copies between GPUs, over NVLink or PCIe.
-    CudaIpc,
-    /// From GPU to GPU through host memory, because the plan or the GPUs don't allow `cuda_ipc`.
-    Staging,
-}
-
-impl fmt::Display for Expected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Expected::SharedMemory => "shared memory",
-            Expected::CudaIpc => "cuda_ipc",
-            Expected::Staging => "staging in shared memory",
-        })
-    }
-}
-
-impl Expected {
-    /// What two workers of a plan should use. They share a machine, so it is never a network.
-    pub fn of(
-        plan: &Plan,
-        machine: Option<&Topology>,
-        from: &str,
-        to: &str,
-        memory: MemoryKind,
-    ) -> Self {
-        if memory == MemoryKind::Host || plan.machine.simulated {
-            return Expected::SharedMemory;
-        }
-        let worker = |name| plan.workers.iter().find(|worker| worker.name == name);
-        let (Some(from), Some(to)) = (worker(from), worker(to)) else { return Expected::CudaIpc };
-        if is_planned(plan, from) && is_possible(machine, from, to) {
-            Expected::CudaIpc
-        } else {
-            Expected::Staging
-        }
-    }
-
-    fn is_among(self, lanes: &[String]) -> bool {
-        lanes.iter().any(|lane| {
-            let transport = lane.split('/').next().unwrap_or_default();
-            match self {
-                Expected::SharedMemory | Expected::Staging => SHARED_MEMORY.contains(&transport),
-                Expected::CudaIpc => transport == "cuda_ipc",
-            }
-        })
-    }
-}
-
-/// What the connection of two workers lacks: what should carry their data, if that is not among its
-/// lanes. Judges device memory if both have GPUs that are not simulated.
-pub fn missing(
-    plan: &Plan,
-    machine: Option<&Topology>,
-    from: &str,
-    to: &str,
-    lanes: &[String],
-) -> Option<Expected> {
-    let has_gpu = |name| {
-        plan.workers.iter().any(|worker: &WorkerPlan| worker.name == name && worker.gpu.is_some())
-    };
-    let memory = if has_gpu(from) && has_gpu(to) { MemoryKind::Device } else { MemoryKind::Host };
-    let expected = Expected::of(plan, machine, from, to, memory);
-    (!expected.is_among(lanes)).then_some(expected)
-}
-
-/// Whether a plan wants copies between GPUs. If the caller set the list of transports, a missing
-/// `cuda_ipc` counts as a downgrade.
-fn is_planned(plan: &Plan, worker: &WorkerPlan) -> bool {
-    if plan.requirements.nvlink {
-        return true;
-    }
-    // The user switched it off.
-    if plan.origins.contains_key("ucx.nvlink") {
-        return false;
-    }
-    let callers = plan.origins.get("env.UCX_TLS") == Some(&Origin::Environment);
-    worker.env.get("UCX_TLS").is_none_or(|list| callers || permits_cuda_ipc(list))
-}
-
-/// Whether a list of transports includes `cuda_ipc`.
-fn permits_cuda_ipc(list: &str) -> bool {
-    let names =
-        |list: &str| list.split(',').any(|name| ["cuda_ipc", "cuda"].contains(&name.trim()));
-    match list.strip_prefix('^') {
-        Some(without) => !names(without),
-        None => names(list) || list.split(',').any(|name| name.trim() == "all"),
-    }
-}
-
-/// Whether the driver lets one GPU read the other's memory, as far as known. MIG instances cannot.
-fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -> bool {
-    let (Some(a), Some(b)) = (&from.gpu, &to.gpu) else { return true };
-    if a.mig.is_some() || b.mig.is_some() {
-        return false;
-    }
-    let find = |index| machine?.gpus.iter().find(|gpu| gpu.index == index);
-    let peers = find(a.index).and_then(|gpu| gpu.peers.as_ref());
-    a.index == b.index || peers.is_none_or(|peers| peers.contains(&b.index))
+/// The outcome of one measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// The sender.
+    pub from: String,
+    /// The receiver.
+    pub to: String,
+    /// What was measured, or why the measurement failed.
+    pub result: Result<Samples, String>,
+    /// Why a better lane was not used, if the receiver knows.
+    pub cause: Option<String>,
 }
 
 /// The result of comparing a pair with what was expected.
@@ -213,7 +121,7 @@ pub struct Pair {
     pub to: String,
     /// The memory that the messages are in.
     pub memory: MemoryKind,
-    /// The lanes of the connection, by UCX's names.
+    /// The lanes of the connection, by UCX's names; those of Dask's other protocols by theirs.
     pub lanes: Vec<String>,
     /// What should carry the data.
     #[serde(serialize_with = "as_text")]
@@ -393,17 +301,24 @@ pub struct Background<'a> {
 pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
     let Background { plan, machine, latencies, alone, missing_ports } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
-    let expected = Expected::of(plan, machine, from, to, *memory);
+    let expected = Expected::of(plan, machine, [from, to], *memory, *size);
     let limit = match expected {
         Expected::Staging => Some(Limit::host()),
+        // Nobody expects a network protocol to be as fast as anything.
+        Expected::Socket(_) | Expected::AnyLane => None,
         _ => limit(machine, plan, from, to, *memory),
     };
     let (lanes, figure, verdict) = match &measured.result {
         Ok(samples) => {
             let figure = bandwidth(samples, measurement);
-            let telling = alone && *size >= TELLING_BYTES;
+            let telling_bytes = match &plan.engine {
+                EnginePlan::Dask(_) => DASK_TELLING_BYTES,
+                _ => TELLING_BYTES,
+            };
+            let telling = alone && *size >= telling_bytes;
             let verdict = if !expected.is_among(&samples.lanes) {
-                Verdict::Downgraded(downgrade(plan, from, expected, &samples.lanes))
+                let cause = measured.cause.as_deref();
+                Verdict::Downgraded(expected.downgrade(plan, from, &samples.lanes, cause))
             } else if let Some(why) = unused(expected, measurement, samples) {
                 Verdict::Downgraded(why)
             } else if let Some(why) = without_port(missing_ports, [from, to]) {
@@ -448,8 +363,8 @@ fn judge(
     let most = limit.most.map_or(IMPLAUSIBLE_IN_HOST_MEMORY, |most| most * TOLERANCE);
     let slow = usual
         * match expected {
-            Expected::SharedMemory | Expected::Staging => SLOW_HOST,
             Expected::CudaIpc => SLOW_DEVICE,
+            _ => SLOW_HOST,
         };
     if median > most {
         Verdict::Implausible(format!("{median:.0} GB/s, and {link} carries at most {most:.0}"))
@@ -458,18 +373,6 @@ fn judge(
     } else {
         Verdict::Ok
     }
-}
-
-fn downgrade(plan: &Plan, from: &str, expected: Expected, lanes: &[String]) -> String {
-    let used = if lanes.is_empty() { "no lane".to_owned() } else { lanes.join(" ") };
-    let advice = match (expected, plan.workers.iter().find(|worker| worker.name == from)) {
-        (Expected::CudaIpc, Some(worker)) => match worker.env.get("UCX_TLS") {
-            Some(list) if !permits_cuda_ipc(list) => ": unset it, or add cuda_ipc",
-            _ => ": 'cuda-cluster doctor' says whether this UCX knows CUDA",
-        },
-        _ => "",
-    };
-    format!("{expected} expected, {used} used{}{advice}", cause(plan, from))
 }
 
 /// Why copies between GPUs were not used although there is a lane for them. A connection has that
@@ -509,23 +412,10 @@ fn without_port(
     Some(format!("{port} is planned for {worker}, but not in use: {why}"))
 }
 
-/// The setting in a worker's plan that restricts its transports.
-fn cause(plan: &Plan, worker: &str) -> String {
-    let worker = plan.workers.iter().find(|candidate| candidate.name == worker);
-    match worker.and_then(|worker| worker.env.get("UCX_TLS")) {
-        Some(list) => format!(" because UCX_TLS={list}"),
-        None => String::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::native::Protocol;
-
-    fn lanes(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
 
     fn samples(rounds_ns: Vec<u64>) -> Samples {
         Samples { rounds_ns, lanes: vec![], protocol: None, mapped: Mapped::NotTried }
@@ -575,26 +465,6 @@ mod tests {
         assert_eq!(why, "mlx5_1:1 is planned for gpu1, but not in use: it is DOWN");
         assert_eq!(of("gpu1", "gpu0"), Some(why));
         assert_eq!(of("gpu0", "gpu2"), None);
-    }
-
-    #[test]
-    fn a_list_of_transports_permits_what_it_names_or_does_not_exclude() {
-        for list in ["tcp,cuda_copy,cuda_ipc,sm", "all", "sm,cuda", "^ib"] {
-            assert!(permits_cuda_ipc(list), "{list}");
-        }
-        for list in ["tcp,cuda_copy,sm,self", "^cuda_ipc", "^tcp,cuda"] {
-            assert!(!permits_cuda_ipc(list), "{list}");
-        }
-    }
-
-    #[test]
-    fn shared_memory_is_any_transport_within_the_machine() {
-        let expected = Expected::SharedMemory;
-        assert!(expected.is_among(&lanes("posix/memory cma/memory")));
-        assert!(expected.is_among(&lanes("tcp/lo sysv/memory")));
-        assert!(!expected.is_among(&lanes("tcp/lo")));
-        assert!(!expected.is_among(&[]));
-        assert!(Expected::CudaIpc.is_among(&lanes("cuda_ipc/cuda")));
     }
 
     #[test]

@@ -10,27 +10,17 @@ use tokio::net::UnixStream;
 
 use super::connection;
 use super::error::Error;
+use crate::engine::links::Measured;
 use crate::ids::SCHEDULER;
 use crate::os::run_directory::Paths;
 use crate::wire::frame::FRAME_LIMIT;
 use crate::wire::greeting::Role;
-use crate::wire::native::{FromClient, Measurement, Samples, ToClient, WorkerLanes};
+use crate::wire::native::{FromClient, Measurement, ToClient, WorkerLanes};
 
 /// A connection to a cluster's scheduler.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
-}
-
-/// The outcome of one measurement.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Measured {
-    /// The sender.
-    pub from: String,
-    /// The receiver.
-    pub to: String,
-    /// What was measured, or why the measurement failed.
-    pub result: Result<Samples, String>,
 }
 
 impl Client {
@@ -75,7 +65,7 @@ impl Client {
             if let ToClient::Measured { from, to, result } =
                 connection::receive(&mut self.stream, FRAME_LIMIT).await?
             {
-                results.push(Measured { from, to, result });
+                results.push(Measured { from, to, result, cause: None });
             }
         }
         Ok(results)

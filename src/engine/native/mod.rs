@@ -7,7 +7,6 @@
 //! | [`worker`] | a worker's process: runs tasks, keeps objects, fetches inputs |
 //! | [`plane`] | the worker's thread that owns UCX and moves objects between workers |
 //! | [`client`] | asks the scheduler for measurements |
-//! | [`links`] | what connections should carry, compared with what was measured |
 //! | `connection` | frames over the sockets, and the greeting in which both sides authenticate |
 //! | `process` | what a process is given when it starts, and how it reports |
 //!
@@ -19,7 +18,6 @@
 pub mod client;
 pub(crate) mod connection;
 pub(crate) mod error;
-pub mod links;
 pub mod plane;
 mod process;
 pub mod scheduler;

@@ -116,7 +116,7 @@ impl Paths {
         text.parse().map_err(|source| SecretFileError::Content { path, source })
     }
 
-    /// The socket of a process of the native engine.
+    /// The socket of a process of the native engine, or of a Dask worker.
     pub fn socket(&self, process: &str) -> PathBuf {
         self.root.join(format!("{process}.sock"))
     }

@@ -6,6 +6,7 @@ import os
 import stat
 
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
+CHANGES_WITHIN = 0.5  # Seconds: whoever asks for the state waits for the answer.
 
 
 class Status:
@@ -17,6 +18,8 @@ class Status:
     def __init__(self, descriptor):
         self._descriptor = descriptor
         self.is_ready = False
+        self._peers = None
+        self._answering = None
 
     @classmethod
     def from_environment(cls):
@@ -36,10 +39,12 @@ class Status:
         """From now on whoever asks gets a process that waits for the scheduler itself."""
         self._tell(status="forks")
 
-    def ready(self, address, peers=()):
-        """From now on the event loop that runs answers the supervisor's questions."""
+    def ready(self, address, peers=None):
+        """From now on the event loop that runs answers the supervisor's questions; `peers` are the
+        worker's connections (`lanes.Peers`)."""
         self.is_ready = True
-        self._tell(status="ready", address=address, peers=list(peers))
+        self._peers = peers
+        self._tell(status="ready", address=address, peers=[] if peers is None else peers.told())
         if self._descriptor is not None and stat.S_ISSOCK(os.fstat(self._descriptor).st_mode):
             asyncio.get_running_loop().add_reader(self._descriptor, self._answer)
 
@@ -50,11 +55,23 @@ class Status:
             return
         except OSError:
             asked = b""
-        if asked:
+        if asked and self._peers is not None and self._peers.have_changed():
+            self._answering = asyncio.ensure_future(self._answer_with_changes())
+        elif asked:
             self._tell(status="alive")
         else:
             # The supervisor is gone, and this process with it.
             asyncio.get_running_loop().remove_reader(self._descriptor)
+
+    async def _answer_with_changes(self):
+        condition = {}
+        try:
+            changes = await asyncio.wait_for(self._peers.changes(), CHANGES_WITHIN)
+            condition = {} if changes is None else {"peers": changes}
+        except asyncio.TimeoutError:
+            pass  # The next answer has them.
+        finally:
+            self._tell(status="alive", condition=condition)
 
     def dashboard(self, link):
         self._tell(status="dashboard", link=link)

@@ -13,7 +13,7 @@ from distributed.core import Status as Phase
 from distributed.security import Security
 from distributed.utils import import_term
 
-from cuda_cluster_dask import control, dashboard, gpu, ports, process, verify
+from cuda_cluster_dask import control, dashboard, gpu, lanes, measure, ports, process, verify
 from cuda_cluster_dask.nanny import Nanny
 
 # Why `distributed` closes a worker that is not wanted any more.
@@ -66,19 +66,21 @@ async def serve(settings, status):
     nanny.adopt(worker)
     status.step("registering with the scheduler")
     proof = settings["verify"]
-    if proof is not None:
-        verify.answer(worker)
+    measure.answer(worker)
     async with worker:
         await nanny.introduced()
         if settings["dashboard"]:
             dashboard.of_worker(worker, settings["dashboard_prefix"])
-        lanes = []
+        proven = {}
         if proof is not None:
-            proof["peers"] = [full_name(settings, name) for name in proof["peers"]]
-            lanes = await verify.peers(worker, proof, status)
-        for port in verify.ports_not_opened(settings["protocol"]):
+            names = {full_name(settings, one["name"]): one["process"] for one in proof["peers"]}
+            proven = await verify.peers(worker, proof, names, status)
+        for port in lanes.ports_not_opened(settings["protocol"]):
             status.note(f"{port} is planned, but UCX has not opened it")
-        status.ready(worker.address, lanes)
+        obstacle = await measure.listen(worker)
+        if obstacle is not None:
+            status.note(obstacle)
+        status.ready(worker.address, lanes.Peers(worker, proven))
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():

@@ -1,0 +1,129 @@
+//! Asks a cluster's workers to measure, as its engine does: through the native scheduler, or each
+//! of Dask's workers by itself.
+//!
+//! *Invariant:* a measurement that fails has a result that says why.
+
+use std::time::{Duration, Instant};
+
+use super::failure::{Exit, Failure};
+use crate::cluster::Control;
+use crate::engine::links::{self, Measured};
+use crate::engine::{dask, native};
+use crate::os::run_directory::Paths;
+use crate::plan::{EnginePlan, Plan};
+use crate::supervise::{ClusterState, ProcessPhase};
+use crate::wire::native::Measurement;
+
+/// Latencies of Dask are those of its Python: fewer show them.
+const DASK_PINGS: u32 = 200;
+
+/// A connection to a cluster's workers.
+pub(super) enum Meter {
+    Native(native::client::Client),
+    Dask(dask::Client, Control),
+}
+
+impl Meter {
+    /// Connects to the workers of the cluster with this run directory and plan.
+    pub(super) async fn connect(root: &std::path::Path, plan: &Plan) -> Result<Self, Failure> {
+        match plan.engine {
+            EnginePlan::Dask(_) => {
+                let control = Control::new(Paths::at(root).control());
+                Ok(Self::Dask(dask::Client::new(root), control))
+            }
+            _ => Ok(Self::Native(native::client::Client::connect(root).await.map_err(unmeasured)?)),
+        }
+    }
+
+    /// A ping-pong as this engine measures it.
+    pub(super) fn ping(&self, ping: Measurement) -> Measurement {
+        match self {
+            Self::Native(_) => ping,
+            Self::Dask(..) => {
+                Measurement { rounds: DASK_PINGS, warmup: DASK_PINGS / 10, cpus: None, ..ping }
+            }
+        }
+    }
+
+    /// Runs all of these measurements at the same time.
+    pub(super) async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Failure> {
+        match self {
+            Self::Native(client) => client.measure(all).await.map_err(unmeasured),
+            Self::Dask(client, control) => {
+                let state = control.read::<ClusterState>("/v1/state").await;
+                let state = state.map_err(|error| Failure::new(Exit::Failed, error))?;
+                let (mut asked, mut results) = (Vec::new(), Vec::new());
+                for measurement in all {
+                    let Measurement { from, to, .. } = measurement;
+                    // Workers that were started again have other addresses.
+                    match address(&state, to).and_then(|_| address(&state, from)) {
+                        Ok(address) => asked.push((measurement.clone(), address)),
+                        Err(why) => results.push(Measured {
+                            from: from.clone(),
+                            to: to.clone(),
+                            result: Err(why),
+                            cause: None,
+                        }),
+                    }
+                }
+                results.extend(client.measure(asked).await);
+                Ok(results)
+            }
+        }
+    }
+
+    /// Why a worker can't measure the memory of the GPU that it has; `None` if it can.
+    pub(super) async fn without_device_memory(&self, worker: &str) -> Option<String> {
+        match self {
+            Self::Native(_) => None,
+            Self::Dask(client, _) => client.without_device_memory(worker).await,
+        }
+    }
+
+    /// Limits each measurement to what fits its time budget, by running trials that grow until the
+    /// time is used up.
+    pub(super) async fn fitted(
+        &mut self,
+        budget: Duration,
+        all: Vec<Measurement>,
+    ) -> Result<Vec<Measurement>, Failure> {
+        let begin = Instant::now();
+        let mut trials: Vec<Measurement> = all.iter().map(links::trial).collect();
+        let took = loop {
+            let before = begin.elapsed();
+            let took = self.measure(&trials).await?;
+            let spent = begin.elapsed();
+            let larger: Option<Vec<Measurement>> =
+                trials.iter().zip(&all).map(|(trial, full)| links::larger(trial, full)).collect();
+            match larger.filter(|_| spent + 4 * (spent - before) < budget) {
+                Some(larger) => trials = larger,
+                None => break took,
+            }
+        };
+        let left = budget.saturating_sub(begin.elapsed());
+        let fitted = all.into_iter().zip(&trials).map(|(full, trial)| {
+            let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
+            match own.map(|own| &own.result) {
+                Some(Ok(samples)) => links::within(left, full, trial, samples),
+                // The measurement itself will report why it fails.
+                _ => full,
+            }
+        });
+        Ok(fitted.collect())
+    }
+}
+
+/// The address of a worker that was READY and runs, or why there is none.
+fn address(state: &ClusterState, name: &str) -> Result<String, String> {
+    let worker = state.workers.iter().find(|worker| worker.name == name);
+    let worker = worker.ok_or_else(|| format!("{name} is not there"))?;
+    // One that does not answer may go on: until then, whoever measures looks at that.
+    let runs = matches!(worker.state, ProcessPhase::Ready | ProcessPhase::Unresponsive);
+    let ready = worker.address.clone().filter(|_| runs);
+    ready.ok_or_else(|| format!("{name} is {}", worker.standing()))
+}
+
+fn unmeasured(error: native::Error) -> Failure {
+    let hint = error.hint();
+    Failure::new(Exit::Failed, error).maybe_hint(hint)
+}

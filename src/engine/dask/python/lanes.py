@@ -1,0 +1,171 @@
+"""What carries the connections of a worker: UCX's lanes, the ways of native://, or a socket.
+
+*Invariant:* lanes are read from the connection that carries the data, never from a setting.
+"""
+
+import ctypes
+import os
+import re
+
+import dask
+
+from cuda_cluster_dask import control
+
+# `  lane[0]:  2:posix/memory.0 md[1] -> …`; the number after the dot is UCX's own.
+LANE = re.compile(r"lane\[\d+\]:\s+\d+:(\S+?)(?:\.\d+)?\s")
+
+# `#      resource 3  :  md 2  dev 3  flags -- rc_mlx5/mlx5_0:1`
+RESOURCE = re.compile(r"^#.*resource.*\s\S+/(\S+)$", re.MULTILINE)
+
+# A way of native:// has carried the data if it has carried this share of them; the rest are headers.
+SHARE = 0.1
+
+
+def of(comm):
+    """What can carry the data of a connection: for native:// and UCX all that there is."""
+    endpoint = getattr(comm, "_ep_handle", None)
+    if endpoint is not None:
+        return list(dict.fromkeys(LANE.findall(describe(endpoint))))
+    if not is_native(comm):
+        return [comm.peer_address.partition("://")[0]]
+    info = comm.extra_info
+    ways = {"copy": info["copies"][0], "mapped": info["maps"]}
+    ways = [way for way, there in ways.items() if there]
+    return [*(f"native/{way}" for way in ways or [info["socket"]]), *(info["devices"] or [])]
+
+
+def is_native(comm):
+    return comm.peer_address.startswith("native://")
+
+
+def received(comm):
+    """What this process has received by each way of native://; None for other connections."""
+    if not is_native(comm):
+        return None
+    from cuda_cluster import comm as native
+
+    return native.received()
+
+
+def carried(comm, before, size):
+    """What has carried the `size` bytes that came over a connection since `before`."""
+    if before is None:
+        return of(comm)
+    info, now = comm.extra_info, received(comm)
+    lanes = {
+        "copied": ["native/copy"],
+        "mapped": ["native/mapped"],
+        "socket": [f"native/{info['socket']}"],
+        "device": info["devices"] or [],
+    }
+    used = [way for way in now if now[way] - before[way] > SHARE * size]
+    return [lane for way in used for lane in lanes[way]]
+
+
+def cause(comm, memory):
+    """Why a connection has no better lanes, as far as this end knows."""
+    if not is_native(comm):
+        return None
+    if memory == "device":
+        if comm.extra_info["devices"] is not None:
+            return None
+        return "one of both processes cannot send device memory over UCX; its log says why"
+    lane = dask.config.get("distributed.comm.native.lane", default="auto")
+    if lane != "auto":
+        return f"distributed.comm.native.lane is {lane}"
+    if getattr(comm._connection, "refused", False):
+        return (
+            "processes may not read each other's memory here (kernel.yama.ptrace_scope, or a "
+            "container's seccomp profile)"
+        )
+    return None
+
+
+def ports_not_opened(protocol):
+    """NIC ports that the plan names and UCX has not opened; UCX says so in the log only."""
+    named = os.environ.get("UCX_NET_DEVICES", "").split(",")
+    planned = [name for name in named if ":" in name]
+    if not planned or not protocol.startswith("ucx"):
+        return []
+    from ucxx import core
+
+    opened = RESOURCE.findall(core.get_ucp_context_info())
+    return [port for port in planned if port not in opened]
+
+
+class Peers:
+    """The lanes of the connections that a worker has opened to the other workers of its cluster.
+
+    *Invariant:* while no connection is opened to another peer, nothing is read and nobody is asked.
+    """
+
+    def __init__(self, worker, names):
+        """`names` are those of processes whose addresses are known, by address."""
+        self._worker = worker
+        self._names = dict(names)
+        self._lanes = {}
+        self._look()
+        self._told = self._listed()
+
+    def told(self):
+        """What the supervisor has been told."""
+        return self._told
+
+    def have_changed(self):
+        """Whether there is a connection to a process that is not known."""
+        return not self._connections().keys() <= self._lanes.keys()
+
+    async def changes(self):
+        """All lanes, if they are not those that were told last, else None."""
+        state = await control.state()
+        if state is None:
+            return None
+        places = {one["name"]: one["address"] for one in state["workers"]}
+        self._names |= {address: name for name, address in places.items() if address}
+        # A worker that was started again has another address.
+        gone = [at for at, name in self._names.items() if places.get(name) not in (at, None)]
+        for address in gone:
+            self._names.pop(address)
+            self._lanes.pop(address, None)
+        self._look()
+        listed = self._listed()
+        if listed == self._told:
+            return None
+        self._told = listed
+        return listed
+
+    def _look(self):
+        for address, comm in self._connections().items():
+            if address in self._names and address not in self._lanes:
+                self._lanes[address] = of(comm)
+
+    def _connections(self):
+        """One open connection to each process but the scheduler and itself."""
+        pool = self._worker.rpc
+        found = {}
+        for held in (pool.available, pool.occupied):
+            found.update({at: next(iter(comms)) for at, comms in held.items() if comms})
+        for other in (self._worker.scheduler.address, self._worker.address):
+            found.pop(other, None)
+        return found
+
+    def _listed(self):
+        listed = [(self._names[address], used) for address, used in self._lanes.items()]
+        return [{"peer": peer, "lanes": used} for peer, used in sorted(listed)]
+
+
+def describe(endpoint):
+    """What UCX prints of an endpoint, by its handle; the lanes of all versions stand in it."""
+    libc, libucp = ctypes.CDLL(None), ctypes.CDLL("libucp.so.0")
+    libc.open_memstream.restype = ctypes.c_void_p
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libucp.ucp_ep_print_info.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    text, length = ctypes.c_void_p(), ctypes.c_size_t()
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(length))
+    libucp.ucp_ep_print_info(endpoint, stream)
+    libc.fclose(stream)
+    try:
+        return ctypes.string_at(text, length.value).decode()
+    finally:
+        libc.free(text)
