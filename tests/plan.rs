@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-use cuda_cluster::cluster::{Cluster, LaunchFailure};
+use cuda_cluster::cluster::Cluster;
 use cuda_cluster::topology;
 use serde_json::Value;
 
@@ -32,17 +32,6 @@ fn a_program_sees_the_plan_before_it_launches_it() {
     let machine = topology::parse(text).expect("a topology");
     let plan = Cluster::builder().simulate(machine).workers(2).plan().expect("a plan");
     assert_eq!((plan.workers.len(), plan.machine.simulated), (2, true));
-}
-
-#[tokio::test]
-async fn a_program_is_not_given_a_cluster_whose_proof_nobody_has_made() {
-    let text = topology::builtin("dgx-1-v100").expect("a machine that is built in");
-    let machine = topology::parse(text).expect("a topology");
-    let spec = cuda_cluster::spec::parse("version: 1\nverify: true\n", "test").expect("a spec");
-    let launched = Cluster::builder().spec(spec).simulate(machine).workers(2).launch().await;
-    let refusal = launched.expect_err("refused");
-    assert!(matches!(refusal, LaunchFailure::Unverified), "{refusal}");
-    assert!(refusal.hint().is_some());
 }
 
 /// The GPUs of the published DGX-1 matrix are attached in pairs to four PCIe switches, each with a

@@ -82,6 +82,7 @@ enum Word {
 /// Messages from the supervisor process, one JSON line each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Report {
     /// The state has changed.
     State(Box<ClusterState>),
@@ -104,7 +105,6 @@ pub enum Report {
     },
     /// The cluster has ended, and nothing of it is left.
     Ended {
-        /// How.
         outcome: Outcome,
         /// Its last state.
         state: Box<ClusterState>,

@@ -7,17 +7,27 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::failure::not_ready;
 use super::{
-    Control, ControlError, Detached, Events, Handle, Lifetime, PrepareError, Prepared, Report,
-    Start, UpError,
+    Control, ControlError, Detached, Events, Handle, LaunchFailure, Lifetime, Prepared, Report,
+    Start,
 };
 use crate::ids::ClusterName;
 use crate::os::process;
-use crate::os::run_directory::{Paths, RunDirectoryError, forget_failed_start};
+use crate::os::run_directory::{Paths, forget_failed_start};
 use crate::plan::{EngineKind, Plan};
 use crate::spec::{self, ClusterSpec, Origin, Request, SpecError};
-use crate::supervise::{Cause, ClusterState, Outcome};
-use crate::topology::{self, ParseError, Topology};
+use crate::supervise::{ClusterPhase, ClusterState, Outcome};
+use crate::topology::{self, Topology};
+#[cfg(feature = "native")]
+use {
+    super::{Pair, Verification},
+    crate::text::in_full,
+};
+
+/// Without the native engine nothing is measured.
+#[cfg(not(feature = "native"))]
+type Verification = std::convert::Infallible;
 
 /// What errors call a value that [`Builder::set`] set.
 const BUILDER: &str = "builder";
@@ -30,102 +40,6 @@ const LAST_MOMENTS: Duration = Duration::from_secs(10);
 
 /// The names of clusters that this process has dropped, and that may still be ending.
 static DROPPED: Mutex<Vec<ClusterName>> = Mutex::new(Vec::new());
-
-/// Why a cluster could not be launched; nothing of it is left.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchFailure {
-    /// The spec is invalid.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// The topology that the spec names can't be read.
-    #[error("cannot read topology {name}")]
-    Topology {
-        /// Its name or path.
-        name: String,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The topology that the spec names is not one.
-    #[error("cannot read topology {name}")]
-    Machine {
-        /// Its name or path.
-        name: String,
-        /// The cause.
-        #[source]
-        source: ParseError,
-    },
-    /// A stored plan is to be launched, and something that it decides was asked for besides.
-    #[error("'{key}' cannot be set beside a stored plan, which has decided it")]
-    Planned {
-        /// The first such key.
-        key: String,
-    },
-    /// There is no plan that this machine can run.
-    #[error(transparent)]
-    Prepare(#[from] PrepareError),
-    /// A cluster of this name is running.
-    #[error("a cluster named {name} is already running in {}", path.display())]
-    NameTaken {
-        /// The name.
-        name: ClusterName,
-        /// Its run directory.
-        path: PathBuf,
-    },
-    /// The spec asks for a native cluster that is verified, which only `cuda-cluster up` can do.
-    #[error("verify: a program that embeds a native cluster cannot have it verified before READY")]
-    Unverified,
-    /// It could not start.
-    #[error(transparent)]
-    Up(UpError),
-    /// It did not become READY, and was torn down.
-    #[error("the cluster did not become READY{}: {cause}", if *late { " in time" } else { "" })]
-    NotReady {
-        /// Whether the time limit was exceeded.
-        late: bool,
-        /// The cause.
-        cause: Cause,
-    },
-}
-
-impl From<UpError> for LaunchFailure {
-    fn from(error: UpError) -> Self {
-        match error {
-            UpError::RunDirectory(RunDirectoryError::Taken { name, path }) => {
-                LaunchFailure::NameTaken { name, path }
-            }
-            error => LaunchFailure::Up(error),
-        }
-    }
-}
-
-impl LaunchFailure {
-    /// A hint for the user, in which a setting has the name of its key.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            LaunchFailure::Spec(error) => error.hint(),
-            LaunchFailure::Topology { .. } => {
-                let all: Vec<&str> = topology::builtin_names().collect();
-                Some(format!("name a file, or one of the built-in machines: {}", all.join(", ")))
-            }
-            LaunchFailure::Machine { source, .. } => source.hint(),
-            LaunchFailure::Planned { .. } => {
-                Some("set it before planning, or leave it out here".to_owned())
-            }
-            LaunchFailure::Prepare(error) => error.hint(),
-            LaunchFailure::NameTaken { name, path } => {
-                RunDirectoryError::Taken { name: name.clone(), path: path.clone() }.hint()
-            }
-            LaunchFailure::Up(error) => error.hint(),
-            LaunchFailure::Unverified => Some(
-                "leave 'verify' out, and run 'cuda-cluster verify NAME' when it is READY"
-                    .to_owned(),
-            ),
-            LaunchFailure::NotReady { .. } => None,
-        }
-    }
-}
 
 /// A part of what was asked for. Later ones win, key by key.
 #[derive(Clone, Debug)]
@@ -245,7 +159,7 @@ impl Builder {
     }
 
     /// What to run, the program that supervises it, and whether its name was chosen here.
-    pub(super) fn to_run(mut self) -> Result<(Prepared, PathBuf, bool), LaunchFailure> {
+    pub(super) fn prepared_run(mut self) -> Result<(Prepared, PathBuf, bool), LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
         let (prepared, is_nameless) = self.prepared()?;
         Ok((prepared, program, is_nameless))
@@ -285,10 +199,10 @@ impl Builder {
     /// If the spec is invalid or asks for what an embedded cluster does not have, there is no plan,
     /// or not every process became READY; then nothing of it is left.
     pub async fn launch(self) -> Result<Cluster, LaunchFailure> {
-        let (supervisor, plan) = self.bring_up(Lifetime::Owned).await?;
+        let (supervisor, plan, proof) = self.bring_up(Lifetime::Owned).await?;
         let handle = Handle::new(plan.name.clone());
         let supervisor = tokio::sync::Mutex::new(Some(supervisor));
-        Ok(Cluster { supervisor, handle, plan })
+        Ok(Cluster { supervisor, handle, plan, proof })
     }
 
     /// Launches the cluster under a supervisor process of its own: it runs until it is stopped, and
@@ -297,24 +211,42 @@ impl Builder {
     /// # Errors
     /// As [`Builder::launch`].
     pub async fn launch_detached(self) -> Result<Handle, LaunchFailure> {
-        let (_, plan) = self.bring_up(Lifetime::Free).await?;
+        let (_, plan, _) = self.bring_up(Lifetime::Free).await?;
         Ok(Handle::new(plan.name))
     }
 
-    async fn bring_up(mut self, lifetime: Lifetime) -> Result<(Detached, Plan), LaunchFailure> {
+    async fn bring_up(
+        mut self,
+        lifetime: Lifetime,
+    ) -> Result<(Detached, Plan, Option<Verification>), LaunchFailure> {
         let program = self.program.take().unwrap_or_else(process::own_program);
-        let (prepared, is_nameless) = self.prepared()?;
+        let (mut prepared, is_nameless) = self.prepared()?;
         let plan = prepared.plan.clone();
-        // READY would promise what nobody has measured.
-        if plan.requirements.verify && plan.engine.kind() == EngineKind::Native {
-            return Err(LaunchFailure::Unverified);
-        }
+        // Dask's workers verify their own connections.
+        prepared.to_be_verified =
+            plan.requirements.verify && plan.engine.kind() == EngineKind::Native;
+        let machine = prepared.machine.clone().filter(|_| !plan.machine.simulated);
+        let mut proof = None;
         outlast_dropped(&plan).await;
         let start = Start { program: &program, lifetime, attended: false, output: None };
         let (mut supervisor, _) = Detached::spawn(prepared, start).await?;
         let failure = loop {
             match supervisor.next().await {
-                Ok(Some(Report::Ready(_))) => return Ok((supervisor, plan)),
+                Ok(Some(Report::Ready(_))) => return Ok((supervisor, plan, proof)),
+                Ok(Some(Report::State(state)))
+                    if state.state == ClusterPhase::Verifying && proof.is_none() =>
+                {
+                    match proven(&plan, machine.as_ref(), &state).await {
+                        Ok(verification) => {
+                            supervisor.verified().await;
+                            proof = Some(verification);
+                        }
+                        Err(failure) => {
+                            supervisor.end().await;
+                            break failure;
+                        }
+                    }
+                }
                 Ok(Some(Report::Ended { outcome, .. })) => {
                     supervisor.end().await;
                     break not_ready(outcome);
@@ -331,6 +263,37 @@ impl Builder {
         }
         Err(failure)
     }
+}
+
+/// Measures a cluster that waits for that.
+#[cfg(feature = "native")]
+async fn proven(
+    plan: &Plan,
+    machine: Option<&Topology>,
+    state: &ClusterState,
+) -> Result<Verification, LaunchFailure> {
+    let objections = match super::verification::verify(plan, machine, state).await {
+        Ok(verification) => {
+            let told = |pair: &Pair| format!("{} to {}: {}", pair.from, pair.to, pair.verdict);
+            let objections: Vec<String> = verification.objections().map(told).collect();
+            if objections.is_empty() {
+                return Ok(verification);
+            }
+            objections
+        }
+        Err(error) => vec![in_full(&error)],
+    };
+    Err(LaunchFailure::Unverified { objections })
+}
+
+/// Without the native engine there is no such cluster.
+#[cfg(not(feature = "native"))]
+async fn proven(
+    _: &Plan,
+    _: Option<&Topology>,
+    _: &ClusterState,
+) -> Result<Verification, LaunchFailure> {
+    Err(LaunchFailure::Unverified { objections: Vec::new() })
 }
 
 /// Waits until a cluster of this plan's name that this process has dropped is gone.
@@ -380,23 +343,6 @@ fn own_name() -> ClusterName {
     format!("embedded-{}-{count}", std::process::id()).parse().unwrap_or_default()
 }
 
-/// The failure for a cluster that ended before it was READY.
-pub(super) fn not_ready(outcome: Outcome) -> LaunchFailure {
-    let stopped = || Cause {
-        process: None,
-        text: "it was stopped while it started".to_owned(),
-        exit: None,
-        log_tail: Vec::new(),
-    };
-    let late = matches!(outcome, Outcome::NotReady(_));
-    let cause = match outcome {
-        Outcome::NotReady(cause) | Outcome::Failed(cause) => cause,
-        Outcome::Stopped { degraded } => degraded.unwrap_or_else(stopped),
-        Outcome::Finished => stopped(),
-    };
-    LaunchFailure::NotReady { late, cause }
-}
-
 /// A running cluster, owned by this program.
 ///
 /// Dropping it ends the cluster, as does any end of this process, but does not wait for that; a
@@ -406,6 +352,7 @@ pub struct Cluster {
     supervisor: tokio::sync::Mutex<Option<Detached>>,
     handle: Handle,
     plan: Plan,
+    proof: Option<Verification>,
 }
 
 impl Cluster {
@@ -427,6 +374,12 @@ impl Cluster {
     /// The plan with its reasons.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What was measured before READY, if a native cluster was to be verified (`verify: true`).
+    #[cfg(feature = "native")]
+    pub fn verification(&self) -> Option<&Verification> {
+        self.proof.as_ref()
     }
 
     /// Paths of its files: logs, events, sockets.

@@ -17,6 +17,7 @@ const DASK_SCHEDULER: &str = "DASK_SCHEDULER_ADDRESS";
 /// Why the environment is unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum EnvironmentError {
     /// Its supervisor does not answer.
     #[error(transparent)]
@@ -24,7 +25,6 @@ pub enum EnvironmentError {
     /// There is currently no scheduler to connect to.
     #[error("the scheduler of {cluster} is {phase}, so clients cannot reach it now")]
     NotReady {
-        /// The cluster.
         cluster: ClusterName,
         /// The scheduler's phase.
         phase: ProcessPhase,
@@ -32,9 +32,7 @@ pub enum EnvironmentError {
     /// A file with a part of the answer is missing or malformed.
     #[error("cannot read {}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -9,6 +9,7 @@ use crate::os::run_directory::{self, RunDirectoryError};
 /// Why a name does not identify exactly one running cluster.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum FindError {
     /// No cluster is running.
     #[error("no cluster is running")]
@@ -19,7 +20,6 @@ pub enum FindError {
     /// No cluster of this name is running.
     #[error("no cluster named {name} is running")]
     Unknown {
-        /// The name.
         name: ClusterName,
         /// The running clusters.
         running: Vec<ClusterName>,

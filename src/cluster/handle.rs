@@ -21,7 +21,7 @@ const EVENTS: &str = "/v1/events";
 /// ([`find`](super::find), [`clusters`](super::clusters)). Clones are equal.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    /// Its name.
+    /// Unique among the running clusters of a user, and the name of its run directory.
     pub name: ClusterName,
     /// Its files: logs, events, sockets.
     pub paths: Paths,

@@ -16,6 +16,7 @@ pub mod doctor;
 mod embedded;
 mod ended;
 mod environment;
+mod failure;
 mod find;
 mod gpus;
 mod handle;
@@ -29,14 +30,17 @@ mod run;
 mod start;
 mod takedown;
 #[cfg(feature = "native")]
+mod verification;
+#[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod workloads;
 
 use std::process::ExitCode;
 
 pub use control::{Control, ControlError};
-pub use embedded::{Builder, Cluster, LaunchFailure};
+pub use embedded::{Builder, Cluster};
 pub use ended::Ended;
+pub use failure::LaunchFailure;
 pub use find::{Clusters, FindError, clusters, find};
 pub use handle::{Events, Handle};
 pub use launch::LaunchError;
@@ -58,6 +62,7 @@ pub use crate::wire::process::Exit;
 #[cfg(feature = "native")]
 pub use {
     crate::cuda::{Kernel, Scalar},
+    crate::engine::links::{Pair, Verdict},
     crate::engine::native::worker::built_in::{CudaParameter, CudaTask},
     crate::engine::native::worker::registry::{
         Cancelled, Context, FunctionError, Input, Outputs, Registry,
@@ -68,6 +73,7 @@ pub use {
     crate::wire::value::ValueError,
     client::{AsCompleted, Client, ClientError, Remote, Task},
     native::dispatch_with,
+    verification::Verification,
 };
 
 // For the command line.

@@ -13,15 +13,14 @@ use crate::plan::{EnginePlan, Plan};
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum PathError {
     /// A directory that can't be created, or written to.
     #[error("'{key}': nothing can be written into {}", path.display())]
     Directory {
         /// The key of the spec that names it.
         key: &'static str,
-        /// The directory.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -30,9 +29,7 @@ pub enum PathError {
     Program {
         /// The key of the spec that names it.
         key: &'static str,
-        /// The program.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -41,9 +38,7 @@ pub enum PathError {
     File {
         /// The key of the spec that names it.
         key: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::io::{self, PipeReader};
 
 use super::detached::{Detached, Lifetime, OutputForm, Report, Start};
-use super::embedded::{Builder, LaunchFailure, not_ready};
-use super::{Prepared, UpError};
+use super::failure::not_ready;
+use super::{Builder, LaunchFailure, Prepared, UpError};
 use crate::os::argument;
 use crate::os::run_directory::forget_failed_start;
 use crate::plan::EngineKind;
@@ -52,7 +52,7 @@ impl Builder {
         let argv: Vec<String> =
             command.into_iter().map(|word| argument::encoded(&word.into())).collect();
         let this = self.set("engine", EngineKind::Command).set("command.argv", argv);
-        let (prepared, program, is_nameless) = this.to_run()?;
+        let (prepared, program, is_nameless) = this.prepared_run()?;
         let name = prepared.plan.name.clone();
         let prepared = Prepared { to_completion: true, ..prepared };
         let names: Vec<String> =

@@ -23,6 +23,7 @@ const THREADS_EACH: u64 = 5;
 /// Why a cluster could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum UpError {
     /// This user's limits are too low for it.
     #[error(transparent)]
@@ -57,9 +58,7 @@ pub enum UpError {
     /// The supervisor process could not be started.
     #[error("cannot start a supervisor process from {}", program.display())]
     Spawn {
-        /// The program.
         program: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -73,7 +72,6 @@ pub enum UpError {
     /// [`dispatch`](super::dispatch).
     #[error("{} did not become a supervisor: it {did}", program.display())]
     NotASupervisor {
-        /// The program.
         program: PathBuf,
         /// What it did instead.
         did: String,
@@ -81,7 +79,6 @@ pub enum UpError {
     /// The supervisor process reported a failure.
     #[error("{message}")]
     Refused {
-        /// Its message.
         message: String,
         /// A hint for the user.
         hint: Option<String>,

@@ -46,7 +46,6 @@ pub enum TakeDownError {
     #[error("{name} was killed, and something of it is left")]
     Left {
         name: ClusterName,
-        /// The cause.
         #[source]
         source: RunDirectoryError,
     },

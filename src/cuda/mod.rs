@@ -34,6 +34,7 @@ use crate::units::HumanBytes;
 /// Why a device operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// The device's memory is used up.
     #[error("{device} has {free_bytes} bytes free, not {asked_bytes}")]
@@ -42,7 +43,6 @@ pub enum Error {
         device: String,
         /// Bytes asked for.
         asked_bytes: usize,
-        /// Bytes free.
         free_bytes: u64,
     },
     /// The device has less free memory than the pool's initial size.
@@ -56,7 +56,6 @@ pub enum Error {
         device: String,
         /// The initial size.
         asked_bytes: u64,
-        /// Bytes free.
         free_bytes: u64,
     },
     /// The driver's library, or one of its functions, cannot be found.
@@ -70,7 +69,6 @@ pub enum Error {
     /// The driver refused a call.
     #[error("{call} failed: {reason}")]
     Call {
-        /// The function.
         call: &'static str,
         /// The driver's text for the error.
         reason: String,
@@ -236,7 +234,7 @@ impl Device {
         }
     }
 
-    /// Its name.
+    /// The product's name, as the driver has it: `NVIDIA H100 80GB HBM3`.
     pub fn name(&self) -> &str {
         match self {
             Device::Simulated(device) => device.name(),

@@ -31,6 +31,7 @@ const MANY_THREADS: u64 = 1 << 14;
 
 /// A limit that is too low.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TooFew {
     /// On open files per process.
     #[error(

@@ -36,7 +36,7 @@ pub struct CallerEnvironment {
 /// A libucp that is installed on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledUcx {
-    /// Its path.
+    /// The file `libucp.so.0`, absolute.
     pub path: String,
     /// Where it comes from, for messages: `libucx-cu13 of …`.
     pub whose: String,
@@ -51,7 +51,7 @@ pub struct InstalledUcx {
 pub struct Interface {
     /// Its name, like `eth0`.
     pub name: String,
-    /// Its addresses.
+    /// IPv4 and IPv6, without prefix lengths.
     pub addresses: Vec<IpAddr>,
     /// Whether it has the address that the machine announces to others.
     pub main: bool,

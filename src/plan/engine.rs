@@ -125,7 +125,7 @@ pub struct DaskPlan {
     /// How many workers to start, the first ones; `None` for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_workers: Option<u32>,
-    /// A worker's class.
+    /// The Python class of the workers, such as `distributed.Worker`.
     pub worker_class: String,
     /// How Dask's names of the workers are chosen.
     #[serde(default, skip_serializing_if = "is_usual")]

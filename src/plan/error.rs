@@ -13,6 +13,7 @@ use crate::units::HumanBytes;
 /// Why no plan can be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum PlanError {
     /// The machine has no NVIDIA GPU, or none that its source could see.
     #[error("{machine} has no NVIDIA GPU that could be seen{}", because(.notes))]
@@ -59,7 +60,6 @@ pub enum PlanError {
     TooFewGpus {
         /// Asked for.
         wanted: u32,
-        /// Usable.
         usable: usize,
     },
     /// A requested NIC does not exist.
@@ -93,7 +93,6 @@ pub enum PlanError {
     /// A device template cannot be filled in.
     #[error("worker {worker}: {problem}")]
     Template {
-        /// The worker.
         worker: String,
         /// The template's error.
         problem: crate::spec::TemplateError,
@@ -102,9 +101,7 @@ pub enum PlanError {
     #[error("{workers} processes are to have whole cores of their own, and there {} ({cpus})",
         if *cores == 1 { "is 1".to_owned() } else { format!("are {cores}") })]
     TooFewCores {
-        /// Processes.
         workers: usize,
-        /// Cores.
         cores: usize,
         /// The cores' CPUs.
         cpus: String,
@@ -115,9 +112,7 @@ pub enum PlanError {
         HumanBytes(*limit_bytes), HumanBytes(*least_bytes)
     )]
     MemoryLimit {
-        /// The worker.
         worker: String,
-        /// The limit.
         limit_bytes: u64,
         /// The least that is accepted.
         least_bytes: u64,
@@ -127,10 +122,7 @@ pub enum PlanError {
     Spec(Box<SpecError>),
     /// The plan has notes, which `strict` refuses.
     #[error("{} {} under 'strict': {}", .notes.len(), if .notes.len() == 1 { "objection" } else { "objections" }, list(.notes))]
-    Strict {
-        /// The notes.
-        notes: Vec<Note>,
-    },
+    Strict { notes: Vec<Note> },
 }
 
 fn list<T: ToString>(items: &[T]) -> String {

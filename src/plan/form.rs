@@ -78,7 +78,7 @@ impl Plan {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Its name.
+    /// `dgx-h100`, a host's name, or what a topology file says.
     pub name: Option<String>,
     /// Where its topology came from.
     pub source: Option<String>,
@@ -95,7 +95,7 @@ pub struct SchedulerPlan {
     pub binding: Binding,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
-    /// The reasons.
+    /// Why each setting is what it is.
     #[serde(default)]
     pub why: Vec<Why>,
 }
@@ -126,7 +126,7 @@ pub struct WorkerPlan {
     pub rmm: Option<RmmPlan>,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
-    /// The reasons.
+    /// Why each setting is what it is.
     pub why: Vec<Why>,
 }
 
@@ -138,7 +138,7 @@ pub struct WorkerGpu {
     pub index: GpuIndex,
     /// Identity; that of the MIG instance when the worker has one.
     pub uuid: Option<GpuUuid>,
-    /// Place.
+    /// Its PCI address, which `lspci` shows.
     pub pci: Option<PciAddress>,
     /// Its memory (the instance's for MIG).
     pub memory_bytes: Option<u64>,
@@ -278,6 +278,7 @@ pub struct Supervision {
 /// A resource limit of a process; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum LimitPlan {
     /// The soft limit; the hard one is raised if that is lower.
     One(Option<u64>),

@@ -14,6 +14,7 @@ const DEVICES: &str = "/dev/infiniband";
 
 /// Why an RDMA port can't be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum PortError {
     /// There is no such device, or it has no such port.
     #[error("there is no such RDMA port")]
@@ -27,7 +28,6 @@ pub enum PortError {
     /// The device's file can't be opened.
     #[error("{} cannot be opened ({source})", path.display())]
     Closed {
-        /// The file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,

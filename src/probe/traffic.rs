@@ -14,9 +14,9 @@ const WORD: u64 = 4;
 /// Bytes since the kernel began to count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// Sent.
+    /// Bytes sent so far.
     pub sent_bytes: u64,
-    /// Received.
+    /// Bytes received so far.
     pub received_bytes: u64,
 }
 

@@ -324,9 +324,9 @@ impl Both {
 /// A range of ports, both ends included; 0 means any free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
-    /// The first.
+    /// The first port of the range.
     pub low: u16,
-    /// The last.
+    /// The last port, inclusive.
     pub high: u16,
 }
 

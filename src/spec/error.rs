@@ -83,6 +83,7 @@ impl SpecError {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Problem {
     /// The text is not YAML, or a name or a value is wrong.
     #[error(transparent)]
@@ -101,7 +102,6 @@ pub enum Problem {
     /// A variable that cannot be put in.
     #[error("{message}")]
     Variable {
-        /// Which, and why.
         message: String,
         /// What to do.
         hint: &'static str,

@@ -53,13 +53,12 @@ impl Default for Options {
 /// Why a supervisor could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum StartError {
     /// The file for the process id cannot be written.
     #[error("cannot write {}", path.display())]
     PidFile {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -72,9 +71,7 @@ pub enum StartError {
     /// The control API's socket could not be created.
     #[error("cannot listen on {}", path.display())]
     Control {
-        /// The socket.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -94,11 +91,11 @@ impl StartError {
 /// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum RequestError {
     /// No process has that name.
     #[error("there is no process {name:?}; there are {}", known.join(", "))]
     Unknown {
-        /// The name.
         name: String,
         /// The existing names.
         known: Vec<String>,

@@ -127,7 +127,7 @@ pub struct ProcessSpec {
 pub struct ProcessGpu {
     /// NVML index, for display.
     pub index: u32,
-    /// UUID.
+    /// As NVML names it: `GPU-…`, `MIG-…`.
     pub uuid: Option<GpuUuid>,
     /// PCI address.
     pub pci: Option<PciAddress>,

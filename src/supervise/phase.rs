@@ -51,7 +51,7 @@ pub enum ProcessPhase {
     Waiting,
     /// Started, but not READY.
     Starting,
-    /// READY.
+    /// Reported READY: a native worker is connected to every peer, a rank is executed.
     #[strum(to_string = "READY")]
     Ready,
     /// It was READY, but does not answer: it is stopped, hangs, or has ended unnoticed.

@@ -50,6 +50,7 @@ impl Record {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "event")]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum What {
     /// The cluster's phase changed.
     Cluster {
@@ -66,10 +67,7 @@ pub enum What {
         restarts: u32,
     },
     /// A process has begun a step of its start.
-    Step {
-        /// The step.
-        step: String,
-    },
+    Step { step: String },
     /// A process is READY.
     Ready {
         /// Milliseconds since it was spawned.
@@ -88,20 +86,13 @@ pub enum What {
         after_ms: u64,
     },
     /// A process was asked to end.
-    Stopping {
-        /// The reason.
-        reason: String,
-    },
+    Stopping { reason: String },
     /// A process was killed.
-    Killed {
-        /// The reason.
-        reason: String,
-    },
+    Killed { reason: String },
     /// A process ended.
     Exited {
         /// Status or signal.
         exit: Exit,
-        /// A description.
         reason: String,
     },
     /// A process will be restarted.
@@ -113,15 +104,9 @@ pub enum What {
         deaths_at_work: u32,
     },
     /// A process is not restarted any more.
-    Failed {
-        /// The reason.
-        reason: String,
-    },
-    /// A remark.
-    Note {
-        /// Its text.
-        text: String,
-    },
+    Failed { reason: String },
+    /// Something that nobody has to act on, but that explains what is seen.
+    Note { text: String },
 }
 
 /// Why a cluster did not become or stay READY.
@@ -155,7 +140,7 @@ impl fmt::Display for Cause {
 pub struct GpuError {
     /// NVIDIA's number for it.
     pub xid: u64,
-    /// Its meaning.
+    /// Its meaning, from NVIDIA's *Xid Errors* guide.
     pub text: String,
 }
 
@@ -169,12 +154,10 @@ impl fmt::Display for GpuError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Outcome {
     /// It was asked to end. If it was `degraded` then, with the cause.
-    Stopped {
-        /// The cause.
-        degraded: Option<Cause>,
-    },
+    Stopped { degraded: Option<Cause> },
     /// All workers of a run ended with status 0.
     Finished,
     /// It did not become READY in time, and was torn down.

@@ -45,7 +45,7 @@ pub struct ClusterState {
     pub started_at: String,
     /// Milliseconds from the supervisor's start to the first READY.
     pub ready_after_ms: Option<u64>,
-    /// Its run directory.
+    /// The directory of its sockets, plan, logs and events.
     pub run_directory: PathBuf,
     /// How its processes are contained.
     pub containment: Containment,
@@ -131,7 +131,7 @@ pub struct ProcessState {
     pub name: String,
     /// Its process id, while it is running.
     pub pid: Option<u32>,
-    /// Its phase.
+    /// What it does: waits, starts, works, stops.
     pub state: ProcessPhase,
     /// Since when it has not answered, as RFC 3339; only while it is `unresponsive`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,7 +149,7 @@ pub struct ProcessState {
     /// When it will be restarted, as RFC 3339, while it waits for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starts_at: Option<String>,
-    /// Its GPU.
+    /// The GPU that it is bound to; `None` for a worker without one.
     pub gpu: Option<ProcessGpu>,
     /// CPUs in effect, read back before its first instruction; until then the requested ones.
     pub cpus: Option<CpuSet>,

@@ -12,11 +12,11 @@ pub const FRAME_LIMIT: usize = 8 << 20;
 /// Why a frame cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum FrameError {
     /// It is too long.
     #[error("a frame of {bytes} bytes is longer than {limit}")]
     TooLong {
-        /// Its length.
         bytes: usize,
         /// The longest allowed.
         limit: usize,

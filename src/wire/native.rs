@@ -24,6 +24,7 @@ pub struct Registration {
 
 /// From a registered worker to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum FromWorker {
     /// Every expected peer is connected and has passed its messages.
     Connected {
@@ -32,7 +33,6 @@ pub enum FromWorker {
     },
     /// A connection broke although the peer was not reported lost.
     PeerFailed {
-        /// The peer.
         member: Member,
         /// UCX's error.
         cause: String,
@@ -41,7 +41,6 @@ pub enum FromWorker {
     Leaving,
     /// A measurement has ended.
     Measured {
-        /// Its number.
         id: u64,
         /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,
@@ -63,12 +62,11 @@ pub enum FromClient {
 
 /// From the scheduler to a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum ToClient {
     /// A measurement has ended.
     Measured {
-        /// The sender.
         from: String,
-        /// The receiver.
         to: String,
         /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,
@@ -160,6 +158,7 @@ pub enum Mapped {
 
 /// To a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum ToWorker {
     /// The worker must connect to these before it is ready. Replaces an earlier list.
     Expect {
@@ -168,14 +167,12 @@ pub enum ToWorker {
     },
     /// A peer is present; connect to it.
     Peer {
-        /// The peer.
         member: Member,
         /// Its UCX worker address, sealed.
         address: Vec<u8>,
     },
     /// A peer is gone; drop its connection.
     Lost {
-        /// The peer.
         member: Member,
         /// Whether it left as requested.
         left: bool,
@@ -184,7 +181,6 @@ pub enum ToWorker {
     Measure {
         /// The number for the answer.
         id: u64,
-        /// The measurement.
         measurement: Measurement,
     },
     /// Orders for the worker's tasks and objects.

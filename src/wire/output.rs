@@ -25,7 +25,7 @@ const HEADER: usize = 12;
 pub struct Source {
     /// The rank, from 0.
     pub rank: u32,
-    /// Which of its streams.
+    /// Standard output or standard error.
     pub stream: Stream,
 }
 

@@ -213,7 +213,7 @@ impl std::fmt::Display for MemoryKind {
 /// The sender of a [`Kind::Hello`]. Valid only if the header's token is that of [`token`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The sender.
+    /// Who sent it, by name and number.
     pub from: Member,
 }
 

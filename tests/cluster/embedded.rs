@@ -127,6 +127,7 @@ embedding! {
     a_start_that_fails_leaves_no_directory_and_a_wrong_key_is_named: "not-ready"
     a_stored_plan_is_launched_and_cannot_be_changed: "stored"
     a_spec_is_laid_over_what_was_asked_before_and_names_its_machine: "topology"
+    a_program_is_given_a_verified_cluster_with_its_figures: "verified"
     a_program_is_run_on_each_gpu_to_its_end: "run"
     a_program_with_an_event_loop_waits_for_tasks_and_frees_workers: "client"
 }

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         "stored" => runtime.block_on(stored()),
         "topology" => runtime.block_on(named_topology()),
         "run" => runtime.block_on(run()),
+        "verified" => runtime.block_on(verified()),
         "client" => runtime.block_on(client()),
         other => panic!("{other:?} is no way"),
     }
@@ -160,6 +161,18 @@ async fn named_topology() {
     let missing = missing.expect_err("no such machine");
     assert!(matches!(missing, LaunchFailure::Topology { .. }), "{missing:?}");
     assert!(missing.hint().is_some_and(|hint| hint.contains("dgx-1-v100")), "{missing:?}");
+}
+
+/// Every ordered pair of workers is measured before READY.
+async fn verified() {
+    let cluster = simulated().workers(3).set("verify", true).launch().await.expect("READY");
+    let proof = cluster.verification().expect("it was verified");
+    assert_eq!((proof.pairs.len(), proof.objections().count()), (6, 0));
+    assert!(proof.pairs.iter().all(|pair| pair.gb_per_s.is_some_and(|rate| rate > 0.0)));
+    cluster.stop().await;
+    let unasked = simulated().launch().await.expect("READY");
+    assert!(unasked.verification().is_none());
+    unasked.stop().await;
 }
 
 async fn run() {

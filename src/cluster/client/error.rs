@@ -14,6 +14,7 @@ use crate::wire::value::ValueError;
 /// Why a client's request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ClientError {
     /// The cluster's secret can't be read.
     #[error(transparent)]
@@ -21,24 +22,19 @@ pub enum ClientError {
     /// A socket of the cluster can't be used.
     #[error("cannot talk over {}", path.display())]
     Socket {
-        /// The socket.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
     },
     /// The other side does not know the secret, or has another version.
     #[error("whoever listens on {} does not belong to this cluster", path.display())]
-    Stranger {
-        /// The socket.
-        path: PathBuf,
-    },
+    Stranger { path: PathBuf },
     /// The other side has another version.
     #[error(
         "whoever listens on {} speaks version {version}, and this program speaks {VERSION}",
         path.display()
     )]
     Version {
-        /// The socket.
         path: PathBuf,
         /// The other side's version.
         version: u32,
@@ -71,12 +67,7 @@ pub enum ClientError {
     Task(#[from] TaskError),
     /// A worker rejects a request.
     #[error("{worker} refuses: {reason}")]
-    Refused {
-        /// The worker.
-        worker: String,
-        /// Its message.
-        reason: String,
-    },
+    Refused { worker: String, reason: String },
     /// The arguments are too long.
     #[error("arguments of {bytes} bytes are longer than {limit}")]
     Arguments {

@@ -8,6 +8,7 @@ use super::requirement::{Missing, install_line};
 /// Why the Dask engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum DaskError {
     /// No Python was found.
     #[error("no Python found to run Dask with: looked for {}", looked_for.join(", "))]
@@ -24,16 +25,13 @@ pub enum DaskError {
     /// It could not be run.
     #[error("cannot run {}", path.display())]
     Run {
-        /// The program.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The program runs, but is not a Python interpreter.
     #[error("{} did not answer like a Python interpreter: {output}", path.display())]
     Mute {
-        /// The program.
         path: PathBuf,
         /// The last line that it wrote to standard error.
         output: String,
@@ -41,9 +39,7 @@ pub enum DaskError {
     /// It is too old.
     #[error("{} is Python {version}, and Dask needs at least {least}", path.display())]
     OldPython {
-        /// The program.
         path: PathBuf,
-        /// Its version.
         version: String,
         /// The oldest that will do.
         least: &'static str,
@@ -51,25 +47,17 @@ pub enum DaskError {
     /// Packages are missing, or too old.
     #[error("{} lacks {}", path.display(), list(missing))]
     Missing {
-        /// The Python.
         path: PathBuf,
-        /// The packages.
         missing: Vec<Missing>,
         /// CUDA's major version, if an installed package reveals it.
         cuda_major: Option<u32>,
     },
     /// The installed packages are for different CUDA versions.
     #[error("{} has packages for different CUDA versions: {}", path.display(), packages.join(", "))]
-    CudaMismatch {
-        /// The Python.
-        path: PathBuf,
-        /// The packages.
-        packages: Vec<String>,
-    },
+    CudaMismatch { path: PathBuf, packages: Vec<String> },
     /// `dask` and `distributed` are released together, and these versions don't match.
     #[error("{} has dask {dask} and distributed {distributed}, which don't match", path.display())]
     VersionMismatch {
-        /// The Python.
         path: PathBuf,
         /// Version of `dask`.
         dask: String,
@@ -81,18 +69,14 @@ pub enum DaskError {
     Tls {
         /// The key of the spec.
         key: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Our package could not be written into the run directory.
     #[error("cannot write {}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -73,7 +73,7 @@ pub struct Measured {
 /// The result of comparing a pair with what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As expected.
+    /// It uses the expected lanes, and is about as fast as they can be.
     Ok,
     /// The expected lane was used, but is far slower than it should be.
     Slow(String),

@@ -14,17 +14,14 @@ use crate::{cuda, ucx};
 
 /// Why a process of the native engine ends.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// An environment variable is missing or not what it should be.
     #[error("the environment variable {variable} is missing or not usable")]
-    Variable {
-        /// Its name.
-        variable: &'static str,
-    },
+    Variable { variable: &'static str },
     /// A file of the run directory cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -32,17 +29,13 @@ pub enum Error {
     /// The plan is not one that this version reads.
     #[error("{} cannot be used as a plan", path.display())]
     Plan {
-        /// The file.
         path: PathBuf,
         /// Where and why.
         source: PlanTextError,
     },
     /// The plan is another engine's.
     #[error("the plan is for the {engine} engine")]
-    Engine {
-        /// Which.
-        engine: EngineKind,
-    },
+    Engine { engine: EngineKind },
     /// The cluster's secret cannot be read.
     #[error(transparent)]
     Secret(#[from] SecretFileError),
@@ -59,7 +52,6 @@ pub enum Error {
     Socket {
         /// `listen on` or `connect to`.
         action: &'static str,
-        /// The socket.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -86,10 +78,7 @@ pub enum Error {
     },
     /// The plan is strict, and UCX has not opened all of the worker's NIC ports.
     #[error("planned for this worker, but not in use: {}", listed(missing))]
-    Ports {
-        /// The ports.
-        missing: Vec<MissingPort>,
-    },
+    Ports { missing: Vec<MissingPort> },
     /// Nothing that UCX has opened reaches another process.
     #[error(
         "UCX has opened nothing that reaches another worker, only {opened}{}",
@@ -163,6 +152,7 @@ impl Error {
 
 /// Why a connection over a socket of the cluster failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ConversationError {
     /// The socket failed or was closed.
     #[error("the connection failed")]
@@ -180,10 +170,7 @@ pub enum ConversationError {
     Refused,
     /// The other side has another version.
     #[error("the other side speaks version {version}")]
-    Version {
-        /// Its version.
-        version: u32,
-    },
+    Version { version: u32 },
     /// A frame asks for too much.
     #[error("a frame has {requests} requests, more than {}", crate::wire::native::REQUESTS_LIMIT)]
     TooMany {

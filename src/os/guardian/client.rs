@@ -37,28 +37,23 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 
 /// Why the guardian could not be started or no longer works.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum GuardianError {
     /// Its process could not be started.
     #[error("cannot start {} as guardian", helper.display())]
     Spawn {
-        /// The program.
         helper: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The program does not respond like a guardian.
     #[error("{} does not answer as guardian", helper.display())]
-    Mute {
-        /// The program.
-        helper: PathBuf,
-    },
+    Mute { helper: PathBuf },
     /// It accepts no requests.
     #[error("the guardian (process {pid}) does not take requests")]
     Deaf {
         /// Its process id.
         pid: u32,
-        /// The cause.
         #[source]
         source: io::Error,
     },

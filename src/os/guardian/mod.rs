@@ -94,6 +94,7 @@ enum Request {
 /// Reports to the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Report {
     /// The guardian is ready.
     Watching,
@@ -101,21 +102,14 @@ pub enum Report {
     Alive,
     /// A shim has been started.
     Started {
-        /// Its start.
         key: Key,
         /// Its process id, which is also that of its group.
         pid: u32,
     },
     /// A shim could not be started.
-    NotStarted {
-        /// The start.
-        key: Key,
-        /// The cause.
-        reason: String,
-    },
+    NotStarted { key: Key, reason: String },
     /// A process has ended, its group has been killed, and its output is in the log.
     Exited {
-        /// Its start.
         key: Key,
         /// How it ended.
         exit: Exit,

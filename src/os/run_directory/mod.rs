@@ -44,21 +44,15 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Why a run directory can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum RunDirectoryError {
     /// Another supervisor (or its guardian) owns it.
     #[error("a cluster named {name} is already running in {}", path.display())]
-    Taken {
-        /// The name.
-        name: ClusterName,
-        /// The directory.
-        path: PathBuf,
-    },
+    Taken { name: ClusterName, path: PathBuf },
     /// It belongs to another user.
     #[error("{} belongs to user {owner}, not to user {wanted}", path.display())]
     Foreign {
-        /// The path.
         path: PathBuf,
-        /// Its owner.
         owner: u32,
         /// This user.
         wanted: u32,
@@ -66,7 +60,6 @@ pub enum RunDirectoryError {
     /// There is a link or a file in place of the directory.
     #[error("{} is {what}, not a directory", path.display())]
     NoDirectory {
-        /// The path.
         path: PathBuf,
         /// The kind of file.
         what: &'static str,
@@ -74,7 +67,6 @@ pub enum RunDirectoryError {
     /// Other users may write to it.
     #[error("{} is open to other users (mode {mode:03o})", path.display())]
     Open {
-        /// The path.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -84,7 +76,6 @@ pub enum RunDirectoryError {
     TooLong {
         /// The socket's path.
         path: PathBuf,
-        /// Its length.
         length: usize,
     },
     /// A system call failed.
@@ -92,9 +83,7 @@ pub enum RunDirectoryError {
     Io {
         /// The attempted action.
         action: &'static str,
-        /// Its path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -263,7 +252,7 @@ impl RunDirectory {
         &self.name
     }
 
-    /// Its files.
+    /// Paths of its files, whether or not they exist.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }

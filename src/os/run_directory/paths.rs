@@ -39,23 +39,18 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Why a cluster's secret can't be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum SecretFileError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
     /// The file is malformed.
     #[error("{} holds no secret", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: SecretError,
-    },
+    Content { path: PathBuf, source: SecretError },
 }
 
 /// The paths of a run directory's files, whether or not they exist.

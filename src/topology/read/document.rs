@@ -38,7 +38,6 @@ pub enum DocumentError {
         position: Position,
         /// Key path, like `gpus[3].parent`.
         path: String,
-        /// The contradiction.
         fault: Fault,
     },
 }

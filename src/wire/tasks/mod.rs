@@ -138,59 +138,49 @@ impl Product {
 
 /// Where a worker finds an input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Source {
     /// In this message.
     Inline(Vec<u8>),
     /// The worker has the object, or is fetching it.
     Here,
     /// At a peer.
-    Peer {
-        /// The peer.
-        member: Member,
-        /// Its size.
-        bytes: u64,
-    },
+    Peer { member: Member, bytes: u64 },
 }
 
 /// From the scheduler to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Order {
     /// Run a task.
     Run {
-        /// Its name.
         task: ObjectId,
         /// The number of outputs that it must return.
         outputs: u32,
-        /// The function.
         function: String,
-        /// Its arguments.
         arguments: Vec<u8>,
         /// Its inputs, in order.
         inputs: Vec<(ObjectId, Source)>,
     },
     /// Return a task, if it has not begun.
     Retract {
-        /// The task.
         task: ObjectId,
         /// Whether nobody wants its outputs, so that a running one should end early.
         unwanted: bool,
     },
     /// Fetch and keep a copy of an object.
     Fetch {
-        /// The object.
         object: ObjectId,
         /// Where it is.
         source: Source,
     },
     /// Drop an object.
-    Free {
-        /// The object.
-        object: ObjectId,
-    },
+    Free { object: ObjectId },
 }
 
 /// From a worker to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Report {
     /// The worker's threads and resources; sent once, before anything else.
     Offer {
@@ -201,30 +191,18 @@ pub enum Report {
     },
     /// A task has run.
     Done {
-        /// The task.
         task: ObjectId,
-        /// Its outputs.
         products: Vec<Product>,
         /// How long it ran.
         micros: u64,
     },
     /// A task has failed.
-    Failed {
-        /// The task.
-        task: ObjectId,
-        /// Why.
-        error: TaskError,
-    },
+    Failed { task: ObjectId, error: TaskError },
     /// A task will not run here: it was retracted in time.
-    Returned {
-        /// The task.
-        task: ObjectId,
-    },
+    Returned { task: ObjectId },
     /// A task cannot run here, because an input could not be fetched.
     Unreachable {
-        /// The task.
         task: ObjectId,
-        /// The input.
         object: ObjectId,
         /// The worker that was expected to have it.
         source: Member,
@@ -234,32 +212,25 @@ pub enum Report {
     },
     /// A copy of an object has arrived.
     Fetched {
-        /// The object.
         object: ObjectId,
         /// The worker it came from.
         source: Member,
-        /// Its size.
         bytes: u64,
         /// How long it took.
         micros: u64,
     },
     /// A client has put an object here.
-    Stored {
-        /// The object.
-        object: ObjectId,
-        /// Its size.
-        bytes: u64,
-    },
+    Stored { object: ObjectId, bytes: u64 },
 }
 
 /// From a client to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Request {
     /// Compute a task. The client holds the outputs.
     Submit(TaskSpec),
     /// Add an object of the client's: the bytes are here, or go to the worker that the reply names.
     Put {
-        /// Its name.
         object: ObjectId,
         /// Its bytes, or their number.
         product: Product,
@@ -267,37 +238,21 @@ pub enum Request {
         on: Option<String>,
     },
     /// The client no longer needs these.
-    Release {
-        /// The objects.
-        objects: Vec<ObjectId>,
-    },
+    Release { objects: Vec<ObjectId> },
     /// Cancel these, and everything that depends on them.
-    Cancel {
-        /// The tasks.
-        tasks: Vec<ObjectId>,
-    },
+    Cancel { tasks: Vec<ObjectId> },
     /// Asks where an object is. Answered with [`News::At`] once it is available.
-    Locate {
-        /// The object.
-        object: ObjectId,
-    },
+    Locate { object: ObjectId },
     /// Hold an object of another client.
-    Hold {
-        /// The object.
-        object: ObjectId,
-    },
+    Hold { object: ObjectId },
     /// Make copies.
     Replicate {
-        /// The object.
         object: ObjectId,
         /// The number of workers that are to have it.
         copies: u32,
     },
     /// Asks why a task does not run, or why it ran where it did.
-    Explain {
-        /// The task.
-        task: ObjectId,
-    },
+    Explain { task: ObjectId },
     /// Asks for the scheduler's counters.
     Overview,
     /// Reset the counters of transfers ([`Overview::links`]).
@@ -306,43 +261,24 @@ pub enum Request {
 
 /// From the scheduler to a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum News {
     /// The first message: the number in the identifiers of the client's objects.
-    Hello {
-        /// The number.
-        client: u32,
-    },
+    Hello { client: u32 },
     /// An object is available.
     Available {
-        /// The object.
         object: ObjectId,
         /// Its bytes, or their number.
         product: Product,
     },
     /// An object will never be available.
-    Failed {
-        /// The object.
-        object: ObjectId,
-        /// Why.
-        error: TaskError,
-    },
+    Failed { object: ObjectId, error: TaskError },
     /// Where an object is; empty if it is not at a worker.
-    At {
-        /// The object.
-        object: ObjectId,
-        /// The workers.
-        workers: Vec<String>,
-    },
+    At { object: ObjectId, workers: Vec<String> },
     /// The worker to which the client is to send an object's bytes.
-    PutAt {
-        /// The object.
-        object: ObjectId,
-        /// The worker.
-        worker: String,
-    },
+    PutAt { object: ObjectId, worker: String },
     /// The answer to [`Request::Explain`].
     Because {
-        /// The task.
         task: ObjectId,
         /// One or two sentences.
         why: String,
@@ -392,7 +328,7 @@ pub struct WorkerOverview {
 pub struct FunctionOverview {
     /// Its name.
     pub name: String,
-    /// Its runs.
+    /// How often it ran.
     pub runs: u64,
     /// Tasks that wait or run now.
     pub active: u64,
@@ -403,11 +339,11 @@ pub struct FunctionOverview {
 /// What was measured between two workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkOverview {
-    /// The sender.
+    /// The worker that sent.
     pub from: String,
-    /// The receiver.
+    /// The worker that received.
     pub to: String,
-    /// Transfers.
+    /// Number of objects sent.
     pub transfers: u64,
     /// Bytes of all of them.
     pub bytes: u64,

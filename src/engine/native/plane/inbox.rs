@@ -32,10 +32,10 @@ pub const BYTES_IN_FLIGHT: u64 = 256 << 20;
 
 /// A report of the data plane.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum Report {
     /// UCX is open; this is the worker's address, sealed.
     Open {
-        /// The address.
         address: Vec<u8>,
         /// The library's version, its name and its transports, for people.
         library: String,
@@ -48,7 +48,6 @@ pub enum Report {
     Ready(Vec<PeerLanes>),
     /// A connection broke although its peer was not reported lost.
     PeerFailed {
-        /// The peer.
         member: Member,
         /// UCX's error.
         cause: String,
@@ -60,7 +59,6 @@ pub enum Report {
     },
     /// A measurement has ended.
     Measured {
-        /// Its number.
         id: u64,
         /// What was measured, or why the measurement failed.
         result: Result<Samples, String>,

@@ -21,6 +21,7 @@ use crate::wire::peer::{Member, PeerKey};
 
 /// Why an object could not be fetched.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum TransferError {
     /// No such peer is connected.
     #[error("there is no connection to {peer}")]
@@ -31,25 +32,16 @@ pub enum TransferError {
     /// The peer went away before the object arrived.
     #[error("{peer} was lost: {cause}")]
     PeerLost {
-        /// The peer.
         peer: String,
         /// What is known about the reason.
         cause: String,
     },
     /// The peer has no such object.
     #[error("{peer} has no object {name:?}")]
-    Missing {
-        /// The peer.
-        peer: String,
-        /// The object.
-        name: String,
-    },
+    Missing { peer: String, name: String },
     /// The name is too long.
     #[error("an object's name of {bytes} bytes is too long")]
-    Name {
-        /// Its length.
-        bytes: usize,
-    },
+    Name { bytes: usize },
     /// There is no room for the object.
     #[error("no memory for the object's {bytes} bytes")]
     Memory {
@@ -61,24 +53,13 @@ pub enum TransferError {
     },
     /// The checksum of the bytes that arrived differs from the sender's.
     #[error("the checksum of {name:?} from {peer} is wrong")]
-    Checksum {
-        /// The peer.
-        peer: String,
-        /// The object.
-        name: String,
-    },
+    Checksum { peer: String, name: String },
     /// A checksum was asked for, and the sender could not compute it.
     #[error("there is no checksum of {name:?} from {peer} to compare with")]
-    Unchecked {
-        /// The peer.
-        peer: String,
-        /// The object.
-        name: String,
-    },
+    Unchecked { peer: String, name: String },
     /// UCX failed.
     #[error("the transfer from {peer} failed: {status}")]
     Failed {
-        /// The peer.
         peer: String,
         /// UCX's error.
         status: Status,

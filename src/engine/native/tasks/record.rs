@@ -83,31 +83,21 @@ fn digest(actions: &[Action]) -> u32 {
 
 /// Why a log cannot be replayed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
 pub enum ReplayError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
     },
     /// The file is not a log.
     #[error("{} is not a log of a task scheduler", path.display())]
-    Frame {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: FrameError,
-    },
+    Frame { path: PathBuf, source: FrameError },
     /// The log is of another version.
     #[error("{} is a log of version {version}, not {VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
+    Version { path: PathBuf, version: u32 },
 }
 
 /// The outcome of a replay.

@@ -195,7 +195,7 @@ pub(super) enum InputKind {
 }
 
 impl Input {
-    /// The memory.
+    /// The memory, of the host or of the device: where the object is.
     pub fn buffer(&self) -> &Buffer {
         match &self.0 {
             InputKind::Inline(buffer) => buffer,
