@@ -273,6 +273,36 @@ fn the_schema_and_the_check_of_specs() {
     assert!(said.contains("right; on dgx-1-v100: 8 native workers, 8 with a GPU"), "{said}");
 }
 
+#[test]
+fn a_spec_is_checked_for_any_machine_with_its_notes_and_merged_with_others() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let written = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let base = written("base.yaml", "version: 1\nucx: {infiniband: true, net_devices: auto}\n");
+    let small = written("small.yaml", "version: 1\nworkers: 1\n");
+    let check = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        let output = command.args(["spec", "check"]).args(flags).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = check(&[&base, &small, "--topology", "dgx-h100", "--merged"]);
+    let first = "base.yaml: right; on dgx-h100: 8 native workers, 8 with a GPU\n  nics: mlx5_1:1, \
+                 mlx5_7:1 are left out";
+    assert!(said.contains(first), "{said}");
+    assert!(said.contains("together: on dgx-h100: 1 native worker, 1 with a GPU\n"), "{said}");
+}
+
+#[test]
+fn the_scheduler_is_explained_by_itself() {
+    let output = plan(&["--topology", "dgx-h100", "--engine", "dask", "--explain=scheduler"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("\nscheduler\n") && !said.contains("gpu0"), "{said}");
+}
+
 /// The scheduler's initial estimate of the links between workers: what good software measures on
 /// such links, by NVLink generation and number, and for PCIe what it carries.
 #[test]

@@ -40,6 +40,16 @@ fn an_override_of_a_mig_instance_is_for_that_instance_of_that_gpu() {
 }
 
 #[test]
+fn a_control_device_that_no_list_of_devices_has_is_noted() {
+    let machine = machine("dgx-h100");
+    let unused = |text: &str| noted(&made(&machine, text), "ucx.control_device: ignored");
+    assert!(unused("ucx: {tcp: true, nvlink: false, infiniband: false, control_device: eth0}\n"));
+    assert!(unused("engine: dask\nucx: {tcp: true, control_device: eth0}\n"));
+    assert!(!unused("ucx: {infiniband: true, net_devices: auto, control_device: eth0}\n"));
+    assert!(!unused("ucx: {tcp: true, net_devices: [eth0], control_device: eth0}\n"));
+}
+
+#[test]
 fn an_override_finds_its_workers_by_place_and_by_node() {
     let topology = machine("dgx-h100");
     let gpu = &topology.gpus[2];

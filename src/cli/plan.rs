@@ -122,7 +122,7 @@ fn summary(plan: &Plan) -> String {
     let mut text = title(plan);
     text.push('\n');
     text.push_str(&workers_table(plan));
-    section(&mut text, "Environment of every process", &shared_lines(plan));
+    section(&mut text, "Environment of every worker", &shared_lines(plan));
     section(&mut text, "Environment of each worker", &own_lines(plan));
     section(
         &mut text,
@@ -303,7 +303,11 @@ fn note_lines(plan: &Plan) -> Vec<String> {
 fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
     let chosen: Vec<&WorkerPlan> =
         plan.workers.iter().filter(|w| worker.is_empty() || w.name == worker).collect();
-    let Some(first) = chosen.first() else { return Err(no_such_process(plan, worker)) };
+    let scheduler = plan.scheduler.as_ref().filter(|_| ["", "scheduler"].contains(&worker));
+    let Some(first) = chosen.first() else {
+        let scheduler = scheduler.ok_or_else(|| no_such_process(plan, worker))?;
+        return Ok(title(plan) + &scheduler_reasons(scheduler));
+    };
     let shared = shared(plan);
     let is_shared = |why: &&Why| {
         let name = why.choice.strip_prefix("env.");
@@ -321,12 +325,11 @@ fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
         reasons(&mut text, &own);
     }
     if !common.is_empty() {
-        let _ = writeln!(text, "\n{BOLD}every process{BOLD:#}");
+        let _ = writeln!(text, "\n{BOLD}every worker{BOLD:#}");
         reasons(&mut text, &common);
     }
-    if let Some(scheduler) = plan.scheduler.as_ref().filter(|_| worker.is_empty()) {
-        let _ = writeln!(text, "\n{BOLD}scheduler{BOLD:#}");
-        reasons(&mut text, &scheduler.why.iter().collect::<Vec<_>>());
+    if let Some(scheduler) = scheduler {
+        text.push_str(&scheduler_reasons(scheduler));
     }
     section(&mut text, "Settings", &setting_lines(plan, true));
     section(&mut text, "Set by", &origin_lines(plan));
@@ -403,6 +406,12 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+fn scheduler_reasons(scheduler: &SchedulerPlan) -> String {
+    let mut text = format!("\n{BOLD}scheduler{BOLD:#}\n");
+    reasons(&mut text, &scheduler.why.iter().collect::<Vec<_>>());
+    text
 }
 
 fn no_such_process(plan: &Plan, name: &str) -> Failure {

@@ -65,7 +65,27 @@ pub(super) fn share(
     if shares.iter().any(|share| share.assigned) {
         notes.extend(sharing.nics.choices.iter().cloned());
     }
+    notes.extend(unused_control_device(context, &shares));
     Ok(shares)
+}
+
+/// Notes a control device that no worker's list of devices has.
+fn unused_control_device(context: &Context<'_>, shares: &[NicShare]) -> Option<Note> {
+    let asked = context.spec.ucx.control_device.as_ref()?;
+    // Where UCX or its list is not used at all, that is noted elsewhere.
+    if !is_used(context.spec, context.engine) || context.engine == EngineKind::Command {
+        return None;
+    }
+    let lists = shares.iter().filter_map(|share| share.devices.as_deref());
+    let mut lists: BTreeSet<&str> = lists.collect();
+    if lists.iter().any(|list| list.split(',').any(|one| one == asked)) {
+        return None;
+    }
+    let text = match lists.pop_first() {
+        Some(list) => format!("ignored: the workers' devices are {list}"),
+        None => "ignored: UCX chooses among all devices, so that none is named".to_owned(),
+    };
+    Some(Note::new("ucx.control_device", format!("{text}; 'ucx.net_devices' names them")))
 }
 
 /// Elastic Fabric Adapters among the NICs in use, by name, and whether there are others.
@@ -182,6 +202,9 @@ impl Sharing<'_> {
             }
             NetDevices::Auto | NetDevices::Pin => self.assigned(slot, &self.pinned, &mode),
             NetDevices::Stripe => self.assigned(slot, &self.striped, &mode),
+            NetDevices::List(names) if overridden.is_some() => {
+                self.listed(names, "for this worker")
+            }
             NetDevices::List(names) => self.listed(names, "the same list for every worker"),
             NetDevices::Template(template) => {
                 let numbers = Variables {

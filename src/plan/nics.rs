@@ -220,7 +220,8 @@ impl<'a> Nics<'a> {
         }
         self.usable.retain(|nic| !nic.ports.is_empty());
         let text = format!(
-            "{} left out: {drop}, which cannot reach the {keep} ports of the others",
+            "{} left out: {drop}, which cannot reach the {keep} ports of the others; \
+             'ucx.exclude_nics' with their names says that this is meant",
             are(&dropped)
         );
         self.choices.push(Note::new("nics", text));

@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::engine::{CommandPlan, EnginePlan, NativePlan};
 use super::form::{Plan, Supervision};
 use super::options;
-use crate::spec::EngineKind;
+use crate::spec::{EngineKind, MemoryPolicy};
 use crate::units::HumanBytes;
 
-/// What is shown elsewhere: where the scheduler listens, and tables that are as long as a machine.
+/// What is shown elsewhere: where the scheduler listens, if there is one, and [`TABLES`].
 const ELSEWHERE: [&str; 6] = [
     "host",
     "interface",
@@ -24,16 +24,25 @@ const ELSEWHERE: [&str; 6] = [
     "simulated_links",
 ];
 
+/// As long as a machine.
+const TABLES: [&str; 2] = ["gb_per_s", "simulated_links"];
+
 /// Each setting and its value: those that are not as usual, or all.
 pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     let kind = plan.engine.kind();
-    let mut rows = Rows { all, rows: Vec::new() };
+    let elsewhere = if plan.scheduler.is_some() { &ELSEWHERE[..] } else { &TABLES[..] };
+    let mut rows = Rows { all, elsewhere, rows: Vec::new() };
     if let EnginePlan::Dask(dask) = &plan.engine {
         rows.rows.push(("protocol".to_owned(), dask.protocol.clone()));
     }
     rows.of(inner(&plan.engine), &inner(&usual(kind)));
     let threads = |worker: &super::WorkerPlan| Some(worker.threads.to_string());
     rows.of_workers(plan, "threads", threads, Some("1"));
+    let policy = |worker: &super::WorkerPlan| {
+        let policy = worker.binding.memory_policy;
+        (policy != MemoryPolicy::None).then(|| policy.to_string())
+    };
+    rows.of_workers(plan, "memory policy", policy, Some("preferred"));
     rows.of_workers(plan, "rmm", |worker| words(&value(worker.rmm.as_ref()?)), None);
     rows.of(value(&plan.requirements), &value(&super::Requirements::default()));
     rows.of(value(&plan.supervision), &value(&Supervision::default()));
@@ -60,6 +69,8 @@ fn inner(engine: &EnginePlan) -> Value {
 
 struct Rows {
     all: bool,
+    /// Keys that are left out.
+    elsewhere: &'static [&'static str],
     rows: Vec<(String, String)>,
 }
 
@@ -68,7 +79,8 @@ impl Rows {
         let Value::Object(keys) = part else { return };
         for (key, value) in keys {
             let shown = self.rows.iter().any(|(name, _)| *name == key);
-            if shown || ELSEWHERE.contains(&key.as_str()) || !self.all && usual[&key] == value {
+            if shown || self.elsewhere.contains(&key.as_str()) || !self.all && usual[&key] == value
+            {
                 continue;
             }
             self.rows.extend(row(&key, &value));
