@@ -92,8 +92,8 @@ fn check(files: &[PathBuf], topology: Option<&str>, merged: bool) -> Result<Exit
     Ok(exit)
 }
 
-/// What a spec would do on its machine, with its notes. That it cannot be planned here does not make
-/// it wrong.
+/// What a spec would do on its machine, with its notes. That it cannot be planned here does not
+/// make it wrong.
 fn outcome(request: Result<Request, SpecError>) -> String {
     let planned = request.map_err(|error| error.to_string()).and_then(|request| {
         super::plan::planned(&request).map_err(|failure| format!("{:#}", failure.error))
