@@ -143,7 +143,10 @@ impl Sandbox {
         self.assert_no_shared_memory_is_left();
         let base = self.runtime.path().join("cuda-cluster");
         let left: Vec<_> = std::fs::read_dir(&base).into_iter().flatten().flatten().collect();
-        assert!(left.is_empty(), "left in the run directory: {left:?}");
+        let state =
+            |left: &std::fs::DirEntry| std::fs::read_to_string(left.path().join("state.json"));
+        let states: Vec<_> = left.iter().map(state).collect();
+        assert!(left.is_empty(), "left in the run directory: {left:?}, {states:?}");
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! The server is a process of the cluster that has already loaded what the new one needs. It forks
 //! twice, so that the guardian adopts the new process, which then follows the shim's instructions
-//! itself.
+//! itself, as soon as the guardian tells it to: a server that dies may have forked one that it did
+//! not report.
 //!
-//! *Invariant:* a returned process id is that of a child of this process.
+//! *Invariant:* a returned process id is that of a child of this process, and one that is not
+//! returned does nothing.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,6 +41,12 @@ enum Answer {
     Refused(String),
 }
 
+/// What the new process waits for, on the connection over which it was asked for.
+#[derive(Debug, Serialize)]
+struct Begin {
+    begin: bool,
+}
+
 /// Has the server fork a process.
 pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
     let end = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
@@ -56,6 +64,7 @@ pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<P
     };
     // Fails unless the process is a child of this one.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?;
+    channel.send(&Begin { begin: true }, &[])?;
     Ok(pid)
 }
 

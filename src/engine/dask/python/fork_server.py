@@ -15,7 +15,6 @@ import json
 import os
 import random
 import select
-import signal
 import socket
 import sys
 
@@ -83,13 +82,9 @@ def serve(listener):
                 answer = {"pid": fork(listener, connection, json.loads(text)["guardian"], descriptors, files)}
             except (OSError, ValueError) as error:
                 answer = {"refused": str(error)}
-            try:
+            # Who asked may have gone, or wait no longer: then the new process ends by itself.
+            with contextlib.suppress(OSError):
                 connection.send(json.dumps(answer).encode())
-            except OSError:
-                # Who asked has gone, or waits no longer and has started another process.
-                if "pid" in answer:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(answer["pid"], signal.SIGKILL)
 
 
 def has_gone(connection):
@@ -104,8 +99,8 @@ def fork(listener, connection, guardian, descriptors, files):
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        unneeded = (reader, listener.fileno(), connection.fileno())
-        _fork_again(writer, unneeded, guardian, descriptors, files)
+        unneeded = (reader, listener.fileno())
+        _fork_again(writer, unneeded, connection, guardian, descriptors, files)
     os.close(writer)
     for descriptor in descriptors:
         os.close(descriptor)
@@ -119,14 +114,14 @@ def refuse(reason):
     raise OSError(reason)
 
 
-def _fork_again(writer, unneeded, guardian, descriptors, files):
+def _fork_again(writer, unneeded, connection, guardian, descriptors, files):
     """The process in between: it only forks, tells the number, and ends."""
     try:
         child = os.fork()
         if child == 0:
             for descriptor in (writer, *unneeded):
                 os.close(descriptor)
-            live(guardian, *descriptors, files)
+            live(connection, guardian, *descriptors, files)
         # It leads its own group before anybody learns its number.
         os.setpgid(child, child)
         os.write(writer, str(child).encode())
@@ -134,9 +129,13 @@ def _fork_again(writer, unneeded, guardian, descriptors, files):
         os._exit(0)
 
 
-def live(guardian, instructions, status, output, files):
-    """The life of a forked process, which ends here."""
+def live(connection, guardian, instructions, status, output, files):
+    """The life of a forked process, which ends here. It begins when the guardian says so: one that
+    the guardian does not know of would be there twice."""
     birth.die_with(guardian)
+    with connection:
+        if not connection.recv(64):
+            os._exit(125)
     with os.fdopen(instructions) as file:
         orders = json.load(file)
     pipe = birth.become(orders, guardian, status, output)

@@ -144,7 +144,8 @@ class Peers:
         pool = self._worker.rpc
         found = {}
         for held in (pool.available, pool.occupied):
-            found.update({at: next(iter(comms)) for at, comms in held.items() if comms})
+            for address, comms in held.items():
+                found.update((address, comm) for comm in comms if not comm.closed())
         for other in (self._worker.scheduler.address, self._worker.address):
             found.pop(other, None)
         return found
