@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -x .venv/bin/python ] || scripts/setup.sh --tests
 if [ -z "${CUDA_CLUSTER_COMM:-}" ]; then
-    cargo build --release --locked --quiet --package cuda-cluster-comm
+    cargo build --release --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
     export CUDA_CLUSTER_COMM=$PWD/target/release/lib_comm.so
 fi
 PYTHONPATH=$PWD/python exec .venv/bin/python scripts/bench_comm.py "${@:-9}"

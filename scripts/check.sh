@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
-cargo clippy --locked --package cuda-cluster-comm -- -D warnings
+cargo clippy --locked --all-targets --package cuda-cluster-comm --package tidy -- -D warnings
 scripts/features.sh
 cargo test --locked --quiet --package cuda-cluster-comm --no-default-features
 cargo test --locked --quiet --package tidy

@@ -13,7 +13,8 @@
 #
 # Needs root, debootstrap and Debian's packages. From nothing, both suites take a quarter of an hour on
 # two cores. All of it stays in target/lab (5 GB); nothing is installed on this machine. The program must
-# run on Debian 12. Dask and PyPI's libucx come from .venv (scripts/setup.sh --tests).
+# run on Debian 12. Dask and PyPI's libucx come from .venv (scripts/setup.sh --tests),
+# native:// from beside the program (cargo build --lib -p cuda-cluster -p cuda-cluster-comm).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'lab: %s\n' "$*" >&2; exit 2; }
@@ -170,6 +171,11 @@ program() {
         cp -r "$wheel" "$root/venv/lib/python3/site-packages/"
     fi
     dask "$root/dask"
+    if [ -d "$root/dask" ] && [ -e "$(dirname "$binary")/lib_comm.so" ]; then
+        cp -r python/cuda_cluster "$root/dask/"
+        cp "$(dirname "$binary")/lib_comm.so" "$root/"
+        strip --strip-debug "$root/lib_comm.so" 2>/dev/null || true
+    fi
     python3 scripts/lab/machine.py gpus >"$root/gpus.json"
     disk program /program 600M
 }

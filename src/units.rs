@@ -12,12 +12,24 @@ use serde::{Deserialize, Serialize};
 
 /// Why a text is not a size or a span of time.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{text:?} is not {expected}")]
+#[error("{text:?} is not {expected}{}", instead(.text, .expected))]
 pub struct UnitError {
     /// The text as it was given, cut after 40 characters.
     pub text: String,
     /// What it should have been, with examples.
     pub expected: &'static str,
+}
+
+/// The fraction to write instead of a percentage, where a fraction was possible.
+fn instead(text: &str, expected: &str) -> String {
+    let percent =
+        text.trim().strip_suffix('%').and_then(|digits| digits.trim().parse::<f64>().ok());
+    match percent.filter(|percent| *percent > 0.0 && *percent <= 100.0) {
+        Some(percent) if expected.contains("fraction") => {
+            format!("; write {}", Size::Fraction(percent / 100.0))
+        }
+        _ => String::new(),
+    }
 }
 
 /// A size as people write it: an absolute number of bytes, or a share of a total.
@@ -178,6 +190,76 @@ impl schemars::JsonSchema for Size {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({ "type": ["number", "string"], "description": SIZE })
+    }
+}
+
+/// A number of bytes as people write it; unlike a [`Size`] no fraction, because there is no whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+const BYTES: &str = "a size in bytes, like '5GB' or '5000MiB'";
+
+impl FromStr for Bytes {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        match text.parse() {
+            Ok(Size::Bytes(bytes)) => Ok(Self(bytes)),
+            Err(error) if error.expected == SIZE_THAT_FITS => Err(error),
+            _ => Err(UnitError { text: text.chars().take(40).collect(), expected: BYTES }),
+        }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Size::Bytes(self.0).fmt(f)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(BYTES)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+
+            fn visit_u128<E: serde::de::Error>(self, bytes: u128) -> Result<Bytes, E> {
+                bytes.to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Bytes, E> {
+                Size::Fraction(number).to_string().parse().map_err(E::custom)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl schemars::JsonSchema for Bytes {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["number", "string"], "description": BYTES })
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod native;
 
+use cuda_cluster::engine::links::trials::Measures as _;
 use cuda_cluster::engine::native::client::Client;
 use cuda_cluster::wire::native::{Measurement, Quantity};
 use cuda_cluster::wire::peer::MemoryKind;

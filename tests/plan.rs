@@ -290,10 +290,65 @@ fn a_spec_is_checked_for_any_machine_with_its_notes_and_merged_with_others() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let said = check(&[&base, &small, "--topology", "dgx-h100", "--merged"]);
-    let first = "base.yaml: right; on dgx-h100: 8 native workers, 8 with a GPU\n  nics: mlx5_1:1, \
-                 mlx5_7:1 are left out";
+    let first = "base.yaml: right; on dgx-h100: 8 native workers, 8 with a GPU\n  ucx.nvlink: not \
+                 asked for";
     assert!(said.contains(first), "{said}");
-    assert!(said.contains("together: on dgx-h100: 1 native worker, 1 with a GPU\n"), "{said}");
+    let together = "together: on dgx-h100: 1 native worker, 1 with a GPU\n";
+    assert!(said.contains(together), "{said}");
+    let merged = ["-f", &base, "-f", &small, "--topology", "dgx-h100"];
+    assert_eq!(check(&merged), said, "as plan takes them");
+    assert!(!check(&["-f", &base, "--topology", "dgx-h100"]).contains("together"));
+}
+
+#[test]
+fn specs_that_contradict_each_other_only_together_are_wrong() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let written = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let nvlink = written("nvlink.yaml", "version: 1\nengine: dask\nucx: {nvlink: true}\n");
+    let managed = written("managed.yaml", "version: 1\nrmm: {managed: true}\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    command.args(["spec", "check", "--topology", "dgx-h100", "-f", &nvlink, "-f", &managed]);
+    let output = command.output().expect("it runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("managed memory cannot be shared over NVLink"), "{error}");
+}
+
+#[test]
+fn a_checked_spec_is_told_which_of_its_paths_cannot_be_used_and_where_they_are() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let spec = directory.path().join("spec.yaml");
+    let text = "version: 1\ntopology: dgx-1-v100\nengine: dask\n\
+                tls:\n  ca_file: ca.pem\n  cert: cert.pem\n  key: .\n\
+                worker: {local_directory: ca.pem/below, pid_file: pid}\n\
+                scheduler:\n  file: no/such/address.json\n\
+                dask:\n  python: bin/python\n  preload: [mine.py, a.module]\n";
+    std::fs::write(&spec, text).expect("written");
+    std::fs::write(directory.path().join("ca.pem"), "").expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    let output = command.args(["spec", "check"]).arg(&spec).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let here = directory.path().display();
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("cannot be")).collect();
+    let beside = |name: &str| format!("{here}/{name}");
+    for (at, key, path) in [
+        ("6:3", "tls.cert", beside("cert.pem")),
+        ("7:3", "tls.key", here.to_string()),
+        ("10:3", "scheduler.file", beside("no/such/address.json")),
+        ("12:3", "dask.python", beside("bin/python")),
+        ("13:3", "dask.preload", beside("mine.py")),
+    ] {
+        let expected = format!("  {here}/spec.yaml:{at}: '{key}': {path} cannot be ");
+        assert!(lines.iter().any(|line| line.starts_with(&expected)), "{expected}\n{said}");
+    }
+    let expected = format!("'worker.local_directory': nothing can be written into {here}/ca.pem");
+    assert!(said.contains(&expected), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("spec.yaml:")).count(), 7, "{said}");
 }
 
 #[test]
@@ -301,6 +356,11 @@ fn the_scheduler_is_explained_by_itself() {
     let output = plan(&["--topology", "dgx-h100", "--engine", "dask", "--explain=scheduler"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("\nscheduler\n") && !said.contains("gpu0"), "{said}");
+    assert!(said.contains("address  127.0.0.1; port 8786, or any free one"), "{said}");
+    assert!(said.contains("loopback, because a scheduler runs the code"), "{said}");
+    let asked = ["--host", "0.0.0.0", "--scheduler-port", "8786:8790", "--explain=scheduler"];
+    let said = shown(&[&["--topology", "dgx-h100", "--engine", "dask"][..], &asked].concat());
+    assert!(said.contains("0.0.0.0; the first free port of 8786 to 8790  asked for"), "{said}");
 }
 
 /// The scheduler's initial estimate of the links between workers: what good software measures on

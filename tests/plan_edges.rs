@@ -5,9 +5,7 @@ mod compact;
 
 use compact::{caller, machine, planned, planned_by, spec};
 use cuda_cluster::ids::NumaId;
-use cuda_cluster::plan::{
-    CallerEnvironment, EnginePlan, Plan, PlanError, WorkerPlan, libucp_paths,
-};
+use cuda_cluster::plan::{EnginePlan, Plan, PlanError, WorkerPlan, libucp_paths};
 use cuda_cluster::topology::{Note, NumaNode, NvLink, NvLinkPeer, Topology, parse};
 
 fn made(topology: &Topology, text: &str) -> Plan {
@@ -77,6 +75,9 @@ fn a_proof_is_ignored_only_where_a_program_of_the_users_runs() {
 fn what_a_spec_asks_for_in_vain_is_noted_and_refused_under_strict() {
     let topology = machine("rtx-4090-2");
     let memory = topology.numa.iter().filter_map(|node| node.memory_bytes).sum::<u64>();
+    let joining = |asked: &str| {
+        format!("engine: dask\ndask: {{join: 'tcp://10.0.0.1:8786'}}\nscheduler: {{{asked}}}\n")
+    };
     let halves = |less: u64| format!("memory: {{limit: {}}}\n", memory / 2 - less);
     for (text, words) in [
         (
@@ -96,6 +97,33 @@ fn what_a_spec_asks_for_in_vain_is_noted_and_refused_under_strict() {
             "engine: dask\nucx: {version: 1.16}\n",
             Some("ucx.version: ignored: the protocol is tcp, without UCX"),
         ),
+        ("engine: command\nthreads: 2\n", Some("threads: ignored")),
+        ("engine: command\ndevice: {memory_limit: 1GB}\n", Some("device.memory_limit: ignored")),
+        (
+            "engine: command\nrmm: {pool_size: 1GB, maximum_pool_size: 2GB}\n",
+            Some("rmm.maximum_pool_size: ignored"),
+        ),
+        (
+            "engine: command\noverrides: [{match: {gpu: 0}, threads: 3}]\n",
+            Some("overrides[0].threads: ignored"),
+        ),
+        (
+            &joining("port: 9000"),
+            Some("scheduler.port: ignored: the scheduler is another cluster's"),
+        ),
+        (&joining("file: /tmp/s.json"), Some("scheduler.file: ignored")),
+        (&joining("dashboard_address: ':9'"), Some("scheduler.dashboard_address: ignored")),
+        (&joining("host: 10.0.0.1"), None),
+        (&joining("interface: lo"), None),
+        (
+            "engine: dask\ndask: {worker_names: gpu, adapt_minimum: 1}\n",
+            Some("dask.worker_names: ignored: names by GPU need a fixed number of workers"),
+        ),
+        (
+            "engine: dask\nworkers_per_gpu: 2\ndask: {worker_names: gpu}\n",
+            Some("dask.worker_names: ignored: names by GPU are not unique where several workers"),
+        ),
+        ("engine: dask\ndask: {worker_names: gpu}\n", None),
         (&halves(0), None),
         ("memory: {limit: 100TB}\n", Some("memory.limit: the limits of 2 workers are")),
     ] {
@@ -116,6 +144,184 @@ fn what_a_spec_asks_for_in_vain_is_noted_and_refused_under_strict() {
     let joined = made(&topology, "engine: dask\ndask: {join: 'ucxx://10.0.0.1:8786'}\n");
     let EnginePlan::Dask(dask) = joined.engine else { panic!("Dask") };
     assert_eq!(dask.protocol, "ucxx", "the scheduler's");
+}
+
+#[test]
+fn who_reaches_a_scheduler_or_its_dashboard_is_told_and_is_no_objection() {
+    let topology = machine("rtx-4090-2");
+    let certificates = "tls: {ca_file: a, cert: b, key: c}\n";
+    for (asked, about) in [
+        ("", None),
+        ("scheduler: {host: 127.0.0.1}\n", None),
+        ("scheduler: {host: localhost}\n", None),
+        ("scheduler: {host: '::1'}\n", None),
+        ("scheduler: {interface: lo, dashboard_address: '127.0.0.1:1'}\n", None),
+        ("scheduler: {host: 0.0.0.0}\n", Some("scheduler.host: Dask's tcp has no authentication")),
+        ("scheduler: {host: '::'}\n", Some("whoever reaches [::] (every interface) can run code")),
+        ("scheduler: {host: 10.0.0.5}\n", Some("whoever reaches 10.0.0.5 can run code")),
+        ("scheduler: {interface: eth0}\n", Some("whoever reaches interface eth0 can run code")),
+        (
+            "scheduler: {dashboard_address: ':8787'}\n",
+            Some("scheduler.dashboard_address: the dashboard has no authentication"),
+        ),
+        ("scheduler: {dashboard_address: ':8787', dashboard: false}\n", None),
+        ("dask: {join: 'tcp://10.0.0.1:1'}\nscheduler: {host: 10.0.0.5}\n", None),
+        (
+            "dask: {protocol: native}\nscheduler: {host: 0.0.0.0}\n",
+            Some("scheduler.dashboard_address: the dashboard"),
+        ),
+        ("dask: {protocol: native}\nscheduler: {host: 0.0.0.0, dashboard: false}\n", None),
+    ] {
+        let text = format!("engine: dask\nstrict: true\ndisplay_gpus: use\n{asked}");
+        let mut plan = made(&topology, &text);
+        // UCX's own listeners are another story.
+        plan.notes.retain(|note| note.about != "UCX_TLS");
+        match about {
+            Some(about) => assert!(noted(&plan, about), "{asked}: {:?}", plan.notes),
+            None => assert!(!noted(&plan, "authentication"), "{asked}: {:?}", plan.notes),
+        }
+        assert!(plan.notes.len() <= 1, "{asked}: {:?}", plan.notes);
+    }
+    let secured = made(
+        &topology,
+        &format!("engine: dask\n{certificates}scheduler: {{host: 0.0.0.0, dashboard: false}}\n"),
+    );
+    assert!(!noted(&secured, "authentication"), "{:?}", secured.notes);
+    let over_ucx = made(&topology, "engine: dask\ndask: {protocol: ucxx}\n");
+    assert!(noted(&over_ucx, "can run code as this user"), "{:?}", over_ucx.notes);
+}
+
+#[test]
+fn a_limit_that_is_none_is_a_word_in_a_plan_and_was_null_before() {
+    let plan =
+        made(&machine("rtx-4090-2"), "ulimits: {memlock: unlimited, nofile: '9:unlimited'}\n");
+    let text = serde_json::to_string(&plan).expect("JSON");
+    for (written, before) in [
+        (r#""memlock":"unlimited""#, r#""memlock":null"#),
+        (r#""hard":"unlimited""#, r#""hard":null"#),
+    ] {
+        assert!(text.contains(written), "{written}: {text}");
+        let read = |text: &str| Plan::parse(text).expect("a plan").supervision;
+        assert_eq!(read(&text), plan.supervision);
+        assert_eq!(read(&text.replace(written, before)), plan.supervision);
+    }
+    assert!(Plan::parse(&text.replace("unlimited", "endless")).is_err());
+}
+
+#[test]
+fn the_workers_of_a_gpu_share_a_fraction_and_have_bytes_each() {
+    let topology = machine("rtx-4090-2");
+    let memory = topology.gpus[0].memory_bytes.expect("known");
+    let two = |size: &str| {
+        let text = format!(
+            "engine: dask\nworkers_per_gpu: 2\ndevice: {{memory_limit: {size}}}\n\
+             rmm: {{pool_size: {size}, maximum_pool_size: {size}}}\n"
+        );
+        let plan = made(&topology, &text);
+        let rmm = plan.workers[0].rmm.as_ref().expect("a pool");
+        let limit = plan.workers[0].device_memory_limit_bytes;
+        [limit, rmm.pool_bytes, rmm.maximum_pool_bytes].map(|bytes| bytes.expect("a size"))
+    };
+    assert_eq!(two("0.5"), [memory / 4; 3]);
+    assert_eq!(two("4GiB"), [4 << 30; 3]);
+}
+
+#[test]
+fn what_the_workers_cannot_have_all_together_is_noted() {
+    // Two GPUs of 24 GiB.
+    let topology = machine("rtx-4090-2");
+    let cpus = topology.cpus().expect("known").len();
+    let twice = "workers_per_gpu: 2\n";
+    let dask = format!("engine: dask\n{twice}");
+    let threads = |each: usize| format!("threads: {each}\n");
+    for (text, words) in [
+        (
+            format!("{twice}device: {{memory_limit: 20GiB}}\n"),
+            Some(
+                "device.memory_limit: on GPU 0, GPU 1 those of 2 workers are 40.0 GiB together, \
+                 and the GPU has 24.0 GiB",
+            ),
+        ),
+        (format!("{twice}device: {{memory_limit: 12GiB}}\n"), None),
+        (format!("{twice}device: {{memory_limit: 1.0}}\n"), None),
+        (
+            format!("{dask}rmm: {{pool_size: 0.5, maximum_pool_size: 20GiB}}\n"),
+            Some("rmm.maximum_pool_size: on GPU 0, GPU 1 those of 2 workers are 40.0 GiB"),
+        ),
+        (
+            "engine: dask\nrmm: {pool_size: 0.5, maximum_pool_size: 30GiB}\n".to_owned(),
+            Some("rmm.maximum_pool_size: on GPU 0, GPU 1 it is 30.0 GiB"),
+        ),
+        (
+            format!("{dask}rmm: {{managed: true, pool_size: 1GiB, maximum_pool_size: 20GiB}}\n"),
+            None,
+        ),
+        (format!("{dask}rmm: {{pool_size: 0.5, maximum_pool_size: 1.0}}\n"), None),
+        (
+            format!(
+                "{twice}device: {{memory_limit: none}}\nrmm: {{pool_size: 1GiB, maximum_pool_size: 20GiB}}\n"
+            ),
+            Some("device.memory_limit: on GPU 0, GPU 1 those of 2 workers"),
+        ),
+        ("memory: {limit: 0.6}\n".to_owned(), Some("memory.limit: the limits of 2 workers are")),
+        ("memory: {limit: 0.5}\n".to_owned(), None),
+        (threads(2 * cpus), None),
+        (threads(2 * cpus + 1), Some("threads: gpu0, gpu1 have ")),
+        (format!("engine: command\n{}", threads(8 * cpus)), None),
+    ] {
+        let plan = made(&topology, &text);
+        let said: Vec<String> = plan.notes.iter().map(ToString::to_string).collect();
+        match words {
+            Some(words) => {
+                assert!(noted(&plan, words), "{text}: {said:#?}");
+                let strict = planned(&topology, &spec(&format!("{text}strict: true\n")));
+                assert!(matches!(strict, Err(PlanError::Strict { .. })), "{text}");
+            }
+            None => assert!(
+                !["together", "it is never reached", "tasks wait"]
+                    .iter()
+                    .any(|words| noted(&plan, words)),
+                "{text}: {said:#?}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn strict_refuses_what_is_doubtful_and_keeps_the_notes_on_what_was_asked_for() {
+    let base = |name: &str| {
+        let mut topology = machine(name);
+        // The built-in machines are files, whose own notes are objections.
+        topology.notes.clear();
+        topology
+    };
+    let (mut display, mut busy) = (base("dgx-1-v100"), base("dgx-1-v100"));
+    display.gpus[7].display = Some(true);
+    busy.gpus[7].processes = vec![77];
+    let mig = base("dgx-a100-mig");
+    let quiet = "ucx: {library: system}\n";
+    let over_ucx = "engine: dask\nucx: {library: system, nvlink: true}\n";
+    for (topology, text, words, is_refused) in [
+        (&display, format!("{quiet}display_gpus: skip\n"), "GPU 7: left out", false),
+        (&display, format!("{quiet}display_gpus: warn\n"), "GPU 7: it drives a display", true),
+        (&display, quiet.to_owned(), "GPU 7: it drives a display", true),
+        (&busy, format!("{quiet}busy_gpus: skip\n"), "GPU 7: left out", false),
+        (&busy, quiet.to_owned(), "GPU 7: in use", true),
+        (&mig, format!("{quiet}gpus: ['0:0', '0:1']\n"), "without CUDA IPC", false),
+        (&mig, format!("{quiet}gpus: [0]\n"), "without CUDA IPC", true),
+        (&mig, quiet.to_owned(), "without CUDA IPC", true),
+        (&base("dgx-1-v100"), over_ucx.to_owned(), "UCX listens on TCP ports", false),
+    ] {
+        assert!(noted(&made(topology, &text), words), "{text}");
+        match planned(topology, &spec(&format!("{text}strict: true\n"))) {
+            Ok(plan) => assert!(!is_refused && noted(&plan, words), "{text}: {:?}", plan.notes),
+            Err(PlanError::Strict { notes }) => {
+                assert!(is_refused, "{text}: {notes:?}");
+                assert!(notes.iter().any(|note| note.to_string().contains(words)), "{text}");
+            }
+            Err(error) => panic!("{text}: {error}"),
+        }
+    }
 }
 
 #[test]
@@ -270,7 +476,7 @@ fn cores_are_split_among_those_that_split() {
 fn a_worker_keeps_its_last_core() {
     let kept = |cores: u32| {
         let asked = spec(&format!("cpus: split\nscheduler_cores: {cores}\n"));
-        planned_by(&small(2, ""), &asked, &CallerEnvironment { ..caller() })
+        planned_by(&small(2, ""), &asked, &caller())
     };
     let plan = kept(2).expect("one core for each worker");
     let scheduler = plan.scheduler.expect("a scheduler").binding.cpus.expect("cores");

@@ -55,7 +55,8 @@ fn combinations() -> impl Iterator<Item = [Option<bool>; 4]> {
 
 fn planned(flags: [Option<bool>; 4], compat: UcxCompat, caller: &CallerEnvironment) -> Plan {
     let [tcp, ib, nvlink, rdmacm] = flags;
-    let mut spec = ClusterSpec { engine: Some(EngineKind::Dask), ..ClusterSpec::default() };
+    let mut spec = ClusterSpec::default();
+    spec.engine = Some(EngineKind::Dask);
     spec.ucx.tcp = tcp;
     spec.ucx.infiniband = ib;
     spec.ucx.nvlink = nvlink;
@@ -129,7 +130,8 @@ fn our_own_lists_are_the_tables_with_shared_memory() {
 fn native_lists_have_tcp_only_where_it_is_asked_for() {
     for flags in combinations() {
         let [tcp, ib, nvlink, rdmacm] = flags;
-        let mut spec = ClusterSpec { engine: Some(EngineKind::Native), ..ClusterSpec::default() };
+        let mut spec = ClusterSpec::default();
+        spec.engine = Some(EngineKind::Native);
         spec.ucx.tcp = tcp;
         spec.ucx.infiniband = ib;
         spec.ucx.nvlink = nvlink;
@@ -186,10 +188,8 @@ fn a_registration_cache_that_is_switched_off_is_noted() {
         let plan = planned([None; 4], UcxCompat::None, &compact::caller_with(name, value));
         let note = plan.notes.iter().find(|note| note.about == name).expect("a note");
         assert!(note.text.contains("unset it"), "{note}");
-        let older = CallerEnvironment {
-            ucx_version: Some("1.13".parse().expect("a version")),
-            ..compact::caller_with(name, value)
-        };
+        let mut older = compact::caller_with(name, value);
+        older.ucx_version = Some("1.13".parse().expect("a version"));
         let plan = planned([None; 4], UcxCompat::None, &older);
         assert!(plan.notes.iter().all(|note| note.about != name), "{:?}", plan.notes);
     }

@@ -330,6 +330,7 @@ proptest! {
         for mode in ["auto", "stripe"] {
             let text = format!("ucx: {{infiniband: true, net_devices: {mode}}}\n");
             let plan = planned(&topology, &spec(&text)).expect("a plan");
+            prop_assert_eq!(plan.check(), Ok(()));
             let used: Vec<String> =
                 plan.workers.iter().flat_map(|w| &w.nics).map(|port| port.nic.clone()).collect();
             for (gpu, worker) in (0u32..).zip(&plan.workers) {

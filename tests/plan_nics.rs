@@ -5,7 +5,7 @@
 mod compact;
 
 use compact::{caller, machine, planned, planned_by, spec};
-use cuda_cluster::plan::{CallerEnvironment, InstalledUcx, Plan, PlanError};
+use cuda_cluster::plan::{InstalledUcx, Plan, PlanError};
 use cuda_cluster::topology::{NicKind, Port, PortState, Topology, parse};
 
 const FABRIC: &str = "ucx: {infiniband: true, net_devices: auto}\n";
@@ -273,13 +273,31 @@ fn a_nearer_nic_that_is_down_is_a_note() {
 }
 
 #[test]
-fn a_fabric_that_is_left_out_is_a_note() {
-    let topology = with_nics(&[
-        ("mlx5_0", "PIX", 400, IB, "ACTIVE"),
-        ("mlx5_1", "SYS", 400, "Ethernet", "ACTIVE"),
-    ]);
-    let plan = made(&topology, FABRIC);
-    assert!(noted(&plan, "nics: mlx5_1:1 is left out: Ethernet"), "{:?}", notes(&plan));
+fn a_fabric_that_is_left_out_is_a_note_if_either_could_be_meant() {
+    let beside = |link| {
+        let second = ("mlx5_1", link, 400, "Ethernet", "ACTIVE");
+        with_nics(&[("mlx5_0", "PXB", 400, IB, "ACTIVE"), second])
+    };
+    for link in ["PXB", "PIX"] {
+        let plan = made(&beside(link), FABRIC);
+        let either = "nics: mlx5_1:1 is left out: Ethernet";
+        let either = if link == "PXB" { either } else { "nics: mlx5_0:1 is left out: InfiniBand" };
+        assert!(noted(&plan, either), "{:?}", notes(&plan));
+    }
+    let plan = made(&beside("SYS"), FABRIC);
+    assert!(!noted(&plan, "left out"), "farther away, as NICs for storage are: {:?}", notes(&plan));
+    let rejected = plan.workers[0].why.iter().flat_map(|why| &why.rejected);
+    assert!(rejected.clone().any(|one| one.what == "mlx5_1:1" && one.why.contains("Ethernet")));
+}
+
+#[test]
+fn strict_infiniband_is_planned_on_machines_with_ethernet_for_storage() {
+    for name in ["dgx-a100", "dgx-h100", "dgx-b200"] {
+        let asked =
+            "strict: true\nverify: true\nucx: {library: system, nvlink: true, infiniband: true}\n";
+        let plan = made(&machine(name), asked);
+        assert!(plan.workers.iter().all(|worker| worker.nics.len() == 1), "{name}");
+    }
 }
 
 #[test]
@@ -346,11 +364,14 @@ fn software_rdma_is_used_by_name_alone() {
 }
 
 fn installed(path: &str, cuda: bool, verbs: bool) -> InstalledUcx {
-    InstalledUcx { path: path.to_owned(), whose: "a test".to_owned(), cuda, verbs }
+    let mut library = InstalledUcx::new(path, "a test");
+    (library.cuda, library.verbs) = (cuda, verbs);
+    library
 }
 
 fn with_libraries(libraries: Vec<InstalledUcx>, text: &str) -> Plan {
-    let caller = CallerEnvironment { ucx_libraries: libraries, ..caller() };
+    let mut caller = caller();
+    caller.ucx_libraries = Some(libraries);
     planned_by(&machine("dgx-h100"), &spec(text), &caller).expect("a plan")
 }
 
@@ -373,7 +394,8 @@ fn a_libucp_without_infiniband_is_not_chosen_silently() {
 #[test]
 fn a_policy_of_numactl_stands_unless_another_is_asked_for() {
     let planned = |text: &str| {
-        let caller = CallerEnvironment { memory_policy: Some("bind 1".to_owned()), ..caller() };
+        let mut caller = caller();
+        caller.memory_policy = Some("bind 1".to_owned());
         planned_by(&machine("dgx-h100"), &spec(text), &caller).expect("a plan")
     };
     let plan = planned("threads: 1\n");

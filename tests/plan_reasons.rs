@@ -214,7 +214,8 @@ fn host_memory_is_shared_out_by_node_by_machine_or_by_the_cgroup() {
     let mut topology = machine("rtx-4090-2");
     let machine_bytes: u64 = topology.numa.iter().filter_map(|node| node.memory_bytes).sum();
     let limit = |topology: &Topology, text: &str, cgroup| {
-        let caller = CallerEnvironment { memory_limit_bytes: cgroup, ..caller() };
+        let mut caller = caller();
+        caller.memory_limit_bytes = cgroup;
         made(topology, text, &caller).workers[0].memory_limit_bytes
     };
     let unbound = "memory: {policy: none}\n";
@@ -233,14 +234,17 @@ fn host_memory_is_shared_out_by_node_by_machine_or_by_the_cgroup() {
 }
 
 fn installed(path: &str, cuda: bool, verbs: bool) -> InstalledUcx {
-    InstalledUcx { path: path.to_owned(), whose: format!("the one of {path}"), cuda, verbs }
+    let mut library = InstalledUcx::new(path, format!("the one of {path}"));
+    (library.cuda, library.verbs) = (cuda, verbs);
+    library
 }
 
 #[test]
 fn the_paths_of_libucp_are_those_that_the_processes_are_told() {
     let libraries =
         vec![installed("/a/libucp.so.0", false, true), installed("/b/libucp.so.0", true, false)];
-    let caller = CallerEnvironment { ucx_libraries: libraries, ..caller() };
+    let mut caller = caller();
+    caller.ucx_libraries = Some(libraries);
     let topology = machine("rtx-4090-2");
     let native = made(&topology, "", &caller);
     assert_eq!(libucp_paths(&native).into_iter().collect::<Vec<_>>(), ["/b/libucp.so.0"]);
@@ -253,10 +257,8 @@ fn the_paths_of_libucp_are_those_that_the_processes_are_told() {
         let usual = made(&topology, &format!("engine: {engine}\n"), &caller);
         assert!(libucp_paths(&usual).is_empty(), "{engine}");
     }
-    let none = CallerEnvironment {
-        ucx_libraries: vec![installed("/a/libucp.so.0", false, true)],
-        ..caller
-    };
+    let mut none = caller;
+    none.ucx_libraries = Some(vec![installed("/a/libucp.so.0", false, true)]);
     let told = |text: &str| {
         let plan = made(&topology, text, &none);
         plan.notes.iter().any(|note| note.to_string().contains("no libucp that knows CUDA"))
@@ -264,6 +266,11 @@ fn the_paths_of_libucp_are_those_that_the_processes_are_told() {
     assert!(told(""));
     assert!(told("gpus: none\ncpu_workers: 2\nucx: {library: auto}\n"));
     assert!(!told("gpus: none\ncpu_workers: 2\n"));
+    // Who has not looked is not told what is there.
+    let unknown = CallerEnvironment::default();
+    assert!(made(&machine("dgx-a100"), "strict: true\n", &unknown).notes.is_empty());
+    let asked = made(&topology, "ucx: {library: auto}\n", &unknown);
+    assert!(asked.notes.iter().any(|note| note.text.contains("is not known")), "{:?}", asked.notes);
 }
 
 #[test]

@@ -75,10 +75,29 @@ fn dasks_native_protocol_has_ucx_for_device_memory_and_no_listener_of_it() {
 }
 
 #[test]
+fn the_schedulers_variables_are_the_schedulers_alone_and_explained() {
+    for engine in ["native", "dask"] {
+        let text = format!("engine: {engine}\nscheduler: {{env: {{LEVEL: 1.10}}}}\n");
+        let plan = plan("dgx-1-v100", &text);
+        let scheduler = plan.scheduler.as_ref().expect("a scheduler");
+        assert_eq!(scheduler.env["LEVEL"], "1.10", "{engine}");
+        assert!(scheduler.why.iter().any(|why| why.choice == "env.LEVEL"), "{engine}");
+        let others = plan.workers.iter().map(|worker| &worker.env).chain([&plan.client_env]);
+        assert!(others.into_iter().all(|env| !env.contains_key("LEVEL")), "{engine}");
+    }
+    for wrong in ["UCX_TLS: tcp", "CUDA_VISIBLE_DEVICES: 1"] {
+        let text = format!("version: 1\nscheduler: {{env: {{{wrong}}}}}\n");
+        let error = cuda_cluster::spec::parse(&text, "test").expect_err(wrong).to_string();
+        assert!(error.contains("scheduler.env."), "{error}");
+    }
+}
+
+#[test]
 fn dasks_protocol_is_native_by_default_where_its_python_has_that() {
     let protocol = |text: &str, has: bool| {
         let request = Request::of(spec(text)).expect("no contradictions");
-        let caller = CallerEnvironment { dask_has_native: has, ..CallerEnvironment::default() };
+        let mut caller = CallerEnvironment::default();
+        caller.dask_has_native = has;
         let plan = cuda_cluster::plan::plan(&machine("dgx-1-v100"), &request, &caller);
         let EnginePlan::Dask(dask) = plan.expect("a plan").engine else { panic!("not Dask's") };
         dask.protocol

@@ -71,6 +71,11 @@ fn dasks_messages_travel_over_native_connections() {
 }
 
 #[test]
+fn host_memory_travels_over_ucx_where_that_is_better() {
+    told_by("test_comm_ucx.py");
+}
+
+#[test]
 fn device_memory_travels_from_device_to_device() {
     told_on_two_gpus_by("test_comm_device.py");
 }

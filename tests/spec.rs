@@ -124,3 +124,40 @@ fn an_empty_section_is_a_section_with_nothing_in_it() {
     let spec = spec::parse("version: 1\nucx:\n  # nvlink: true\nrmm:\n", "cluster.yaml");
     assert_eq!(spec.map(|spec| spec.ucx), Ok(spec::UcxSpec::default()));
 }
+
+#[test]
+fn words_of_dasks_configuration_need_no_quotes() {
+    let text = "version: 1\ndask: {config: {a: false, b: 1.10, c: \"true\", d: True}}\n";
+    let config = spec::parse(text, "spec.yaml").expect("a spec").dask.config.expect("a section");
+    let values: Vec<&str> = config.values().map(String::as_str).collect();
+    assert_eq!(values, ["false", "1.10", "true", "True"]);
+    let keys = serde_json::json!({ "dask": { "config": { "a": false, "b": 1.5, "c": "true" } } });
+    let config = spec::from_keys(&keys, "builder").expect("right").dask.config.expect("a section");
+    let values: Vec<&str> = config.values().map(String::as_str).collect();
+    assert_eq!(values, ["false", "1.5", "true"]);
+}
+
+#[test]
+fn a_percentage_is_told_as_the_fraction_to_write_where_one_may_be() {
+    for key in ["rmm: {pool_size: 80%}", "memory: {limit: 80%}", "device: {memory_limit: '80 %'}"] {
+        let said = error(&format!("version: 1\n{key}\n"));
+        assert!(said.contains("; write 0.8"), "{key}: {said}");
+    }
+    for key in ["rmm: {pool_size: 180%}", "logs: {rotate_at: 80%}"] {
+        let said = error(&format!("version: 1\n{key}\n"));
+        assert!(!said.contains("; write"), "{key}: {said}");
+    }
+    let said = error("version: 1\nlogs: {rotate_at: 1GB/day}\n");
+    assert!(said.contains("a size in bytes") && !said.contains("fraction"), "{said}");
+}
+
+#[test]
+fn a_path_beside_the_spec_has_no_superfluous_part() {
+    let text =
+        "version: 1\ndask: {preload: [./setup.py, ../other.py]}\nscheduler: {file: ./a//b}\n";
+    let mut spec = spec::parse(text, "spec.yaml").expect("a spec");
+    spec.resolve_paths(std::path::Path::new("/home/a/specs"));
+    let preload = spec.dask.preload.expect("a list");
+    assert_eq!(preload, ["/home/a/specs/setup.py", "/home/a/specs/../other.py"]);
+    assert_eq!(spec.scheduler.file.as_deref(), Some("/home/a/specs/a/b"));
+}

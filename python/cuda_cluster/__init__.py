@@ -11,23 +11,49 @@ here: keywords become the program's flags, and its JSON becomes objects.
 Dask's users want `cuda_cluster.dask.LocalCUDACluster`.
 """
 
-from cuda_cluster.cluster import Cluster, attach, up
-from cuda_cluster.errors import ClusterError, ProgramNotFound, WrongInput
-from cuda_cluster.look import plan, topology
-from cuda_cluster.model import (
-    ClusterState,
-    Event,
-    Gpu,
-    Link,
-    Nic,
-    NicPort,
-    NumaNode,
-    Plan,
-    PlannedWorker,
-    Process,
-    Topology,
-)
-from cuda_cluster.program import program_path, version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda_cluster.cluster import Cluster, attach, up
+    from cuda_cluster.errors import ClusterError, ProgramNotFound, WrongInput
+    from cuda_cluster.look import plan, topology
+    from cuda_cluster.model import (
+        ClusterState,
+        Event,
+        Gpu,
+        Link,
+        Nic,
+        NicPort,
+        NumaNode,
+        Plan,
+        PlannedWorker,
+        Process,
+        Topology,
+    )
+    from cuda_cluster.program import program_path, version
+
+# Loaded when first used: each worker of Dask loads this package for `native://` alone.
+_HOMES = {
+    "cluster": ("Cluster", "attach", "up"),
+    "errors": ("ClusterError", "ProgramNotFound", "WrongInput"),
+    "look": ("plan", "topology"),
+    "model": (
+        "ClusterState",
+        "Event",
+        "Gpu",
+        "Link",
+        "Nic",
+        "NicPort",
+        "NumaNode",
+        "Plan",
+        "PlannedWorker",
+        "Process",
+        "Topology",
+    ),
+    "program": ("program_path", "version"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Cluster",
@@ -52,3 +78,15 @@ __all__ = [
     "up",
     "version",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

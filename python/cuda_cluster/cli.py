@@ -84,21 +84,17 @@ def worker(scheduler: str | None, preload_argv: tuple[str, ...], **options: Any)
     request.flags |= {"n_workers": n_workers}
     request.flags |= {name: os.path.abspath(path) for name, path in tls.items() if path}
     client.prepare()
-    flags, spec = cuda_worker.prepare(request)
-    become(["up", *program.flags(flags)], spec)
+    flags, specs = cuda_worker.prepare(request)
+    become(["up", *program.flags(flags)], program.SpecFiles(specs, flags))
 
 
-def become(arguments: list[str], spec: dict[str, Any] | None) -> None:
+def become(arguments: list[str], files: program.SpecFiles) -> None:
     """Executes the program in this process. The files that workers read stay open."""
-    for descriptor in cuda_worker.kept():
+    for descriptor in [*cuda_worker.kept(), *files.descriptors]:
         os.set_inheritable(descriptor, True)
-    if spec is not None:
-        file = program.SpecFile(spec)
-        os.set_inheritable(file.descriptor, True)
-        arguments.append(f"--file={file.path}")
     path = program.program_path()
     sys.stdout.flush()
-    os.execv(path, [path, *arguments])
+    os.execv(path, [path, *arguments, *files.arguments])
 
 
 @cuda.command(name="config", context_settings={"ignore_unknown_options": True})

@@ -35,32 +35,25 @@ class Owned:
     def __init__(
         self,
         flags: Mapping[str, Any],
-        spec: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        spec: program.Specs = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        arguments = [program.program_path(), "up", "-o", "json", f"--owner={os.getpid()}"]
-        spec_file = program.SpecFile(spec) if isinstance(spec, Mapping) else None
-        if spec_file is not None:
-            arguments.append(f"--file={spec_file.path}")
-        elif spec is not None:
-            arguments.append(f"--file={os.fspath(spec)}")  # type: ignore[arg-type]
-        arguments += program.flags(flags)
-        try:
-            # In a session of its own: Ctrl-C is for the Python program alone.
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=None if env is None else {**os.environ, **env},
-                pass_fds=() if spec_file is None else (spec_file.descriptor,),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ClusterError(f"cannot run {arguments[0]}: {error.strerror}") from error
-        finally:
-            if spec_file is not None:
-                spec_file.close()
+        path = program.program_path()
+        up = [path, "up", "-o", "json", f"--owner={os.getpid()}", *program.flags(flags)]
+        with program.SpecFiles(spec, flags) as files:
+            try:
+                # In a session of its own: Ctrl-C is for the Python program alone.
+                self._process = subprocess.Popen(
+                    [*up, *files.arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**program.environment(), **(env or {})},
+                    pass_fds=files.descriptors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ClusterError(f"cannot run {path}: {error.strerror}") from error
         #: The plan's notes.
         self.notes: list[str] = []
         self._ready: dict[str, Any] | None = None
@@ -316,11 +309,11 @@ def made_up_name() -> str:
     return f"python-{os.getpid()}-{next(_count)}"
 
 
-def up(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flags: Any) -> Cluster:
+def up(*, spec: program.Specs = None, **flags: Any) -> Cluster:
     """Brings a cluster up, and returns when it is READY. It ends with this Python.
 
-    `flags` are those of `cuda-cluster up`, with `_` for `-`; `spec` is a file, or what would stand
-    in one.
+    `flags` are those of `cuda-cluster up`, with `_` for `-`; `spec` is a file, what would stand in
+    one (`${…}` in a mapping is only text), or a list of them that are merged in their order.
 
     Raises ClusterError; nothing of the cluster is left then.
     """

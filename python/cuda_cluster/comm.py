@@ -8,17 +8,20 @@ Dask finds it by its entry point::
 
 On one machine, large frames go from process to process with one copy, into memory that is used
 again: the receiver copies them (``process_vm_readv``), or the sender writes them to memory that both
-have mapped, whichever is there and faster. Between machines, messages go over TCP, as with ``tcp://``.
-Between processes with GPUs, frames in device memory go over UCX (``cuda_ipc``, ``rc``), from device to
-device, as `UCX_*` variables permit; a process needs RMM for that, and a CUDA context before it connects.
+have mapped, whichever is there and faster. Between machines, messages go over TCP, as with ``tcp://``;
+where both have active RDMA ports, large frames go over UCX (``rc``). Between processes with GPUs, frames in
+device memory go over UCX (``cuda_ipc``, ``rc``), from device to device; a process needs RMM for that, and a
+CUDA context before it connects. `UCX_*` variables say what UCX may use.
 It does not encrypt: where Dask requires encryption, use ``tls://``.
 
 Configuration, under ``distributed.comm.native``:
 
 ``secret-file``
-    A file with 64 hexadecimal digits. If set, both ends of every connection must know the secret.
+    A file with 64 hexadecimal digits. If set, both ends of every TCP connection must know the secret.
+    Connections of one user's processes on one machine need none: the kernel tells who they are.
 ``lane``
-    How large frames travel on one machine: "auto", or only "mapped", "copied" or "socket".
+    How large frames travel: "auto", or on one machine only "mapped", "copied" or "socket", or
+    everywhere "ucx".
 ``devices``
     Whether device memory goes over UCX; if false, through host memory.
 ``keep-memory``
@@ -59,7 +62,7 @@ from distributed.system import MEMORY_LIMIT
 from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
-from cuda_cluster import _devices
+from cuda_cluster import _plane
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +111,8 @@ def _settings() -> dict[str, Any]:
     return {
         "secret": _secret(_setting("secret-file", None)),
         "tcp_timeout": float(parse_timedelta(timeout, default="seconds")),
-        "lane": str(_setting("lane", "auto")),
+        # What UCX does not carry goes over sockets.
+        "lane": str(_setting("lane", "auto")).replace("ucx", "socket"),
     }
 
 
@@ -117,6 +121,11 @@ def _secret(path: str | None) -> bytes | None:
         return None
     try:
         secret = bytes.fromhex(Path(path).read_text().strip())
+    except OSError as error:
+        raise ValueError(
+            f"{path} can't be read: {error.strerror}; "
+            "hint: distributed.comm.native.secret-file names it"
+        ) from error
     except ValueError:
         secret = b""
     if len(secret) != 32:
@@ -174,7 +183,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def received() -> dict[str, int]:
     """Bytes of frames that this process has received, by the way that they took."""
     host = dict(zip(("copied", "mapped", "socket"), _comm.received(), strict=True))
-    return {**host, "device": _comm.fetched_devices()}
+    return {**host, **dict(zip(("ucx", "device"), _comm.fetched(), strict=True))}
 
 
 def metrics(worker: Any) -> dict[str, int]:
@@ -233,6 +242,10 @@ class Native(Comm):
         self._local_addr = local
         self._peer_addr = peer
         self._closed = False
+        #: What has carried the last frames that came by UCX.
+        self._lanes: list[str] = []
+        #: Whether UCX may carry frames of host memory, as far as is known.
+        self._by_ucx = True
         super().__init__(deserialize=deserialize)
         _warn(connection)
 
@@ -248,8 +261,8 @@ class Native(Comm):
     def extra_info(self) -> dict[str, Any]:
         """How messages travel: ``socket`` is "unix" or "tcp"; ``copies`` says for each direction
         (received, sent) whether large frames may be copied from process to process, ``maps`` whether
-        they may be written to memory that both have mapped; ``devices`` has UCX's lanes for device
-        memory, once some has come, and is None where that goes through host memory."""
+        they may be written to memory that both have mapped; ``devices`` and ``ucx`` have UCX's lanes for
+        memory of devices and of the host, once some has come, and are None where UCX is not used."""
         try:
             *copies, maps = self._connection.lanes
         except OSError:
@@ -257,30 +270,39 @@ class Native(Comm):
         # The ends of a TCP connection have ports; those that connected over a Unix socket do not.
         unix = self._peer_addr.endswith(":0") or self._local_addr.endswith(":0")
         info = {"socket": "unix" if unix else "tcp", "copies": tuple(copies), "maps": maps}
-        devices = self._devices
-        peer = self.remote_info.get(_devices.KEY)
-        return {**info, "devices": None if devices is None else devices.lanes(peer)}
+        agreed = {"devices": self._agreed(_plane.DEVICES), "ucx": self._agreed(_plane.HOST)}
+        return {**info, **{key: self._lanes if agreed[key] else None for key in agreed}}
 
     def handshake_info(self) -> dict[str, Any]:
-        # Who only passes messages on, as a scheduler does, gets them in host memory.
-        devices = _devices.of_this_process(_comm) if self.deserialize else None
-        address = devices.address if devices is not None and devices.usable else None
-        return {**super().handshake_info(), _devices.KEY: address}
+        plane = _plane.of_this_process(_comm)
+        try:
+            elsewhere = not any(self._connection.lanes)
+        except OSError:
+            elsewhere = False
+        return {
+            **super().handshake_info(),
+            # Who only passes messages on, as a scheduler does, gets them in host memory.
+            _plane.DEVICES: self.deserialize and plane.takes_devices(),
+            _plane.HOST: plane.takes_host(elsewhere),
+        }
+
+    def _agreed(self, what: str) -> bool:
+        """Whether both ends have said that they take this over UCX."""
+        return bool(self.local_info.get(what) and self.remote_info.get(what))
 
     @property
-    def _devices(self) -> Any:
-        """What moves device memory, if both ends have said that they can move it."""
-        if self.local_info.get(_devices.KEY) and self.remote_info.get(_devices.KEY):
-            return _devices.of_this_process(_comm)
+    def _plane(self) -> Any:
+        """What moves frames over UCX, if any are to be moved."""
+        if self._agreed(_plane.DEVICES) or self._agreed(_plane.HOST):
+            return _plane.of_this_process(_comm)
         return None
 
     async def read(self, deserializers: Any = None) -> Any:
         try:
             while (frames := self._connection.receive()) is None:
                 await self._loop.wait(self._connection.id)
-            if (devices := self._devices) is not None:
-                peer = self.remote_info[_devices.KEY]
-                await self._over(devices.fetch(self._connection, self._loop.events, peer, frames))
+            if (plane := self._plane) is not None:
+                await self._over(plane.fetch(self._connection, self._loop.events, frames))
         except OSError as error:
             self._fail(error)
         except BaseException:
@@ -298,22 +320,9 @@ class Native(Comm):
             self.abort()
             raise CommClosedError("aborted connection on truncated data") from error
 
-    async def _over(self, transfer: Any) -> None:
-        """Waits for the end of a transfer of device memory."""
-        try:
-            while transfer is not None and not transfer.done:
-                await self._loop.wait(transfer.id)
-        except OSError as error:
-            if not self._connection.closed and self._devices is not None:
-                self._devices.give_up(error)
-            raise
-
-    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
-        if self.closed():
-            raise CommClosedError(f"in {self}: it is closed")
-        devices = self._devices
-        if devices is not None and devices.usable:
-            serializers = serializers or _devices.SERIALIZERS
+    async def _to_frames(self, msg: Any, serializers: Any, on_error: str, devices: bool) -> Any:
+        if devices:
+            serializers = serializers or _plane.SERIALIZERS
         elif serializers is not None:
             serializers = tuple(one for one in serializers if one != "cuda")
         frames = await to_frames(
@@ -328,11 +337,37 @@ class Native(Comm):
             },
             frame_split_size=UNSPLIT,
         )
-        frames = [_flat(frame) for frame in frames]
+        return [_flat(frame) for frame in frames]
+
+    async def _over(self, transfer: Any) -> None:
+        """Waits for the end of a transfer over UCX, if there is one."""
+        if transfer is None:
+            return
+        try:
+            while not transfer.done:
+                await self._loop.wait(transfer.id)
+        except OSError as error:
+            if not self._connection.closed and self._plane is not None:
+                self._plane.failed(error)
+            raise
+        _plane.of_this_process(_comm).worked()
+        self._lanes = transfer.lanes
+        if self._agreed(_plane.HOST) and self._by_ucx:
+            self._by_ucx = self._plane.is_good(self._lanes)
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        if self.closed():
+            raise CommClosedError(f"in {self}: it is closed")
+        plane = self._plane
+        devices = self._agreed(_plane.DEVICES) and plane.takes_devices()
+        frames = await self._to_frames(msg, serializers, on_error, devices)
+        if any(map(_plane.is_device, frames)) and not plane.opens_for_devices():
+            frames = await self._to_frames(msg, serializers, on_error, False)
         sent, transfer = frames, None
         try:
-            if devices is not None:
-                sent, transfer = devices.offer(self._connection, self._loop.events, frames)
+            if plane is not None:
+                host = self._agreed(_plane.HOST) and self._by_ucx and plane.usable
+                sent, transfer = plane.offer(self._connection, self._loop.events, frames, host)
             held = self._connection.send(sent)
             while held is not None and not held.done:
                 await self._loop.wait(self._connection.id + 1)
@@ -380,7 +415,8 @@ def _flat(frame: Any) -> Any:
 
 def _socket_name(host: str, port: int) -> str:
     """The Unix socket of who listens on this address: in the abstract namespace, which the
-    processes share that share the address. The kernel says who is at its other end."""
+    processes share that share the address. The kernel says who is at its other end: anybody may have
+    taken the name."""
     return f"\0cuda-cluster-comm/{os.geteuid()}/{host}/{port}"
 
 
@@ -399,11 +435,11 @@ def _connect_unix(names: list[str]) -> socket.socket | None:
         sock.setblocking(False)
         try:
             sock.connect(name)
+            if _comm.is_of_this_user(sock.fileno()):
+                return sock
         except OSError:
-            # Nobody of this user listens there, or its backlog is full.
-            sock.close()
-        else:
-            return sock
+            pass  # Nobody listens there, or its backlog is full.
+        sock.close()
     return None
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+#: Where the program read a mapping (`program.SpecFiles`), with a line and a column that its author
+#: has not seen.
+_MAPPING = re.compile(r"/proc/self/fd/\d+(:\d+:\d+)?")
 
 
 class ClusterError(RuntimeError):
@@ -57,6 +62,7 @@ class ClusterError(RuntimeError):
     ) -> ClusterError:
         """An error of the kind that the exit code means: 2 is wrong input."""
         kind = WrongInput if exit_code == 2 else cls
+        message, *causes = (_MAPPING.sub("spec", text) for text in (message, *causes))
         return kind(message, causes=causes, hint=hint, exit_code=exit_code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from cuda_cluster import program
@@ -21,15 +20,13 @@ def topology(source: str | os.PathLike[str] | None = None) -> Topology:
     return read(Topology, program.ask(arguments))
 
 
-def plan(*, spec: str | os.PathLike[str] | Mapping[str, Any] | None = None, **flags: Any) -> Plan:
-    """A plan. `flags` are those of `cuda-cluster plan`, with `_` for `-`; `spec` is a file, or a
-    mapping with its content.
+def plan(*, spec: program.Specs = None, **flags: Any) -> Plan:
+    """A plan. `flags` are those of `cuda-cluster plan`, with `_` for `-`; `spec` is a file, a
+    mapping with its content (in which `${…}` is only text), or a list of them that are merged in
+    their order.
 
     Raises ClusterError.
     """
-    arguments, stdin = ["plan"], None
-    if isinstance(spec, Mapping):
-        arguments, stdin = ["plan", "--file=-"], program.text_of(spec)
-    elif spec is not None:
-        arguments.append(f"--file={os.fspath(spec)}")
-    return read(Plan, program.ask([*arguments, *program.flags(flags)], stdin=stdin))
+    with program.SpecFiles(spec, flags) as files:
+        arguments = ["plan", *files.arguments, *program.flags(flags)]
+        return read(Plan, program.ask(arguments, pass_fds=files.descriptors))

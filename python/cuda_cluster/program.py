@@ -11,11 +11,16 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cuda_cluster.errors import ClusterError, ProgramNotFound
+
+#: The path of a spec file, or what would stand in one.
+Spec: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
+#: A spec, or several that are merged in their order.
+Specs: TypeAlias = "Spec | Sequence[Spec] | None"
 
 NAME = "cuda-cluster"
 VARIABLE = "CUDA_CLUSTER_BIN"
@@ -33,6 +38,12 @@ _OFF = {
     "rmm_track_allocations": "--no-rmm-track-allocations",
     "verify": "--no-verify",
 }
+
+#: Flags whose `False` is what a spec says.
+_OFF_BY_SPEC = ("simulate", "strict")
+
+#: Variables that this package has set in this process for clients of a cluster, and their values.
+_for_clients: dict[str, str] = {}
 
 #: Flags that are repeated for several values.
 _REPEATED = {"preload"}
@@ -67,6 +78,19 @@ def program_path() -> str:
     return found
 
 
+def environment() -> dict[str, str]:
+    """The program's environment: this process's, without what was set here for a cluster's clients."""
+    return {name: value for name, value in os.environ.items() if _for_clients.get(name) != value}
+
+
+def set_for_clients(wanted: Mapping[str, str]) -> None:
+    """Sets variables of this process, unless somebody else has set them."""
+    theirs = environment()
+    for name, value in wanted.items():
+        if name not in theirs:
+            os.environ[name] = _for_clients[name] = value
+
+
 def version() -> str:
     """The program's version."""
     return run(["--version"]).split()[-1]
@@ -95,15 +119,18 @@ def flags(keywords: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def run(arguments: list[str], *, stdin: str | None = None, timeout: float | None = None) -> str:
+def run(
+    arguments: list[str], *, pass_fds: Sequence[int] = (), timeout: float | None = None
+) -> str:
     """Runs the program to its end; returns its standard output, or raises ClusterError."""
     try:
         said = subprocess.run(
             [program_path(), *arguments],
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            env=environment(),
+            pass_fds=pass_fds,
             timeout=timeout,
         )
     except OSError as error:
@@ -113,14 +140,9 @@ def run(arguments: list[str], *, stdin: str | None = None, timeout: float | None
     return said.stdout
 
 
-def ask(arguments: list[str], *, stdin: str | None = None) -> Any:
+def ask(arguments: list[str], *, pass_fds: Sequence[int] = ()) -> Any:
     """Runs a command with `-o json`; returns what it printed."""
-    return json.loads(run([*arguments, "-o", "json"], stdin=stdin))
-
-
-def text_of(spec: Mapping[str, Any]) -> str:
-    """The text of a spec file."""
-    return json.dumps({"version": 1, **_literal(spec)})
+    return json.loads(run([*arguments, "-o", "json"], pass_fds=pass_fds))
 
 
 def _literal(value: Any) -> Any:
@@ -134,22 +156,40 @@ def _literal(value: Any) -> Any:
     return value
 
 
-class SpecFile:
-    """A spec as a file in memory, which only the program can read."""
+class SpecFiles:
+    """Specs as arguments of the program, to be merged in their order, and above them the keywords
+    that are False and have no flag for that.
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._descriptor = os.memfd_create("cuda-cluster-spec")
-        os.write(self._descriptor, text_of(spec).encode())
+    A mapping becomes a file in memory, which only the program can read.
+    """
 
-    @property
-    def descriptor(self) -> int:
-        """To be passed to the program (`pass_fds`)."""
-        return self._descriptor
+    def __init__(self, specs: Specs, keywords: Mapping[str, Any]) -> None:
+        off = {name: False for name in _OFF_BY_SPEC if keywords.get(name) is False}
+        #: To be passed to the program (`pass_fds`).
+        self.descriptors: list[int] = []
+        self.arguments: list[str] = []
+        for spec in [*each(specs), *([off] if off else [])]:
+            if isinstance(spec, Mapping):
+                self.descriptors.append(os.memfd_create("cuda-cluster-spec"))
+                with open(self.descriptors[-1], "w", closefd=False) as file:
+                    json.dump({"version": 1, **_literal(spec)}, file)
+                spec = f"/proc/self/fd/{self.descriptors[-1]}"
+            self.arguments.append(f"--file={os.fspath(spec)}")
 
-    @property
-    def path(self) -> str:
-        """Its path in the program."""
-        return f"/proc/self/fd/{self._descriptor}"
+    def __enter__(self) -> SpecFiles:
+        return self
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def each(specs: Specs) -> list[Spec]:
+    """What is one spec, several, or none, as a list."""
+    if specs is None:
+        return []
+    if isinstance(specs, str | os.PathLike | Mapping):
+        return [specs]
+    if isinstance(specs, list | tuple):
+        return list(specs)
+    raise TypeError(f"a spec is a path, a mapping, or a list of them, not {type(specs).__name__}")

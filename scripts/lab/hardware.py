@@ -3,6 +3,7 @@ notices and leaves behind. Expected values come from `machine`; what was seen co
 or from the program where its word is what is checked."""
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -215,6 +216,62 @@ def rdma_lanes():
               containing("rc_verbs/roce"), lambda: lanes(state()))  # fmt: skip
 
 
+#: Two processes with a connection of `native://` over TCP, as between machines: what arrives, and how.
+NATIVE = """
+import asyncio, json, subprocess, sys
+from cuda_cluster import comm
+from distributed.comm import connect, listen
+from distributed.protocol import to_serialize
+
+comm._connect_unix = lambda names: None
+data = bytes(range(256)) * 8192
+
+async def answer(end):
+    for _ in range(3):
+        got = await end.read()
+        assert bytes(got["data"]) == data
+        await end.write({"data": to_serialize(got["data"]), "received": comm.received()})
+
+async def main():
+    if sys.argv[1:]:
+        end = await connect(sys.argv[1])
+        for _ in range(3):
+            await end.write({"data": to_serialize(data)})
+            got = await end.read()
+            assert bytes(got["data"]) == data
+        print(json.dumps({"ours": comm.received(), "theirs": got["received"],
+                          "lanes": end.extra_info["ucx"]}))
+        return
+    async with listen("native://127.0.0.1:0", answer) as listener:
+        command = [sys.executable, "-c", sys.orig_argv[-1], listener.contact_address]
+        ended = await asyncio.create_subprocess_exec(*command)
+        sys.exit(await ended.wait())
+
+asyncio.run(main())
+"""
+
+
+def native():
+    what = "native:// between machines: large frames by rc on the port that UCX may use, both ways"
+    if not pathlib.Path("/lab/lib_comm.so").exists():
+        table.not_run(what, "no Dask and lib_comm.so: scripts/setup.sh --tests; cargo build -p cuda-cluster-comm")
+        return
+    environment = {**os.environ, "PYTHONPATH": "/lab/dask", "CUDA_CLUSTER_COMM": "/lab/lib_comm.so",
+                   "UCX_NET_DEVICES": PORTS["gpu0"], **ONLY_RDMA}  # fmt: skip
+    before = sent(PORTS["gpu0"])
+    found = json.loads(sh("python3", "-c", NATIVE, env=environment).splitlines()[-1])
+    check(what, [3 << 21, 3 << 21, f"rc_verbs/{PORTS['gpu0']}"],
+          [found["ours"]["ucx"], found["theirs"]["ucx"],
+           next((lane for lane in found["lanes"] if "roce" in lane), "none")])  # fmt: skip
+
+    def enough(seen):
+        """at least the packets of 12 MiB in 4 KiB each"""
+        return seen >= 3072
+
+    check("native:// between machines: the packets that the kernel counts", enough,
+          lambda: sent(PORTS["gpu0"]) - before)  # fmt: skip
+
+
 def cables():
     pulled = next(nic for nic in NICS if f"{machine.roce(nic)}:1" == PORTS["gpu2"])
 
@@ -407,7 +464,7 @@ def libraries():
               lambda: {w["name"]: w["restarts"] for w in state()["workers"]})  # fmt: skip
 
 
-PARTS = [places, topology, nics, bindings, other_commands, rdma_lanes, cables, kills, control_groups,
+PARTS = [places, topology, nics, bindings, other_commands, rdma_lanes, native, cables, kills, control_groups,
          refusals, libraries]  # fmt: skip
 
 if __name__ == "__main__":

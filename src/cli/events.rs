@@ -77,9 +77,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     }
     wanted.iter().try_for_each(|line| show(line, arguments.json))?;
+    if let (true, Some(span), None) = (wanted.is_empty(), arguments.since, &stream) {
+        output::note(&format!("nothing happened in the last {span}"));
+    }
     while let Some(stream) = &mut stream {
-        let next = runtime.block_on(stream.next_event()).map_err(lost)?;
-        let Some(line) = next else { break };
+        let next = runtime.block_on(async {
+            tokio::select! {
+                next = stream.next_event() => next.map_err(lost),
+                failure = output::reader_gone() => Err(failure),
+            }
+        });
+        let Some(line) = next? else { break };
         if !shown.contains(&line) {
             show(&line, arguments.json)?;
         }

@@ -7,11 +7,11 @@ use clap::Args;
 
 use super::failure::{Exit, Failure};
 use super::flags::{Asked, whole};
+use super::run::requested;
 use super::{output, up};
 use crate::engine::command;
-use crate::os::argument::encoded;
+use crate::os::argument::decoded;
 use crate::os::binding;
-use crate::spec::EngineKind;
 
 /// Arguments of `exec`.
 #[derive(Args, Debug)]
@@ -24,8 +24,8 @@ pub(super) struct Arguments {
     /// Local rank [default: from the launcher's environment]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     rank: Option<u32>,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The program and its arguments [default: command.argv of the spec]
+    #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -34,10 +34,7 @@ const GIVEN: &str = "--rank";
 
 /// Binds this process and executes the program; returns only on failure.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let request = arguments.asked.request_with(|spec| {
-        spec.engine = Some(EngineKind::Command);
-        spec.command.argv = Some(arguments.command.iter().map(|text| encoded(text)).collect());
-    })?;
+    let request = requested(&arguments.asked, &arguments.command, |_| ())?;
     let (source, rank) = match arguments.rank {
         Some(rank) => (GIVEN, rank),
         None => command::local_rank(|name| std::env::var(name).ok()).map_err(|error| {
@@ -62,14 +59,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     for note in &bound.notes {
         output::note(note);
     }
-    let (program, rest) = arguments.command.split_first().ok_or_else(|| {
+    let mut words = request.spec.command.argv.iter().flatten().map(|text| decoded(text));
+    let program = words.next().ok_or_else(|| {
         Failure::new(Exit::Usage, anyhow::anyhow!("there is no program to become"))
     })?;
     let mut env = worker.env.clone();
     let variable = |name: &str| std::env::var(name).ok();
     env.extend(command::told_by_launcher(rank, source == GIVEN, variable));
     // Returns only if the program cannot be executed.
-    let error = std::process::Command::new(program).args(rest).envs(&env).exec();
+    let error = std::process::Command::new(&program).args(words).envs(&env).exec();
     let exit = match error.kind() {
         std::io::ErrorKind::NotFound => Exit::Program(127),
         _ => Exit::Program(126),

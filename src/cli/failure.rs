@@ -24,6 +24,9 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
+    /// By SIGINT, which is 2 everywhere.
+    pub(super) const INTERRUPTED: Self = Exit::Signal(2);
+
     /// The reader of standard output has gone (SIGPIPE).
     pub(crate) const BROKEN_PIPE: Self = Exit::Signal(13);
 

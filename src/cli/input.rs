@@ -8,7 +8,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::failure::{Exit, Failure};
@@ -73,6 +73,15 @@ impl InputError {
 /// How errors refer to a path.
 pub(super) fn shown(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// Where relative paths in a file begin: beside it. Nothing lies beside standard input or a shell's
+/// `<(…)`, in which they are of the current directory.
+pub(super) fn folder(path: &Path) -> PathBuf {
+    let streams = [Path::new("/dev"), Path::new("/proc")];
+    let is_stream = path.as_os_str() == "-" || streams.iter().any(|root| path.starts_with(root));
+    let beside = path.parent().filter(|_| !is_stream);
+    std::env::current_dir().unwrap_or_default().join(beside.unwrap_or(Path::new("")))
 }
 
 /// Reads at most `limit` bytes of UTF-8 text.

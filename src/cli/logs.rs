@@ -117,6 +117,7 @@ fn follow(
         if !alive {
             return Ok(());
         }
+        output::expect_reader()?;
         std::thread::sleep(LOOK);
     }
 }

@@ -19,6 +19,7 @@ use super::meter::Meter;
 use super::progress::Measuring;
 use super::{heat, output, source};
 use crate::cluster::{self, Control, Handle};
+use crate::engine::links::trials::{self, Measures as _};
 use crate::engine::links::{self, Background, Figure, Measured, Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
@@ -297,7 +298,7 @@ impl Ways {
                         back.cpus = back.cpus.map(|(first, second)| (second, first));
                     }
                     progress.show(&group);
-                    let streams = meter.fitted(self.budget.0, streams).await?;
+                    let streams = trials::fitted(&mut meter, streams, self.budget.0).await?;
                     let results = meter.measure(&streams).await?;
                     pairs.extend(rows(background, &streams, &results));
                     progress.done(group.len() as u64);
@@ -373,7 +374,7 @@ impl Ways {
             let apart = || links::cpus_apart(cpus(from)?, cpus(to)?);
             let ping = links::ping(from, to, memory);
             let ping = meter.ping(Measurement { cpus: self.pin.or_else(apart), ..ping });
-            let ping = meter.fitted(self.budget.0, vec![ping]).await?;
+            let ping = trials::fitted(meter, vec![ping], self.budget.0).await?;
             for Measured { result, .. } in meter.measure(&ping).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);
                 latencies.extend(latency.map(|latency| ((from.clone(), to.clone()), latency)));

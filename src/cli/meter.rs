@@ -3,11 +3,10 @@
 //!
 //! *Invariant:* a measurement that fails has a result that says why.
 
-use std::time::{Duration, Instant};
-
 use super::failure::{Exit, Failure};
 use crate::cluster::Control;
-use crate::engine::links::{self, Measured};
+use crate::engine::links::Measured;
+use crate::engine::links::trials::Measures;
 use crate::engine::{dask, native};
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan};
@@ -45,8 +44,19 @@ impl Meter {
         }
     }
 
-    /// Runs all of these measurements at the same time.
-    pub(super) async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Failure> {
+    /// Why a worker can't measure the memory of the GPU that it has; `None` if it can.
+    pub(super) async fn without_device_memory(&self, worker: &str) -> Option<String> {
+        match self {
+            Self::Native(_) => None,
+            Self::Dask(client, _) => client.without_device_memory(worker).await,
+        }
+    }
+}
+
+impl Measures for Meter {
+    type Error = Failure;
+
+    async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Failure> {
         match self {
             Self::Native(client) => client.measure(all).await.map_err(unmeasured),
             Self::Dask(client, control) => {
@@ -70,46 +80,6 @@ impl Meter {
                 Ok(results)
             }
         }
-    }
-
-    /// Why a worker can't measure the memory of the GPU that it has; `None` if it can.
-    pub(super) async fn without_device_memory(&self, worker: &str) -> Option<String> {
-        match self {
-            Self::Native(_) => None,
-            Self::Dask(client, _) => client.without_device_memory(worker).await,
-        }
-    }
-
-    /// Limits each measurement to what fits its time budget, by running trials that grow until the
-    /// time is used up.
-    pub(super) async fn fitted(
-        &mut self,
-        budget: Duration,
-        all: Vec<Measurement>,
-    ) -> Result<Vec<Measurement>, Failure> {
-        let begin = Instant::now();
-        let mut trials: Vec<Measurement> = all.iter().map(links::trial).collect();
-        let took = loop {
-            let before = begin.elapsed();
-            let took = self.measure(&trials).await?;
-            let spent = begin.elapsed();
-            let larger: Option<Vec<Measurement>> =
-                trials.iter().zip(&all).map(|(trial, full)| links::larger(trial, full)).collect();
-            match larger.filter(|_| spent + 4 * (spent - before) < budget) {
-                Some(larger) => trials = larger,
-                None => break took,
-            }
-        };
-        let left = budget.saturating_sub(begin.elapsed());
-        let fitted = all.into_iter().zip(&trials).map(|(full, trial)| {
-            let own = took.iter().find(|took| took.from == full.from && took.to == full.to);
-            match own.map(|own| &own.result) {
-                Some(Ok(samples)) => links::within(left, full, trial, samples),
-                // The measurement itself will report why it fails.
-                _ => full,
-            }
-        });
-        Ok(fitted.collect())
     }
 }
 

@@ -111,15 +111,11 @@ pub fn main() -> ExitCode {
     if let Some(code) = crate::cluster::dispatch() {
         return code;
     }
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            let code = if error.use_stderr() { Exit::Usage } else { Exit::Done };
-            output::usage(&error);
-            return code.into();
-        }
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => run(arguments.command),
+        Err(error) => output::usage(&error),
     };
-    let exit = run(arguments.command).unwrap_or_else(|failure| {
+    let exit = done.unwrap_or_else(|failure| {
         output::failure(&failure);
         failure.exit
     });

@@ -8,10 +8,12 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
@@ -91,13 +93,13 @@ fn emit(to: To, text: &[u8], wrote: Author) -> io::Result<()> {
 }
 
 /// Prints clap's messages: wrong usage on standard error, help and version on standard output.
-pub(super) fn usage(error: &clap::Error) {
+pub(super) fn usage(error: &clap::Error) -> Result<Exit, Failure> {
     let text = error.render().ansi().to_string();
-    match error.use_stderr() {
-        true => tell(&text),
-        // The reader has gone; ignore the error.
-        false => drop(print(&text)),
+    if error.use_stderr() {
+        tell(&text);
+        return Ok(Exit::Usage);
     }
+    print(&text).map(|()| Exit::Done)
 }
 
 /// Prints a note on standard error: `note: …`.
@@ -207,6 +209,31 @@ pub(super) fn unwritable(error: io::Error) -> Failure {
         _ => Exit::Failed,
     };
     Failure::new(exit, anyhow::Error::new(error).context("cannot write to standard output"))
+}
+
+/// How often a command that waits for something to print looks for its reader.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Fails if the reader of standard output has gone, which is otherwise found out by writing.
+pub(super) fn expect_reader() -> Result<(), Failure> {
+    let stdout = io::stdout();
+    let mut watched = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+    let looked = poll(&mut watched, PollTimeout::ZERO);
+    let found = watched[0].revents().unwrap_or(PollFlags::empty());
+    if looked.is_ok() && found.intersects(PollFlags::POLLERR) {
+        return Err(unwritable(io::ErrorKind::BrokenPipe.into()));
+    }
+    Ok(())
+}
+
+/// Returns when the reader of standard output has gone.
+pub(super) async fn reader_gone() -> Failure {
+    loop {
+        if let Err(failure) = expect_reader() {
+            return failure;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Whether standard output and standard error are the same file, as in a terminal or after `2>&1`.

@@ -19,6 +19,7 @@ use crate::plan::{
     self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,
 };
 use crate::spec::{PortRange, Request};
+use crate::text::wrapped;
 use crate::topology::Topology;
 use crate::units::HumanBytes;
 use crate::{cluster, probe};
@@ -235,17 +236,25 @@ fn own_lines(plan: &Plan) -> Vec<String> {
 fn scheduler_lines(plan: &Plan, scheduler: &SchedulerPlan) -> Vec<String> {
     let cpus =
         scheduler.binding.cpus.as_ref().map_or("any CPU".to_owned(), |c| format!("CPUs {c}"));
-    let address = match &plan.engine {
-        EnginePlan::Dask(dask) => dask_address(dask),
-        // A command has none.
-        EnginePlan::Native(_) | EnginePlan::Command(_) => {
-            "a socket in the run directory".to_owned()
-        }
-    };
-    let mut lines = vec![format!("{cpus}; {address}")];
+    let mut lines = vec![format!("{cpus}; {}", scheduler_address(plan).0)];
     let others = scheduler.why.iter().filter(|why| why.choice != "cpus");
     lines.extend(others.map(|why| format!("{} {}", why.choice, why.chosen)));
     lines
+}
+
+/// Where the scheduler listens, and why there.
+fn scheduler_address(plan: &Plan) -> (String, &'static str) {
+    let EnginePlan::Dask(dask) = &plan.engine else {
+        // A command has none.
+        return ("a socket in the run directory".to_owned(), "all its peers are on this machine");
+    };
+    let asked = ["scheduler.host", "scheduler.interface"];
+    let reason = if asked.iter().any(|key| plan.origins.contains_key(*key)) {
+        "asked for"
+    } else {
+        "loopback, because a scheduler runs the code of whoever reaches it"
+    };
+    (dask_address(dask), reason)
 }
 
 /// Where Dask's scheduler listens.
@@ -281,7 +290,7 @@ fn origin_lines(plan: &Plan) -> Vec<String> {
 fn headed(rows: Vec<(String, String)>) -> Vec<String> {
     let widest = rows.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
     let lines = rows.iter().flat_map(|(head, text)| {
-        let words = wrapped(text, PAGE - widest - 4);
+        let words = wrapped(text, page().saturating_sub(widest + 4));
         let head = |at: usize| if at == 0 { head.as_str() } else { "" };
         let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
         words.iter().enumerate().map(line).collect::<Vec<_>>()
@@ -294,7 +303,7 @@ fn note_lines(plan: &Plan) -> Vec<String> {
         let hang = |(at, words): (usize, String)| {
             if at == 0 { words } else { format!("    {words}") }
         };
-        wrapped(&note.to_string(), PAGE - 6).into_iter().enumerate().map(hang)
+        wrapped(&note.to_string(), page() - 6).into_iter().enumerate().map(hang)
     });
     lines.collect()
 }
@@ -306,7 +315,7 @@ fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
     let scheduler = plan.scheduler.as_ref().filter(|_| ["", "scheduler"].contains(&worker));
     let Some(first) = chosen.first() else {
         let scheduler = scheduler.ok_or_else(|| no_such_process(plan, worker))?;
-        return Ok(title(plan) + &scheduler_reasons(scheduler));
+        return Ok(title(plan) + &scheduler_reasons(plan, scheduler));
     };
     let shared = shared(plan);
     let is_shared = |why: &&Why| {
@@ -329,7 +338,7 @@ fn explanation(plan: &Plan, worker: &str) -> Result<String, Failure> {
         reasons(&mut text, &common);
     }
     if let Some(scheduler) = scheduler {
-        text.push_str(&scheduler_reasons(scheduler));
+        text.push_str(&scheduler_reasons(plan, scheduler));
     }
     section(&mut text, "Settings", &setting_lines(plan, true));
     section(&mut text, "Set by", &origin_lines(plan));
@@ -357,24 +366,26 @@ fn label(why: &Why) -> &str {
     }
 }
 
-/// Maximum width of an explanation.
-const PAGE: usize = 100;
+/// The width of an explanation: a narrow terminal's, within reason.
+fn page() -> usize {
+    output::columns().unwrap_or(100).clamp(60, 100)
+}
 
 fn because(text: &mut String, why: &Why, widest: usize) {
-    let indent = widest + 4;
+    let (indent, page) = (widest + 4, page());
     let (label, chosen, reason) = (label(why), &why.chosen, &why.reason);
     let _ = write!(text, "  {label:widest$}  {BOLD}{chosen}{BOLD:#}");
-    if indent + chosen.len() + 2 + reason.len() <= PAGE {
+    if indent + chosen.len() + 2 + reason.len() <= page {
         let _ = writeln!(text, "  {reason}");
     } else {
         text.push('\n');
-        for line in wrapped(reason, PAGE - indent) {
+        for line in wrapped(reason, page.saturating_sub(indent)) {
             let _ = writeln!(text, "{:indent$}{line}", "");
         }
     }
     for (names, reason) in alike(&why.rejected) {
         let words = format!("not {}: {reason}", names.join(", "));
-        for (at, line) in wrapped(&words, PAGE - indent - 4).iter().enumerate() {
+        for (at, line) in wrapped(&words, page.saturating_sub(indent + 4)).iter().enumerate() {
             let hang = if at == 0 { "" } else { "    " };
             let _ = writeln!(text, "{:indent$}{DIM}{hang}{line}{DIM:#}", "");
         }
@@ -393,24 +404,11 @@ fn alike(rejected: &[Rejected]) -> Vec<(Vec<&str>, &str)> {
     groups
 }
 
-/// Breaks a text between words.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut().filter(|line| line.len() + 1 + word.len() <= width) {
-            Some(line) => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-fn scheduler_reasons(scheduler: &SchedulerPlan) -> String {
+fn scheduler_reasons(plan: &Plan, scheduler: &SchedulerPlan) -> String {
     let mut text = format!("\n{BOLD}scheduler{BOLD:#}\n");
-    reasons(&mut text, &scheduler.why.iter().collect::<Vec<_>>());
+    let (address, reason) = scheduler_address(plan);
+    let address = Why::new("address", address, reason);
+    reasons(&mut text, &scheduler.why.iter().chain([&address]).collect::<Vec<_>>());
     text
 }
 

@@ -64,11 +64,6 @@ pub(super) fn block_on<T>(
     runtime()?.block_on(answer).map_err(lost)
 }
 
-/// Sends a request for a change to a supervisor.
-pub(super) fn order(cluster: &Handle, path: &str) -> Result<(), Failure> {
-    block_on(cluster.control().order(path))
-}
-
 /// The failure of a request to a supervisor.
 pub(super) fn lost(error: ControlError) -> Failure {
     match error {

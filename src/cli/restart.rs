@@ -33,7 +33,7 @@ pub(super) struct Scale {
 /// Restarts a process.
 pub(super) fn restart(arguments: &Restart) -> Result<Exit, Failure> {
     let (found, process) = meant(&arguments.words)?;
-    reach::order(&found, &format!("/v1/restart/{process}"))?;
+    reach::block_on(found.restart(process))?;
     output::status(&format!("{}: {process} starts again", found.name));
     Ok(Exit::Done)
 }
@@ -45,7 +45,7 @@ pub(super) fn scale(arguments: &Scale) -> Result<Exit, Failure> {
         let error = anyhow::anyhow!("{workers:?} is not a number of workers");
         Failure::new(Exit::Usage, error)
     })?;
-    reach::order(&found, &format!("/v1/scale?workers={workers}"))?;
+    reach::block_on(found.scale(workers))?;
     output::status(&format!("{}: {workers} workers", found.name));
     Ok(Exit::Done)
 }

@@ -11,11 +11,11 @@ use super::flags::Asked;
 use super::relay::Relay;
 use super::signals::Signals;
 use super::{output, reach, screen, up};
-use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start};
+use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
-use crate::spec::EngineKind;
+use crate::spec::{ClusterSpec, EngineKind, Request};
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
 use crate::wire::process;
 
@@ -28,29 +28,48 @@ stops only this command, and the ranks when nobody takes their output any more.
 
 Examples:
   cuda-cluster run --prefix -- python train.py
-  cuda-cluster run --n-workers 2 -- ./solver")]
+  cuda-cluster run --n-workers 2 -- ./solver
+  cuda-cluster run -f job.yaml                     # its command.argv")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
     /// Prefix each line of output with its rank's name
     #[arg(long)]
     prefix: bool,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The program and its arguments [default: command.argv of the spec]
+    #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
 /// Runs a program on every GPU.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let request = arguments.asked.request_with(|spec| {
-        spec.engine = Some(EngineKind::Command);
-        spec.command.argv = Some(arguments.command.iter().map(|text| encoded(text)).collect());
+    let request = requested(&arguments.asked, &arguments.command, |spec| {
         // Two runs at the same time are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
     })?;
     screen::open();
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
+}
+
+/// The request for a program: the command line's, or else the spec's.
+pub(super) fn requested(
+    asked: &Asked,
+    command: &[OsString],
+    change: impl FnOnce(&mut ClusterSpec),
+) -> Result<Request, Failure> {
+    let request = asked.request_with(|spec| {
+        spec.engine = Some(EngineKind::Command);
+        let typed = || command.iter().map(|text| encoded(text)).collect();
+        spec.command.argv = (!command.is_empty()).then(typed);
+        change(spec);
+    })?;
+    if request.spec.command.argv.is_none() {
+        let error = anyhow::anyhow!("there is no program to run");
+        let hint = "write it after --, or into the spec as command.argv";
+        return Err(Failure::new(Exit::Usage, error).hint(hint));
+    }
+    Ok(request)
 }
 
 /// Relays the ranks' output until they have ended.
@@ -90,6 +109,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
         return match (supervisor.unsaid().await, signals.first()) {
             (_, Some(number)) => Ok(Exit::Signal(number)),
             (Ok(_), None) => Ok(Exit::Done),
+            (Err(UpError::Interrupted), None) => Ok(Exit::INTERRUPTED),
             (Err(error), None) => Err(up::refused(error)),
         };
     };

@@ -10,10 +10,24 @@ use tokio::time::Interval;
 use crate::cluster::Control;
 use crate::os::notify::Notifier;
 use crate::os::run_directory::Paths;
+use crate::plan::Plan;
 use crate::supervise::{ClusterPhase, ClusterState, ProcessPhase};
 
 /// How long to wait for the supervisor's answer, if the watchdog's interval allows it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Time to prove a cluster that is to be verified, besides that to start it.
+const VERIFIED_WITHIN: Duration = Duration::from_secs(120);
+
+/// Asks the service manager for the time that the plan allows for the start and for the teardown
+/// after a failed one.
+pub(super) fn starting(plan: &Plan) {
+    let Some(manager) = Notifier::from_environment() else { return };
+    let policy = &plan.supervision;
+    let verified = if plan.requirements.verify { VERIFIED_WITHIN } else { Duration::ZERO };
+    let teardown = policy.grace.0 + ANSWER_WITHIN;
+    manager.starting(policy.ready_within.0.saturating_add(teardown).saturating_add(verified));
+}
 
 /// The service manager, used once the cluster is READY.
 #[derive(Default)]

@@ -8,16 +8,18 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
-use super::{flags, output, source};
+use super::{flags, input, output, source};
+use crate::cluster::{self, PathError};
 use crate::plan;
 use crate::spec::{self, ClusterSpec, Request, SpecError};
+use crate::text::{self, in_full};
 
 /// Arguments of `spec`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   cuda-cluster spec check cluster.yaml --topology dgx-h100
-  cuda-cluster spec check base.yaml small.yaml --merged
+  cuda-cluster spec check -f base.yaml -f mine.yaml   # as plan and up merge them
   cuda-cluster spec schema > schema.json")]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -37,13 +39,16 @@ enum Command {
     /// Check spec files ('-' for standard input), and say what they would do
     Check {
         /// The files to check
-        #[arg(required = true, value_name = "SPEC")]
+        #[arg(required_unless_present = "file", conflicts_with = "file", value_name = "SPEC")]
         files: Vec<PathBuf>,
+        /// Spec file to check; several are also checked as `plan -f` merges them, later ones win
+        #[arg(short = 'f', long = "file", value_name = "SPEC")]
+        file: Vec<PathBuf>,
         /// Machine: a file, or a built-in name like dgx-h100 [default: the specs', else this
         /// machine]
         #[arg(long, value_name = "SRC")]
         topology: Option<String>,
-        /// Also check what they are together, as `-f SPEC -f SPEC` merges them
+        /// Also check what they are together, as with -f
         #[arg(long)]
         merged: bool,
     },
@@ -61,8 +66,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             let caller = crate::probe::caller();
             output::print(&plan::starter(&machine, topology.as_deref(), &caller))?;
         }
-        Command::Check { files, topology, merged } => {
-            return check(files, topology.as_deref(), *merged);
+        Command::Check { files, file, topology, merged } => {
+            let all: Vec<PathBuf> = files.iter().chain(file).cloned().collect();
+            return check(&all, topology.as_deref(), *merged || file.len() > 1);
         }
     }
     Ok(Exit::Done)
@@ -72,11 +78,13 @@ fn check(files: &[PathBuf], topology: Option<&str>, merged: bool) -> Result<Exit
     let mut exit = Exit::Done;
     let mut specs = Vec::new();
     for file in files {
-        match flags::read_spec(file) {
-            Ok(mut spec) => {
+        match flags::read_spec_and_text(file) {
+            Ok((mut spec, text)) => {
                 spec.topology = topology.map(str::to_owned).or(spec.topology);
                 let would = outcome(Request::of(spec.clone()));
-                output::print_text(&format!("{}: right; {would}\n", file.display()))?;
+                let name = input::shown(file);
+                let paths = paths(&spec, &text, &name);
+                output::print_text(&format!("{name}: right; {would}{paths}\n"))?;
                 specs.push(spec);
             }
             Err(failure) => {
@@ -86,10 +94,22 @@ fn check(files: &[PathBuf], topology: Option<&str>, merged: bool) -> Result<Exit
         }
     }
     if merged && exit == Exit::Done {
-        let together = Request::merge(&specs, &ClusterSpec::default());
-        output::print_text(&format!("together: {}\n", outcome(together)))?;
+        let together = Request::merge(&specs, &ClusterSpec::default())
+            .map_err(|error| flags::keys::contradiction(&error, &specs))?;
+        output::print_text(&format!("together: {}\n", outcome(Ok(together))))?;
     }
     Ok(exit)
+}
+
+/// The paths of a spec that cannot be used on this machine, a line each.
+fn paths(spec: &ClusterSpec, text: &str, name: &str) -> String {
+    let line = |error: PathError| {
+        let place = text::find(text, error.key(), 1);
+        let place = place.map(|it| format!(":{}:{}", it.key.line, it.key.column));
+        let place = place.unwrap_or_default();
+        format!("\n  {name}{place}: {}", in_full(&error))
+    };
+    cluster::unusable_paths(spec).into_iter().map(line).collect()
 }
 
 /// What a spec would do on its machine, with its notes. That it cannot be planned here does not

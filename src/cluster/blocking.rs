@@ -29,7 +29,6 @@ pub struct Cluster {
     event_loop: EventLoop,
 }
 
-/// A thread with an event loop.
 #[derive(Debug)]
 struct EventLoop {
     tasks: runtime::Handle,
@@ -155,7 +154,7 @@ impl Cluster {
         self.ask(|cluster| async move { Ok(cluster.wait().await) })
     }
 
-    /// Stops the cluster, and returns when nothing of it is left.
+    /// [`Cluster::stop`](super::Cluster::stop).
     pub fn stop(self) {
         drop(self);
     }

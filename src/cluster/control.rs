@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+use crate::ids::ClusterName;
 use crate::supervise::Record;
 
 /// Maximum length of an answer.
@@ -30,6 +31,9 @@ pub enum ControlError {
         #[source]
         source: std::io::Error,
     },
+    /// The cluster has ended, and its name is another one's now.
+    #[error("this cluster has ended; another one is called {name} now")]
+    Replaced { name: ClusterName },
     /// It accepts connections, but does not answer.
     #[error("the supervisor at {} does not answer", socket.display())]
     Silent { socket: PathBuf },
@@ -53,7 +57,7 @@ impl ControlError {
         ControlError::Answer { path: path.to_owned(), reason: error.to_string() }
     }
 
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             ControlError::Silent { socket } => {
@@ -63,6 +67,17 @@ impl ControlError {
             _ => None,
         }
     }
+}
+
+/// A text as a part of the path in a URL.
+pub(crate) fn in_url(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
 }
 
 /// A supervisor, identified by its socket.

@@ -136,7 +136,7 @@ fn closed_port(topology: &Topology) -> Option<(NicPort, PortError)> {
 /// The libucp for native workers on this machine's GPUs, and the others that are installed.
 fn ucx() -> Vec<Finding> {
     let caller = probe::caller();
-    let installed = caller.ucx_libraries;
+    let installed = caller.ucx_libraries.unwrap_or_default();
     let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
     let rdma = probe_has_rdma();
     let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !rdma);

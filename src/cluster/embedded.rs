@@ -83,12 +83,17 @@ impl Builder {
     }
 
     /// Sets a key of the spec: `set("supervision.grace", "5s")`. The keys are those of
-    /// `cuda-cluster spec schema`, and the value is written as in a spec file. A wrong key or value
-    /// is an error of the launch.
+    /// `cuda-cluster spec schema`, and the value is written as in a spec file; `()` and `None` set
+    /// nothing. A wrong key or value is an error of the launch.
     pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
-        // What cannot be written as JSON is refused as a value of the wrong type.
-        let value = serde_json::to_value(value).unwrap_or_else(|error| error.to_string().into());
-        if !matches!(self.layers.last(), Some(Layer::Keys(_))) {
+        let value = written(&value);
+        if value.is_null() {
+            return self;
+        }
+        // A section is laid over what is there, as that of a spec would be.
+        let pointer = format!("/{}", key.replace('.', "/"));
+        let is_over = |keys: &Value| value.is_object() && keys.pointer(&pointer).is_some();
+        if !matches!(self.layers.last(), Some(Layer::Keys(keys)) if !is_over(keys)) {
             self.layers.push(Layer::Keys(Value::Object(Map::new())));
         }
         if let Some(Layer::Keys(keys)) = self.layers.last_mut() {
@@ -113,12 +118,12 @@ impl Builder {
         self.set("workers", workers)
     }
 
-    /// Requires NVLink, and uses it.
+    /// Uses NVLink; a note of the plan tells if there is none.
     pub fn enable_nvlink(self) -> Self {
         self.set("ucx.nvlink", true)
     }
 
-    /// Requires InfiniBand or RoCE, and uses it.
+    /// Uses InfiniBand or RoCE; a note of the plan tells if there is none.
     pub fn enable_infiniband(self) -> Self {
         self.set("ucx.infiniband", true)
     }
@@ -310,6 +315,19 @@ async fn outlast_dropped(plan: &Plan) {
     dropped().retain(|name| *name != plan.name);
 }
 
+/// A value as it stands in a spec. What can't be written as JSON becomes a text, which is refused
+/// as a value of the wrong type; JSON itself would say `null` for an infinite number.
+fn written(value: &impl Serialize) -> Value {
+    match serde_yaml::to_value(value) {
+        Ok(serde_yaml::Value::Number(number))
+            if number.as_f64().is_some_and(|number| !number.is_finite()) =>
+        {
+            number.to_string().into()
+        }
+        _ => serde_json::to_value(value).unwrap_or_else(|error| error.to_string().into()),
+    }
+}
+
 /// Sets a value at a path of keys.
 fn put(object: &mut Value, path: &str, value: Value) {
     let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
@@ -434,7 +452,8 @@ impl Cluster {
         outcome
     }
 
-    /// Stops the cluster, and returns when nothing of it is left.
+    /// Stops the cluster, and returns when nothing of it is left but, after a failure or a worker's
+    /// death, the files that tell of it.
     pub async fn stop(mut self) {
         if let Some(supervisor) = self.supervisor.get_mut() {
             supervisor.let_go();

@@ -11,7 +11,8 @@ use crate::spec::SpecError;
 use crate::supervise::{Cause, Outcome};
 use crate::topology::{self, ParseError};
 
-/// Why a cluster could not be launched; nothing of it is left.
+/// Why a cluster could not be launched; no process of it is left. The text does not contain that of
+/// the cause, which is the [`source`](std::error::Error::source).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message says what each field is")]

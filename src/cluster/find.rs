@@ -39,7 +39,7 @@ pub enum FindError {
 }
 
 impl FindError {
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             FindError::None { ended } if ended.is_empty() => {

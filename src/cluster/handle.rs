@@ -2,11 +2,12 @@
 //!
 //! *Invariant:* a handle owns nothing: dropping it changes nothing.
 
-use std::fs;
 use std::time::{Duration, SystemTime};
 
+use super::control::in_url;
 use super::{Control, ControlError, Ended, Lines};
 use crate::ids::ClusterName;
+use crate::os::owners::{Identity, Owners};
 use crate::os::run_directory::Paths;
 use crate::plan::Plan;
 use crate::supervise::record::What;
@@ -18,21 +19,39 @@ const LOOK: Duration = Duration::from_millis(10);
 const EVENTS: &str = "/v1/events";
 
 /// A running cluster: one's own ([`Cluster::handle`](super::Cluster::handle)) or another one
-/// ([`find`](super::find), [`clusters`](super::clusters)). Clones are equal.
+/// ([`find`](super::find), [`clusters`](super::clusters)). It stays that of this cluster when
+/// another one gets the name.
 #[derive(Clone, Debug)]
 pub struct Handle {
     /// Unique among the running clusters of a user, and the name of its run directory.
     pub name: ClusterName,
     /// Its files: logs, events, sockets.
     pub paths: Paths,
+    /// What tells it from later clusters of its name; `None` if that was not known yet.
+    supervisor: Option<Identity>,
 }
 
 impl Handle {
+    /// The cluster that has this name now.
     pub(super) fn new(name: ClusterName) -> Self {
-        Self { paths: Paths::of(&name), name }
+        let paths = Paths::of(&name);
+        Self { supervisor: supervisor(&paths), paths, name }
     }
 
-    /// A client of its control API.
+    /// Refuses to speak to a later cluster of this name.
+    ///
+    /// # Errors
+    /// If this one has ended, and there is a later one.
+    pub(super) fn current(&self) -> Result<Control, ControlError> {
+        match (self.supervisor, supervisor(&self.paths)) {
+            (Some(own), Some(now)) if own != now => {
+                Err(ControlError::Replaced { name: self.name.clone() })
+            }
+            _ => Ok(self.control()),
+        }
+    }
+
+    /// A client of the control API of whichever cluster has this name.
     pub fn control(&self) -> Control {
         Control::new(self.paths.control())
     }
@@ -42,7 +61,7 @@ impl Handle {
     /// # Errors
     /// If the supervisor can't be reached.
     pub async fn plan(&self) -> Result<Plan, ControlError> {
-        self.control().read("/v1/plan").await
+        self.current()?.read("/v1/plan").await
     }
 
     /// The phase of the cluster and of each process, with process ids, bindings, restarts and
@@ -51,7 +70,7 @@ impl Handle {
     /// # Errors
     /// If the supervisor can't be reached.
     pub async fn state(&self) -> Result<ClusterState, ControlError> {
-        self.control().read("/v1/state").await
+        self.current()?.read("/v1/state").await
     }
 
     /// Phases, deaths and notes from now on, one [`Record`] each; the last one is the end.
@@ -59,9 +78,12 @@ impl Handle {
     /// # Errors
     /// If the supervisor can't be reached.
     pub async fn events(&self) -> Result<Events, ControlError> {
-        let lines = self.control().stream(EVENTS).await?;
-        let owners = fs::read(self.paths.owners()).ok();
-        Ok(Events { handle: self.clone(), owners, lines: Some(lines), over: false })
+        let lines = Some(self.stream().await?);
+        Ok(Events { handle: self.clone(), lines, over: false })
+    }
+
+    async fn stream(&self) -> Result<Lines, ControlError> {
+        self.current()?.stream(EVENTS).await
     }
 
     /// Restarts a worker or, given the scheduler's name, the whole cluster.
@@ -69,7 +91,7 @@ impl Handle {
     /// # Errors
     /// If no process has that name, or the supervisor can't be reached.
     pub async fn restart(&self, process: &str) -> Result<(), ControlError> {
-        self.control().order(&format!("/v1/restart/{process}")).await
+        self.current()?.order(&format!("/v1/restart/{}", in_url(process))).await
     }
 
     /// Changes the number of running workers: the first ones of the plan.
@@ -77,15 +99,13 @@ impl Handle {
     /// # Errors
     /// If the plan has fewer, or the supervisor can't be reached.
     pub async fn scale(&self, workers: usize) -> Result<(), ControlError> {
-        self.control().order(&format!("/v1/scale?workers={workers}")).await
+        self.current()?.order(&format!("/v1/scale?workers={workers}")).await
     }
 
     /// Waits until nothing of the cluster is left but the files that explain its end, and tells how
     /// it ended. May be dropped at any time.
     pub async fn wait(&self) -> Outcome {
-        let owners = fs::read(self.paths.owners()).ok();
-        let mut events =
-            Events { handle: self.clone(), owners: owners.clone(), lines: None, over: false };
+        let mut events = Events { handle: self.clone(), lines: None, over: false };
         let outcome = loop {
             // An event that this version can't read is not the end.
             if let Ok(Some(record)) = events.next().await
@@ -94,21 +114,22 @@ impl Handle {
                 break outcome;
             }
         };
-        while self.is_run_by(owners.as_deref()) {
+        while self.is_running() {
             tokio::time::sleep(LOOK).await;
         }
         outcome
     }
 
     /// Whether this cluster still holds its run directory, rather than a later one of its name.
-    fn is_run_by(&self, owners: Option<&[u8]>) -> bool {
-        self.paths.is_alive() && fs::read(self.paths.owners()).ok().as_deref() == owners
+    pub(super) fn is_running(&self) -> bool {
+        self.paths.is_alive() && self.current().is_ok()
     }
 
     /// The last event of an ended cluster, from the files that it has left; one that ended as it
-    /// was asked to leaves none.
+    /// was asked to leaves none, and a later one of its name removes them.
     fn last_record(&self) -> Record {
-        let state = Ended::read(&self.name).and_then(|ended| ended.state);
+        let ended = self.current().ok().and_then(|_| Ended::read(&self.name));
+        let state = ended.and_then(|ended| ended.state);
         let (at, state, cause) = match state {
             Some(state) => (state.ended_at, state.state, state.cause),
             None => (None, ClusterPhase::Stopped, None::<Cause>),
@@ -118,12 +139,15 @@ impl Handle {
     }
 }
 
+/// The supervisor of the cluster that has these paths now.
+fn supervisor(paths: &Paths) -> Option<Identity> {
+    Owners::read(&paths.owners())?.supervisor
+}
+
 /// The stream of a running cluster's events.
 #[derive(Debug)]
 pub struct Events {
     handle: Handle,
-    /// The content of `owners.json`, which tells the cluster from later ones of its name.
-    owners: Option<Vec<u8>>,
     lines: Option<Lines>,
     over: bool,
 }
@@ -137,9 +161,9 @@ impl Events {
     pub async fn next(&mut self) -> Result<Option<Record>, ControlError> {
         while !self.over {
             let Some(lines) = &mut self.lines else {
-                if let Ok(lines) = self.handle.control().stream(EVENTS).await {
+                if let Ok(lines) = self.handle.stream().await {
                     self.lines = Some(lines);
-                } else if self.handle.is_run_by(self.owners.as_deref()) {
+                } else if self.handle.is_running() {
                     tokio::time::sleep(LOOK).await;
                 } else {
                     self.over = true;

@@ -35,7 +35,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             LaunchError::Dask(error) => error.hint(),

@@ -28,6 +28,7 @@ mod prepare;
 mod report;
 mod run;
 mod start;
+mod supervising;
 mod takedown;
 #[cfg(feature = "native")]
 mod verification;
@@ -37,6 +38,7 @@ pub mod workloads;
 
 use std::process::ExitCode;
 
+pub(crate) use control::in_url;
 pub use control::{Control, ControlError};
 pub use embedded::{Builder, Cluster};
 pub use ended::Ended;
@@ -90,6 +92,8 @@ pub use environment::{EnvironmentError, client_environment};
 #[doc(hidden)]
 pub use launch::{Surroundings, launch};
 #[doc(hidden)]
+pub use paths::unusable_paths;
+#[doc(hidden)]
 pub use prepare::{Prepared, check_here, check_interface, prepare, prepare_plan};
 #[doc(hidden)]
 pub use report::{BugReport, crashes, recorded_machine};
@@ -112,7 +116,7 @@ pub fn dispatch() -> Option<ExitCode> {
 fn supervision() -> Option<ExitCode> {
     let supervisor = || {
         let subcommand = std::env::args_os().nth(1)?;
-        (subcommand == detached::SUBCOMMAND).then(detached::main)
+        (subcommand == detached::SUBCOMMAND).then(supervising::main)
     };
     crate::os::dispatch().or_else(supervisor)
 }

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use super::{Client, ClientError, Cluster, Handle, blocking};
 use crate::engine::native::worker::registry::Registry;
 use crate::engine::native::{scheduler, worker};
-use crate::os::run_directory::Paths;
 
 /// Like [`super::dispatch`], for a program whose workers run its own functions.
 pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
@@ -31,7 +30,7 @@ impl Cluster {
     /// # Errors
     /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
-        Client::connect(self.paths().root())
+        self.handle().client()
     }
 }
 
@@ -41,7 +40,7 @@ impl blocking::Cluster {
     /// # Errors
     /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
-        Client::connect(Paths::of(&self.plan().name).root())
+        self.handle().client()
     }
 }
 
@@ -51,6 +50,7 @@ impl Handle {
     /// # Errors
     /// If its scheduler can't be reached, or it runs another engine.
     pub fn client(&self) -> Result<Client, ClientError> {
+        self.current().map_err(|_| ClientError::Gone)?;
         Client::connect(self.paths.root())
     }
 }

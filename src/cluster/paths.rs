@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::plan::{EnginePlan, Plan};
+use crate::plan::{EngineKind, EnginePlan, Plan};
+use crate::spec::{self, ClusterSpec};
 
 /// A path that can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,15 @@ pub enum PathError {
         #[source]
         source: io::Error,
     },
+    /// A file that can't be read.
+    #[error("'{key}': {} cannot be read", path.display())]
+    Unreadable {
+        /// The key of the spec that names it.
+        key: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     /// A file that can't be written.
     #[error("'{key}': {} cannot be written", path.display())]
     File {
@@ -45,49 +55,138 @@ pub enum PathError {
 }
 
 impl PathError {
-    /// A hint for the user.
+    /// The key of the spec that names the path.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::Directory { key, .. }
+            | Self::Program { key, .. }
+            | Self::Unreadable { key, .. }
+            | Self::File { key, .. } => key,
+        }
+    }
+
+    /// What the user can do, in one sentence.
     pub fn hint(&self) -> String {
         match self {
             Self::Directory { .. } => "name a directory that is yours, or one that can be made",
             Self::Program { .. } => "name a program that is there and that you may execute",
+            Self::Unreadable { .. } => {
+                "name a file that you may read; a relative path is below the spec file's directory, or \
+                 with a flag below the current one"
+            }
             Self::File { .. } => "name a file in a directory that is there and yours",
         }
         .to_owned()
     }
 }
 
+/// What a path is for.
+#[derive(Clone, Copy)]
+enum Use {
+    Read,
+    Write,
+    WriteInto,
+    Run,
+}
+
+/// A key of the spec, what its path is for, and the path.
+type Named<'a> = (&'static str, Use, Option<&'a Path>);
+
 /// Checks all paths that the plan's processes will use.
 ///
 /// # Errors
 /// If one of them can't be used.
 pub(super) fn check(plan: &Plan) -> Result<(), PathError> {
-    if let Some(path) = &plan.supervision.pid_file {
-        file("worker.pid_file", path)?;
-    }
+    named(plan).into_iter().try_for_each(usable)
+}
+
+fn named(plan: &Plan) -> Vec<Named<'_>> {
+    let mut named: Vec<Named<'_>> =
+        vec![("worker.pid_file", Use::Write, plan.supervision.pid_file.as_deref())];
     match &plan.engine {
         EnginePlan::Command(_) => {}
-        EnginePlan::Native(native) => {
-            if let Some(path) = &native.local_directory {
-                directory("worker.local_directory", path)?;
-            }
-            if let Some(path) = &native.program {
-                program("native.program", path)?;
-            }
-        }
+        EnginePlan::Native(native) => named.extend([
+            ("worker.local_directory", Use::WriteInto, native.local_directory.as_deref()),
+            ("native.program", Use::Run, native.program.as_deref()),
+        ]),
         EnginePlan::Dask(dask) => {
-            if let Some(path) = &dask.local_directory {
-                directory("worker.local_directory", path)?;
-            }
-            if let Some(path) = &dask.scheduler_file {
-                file("scheduler.file", path)?;
-            }
             let pools = plan.workers.iter().filter_map(|worker| worker.rmm.as_ref());
-            if let Some(path) = pools.filter_map(|rmm| rmm.log_directory.as_ref()).next() {
-                directory("rmm.log_directory", path.as_ref())?;
-            }
+            let logs = pools.filter_map(|rmm| rmm.log_directory.as_deref()).next();
+            let tls = dask.tls.as_ref();
+            named.extend([
+                ("worker.local_directory", Use::WriteInto, dask.local_directory.as_deref()),
+                ("scheduler.file", Use::Write, dask.scheduler_file.as_deref()),
+                ("rmm.log_directory", Use::WriteInto, logs.map(Path::new)),
+                ("tls.ca_file", Use::Read, tls.map(|tls| Path::new(&tls.ca_file))),
+                ("tls.cert", Use::Read, tls.map(|tls| Path::new(&tls.cert))),
+                ("tls.key", Use::Read, tls.map(|tls| Path::new(&tls.key))),
+            ]);
         }
     }
-    Ok(())
+    named
+}
+
+/// The paths of a spec that this machine's processes could not use. Paths of another engine's
+/// sections are left out.
+pub fn unusable_paths(spec: &ClusterSpec) -> Vec<PathError> {
+    let native = &spec.native;
+    let mut named: Vec<Named<'_>> = vec![
+        ("worker.pid_file", Use::Write, path(&spec.worker.pid_file)),
+        (
+            "ucx.library",
+            Use::Read,
+            path(&spec.ucx.library).filter(|it| it.components().count() > 1),
+        ),
+    ];
+    let engine = spec.engine.unwrap_or_default();
+    if engine != EngineKind::Command {
+        let local = path(&spec.worker.local_directory);
+        named.push(("worker.local_directory", Use::WriteInto, local));
+    }
+    match engine {
+        EngineKind::Native => named.push(("native.program", Use::Run, path(&native.program))),
+        EngineKind::Command => {
+            let program = spec.command.argv.as_deref().and_then(<[_]>::first).map(Path::new);
+            named.push(("command.argv", Use::Run, program));
+        }
+        EngineKind::Dask => {
+            named.extend([
+                ("scheduler.file", Use::Write, path(&spec.scheduler.file)),
+                ("rmm.log_directory", Use::WriteInto, path(&spec.rmm.log_directory)),
+                ("tls.ca_file", Use::Read, path(&spec.tls.ca_file)),
+                ("tls.cert", Use::Read, path(&spec.tls.cert)),
+                ("tls.key", Use::Read, path(&spec.tls.key)),
+                ("dask.python", Use::Run, path(&spec.dask.python)),
+            ]);
+            let files = spec.dask.preload.iter().flatten().filter(|one| spec::is_file(one));
+            named.extend(files.map(|file| ("dask.preload", Use::Read, Some(Path::new(file)))));
+        }
+    }
+    named.into_iter().filter_map(|one| usable(one).err()).collect()
+}
+
+fn path(text: &Option<String>) -> Option<&Path> {
+    text.as_deref().map(Path::new)
+}
+
+fn usable((key, purpose, path): Named<'_>) -> Result<(), PathError> {
+    let Some(path) = path else { return Ok(()) };
+    match purpose {
+        Use::Read => readable(key, path),
+        Use::Write => file(key, path),
+        Use::WriteInto => directory(key, path),
+        Use::Run => program(key, path),
+    }
+}
+
+/// Opens a file for reading. A pipe is not opened, because that waits for its writer.
+fn readable(key: &'static str, path: &Path) -> Result<(), PathError> {
+    let looked = fs::metadata(path).and_then(|there| match there.file_type() {
+        kind if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        kind if kind.is_file() => fs::File::open(path).map(drop),
+        _ => Ok(()),
+    });
+    looked.map_err(|source| PathError::Unreadable { key, path: path.to_owned(), source })
 }
 
 /// Creates a directory with its parents, writes into it, and removes everything again.
@@ -122,13 +221,20 @@ fn file(key: &'static str, path: &Path) -> Result<(), PathError> {
     looked.map_err(|source| PathError::File { key, path: path.to_owned(), source })
 }
 
-/// Checks that a program could be run. One without a slash is searched when it is run.
-fn program(key: &'static str, path: &Path) -> Result<(), PathError> {
-    if path.components().count() == 1 && path.is_relative() {
-        return Ok(());
+/// The place of a program: of a mere name, the first in `PATH` that is there.
+fn find(program: &Path) -> io::Result<PathBuf> {
+    if program.components().count() > 1 || program.is_absolute() {
+        return Ok(program.to_owned());
     }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|it| it.join(program)).find(|it| it.is_file());
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is not in PATH"))
+}
+
+/// Checks that a program could be run. One without a slash is looked up in `PATH`.
+fn program(key: &'static str, path: &Path) -> Result<(), PathError> {
     let runs = |there: fs::Metadata| there.is_file() && there.permissions().mode() & 0o111 != 0;
-    let looked = match fs::metadata(path).map(runs) {
+    let looked = match find(path).and_then(fs::metadata).map(runs) {
         Ok(true) => return Ok(()),
         Ok(false) => io::ErrorKind::PermissionDenied.into(),
         Err(error) => error,
@@ -146,6 +252,26 @@ mod tests {
         directory("worker.local_directory", &folder.path().join("a/b/c")).expect("it can be made");
         file("scheduler.file", &folder.path().join("address.json")).expect("it can be written");
         assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+    }
+
+    #[test]
+    fn a_plan_is_checked_for_the_paths_that_its_spec_is_checked_for() {
+        let keys = "version: 1\nworker: {pid_file: /proc/x, local_directory: /proc/x}\n";
+        let dask = "engine: dask\nscheduler: {file: /proc/x}\ntls: {ca_file: /x, cert: /x, key: /x}\n\
+                    rmm: {pool_size: 1GB, log_directory: /proc/x}\n";
+        let native = "native: {program: /proc/x}\n";
+        for (more, count) in [(native, 3), (dask, 7), ("engine: command\n", 1)] {
+            let spec = spec::parse(&format!("{keys}{more}"), "test").expect(more);
+            let of_spec: Vec<&str> = unusable_paths(&spec).iter().map(PathError::key).collect();
+            assert_eq!(of_spec.len(), count, "{of_spec:?}");
+            let request = spec::Request::of(spec).expect(more);
+            let machine = crate::topology::builtin("dgx-1-v100").expect("a machine");
+            let machine = crate::topology::parse(machine).expect("a machine");
+            let plan = crate::plan::plan(&machine, &request, &Default::default()).expect(more);
+            let of_plan = named(&plan).into_iter().filter_map(|one| usable(one).err());
+            let of_plan: Vec<&str> = of_plan.map(|error| error.key()).collect();
+            assert_eq!(of_plan, of_spec, "{more}");
+        }
     }
 
     #[test]

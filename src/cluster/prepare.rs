@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::{self, PathError};
 use crate::ids::GpuUuid;
-use crate::plan::{CallerEnvironment, Here, Plan, PlanError, adapt_to_here, libucp_paths, plan};
+use crate::plan::{
+    CallerEnvironment, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths, plan,
+};
 use crate::probe::{self, NoLibucp, ProbeError, check_libucp};
 use crate::spec::Request;
 use crate::topology::{self, Note, Topology, builtin};
@@ -54,6 +56,9 @@ pub enum PrepareError {
     /// This machine can't be probed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
+    /// The plan lacks what every plan has.
+    #[error("the plan can't be run: {0}")]
+    Unsound(#[from] Unsound),
     /// The request does not fit the machine.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -78,10 +83,11 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             PrepareError::Probe(error) => error.hint(),
+            PrepareError::Unsound(_) => Some("mend it, or plan again".to_owned()),
             PrepareError::Plan(error) => error.hint(),
             PrepareError::Libucp(error) => error.hint(),
             PrepareError::Path(error) => Some(error.hint()),
@@ -133,9 +139,10 @@ fn list(names: &[String]) -> String {
 /// Checks that this machine can run an existing plan.
 ///
 /// # Errors
-/// If this machine can't be probed, the plan's GPUs are elsewhere and not to be simulated, or the
-/// named libucp does not exist.
+/// If the plan lacks what every plan has, this machine can't be probed, the plan's GPUs are
+/// elsewhere and not to be simulated, or the named libucp does not exist.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
+    decided.check()?;
     let live = look()?;
     let prepared = fit(decided, &live, false)?;
     // A plan for another machine has its name, which may be that of a built-in one.

@@ -68,6 +68,10 @@ pub enum UpError {
         /// How it ended.
         status: String,
     },
+    /// A Ctrl-C ended the supervisor process before it was in a group of its own: it has started
+    /// nothing.
+    #[error("interrupted before anything was started")]
+    Interrupted,
     /// The program did not become a supervisor, usually because its `main` does not begin with
     /// [`dispatch`](super::dispatch).
     #[error("{} did not become a supervisor: it {did}", program.display())]
@@ -92,7 +96,7 @@ impl UpError {
         UpError::Plan { reason: error.to_string() }
     }
 
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             UpError::Limits(error) => Some(error.hint()),
@@ -201,7 +205,6 @@ async fn begin(
     Ok(launch)
 }
 
-/// Watches the GPUs of a plan.
 fn watch(plan: &Plan) -> NvmlWatch {
     let gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()?.uuid.clone());
     let gpus: BTreeSet<_> = gpus.collect();

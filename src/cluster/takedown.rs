@@ -52,7 +52,7 @@ pub enum TakeDownError {
 }
 
 impl TakeDownError {
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unanswered { name, .. } | Self::StillEnding { name, .. } => {
@@ -73,10 +73,13 @@ impl Handle {
     /// # Errors
     /// If the supervisor does not answer, or the cluster does not end within `within`.
     pub async fn stop(&self, how: Escalation, within: Duration) -> Result<(), TakeDownError> {
+        if self.current().is_err() {
+            return Ok(());
+        }
         let deadline = Instant::now() + within;
         self.ask_to_end(how, deadline).await?;
         // The lock of the run directory is free when no process of the cluster is left.
-        while self.paths.is_alive() {
+        while self.is_running() {
             if Instant::now() >= deadline {
                 let (name, within) = (self.name.clone(), Span(within));
                 return Err(TakeDownError::StillEnding { name, within });
@@ -103,7 +106,7 @@ impl Handle {
     /// # Errors
     /// If a process is left that not even SIGKILL ends.
     pub async fn kill(&self, within: Duration) -> Result<(), TakeDownError> {
-        if self.stop(Escalation::Kill, within.min(KILL)).await.is_ok() {
+        if self.stop(Escalation::Kill, within.min(KILL)).await.is_ok() || !self.is_running() {
             return Ok(());
         }
         let cluster = self.clone();
@@ -118,14 +121,14 @@ impl Handle {
 
     /// Returns when the supervisor has accepted the request, or the cluster has ended meanwhile.
     async fn ask_to_end(&self, how: Escalation, deadline: Instant) -> Result<(), TakeDownError> {
-        let control = self.control();
         let path = format!("/v1/stop?how={how}");
         loop {
+            let Ok(control) = self.current() else { return Ok(()) };
             let left = deadline.saturating_duration_since(Instant::now());
             let asked = control.order_within(&path, left.min(ANSWER)).await;
             let source = match asked {
                 Ok(()) => return Ok(()),
-                Err(_) if !self.paths.is_alive() => return Ok(()),
+                Err(_) if !self.is_running() => return Ok(()),
                 Err(source) => source,
             };
             // A supervisor that is starting does not listen yet, and one that is ending no longer;

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::engine::links::trials::{self, Measures as _};
 use crate::engine::links::{self, Background, Pair};
 use crate::engine::native;
 use crate::engine::native::client::Client;
-use crate::engine::native::trials;
 use crate::os::run_directory::Paths;
 use crate::plan::Plan;
 use crate::supervise::ClusterState;

@@ -12,6 +12,7 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 use super::pages::{PAGE, Pages};
 use super::spare;
@@ -35,7 +36,23 @@ enum Content {
     Heap { bytes: Vec<u8>, start: usize },
     /// The first `len` bytes of the pages; `None` only while it is dropped.
     Pages { pages: Option<Pages>, len: usize },
+    /// Memory of another library.
+    Foreign(Foreign),
 }
+
+/// So many bytes from `start` on.
+///
+/// *Invariant:* nobody else uses them in a way that conflicts with a slice: the promise of who
+/// made it.
+struct Foreign {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is used as a slice of bytes is, which other threads may have and share.
+unsafe impl Send for Foreign {}
+// SAFETY: as above.
+unsafe impl Sync for Foreign {}
 
 impl HostMemory {
     /// Memory that is page-aligned if it is at least a page long. Its bytes are undefined: zero in
@@ -53,6 +70,15 @@ impl HostMemory {
             Content::Heap { bytes: memory, start }
         };
         Some(Self { content, lease: None })
+    }
+
+    /// Memory that another library of this process has allocated, from `start` on.
+    ///
+    /// # Safety
+    /// The range is initialised and stays allocated until this is dropped, and nobody else writes
+    /// to it; while this is written, nobody reads it.
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize) -> Self {
+        Self { content: Content::Foreign(Foreign { start, len }), lease: None }
     }
 
     /// The bytes as a vector, copied if they are not at the beginning of one.
@@ -113,6 +139,10 @@ impl Deref for HostMemory {
         match &self.content {
             Content::Heap { bytes, start } => &bytes[*start..],
             Content::Pages { pages, len } => pages.as_ref().map_or(&[], |pages| &pages[..*len]),
+            // SAFETY: the invariant of the type.
+            Content::Foreign(Foreign { start, len }) => unsafe {
+                std::slice::from_raw_parts(start.as_ptr(), *len)
+            },
         }
     }
 }
@@ -124,6 +154,10 @@ impl DerefMut for HostMemory {
             Content::Pages { pages, len } => {
                 pages.as_mut().map_or(&mut [], |pages| &mut pages[..*len])
             }
+            // SAFETY: the invariant of the type.
+            Content::Foreign(Foreign { start, len }) => unsafe {
+                std::slice::from_raw_parts_mut(start.as_ptr(), *len)
+            },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What open pages are told of a cluster: its state, its lanes, events, and figures.
 //!
 //! One task for each cluster that is looked at, however many look. It hears of changes by the
-//! supervisor's stream of events, and asks for the state only then and every [`STATE_EVERY`].
+//! supervisor's stream of events, and reads the state only then and every [`STATE_EVERY`].
 //!
 //! *Invariant:* nothing is read, measured or asked while no page is open; the last that was known
 //! of a cluster is kept when it has ended.
@@ -31,8 +31,11 @@ const FIGURES_EVERY: Duration = Duration::from_secs(2);
 /// Time between two requests for the state, if nothing happens.
 const STATE_EVERY: Duration = Duration::from_secs(10);
 
-/// How long events are collected before the state is asked for.
+/// How long events are collected before the state is read.
 const SETTLE: Duration = Duration::from_millis(40);
+
+/// Time from an event to the question what it has changed for the other processes.
+const AFTERMATH: Duration = Duration::from_secs(1);
 
 /// Number of readings that a new page gets: five minutes.
 const HISTORY: usize = 150;
@@ -273,15 +276,14 @@ impl Feeder {
     /// Follows it to its end, and returns true; false if nobody looks.
     async fn follow(mut self) -> bool {
         let mut meter = Some(Meter::new(self.subject.machine.as_ref()));
-        let (mut state_at, mut figures_at) = (Instant::now(), Instant::now());
-        let mut asks = false;
+        let mut figures_at = Instant::now();
+        let mut looks = Looks::beginning(figures_at);
         while !self.feed.is_left() {
             let now = Instant::now();
-            if state_at <= now {
-                if !self.look(asks).await {
-                    return true;
-                }
-                (state_at, asks) = (now + STATE_EVERY, true);
+            if let Some(asks) = looks.due(now)
+                && !self.look(asks).await
+            {
+                return true;
             }
             if figures_at <= now {
                 let processes = self.state.as_ref().map(processes_of).unwrap_or_default();
@@ -296,18 +298,16 @@ impl Feeder {
                 figures_at = now + self.feed.figures_every;
             }
             tokio::select! {
-                () = tokio::time::sleep_until(state_at.min(figures_at)) => {}
-                record = next_event(&mut self.events) => match record {
-                    Some(record) => {
-                        self.feed.send(Message { kind: "event", text: record.into() });
-                        // What has just happened needs no answers of the processes.
-                        (state_at, asks) = (state_at.min(Instant::now() + SETTLE), false);
+                () = tokio::time::sleep_until(looks.next().min(figures_at)) => {}
+                record = next_event(&mut self.events) => {
+                    match record {
+                        Some(record) => {
+                            self.feed.send(Message { kind: "event", text: record.into() });
+                        }
+                        None => self.events = None,
                     }
-                    None => {
-                        self.events = None;
-                        state_at = Instant::now() + SETTLE;
-                    }
-                },
+                    looks.happened(Instant::now());
+                }
             }
         }
         false
@@ -362,6 +362,44 @@ impl Feeder {
     }
 }
 
+/// When the state is read, and whether the processes are asked for it.
+///
+/// The supervisor knows at once what happened to a process. That others have gained or lost a
+/// connection by it, only they know, and they tell when they are asked.
+struct Looks {
+    read_at: Option<Instant>,
+    ask_at: Instant,
+}
+
+impl Looks {
+    fn beginning(now: Instant) -> Self {
+        Self { read_at: Some(now), ask_at: now + AFTERMATH }
+    }
+
+    /// Something has happened, or the stream of events has ended.
+    fn happened(&mut self, now: Instant) {
+        self.read_at = Some(self.read_at.map_or(now + SETTLE, |at| at.min(now + SETTLE)));
+        self.ask_at = self.ask_at.min(now + AFTERMATH);
+    }
+
+    fn next(&self) -> Instant {
+        self.read_at.map_or(self.ask_at, |at| at.min(self.ask_at))
+    }
+
+    /// Whether it is time to read the state, and whether to ask the processes for it.
+    fn due(&mut self, now: Instant) -> Option<bool> {
+        if self.next() > now {
+            return None;
+        }
+        self.read_at = None;
+        let asks = self.ask_at <= now;
+        if asks {
+            self.ask_at = now + STATE_EVERY;
+        }
+        Some(asks)
+    }
+}
+
 /// The next record, as the JSON that the supervisor sends; `None` if the stream has ended. Never
 /// without a stream. Cancel-safe.
 async fn next_event(events: &mut Option<Lines>) -> Option<String> {
@@ -411,5 +449,29 @@ fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
     match future.as_mut().poll(&mut context) {
         std::task::Poll::Ready(value) => Some(value),
         std::task::Poll::Pending => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_an_event_the_state_is_read_at_once_and_the_processes_are_asked_soon() {
+        let start = Instant::now();
+        let mut looks = Looks::beginning(start);
+        assert_eq!(looks.due(start), Some(false));
+        assert_eq!(looks.due(looks.next()), Some(true), "who looks first learns of all lanes soon");
+        assert_eq!(looks.due(start + AFTERMATH), None);
+        let event = start + AFTERMATH * 2;
+        looks.happened(event);
+        assert_eq!(looks.next(), event + SETTLE);
+        // Events without end delay neither.
+        looks.happened(event + SETTLE);
+        assert_eq!(looks.due(event + SETTLE), Some(false));
+        assert_eq!(looks.next(), event + AFTERMATH);
+        looks.happened(event + AFTERMATH);
+        assert_eq!(looks.due(event + AFTERMATH), Some(true));
+        assert_eq!(looks.next(), event + AFTERMATH + STATE_EVERY, "then nothing has happened");
     }
 }

@@ -314,7 +314,7 @@ async fn report(Path(Named { name }): Path<Named>) -> Response {
 }
 
 async fn restart(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
-    order(&name, &format!("/v1/restart/{}", encoded(&process))).await
+    order(&name, &format!("/v1/restart/{}", cluster::in_url(&process))).await
 }
 
 #[derive(Deserialize)]
@@ -331,17 +331,6 @@ async fn scale(
 
 async fn stop(Path(Named { name }): Path<Named>) -> Response {
     order(&name, "/v1/stop").await
-}
-
-/// A part of a URL's path.
-fn encoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 /// Passes a request for a change on to the supervisor.

@@ -32,6 +32,11 @@ impl Notifier {
         number("WATCHDOG_USEC").filter(|_| meant).map(|usec| Duration::from_micros(usec / 2))
     }
 
+    /// Asks for this much time to become READY, even if the unit's `TimeoutStartSec` is shorter.
+    pub fn starting(&self, within: Duration) {
+        self.send(&format!("EXTEND_TIMEOUT_USEC={}", within.as_micros()));
+    }
+
     /// Reports READY; `status` is for people.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={}", one_line(status)));

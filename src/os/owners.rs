@@ -45,7 +45,7 @@ impl Owners {
     }
 
     /// Reads the file; `None` if it is missing or invalid.
-    pub(super) fn read(path: &Path) -> Option<Self> {
+    pub fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 

@@ -52,6 +52,11 @@ impl PidFd {
 /// exist.
 pub(crate) async fn ended(pid: u32) {
     let Ok(process) = PidFd::open(Pid::from_raw(pid.cast_signed())) else { return };
+    until_ended(process).await;
+}
+
+/// Waits until a process has ended.
+pub(crate) async fn until_ended(process: PidFd) {
     // SAFETY: a `PidFd` holds one open descriptor for all its life.
     let Ok(process) = (unsafe { AsyncFd::register(process) }) else {
         return std::future::pending().await;

@@ -12,10 +12,10 @@ use crate::cpuset::{CpuSet, NodeSet};
 use crate::spec::MemoryPolicy;
 use crate::topology::Note;
 
-/// What this machine has.
+/// The CPUs and NUMA nodes to which `adapt_to_here` adapts a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Here {
-    /// The allowed CPUs.
+    /// The CPUs that this process may use.
     pub cpus: CpuSet,
     /// The allowed NUMA nodes; empty if the kernel has none.
     pub mems: NodeSet,

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 
 use super::form::Rejected;
 use crate::spec::{ClusterSpec, EngineKind, GpuName, MatchSpec, OverrideSpec, UcxVersion};
-use crate::topology::{Gpu, MigInstance, Topology};
+use crate::topology::{Gpu, MigInstance, Note, Topology};
 
 /// The caller's variables, network interfaces and limits.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct CallerEnvironment {
     /// Environment variables; only `UCX_*`, `UCXPY_*`, `NCCL_*`, `CUDA_VISIBLE_DEVICES` and the
     /// thread numbers of libraries matter.
@@ -21,8 +22,8 @@ pub struct CallerEnvironment {
     pub interfaces: Vec<Interface>,
     /// The version of the UCX that will be used, if known.
     pub ucx_version: Option<UcxVersion>,
-    /// Every installed libucp, most preferred first.
-    pub ucx_libraries: Vec<InstalledUcx>,
+    /// Every installed libucp, most preferred first; `None` if nobody has looked.
+    pub ucx_libraries: Option<Vec<InstalledUcx>>,
     /// The memory policy that the caller was started with (`numactl`), like `bind 1`; `None` for
     /// the default policy.
     pub memory_policy: Option<String>,
@@ -35,6 +36,7 @@ pub struct CallerEnvironment {
 
 /// A libucp that is installed on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct InstalledUcx {
     /// The file `libucp.so.0`, absolute.
     pub path: String,
@@ -48,6 +50,7 @@ pub struct InstalledUcx {
 
 /// A network interface of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Interface {
     /// Its name, like `eth0`.
     pub name: String,
@@ -55,6 +58,20 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
     /// Whether it has the address that the machine announces to others.
     pub main: bool,
+}
+
+impl InstalledUcx {
+    /// The libucp in a file, with neither CUDA's nor InfiniBand's transports.
+    pub fn new(path: impl Into<String>, whose: impl Into<String>) -> Self {
+        Self { path: path.into(), whose: whose.into(), cuda: false, verbs: false }
+    }
+}
+
+impl Interface {
+    /// An interface whose addresses the machine does not announce.
+    pub fn new(name: impl Into<String>, addresses: Vec<IpAddr>) -> Self {
+        Self { name: name.into(), addresses, main: false }
+    }
 }
 
 /// A GPU, or a MIG instance of one, that gets workers.
@@ -95,8 +112,12 @@ pub(super) struct Selected<'a> {
     pub(super) from_caller: bool,
     /// Why these were chosen.
     pub(super) reason: String,
+    /// Whether the user named each MIG instance by itself.
+    pub(super) instances_named: bool,
     /// What was left out.
     pub(super) rejected: Vec<Rejected>,
+    /// Notes that follow from what was asked for: no objections under `strict`.
+    pub(super) told: Vec<Note>,
 }
 
 /// A worker before its resources are decided.

@@ -2,30 +2,32 @@
 //!
 //! Does not decide about any single resource; `gpus`, `network`, `shares`, `ucx` and `workers` do.
 //!
-//! *Invariant:* a plan that is returned under `strict` has no notes.
+//! *Invariant:* a plan that is returned under `strict` has only notes that follow from what was
+//! asked for itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::context::{CallerEnvironment, Context, slots};
 use super::error::PlanError;
 use super::form::{
-    Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, VERSION, Why,
+    Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, UcxPlan, VERSION,
+    Why,
 };
 use super::gpus::{VISIBLE, machine_name};
-use super::variables::{NET_DEVICES, Situation, connects, with_protocol};
-use super::{gpus, network, options, shares, ucx, unused, workers};
+use super::variables::{NET_DEVICES, Situation, connects, is_used, with_protocol};
+use super::{beyond, exposed, gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
     ClusterSpec, EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError,
     Ulimit, UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
-use crate::units::{HumanBytes, Size};
+use crate::units::{Bytes, HumanBytes, Size};
 
 /// Decides everything that `up` does.
 ///
 /// # Errors
 /// If something that was asked for does not exist or cannot be shared out; under `strict`, also if
-/// the plan would have a note.
+/// the plan would have a note that does not follow from what was asked for itself.
 pub fn plan(
     topology: &Topology,
     request: &Request,
@@ -47,12 +49,15 @@ pub fn plan(
     };
     context.one_address_for_each()?;
     context.within_the_device()?;
-    context.requirements(&mut notes);
+    let mut told = selected.told.clone();
+    context.nvlink_is_there(&mut notes);
+    context.mig(&mut notes, &mut told);
     let nics = network::share(&context, &mut notes)?;
     let shares = shares::share(&context, &mut notes)?;
     let rails = nics.iter().map(|share| share.ports.len()).max().unwrap_or(0);
     let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &nics)));
     notes.extend(variables.notes.iter().cloned());
+    told.extend(variables.told.iter().cloned());
     notes.extend(unused::notes(&context, &variables));
 
     let mut origins = request.origins.clone();
@@ -64,10 +69,18 @@ pub fn plan(
     let mut client_env = variables.env.clone();
     client_env.extend(everywhere.map(|devices| (NET_DEVICES.to_owned(), devices)));
     let workers = workers::plan(&context, &nics, &shares, &variables, &mut notes)?;
-    let plan = Plan {
+    notes.extend(beyond::notes(&context, &workers));
+    if spec.strict == Some(true) && !notes.is_empty() {
+        return Err(PlanError::Strict { notes: without_repetition(notes) });
+    }
+    let engine = options::of(&context);
+    // What was asked for and is done is no objection, however open it is.
+    told.extend(exposed::notes(&engine));
+    notes.extend(told);
+    Ok(Plan {
         version: VERSION,
         name: spec.name.clone().unwrap_or_default(),
-        engine: options::of(&context),
+        engine,
         machine: Machine {
             name: topology.name.clone(),
             source: topology.source.clone(),
@@ -81,14 +94,14 @@ pub fn plan(
             strict: spec.strict.unwrap_or(false),
             verify: spec.verify.unwrap_or(false),
         },
+        ucx: is_used(spec, context.engine).then(|| UcxPlan {
+            version: spec.ucx.version.or(caller.ucx_version),
+            preset: spec.ucx.preset.unwrap_or_default(),
+        }),
         supervision: supervision(spec),
         origins,
         notes: without_repetition(notes),
-    };
-    if plan.requirements.strict && !plan.notes.is_empty() {
-        return Err(PlanError::Strict { notes: plan.notes });
-    }
-    Ok(plan)
+    })
 }
 
 /// An error about a value that this machine contradicts.
@@ -185,9 +198,8 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Notes requests that can't be satisfied or are risky.
-    fn requirements(&self, notes: &mut Vec<Note>) {
-        self.nvlink_is_there(notes);
+    /// Says that MIG instances have no CUDA IPC, without objection if each was named by the user.
+    fn mig(&self, notes: &mut Vec<Note>, told: &mut Vec<Note>) {
         let mig: Vec<&str> = self
             .slots
             .iter()
@@ -199,7 +211,8 @@ impl<'a> Context<'a> {
             let text = format!(
                 "{names} have MIG instances: without CUDA IPC they exchange data through host memory"
             );
-            notes.push(Note::new("mig", text));
+            let to = if self.selected.instances_named { told } else { notes };
+            to.push(Note::new("mig", text));
         }
     }
 
@@ -290,6 +303,15 @@ impl<'a> Context<'a> {
                 rejected: Vec::new(),
             });
         }
+        for (name, value) in self.spec.scheduler.env.iter().flatten() {
+            env.insert(name.clone(), value.clone());
+            why.push(Why {
+                choice: format!("env.{name}"),
+                chosen: value.clone(),
+                reason: "set by 'scheduler.env'".to_owned(),
+                rejected: Vec::new(),
+            });
+        }
         Some(SchedulerPlan {
             binding: Binding { cpus, mems: None, memory_policy: MemoryPolicy::None },
             env,
@@ -304,6 +326,7 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
     Supervision {
         restart: asked.restart.unwrap_or(usual.restart),
         limit: asked.limit.unwrap_or(usual.limit),
+        limit_at_work: asked.limit_at_work.or(usual.limit_at_work),
         window: asked.window.unwrap_or(usual.window),
         backoff: asked.backoff.unwrap_or(usual.backoff),
         backoff_max: asked.backoff_max.unwrap_or(usual.backoff_max),
@@ -314,8 +337,7 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
         answer_within: asked.answer_within.unwrap_or(usual.answer_within),
         unresponsive: asked.unresponsive.unwrap_or(usual.unresponsive),
         gpu_free_within: asked.gpu_free_within.unwrap_or(usual.gpu_free_within),
-        // A fraction is refused when the spec is read, so the whole does not matter.
-        log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |size| size.of(0)),
+        log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |Bytes(bytes)| bytes),
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
         pid_file: spec.worker.pid_file.as_ref().map(Into::into),
         ulimits: ulimits(&spec.ulimits),

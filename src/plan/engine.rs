@@ -16,6 +16,7 @@ use crate::units::Span;
 /// The engine and its settings. In JSON an object with one key, the engine's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum EnginePlan {
     /// Our own scheduler and workers.
     Native(NativePlan),
@@ -26,7 +27,7 @@ pub enum EnginePlan {
 }
 
 impl EnginePlan {
-    /// Which engine it is.
+    /// The engine alone, without its settings.
     pub fn kind(&self) -> EngineKind {
         match self {
             EnginePlan::Native(_) => EngineKind::Native,
@@ -74,6 +75,7 @@ pub struct NativePlan {
 /// Settings of the Dask engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct DaskPlan {
     /// `tcp`, `tls`, `native`, `ucx` or `ucxx`.
     pub protocol: String,
@@ -98,9 +100,9 @@ pub struct DaskPlan {
     pub dashboard: bool,
     /// Where the scheduler's dashboard listens, if that port is free.
     pub dashboard_address: String,
-    /// Prefix of the dashboards' URLs.
+    /// Prefix of the dashboards' URLs; `/` for none.
     pub dashboard_prefix: String,
-    /// Files for TLS.
+    /// Files for TLS; `None` without TLS.
     pub tls: Option<TlsFiles>,
     /// Ports for the workers, one each in rank order; `None` for any free ones.
     pub worker_ports: Option<PortRange>,
@@ -146,18 +148,20 @@ fn is_usual(names: &WorkerNames) -> bool {
 /// Files for TLS, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct TlsFiles {
     /// Certificates of the authorities to trust.
     pub ca_file: String,
-    /// Own certificate.
+    /// Own certificate, which peers check.
     pub cert: String,
-    /// Own key.
+    /// Own key, which fits the certificate.
     pub key: String,
 }
 
 /// Settings of the command engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct CommandPlan {
     /// Program and arguments of every rank; empty if no program has been named yet.
     pub argv: Vec<String>,

@@ -4,7 +4,7 @@
 //!
 //! *Invariant:* each error says what is missing, and its hint what to try.
 
-use crate::spec::SpecError;
+use crate::spec::{EngineKind, SpecError};
 use crate::text::ReadError;
 use crate::text::did_you_mean;
 use crate::topology::Note;
@@ -187,6 +187,34 @@ impl PlanError {
     }
 }
 
+/// Longest name of a process, in bytes; files and sockets are called by it.
+pub(super) const LONGEST: usize = 64;
+
+/// Why a plan can't be run by anybody.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
+pub enum Unsound {
+    /// It has no worker.
+    #[error("workers: a plan has at least one")]
+    NoWorker,
+    /// A worker's name is not one that files can have.
+    #[error(
+        "workers[{at}].name: {name:?} is not a name of at most {LONGEST} letters, digits, '.', '-' \
+         and '_' that begins with a letter or digit"
+    )]
+    Name { at: usize, name: String },
+    /// A worker has the name of another process.
+    #[error("workers[{at}].name: another process is called {name}, too")]
+    Taken { at: usize, name: String },
+    /// The workers are not in rank order.
+    #[error("workers[{at}].rank: {rank} is not the worker's place, {at}")]
+    Rank { at: usize, rank: u32 },
+    /// The engine needs a scheduler.
+    #[error("scheduler: the {engine} engine needs one")]
+    NoScheduler { engine: EngineKind },
+}
+
 /// Why a text is not a plan that can be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -202,6 +230,9 @@ pub enum PlanTextError {
     /// A key or its value is wrong, or the text is neither JSON nor YAML.
     #[error(transparent)]
     Text(#[from] ReadError),
+    /// It lacks what every plan has.
+    #[error(transparent)]
+    Unsound(#[from] Unsound),
 }
 
 fn shown(version: Option<u64>) -> String {
@@ -218,6 +249,7 @@ impl PlanTextError {
                 Some(hint) => return hint,
                 None => "'cuda-cluster plan -o yaml > FILE' writes a plan",
             },
+            Self::Unsound(_) => "mend the plan, or 'cuda-cluster plan -o yaml > FILE' writes one",
         };
         hint.to_owned()
     }

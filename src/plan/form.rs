@@ -14,7 +14,9 @@ use super::engine::EnginePlan;
 use super::error::PlanTextError;
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::{ClusterName, GpuIndex, GpuUuid, NicPort, PciAddress};
-use crate::spec::{MemoryPolicy, Origin, RestartWhen, SchedulerDeath, Unresponsive};
+use crate::spec::{
+    MemoryPolicy, Origin, RestartWhen, SchedulerDeath, UcxPreset, UcxVersion, Unresponsive,
+};
 use crate::topology::{Note, Occupant};
 use crate::units::Span;
 
@@ -25,18 +27,19 @@ pub const VERSION: u32 = 2;
 /// `plan.json`, and [`Plan::parse`] reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Plan {
     /// Version of this form: [`VERSION`].
     #[serde(deserialize_with = "readable")]
     pub version: u32,
-    /// The cluster's name.
+    /// The cluster's name, `default` if nobody named it.
     pub name: ClusterName,
-    /// The engine and its settings.
+    /// The engine with all its settings, including defaults.
     #[serde(with = "serde_yaml::with::singleton_map")]
     pub engine: EnginePlan,
     /// The machine that was planned for.
     pub machine: Machine,
-    /// The scheduler, for engines that have one.
+    /// `None` for the command engine, and for workers that join a scheduler elsewhere.
     pub scheduler: Option<SchedulerPlan>,
     /// The workers, in rank order.
     pub workers: Vec<WorkerPlan>,
@@ -44,6 +47,9 @@ pub struct Plan {
     pub client_env: BTreeMap<String, String>,
     /// What the user requires of the running cluster.
     pub requirements: Requirements,
+    /// What the choice of UCX's variables depends on; `None` if UCX is not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ucx: Option<UcxPlan>,
     /// What is done about processes that die or hang.
     pub supervision: Supervision,
     /// Who set each value that is not a default: key → `flag`, `spec`, or `environment`.
@@ -74,9 +80,10 @@ impl Plan {
     }
 }
 
-/// The machine that a plan is for.
+/// What a plan says of its machine; the topology is not in it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Machine {
     /// `dgx-h100`, a host's name, or what a topology file says.
     pub name: Option<String>,
@@ -86,23 +93,25 @@ pub struct Machine {
     pub simulated: bool,
 }
 
-/// The scheduler process.
+/// The process of the scheduler. Its memory is left to the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct SchedulerPlan {
     /// Its CPUs and memory nodes.
     #[serde(flatten)]
     pub binding: Binding,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
-    /// Why each setting is what it is.
+    /// What was decided about it, and why; `plan --explain` prints this.
     #[serde(default)]
     pub why: Vec<Why>,
 }
 
-/// One worker process.
+/// One worker process; under the command engine, a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct WorkerPlan {
     /// `gpu3`; with several workers a GPU `gpu3.1`; a CPU worker `cpu0`.
     pub name: String,
@@ -126,13 +135,14 @@ pub struct WorkerPlan {
     pub rmm: Option<RmmPlan>,
     /// Its environment, on top of the caller's.
     pub env: BTreeMap<String, String>,
-    /// Why each setting is what it is.
+    /// What was decided about it, and why; `plan --explain` prints this.
     pub why: Vec<Why>,
 }
 
 /// A worker's GPU, by identity, place and number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct WorkerGpu {
     /// NVML order.
     pub index: GpuIndex,
@@ -151,6 +161,7 @@ pub struct WorkerGpu {
 /// the first two sizes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RmmPlan {
     /// Initial size of the pool in bytes; `None` for the allocator's own choice.
     pub pool_bytes: Option<u64>,
@@ -162,9 +173,9 @@ pub struct RmmPlan {
     pub managed: bool,
     /// CUDA's stream-ordered allocator.
     pub asynchronous: bool,
-    /// Directory of the allocation logs.
+    /// Directory of the allocation logs; `None` for no logs.
     pub log_directory: Option<String>,
-    /// Count allocations.
+    /// Whether allocations are counted, for Dask's dashboard.
     pub track_allocations: bool,
     /// Libraries whose allocations go through RMM.
     pub set_allocator_for: Vec<String>,
@@ -197,6 +208,7 @@ pub struct Program {
 /// One decision with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Why {
     /// What was decided: `gpu`, `cpus`, `mems`, `nic`, `device_memory_limit`, `env.UCX_TLS`, …
     pub choice: String,
@@ -208,9 +220,22 @@ pub struct Why {
     pub rejected: Vec<Rejected>,
 }
 
+impl Why {
+    /// A decision without alternatives.
+    pub(crate) fn new(
+        choice: impl Into<String>,
+        chosen: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Self {
+        let (choice, chosen, reason) = (choice.into(), chosen.into(), reason.into());
+        Self { choice, chosen, reason, rejected: Vec::new() }
+    }
+}
+
 /// A candidate that was not chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Rejected {
     /// The candidate, like `mlx5_4:1`.
     pub what: String,
@@ -221,6 +246,7 @@ pub struct Rejected {
 /// What the user requires of the running cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Requirements {
     /// GPU pairs joined by NVLink must use it.
     pub nvlink: bool,
@@ -231,23 +257,37 @@ pub struct Requirements {
     pub verify: bool,
 }
 
+/// What UCX's variables were chosen for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct UcxPlan {
+    /// The version that was requested, or else is installed; `None` if it is unknown.
+    pub version: Option<UcxVersion>,
+    /// Whether there are settings for the machine's architecture and this version.
+    pub preset: UcxPreset,
+}
+
 /// What is done about processes that die or hang.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Supervision {
     /// When a dead worker is started again.
     pub restart: RestartWhen,
-    /// Failed restarts allowed per worker within `window`: those that do not end in READY. A worker
-    /// that dies while it is READY is always restarted.
+    /// Failed restarts allowed per worker within `window`: those that do not end in READY.
     pub limit: u32,
-    /// The window of `limit`.
+    /// Deaths allowed per worker within `window` while it is READY; `None` for any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_at_work: Option<u32>,
+    /// The time in which deaths count for both limits.
     pub window: Span,
     /// First delay before a restart; it doubles with each further restart. A worker that was READY
     /// is restarted at once the first time.
     pub backoff: Span,
     /// Longest delay.
     pub backoff_max: Span,
-    /// After running this long a worker's delay and count start over.
+    /// After being READY this long a worker's delay and its count for `limit` start over.
     pub healthy_after: Span,
     /// Time from start to READY of the whole cluster.
     pub ready_within: Span,
@@ -281,14 +321,64 @@ pub struct Supervision {
 #[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum LimitPlan {
     /// The soft limit; the hard one is raised if that is lower.
-    One(Option<u64>),
-    /// Both.
+    One(#[serde(with = "most")] Option<u64>),
+    /// A soft limit and a hard one, which is at least as high.
     Both {
-        /// In force.
+        /// In force; `None` is unlimited.
+        #[serde(with = "most")]
         soft: Option<u64>,
-        /// As far as a process may raise it.
+        /// As far as a process may raise it; `None` is unlimited.
+        #[serde(with = "most")]
         hard: Option<u64>,
     },
+}
+
+/// A limit as a number or the word `unlimited`; `null` is read, too, as plans had it before.
+mod most {
+    use std::fmt;
+
+    use serde::de::{self, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    const UNLIMITED: &str = "unlimited";
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    pub(super) fn serialize<S: Serializer>(
+        most: &Option<u64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match most {
+            Some(most) => serializer.serialize_u64(*most),
+            None => serializer.serialize_str(UNLIMITED),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<u64>, D::Error> {
+        struct Most;
+        impl Visitor<'_> for Most {
+            type Value = Option<u64>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, or 'unlimited'")
+            }
+
+            fn visit_u64<E: de::Error>(self, most: u64) -> Result<Option<u64>, E> {
+                Ok(Some(most))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Option<u64>, E> {
+                let wrong = || E::invalid_value(de::Unexpected::Str(word), &self);
+                (word == UNLIMITED).then_some(None).ok_or_else(wrong)
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Option<u64>, E> {
+                Ok(None)
+            }
+        }
+        deserializer.deserialize_any(Most)
+    }
 }
 
 impl LimitPlan {
@@ -310,6 +400,7 @@ impl Default for Supervision {
         Self {
             restart: RestartWhen::default(),
             limit: 5,
+            limit_at_work: None,
             window: Span::secs(60),
             backoff: Span::millis(100),
             backoff_max: Span::secs(30),

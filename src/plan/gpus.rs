@@ -183,7 +183,11 @@ fn visible<'a>(
 
 /// The GPUs that the user named, in that order.
 fn listed<'a>(topology: &'a Topology, names: &[GpuName]) -> Result<Selected<'a>, PlanError> {
-    let mut selected = Selected { reason: "named by the user".to_owned(), ..Selected::default() };
+    let mut selected = Selected {
+        reason: "named by the user".to_owned(),
+        instances_named: true,
+        ..Selected::default()
+    };
     let mut taken: Vec<(String, Chosen<'a>)> = Vec::new();
     for name in names {
         let found = resolve(topology, name)?;
@@ -193,6 +197,12 @@ fn listed<'a>(topology: &'a Topology, names: &[GpuName]) -> Result<Selected<'a>,
                 rejected: vec![format!("GPU {name}: MIG mode is on and it has no instance")],
             });
         }
+        let is_instance = match name {
+            GpuName::Mig(..) => true,
+            GpuName::Uuid(uuid) => uuid.is_mig(),
+            GpuName::Index(_) | GpuName::Pci(_) => false,
+        };
+        selected.instances_named &= is_instance || found.iter().all(|part| part.mig.is_none());
         for new in found {
             if let Some((same, _)) = taken.iter().find(|(_, old)| old.is_same(&new)) {
                 return Err(PlanError::GpuTwice { name: name.to_string(), same: same.clone() });
@@ -314,6 +324,8 @@ fn leave_out_displays(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &m
         };
         match (skip, why) {
             (true, Some(why)) => {
+                let is_asked = spec.display_gpus.is_some();
+                let notes = if is_asked { &mut selected.told } else { &mut *notes };
                 notes.push(Note::new(gpu_label(gpu), format!("left out: {why}")));
                 selected.rejected.push(Rejected { what: gpu_label(gpu), why: why.to_owned() });
             }
@@ -341,9 +353,11 @@ fn leave_out_busy(spec: &ClusterSpec, selected: &mut Selected<'_>, notes: &mut V
         let skip = treatment == Treatment::Skip;
         if noted != Some(gpu.index) {
             noted = Some(gpu.index);
-            let text = if skip { format!("left out: {why}") } else { why.clone() };
-            notes.push(Note::new(gpu_label(gpu), text));
-            if skip {
+            if !skip {
+                notes.push(Note::new(gpu_label(gpu), why));
+            } else {
+                let text = format!("left out: {why}");
+                selected.told.push(Note::new(gpu_label(gpu), text));
                 selected.rejected.push(Rejected { what: gpu_label(gpu), why });
             }
         }

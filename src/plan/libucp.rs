@@ -59,7 +59,13 @@ pub(super) fn choose(situation: &Situation<'_>, variables: &mut Variables) {
 }
 
 fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) {
-    let installed = &situation.caller.ucx_libraries;
+    let Some(installed) = &situation.caller.ucx_libraries else {
+        let text = "which ones are installed is not known: the dynamic loader's is used";
+        if asked {
+            variables.notes.push(Note::new(CHOICE, text));
+        }
+        return;
+    };
     let infiniband = situation.spec.ucx.infiniband == Some(true);
     let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !infiniband);
     let best = installed.iter().find(enough);
@@ -87,7 +93,7 @@ fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) 
 
 /// Notes that InfiniBand is requested but the libucp has no transports for it.
 fn without_verbs(situation: &Situation<'_>, variables: &mut Variables, path: &str) {
-    let installed = &situation.caller.ucx_libraries;
+    let installed = situation.caller.ucx_libraries.as_deref().unwrap_or_default();
     let within = |library: &&InstalledUcx| {
         let inside = library.path.strip_prefix(path.trim_end_matches('/'));
         inside.is_some_and(|rest| ["", "/libucp.so.0", "/lib/libucp.so.0"].contains(&rest))

@@ -8,12 +8,14 @@
 
 mod adapt;
 mod assign;
+mod beyond;
 mod context;
 mod cpus;
 mod decide;
 mod difference;
 mod engine;
 mod error;
+mod exposed;
 mod form;
 mod gpus;
 mod libucp;
@@ -25,6 +27,7 @@ mod pinning;
 mod rates;
 mod settings;
 mod shares;
+mod sound;
 mod starter;
 mod subset;
 mod text;
@@ -41,10 +44,10 @@ pub use context::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
 pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
-pub use error::{PlanError, PlanTextError};
+pub use error::{PlanError, PlanTextError, Unsound};
 pub use form::{
     Binding, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan,
-    Supervision, VERSION, Why, WorkerGpu, WorkerPlan,
+    Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::HOST_FILL_PERCENT;

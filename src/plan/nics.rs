@@ -185,7 +185,9 @@ impl<'a> Nics<'a> {
 
     /// Keeps one fabric, because an InfiniBand port cannot reach a RoCE port.
     ///
-    /// Keeps the fabric whose NICs are nearer to the GPUs, and InfiniBand if both are equal.
+    /// Keeps the fabric whose NICs are nearer to the GPUs, and InfiniBand if both are equal. It is
+    /// noted unless InfiniBand's NICs are nearer to every GPU, as where Ethernet is for storage.
+    /// Explanations list the other NICs either way.
     pub(super) fn keep_one_fabric(&mut self, gpus: &[&Gpu]) {
         let has = |nics: &Self, layer| {
             nics.usable.iter().flat_map(|nic| &nic.ports).any(|port| port.layer == Some(layer))
@@ -194,15 +196,17 @@ impl<'a> Nics<'a> {
         if !both {
             return;
         }
-        let distance = |layer: LinkLayer| -> u32 {
+        let nearest = |gpu: &Gpu, layer: LinkLayer| {
             let on = |nic: &&Usable<'_>| {
                 nic.ports.iter().any(|port| port.layer.is_none_or(|other| other == layer))
             };
-            let nearest = |gpu: &&Gpu| {
-                self.usable.iter().filter(on).map(|nic| level(self.link(gpu, nic.at))).min()
-            };
-            gpus.iter().filter_map(nearest).sum()
+            self.usable.iter().filter(on).map(|nic| level(self.link(gpu, nic.at))).min()
         };
+        let distance =
+            |layer: LinkLayer| -> u32 { gpus.iter().filter_map(|gpu| nearest(gpu, layer)).sum() };
+        let is_nearer =
+            |gpu: &&Gpu| nearest(gpu, LinkLayer::InfiniBand) < nearest(gpu, LinkLayer::Ethernet);
+        let obvious = !gpus.is_empty() && gpus.iter().all(is_nearer);
         let (keep, drop) = if distance(LinkLayer::Ethernet) < distance(LinkLayer::InfiniBand) {
             (LinkLayer::Ethernet, LinkLayer::InfiniBand)
         } else {
@@ -219,6 +223,9 @@ impl<'a> Nics<'a> {
             nic.ports.retain(|port| port.layer != Some(drop));
         }
         self.usable.retain(|nic| !nic.ports.is_empty());
+        if obvious {
+            return;
+        }
         let text = format!(
             "{} left out: {drop}, which cannot reach the {keep} ports of the others; \
              'ucx.exclude_nics' with their names says that this is meant",

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 use super::{rates, variables};
 use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec};
-use crate::units::Size;
+use crate::units::Bytes;
 
 /// Where Dask's scheduler and workers listen by default. Loopback, because a scheduler runs the
 /// code of anyone who can reach it.
@@ -43,11 +43,7 @@ fn native(context: &Context<'_>) -> NativePlan {
     NativePlan {
         program: asked.program.as_ref().map(PathBuf::from),
         local_directory: worker.local_directory.as_ref().map(PathBuf::from),
-        disk_limit_bytes: asked.disk_limit.and_then(|limit| match limit {
-            Size::Bytes(bytes) => Some(bytes),
-            // The spec's own check has refused this already.
-            Size::Fraction(_) => None,
-        }),
+        disk_limit_bytes: asked.disk_limit.map(|Bytes(bytes)| bytes),
         resources: worker.resources.as_ref().map(whole).unwrap_or_default(),
         placement: asked.placement.unwrap_or_default(),
         record_events: asked.record_events.as_ref().map(PathBuf::from),
@@ -62,13 +58,21 @@ fn whole(resources: &BTreeMap<String, f64>) -> BTreeMap<String, u64> {
     resources.iter().map(|(name, amount)| (name.clone(), *amount as u64)).collect()
 }
 
+/// A host as addresses have it: an IPv6 address stands in brackets.
+fn bracketed(host: &str) -> String {
+    match host.parse::<core::net::Ipv6Addr>() {
+        Ok(_) => format!("[{host}]"),
+        Err(_) => host.to_owned(),
+    }
+}
+
 pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
     let (asked, scheduler, worker) = (&spec.dask, &spec.scheduler, &spec.worker);
     let usual_host = || {
         let elsewhere = asked.join.is_some() || scheduler.interface.is_some();
         (!elsewhere).then(|| LOOPBACK.to_owned())
     };
-    let host = scheduler.host.clone().or_else(usual_host);
+    let host = scheduler.host.as_deref().map(bracketed).or_else(usual_host);
     // Dashboards listen on the same address as everything else.
     let dashboard = || format!("{}:{USUAL_DASHBOARD_PORT}", host.as_deref().unwrap_or_default());
     DaskPlan {

@@ -11,18 +11,24 @@ use serde_json::Value;
 use super::engine::{CommandPlan, EnginePlan, NativePlan};
 use super::form::{Plan, Supervision};
 use super::options;
-use crate::spec::{EngineKind, MemoryPolicy};
+use super::variables::TLS;
+use crate::spec::{EngineKind, MemoryPolicy, UcxPreset};
 use crate::units::HumanBytes;
 
-/// What is shown elsewhere: where the scheduler listens, if there is one, and [`TABLES`].
-const ELSEWHERE: [&str; 6] = [
-    "host",
-    "interface",
+/// Where the scheduler listens, which is shown elsewhere.
+const LISTENS: [&str; 4] = ["host", "interface", "scheduler_ports", "scheduler_ports_required"];
+
+/// What only a scheduler of the cluster's own has.
+const OF_A_SCHEDULER: [&str; 5] = [
     "scheduler_ports",
     "scheduler_ports_required",
-    "gb_per_s",
-    "simulated_links",
+    "scheduler_file",
+    "dashboard_address",
+    "scheduler_death",
 ];
+
+/// What only dashboards have.
+const OF_DASHBOARDS: [&str; 2] = ["dashboard_address", "dashboard_prefix"];
 
 /// As long as a machine.
 const TABLES: [&str; 2] = ["gb_per_s", "simulated_links"];
@@ -30,8 +36,12 @@ const TABLES: [&str; 2] = ["gb_per_s", "simulated_links"];
 /// Each setting and its value: those that are not as usual, or all.
 pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     let kind = plan.engine.kind();
-    let elsewhere = if plan.scheduler.is_some() { &ELSEWHERE[..] } else { &TABLES[..] };
-    let mut rows = Rows { all, elsewhere, rows: Vec::new() };
+    let mut hidden = TABLES.to_vec();
+    hidden.extend(if plan.scheduler.is_some() { &LISTENS[..] } else { &OF_A_SCHEDULER });
+    if matches!(&plan.engine, EnginePlan::Dask(dask) if !dask.dashboard) {
+        hidden.extend(OF_DASHBOARDS);
+    }
+    let mut rows = Rows { all, hidden, rows: Vec::new() };
     if let EnginePlan::Dask(dask) = &plan.engine {
         rows.rows.push(("protocol".to_owned(), dask.protocol.clone()));
     }
@@ -44,6 +54,7 @@ pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     };
     rows.of_workers(plan, "memory policy", policy, Some("preferred"));
     rows.of_workers(plan, "rmm", |worker| words(&value(worker.rmm.as_ref()?)), None);
+    rows.of_ucx(plan);
     rows.of(value(&plan.requirements), &value(&super::Requirements::default()));
     rows.of(value(&plan.supervision), &value(&Supervision::default()));
     rows.rows
@@ -69,8 +80,8 @@ fn inner(engine: &EnginePlan) -> Value {
 
 struct Rows {
     all: bool,
-    /// Keys that are left out.
-    elsewhere: &'static [&'static str],
+    /// Keys that are shown elsewhere, or have no meaning for this plan.
+    hidden: Vec<&'static str>,
     rows: Vec<(String, String)>,
 }
 
@@ -79,11 +90,27 @@ impl Rows {
         let Value::Object(keys) = part else { return };
         for (key, value) in keys {
             let shown = self.rows.iter().any(|(name, _)| *name == key);
-            if shown || self.elsewhere.contains(&key.as_str()) || !self.all && usual[&key] == value
-            {
+            if shown || self.hidden.contains(&key.as_str()) || !self.all && usual[&key] == value {
                 continue;
             }
             self.rows.extend(row(&key, &value));
+        }
+    }
+
+    /// What UCX was asked for, and what became of NVLink where it was not required.
+    fn of_ucx(&mut self, plan: &Plan) {
+        // The row says more than the requirement alone.
+        self.hidden.push("nvlink");
+        let Some(ucx) = &plan.ucx else { return };
+        let asked = |key: &str| plan.origins.contains_key(key);
+        if plan.requirements.nvlink || asked("ucx.nvlink") || self.all {
+            self.rows.push(("nvlink".to_owned(), nvlink(plan).to_owned()));
+        }
+        if let Some(version) = ucx.version.filter(|_| asked("ucx.version") || self.all) {
+            self.rows.push(("ucx version".to_owned(), version.to_string()));
+        }
+        if ucx.preset != UcxPreset::default() || self.all {
+            self.rows.push(("ucx preset".to_owned(), ucx.preset.to_string()));
         }
     }
 
@@ -107,6 +134,21 @@ impl Rows {
                 self.rows.push((name.to_owned(), value + &of));
             }
         }
+    }
+}
+
+/// Whether NVLink is required, and otherwise whether UCX may use it.
+fn nvlink(plan: &Plan) -> &'static str {
+    let list = plan.workers.iter().find_map(|worker| worker.env.get(TLS));
+    let listed = list.filter(|list| *list != "all").map(|list| match list.strip_prefix('^') {
+        Some(others) => !others.split(',').any(|lane| lane == "cuda_ipc"),
+        None => list.split(',').any(|lane| lane == "cuda_ipc"),
+    });
+    match (plan.requirements.nvlink, plan.origins.contains_key("ucx.nvlink")) {
+        (true, _) => "required",
+        (false, true) => "excluded",
+        (false, false) if listed == Some(false) => "not asked for: 'cuda_ipc' is left out",
+        (false, false) => "used where it is there, not required",
     }
 }
 
@@ -198,6 +240,51 @@ mod tests {
                 "rmm: pool 2.0 GiB (gpu7)"
             ]
         );
+    }
+
+    #[test]
+    fn what_became_of_nvlink_is_told_apart() {
+        let nvlink = |text: &str| {
+            let rows = settings(&planned(text), true);
+            rows.into_iter().find(|(name, _)| name == "nvlink").map(|(_, value)| value)
+        };
+        for (text, said) in [
+            ("", Some("used where it is there, not required")),
+            ("engine: dask\nucx: {library: system}", Some("used where it is there, not required")),
+            ("ucx: {infiniband: true}", Some("not asked for: 'cuda_ipc' is left out")),
+            ("ucx: {nvlink: true}", Some("required")),
+            ("ucx: {nvlink: false}", Some("excluded")),
+            ("engine: dask", None),
+        ] {
+            assert_eq!(nvlink(text).as_deref(), said, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_ucx_was_asked_for_is_named() {
+        let asked = "ucx: {version: 1.16, preset: none}";
+        assert_eq!(shown(asked), ["ucx version: 1.16", "ucx preset: none"]);
+        let plan = value(&planned(asked));
+        assert_eq!(plan["ucx"], serde_json::json!({"version": "1.16", "preset": "none"}));
+    }
+
+    #[test]
+    fn what_nothing_uses_is_not_named() {
+        let names = |text: &str| -> Vec<String> {
+            settings(&planned(text), true).into_iter().map(|(name, _)| name).collect()
+        };
+        let own = names("engine: dask");
+        let joined = names("engine: dask\ndask: {join: 'tcp://10.0.0.1:8786'}");
+        let of_a_scheduler = ["dashboard address", "scheduler death"];
+        for name in of_a_scheduler {
+            assert!(own.iter().any(|known| known == name), "{name}: {own:?}");
+            assert!(joined.iter().all(|known| known != name), "{name}: {joined:?}");
+        }
+        assert!(joined.iter().all(|name| !name.starts_with("scheduler")), "{joined:?}");
+        let without = names("engine: dask\nscheduler: {dashboard: false}");
+        assert!(without.iter().all(|name| !name.starts_with("dashboard ")), "{without:?}");
+        let command = names("engine: command\nrmm: {pool_size: 1GB}\nthreads: 2");
+        assert!(command.iter().all(|name| name != "rmm"), "{command:?}");
     }
 
     #[test]

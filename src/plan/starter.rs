@@ -8,17 +8,21 @@ use std::fmt::Write;
 
 use super::{CallerEnvironment, plan};
 use crate::spec::{ClusterSpec, GpuSelection, NetDevices, Request};
+use crate::text::wrapped;
 use crate::topology::Topology;
 use crate::units::HumanBytes;
 
+/// Columns of the lines.
+const WIDTH: usize = 80;
+
 /// A spec for a machine, which `source` names (a built-in machine or a file), or for this one.
 pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnvironment) -> String {
-    let mut text = format!("# A spec for {}.\n#\n", described(topology));
+    let mut text = comment("", &format!("A spec for {}.", described(topology))) + "#\n";
     text.push_str(
         "#   cuda-cluster plan -f THIS_FILE --explain    what it gives, and why\n\
          #   cuda-cluster up -f THIS_FILE\n#\n\
-         # Every key: cuda-cluster spec schema. A line that begins with '#' shows a default or another\n\
-         # choice.\nversion: 1\nname: default\n\n",
+         # Every key: cuda-cluster spec schema. A line that begins with '#' shows a\n\
+         # default or another choice.\nversion: 1\nname: default\n\n",
     );
     if let Some(source) = source {
         let _ = writeln!(text, "topology: {source}\nsimulate: true      # its GPUs are not here\n");
@@ -38,7 +42,7 @@ pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnviron
         );
     }
     text.push_str(
-        "# local: the CPUs near its GPU. split: whole cores that no other worker has. none.\n\
+        "# local: the CPUs near its GPU; split: cores that no other worker has; none.\n\
          #cpus: local\n\n",
     );
     text.push_str("ucx:\n");
@@ -63,7 +67,7 @@ pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnviron
                 (chosen, any) = (trial, true);
             }
             Some(why) => {
-                let _ = writeln!(text, "  # {what}; not here: {why}.");
+                text.push_str(&comment("  ", &format!("{what}; not here: {why}.")));
                 for line in lines.lines() {
                     let _ = writeln!(text, "  #{}", line.trim_start());
                 }
@@ -81,9 +85,16 @@ pub fn starter(topology: &Topology, source: Option<&str>, caller: &CallerEnviron
          # Environment of every worker; a name without a value is inherited.\n\
          #worker:\n#  env:\n#    NAME: value\n\n\
          # READY only after every pair of workers has moved data over the expected lanes.\n\
-         #verify: true\n# Notes of the plan are errors.\n#strict: true\n",
+         #verify: true\n# Refuse a plan with notes on what is missing or doubtful.\n#strict: true\n",
     );
     text
+}
+
+/// A comment, in lines that fit a terminal of 80 columns.
+fn comment(indent: &str, text: &str) -> String {
+    let begin = format!("{indent}# ");
+    let lines = wrapped(text, WIDTH - begin.len());
+    lines.iter().map(|line| format!("{begin}{line}\n")).collect()
 }
 
 /// Lines of a spec, what they do, and the same as a change.
@@ -142,6 +153,8 @@ mod tests {
             let text = starter(&topology, Some(name), &caller);
             let spec = spec::parse(&text, name).unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert_eq!(spec.topology.as_deref(), Some(name));
+            let widest = text.lines().map(str::len).max();
+            assert!(widest <= Some(WIDTH), "{text}");
             let objection = objection(&topology, ClusterSpec { topology: None, ..spec }, &caller);
             assert_eq!(objection, None, "{name}\n{text}");
         }

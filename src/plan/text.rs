@@ -16,14 +16,17 @@ impl Plan {
     /// Reads a plan, as JSON or YAML.
     ///
     /// # Errors
-    /// If it is of another version, has a key that no plan has, or a value that does not fit.
+    /// If it is of another version, has a key that no plan has, a value that does not fit, or lacks
+    /// what every plan has ([`Plan::check`]).
     pub fn parse(text: &str) -> Result<Self, PlanTextError> {
-        read(text).map_err(|error| match read::<Versioned>(text) {
+        let plan: Self = read(text).map_err(|error| match read::<Versioned>(text) {
             Ok(Versioned { version }) if version != Some(VERSION.into()) => {
                 PlanTextError::Version { found: version, readable: VERSION }
             }
             _ => PlanTextError::Text(error),
-        })
+        })?;
+        plan.check()?;
+        Ok(plan)
     }
 }
 
@@ -83,6 +86,30 @@ mod tests {
         ] {
             assert_eq!(refused(place, key, value), told, "{place} {key}");
         }
+    }
+
+    #[test]
+    fn what_every_plan_has_is_in_a_plan_that_was_edited() {
+        let edited = |edit: &dyn Fn(&mut Value)| {
+            let mut plan = written();
+            edit(&mut plan);
+            match Plan::parse(&plan.to_string()) {
+                Err(PlanTextError::Unsound(unsound)) => unsound.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for name in ["../../y", "", ".hidden", "a/b", "gpu 0", "scheduler", "gpu0"] {
+            let said = edited(&|plan| plan["workers"][1]["name"] = json!(name));
+            assert!(said.starts_with("workers[1].name: "), "{name}: {said}");
+        }
+        let long = edited(&|plan| plan["workers"][0]["name"] = json!("g".repeat(65)));
+        assert!(long.starts_with("workers[0].name: "), "{long}");
+        let said = edited(&|plan| plan["workers"] = json!([]));
+        assert_eq!(said, "workers: a plan has at least one");
+        let said = edited(&|plan| plan["workers"][1]["rank"] = json!(4));
+        assert_eq!(said, "workers[1].rank: 4 is not the worker's place, 1");
+        let said = edited(&|plan| plan["scheduler"] = Value::Null);
+        assert_eq!(said, "scheduler: the native engine needs one");
     }
 
     #[test]

@@ -294,11 +294,10 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
 /// Notes who can reach the TCP listeners of UCX. They have no authentication, and a few bytes with
 /// the right prefix end the process by an assertion in UCX (seen in 1.13).
 ///
-/// Not under `strict`: TCP was requested, or Dask needs it.
+/// No objection under `strict`: TCP was requested, or Dask needs it.
 fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
     let engine = situation.engine;
-    let strict = situation.spec.strict == Some(true);
-    if strict || engine == EngineKind::Command || !is_used(situation.spec, engine) {
+    if engine == EngineKind::Command || !is_used(situation.spec, engine) {
         return;
     }
     let list = variables.env.get(TLS).map_or("all", String::as_str);
@@ -313,10 +312,14 @@ fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
         None if needs_loopback_alone(situation.spec, engine) => "every user of this machine",
         _ => "every user of this machine, and whoever reaches its network interfaces,",
     };
-    let text = format!(
-        "UCX listens on TCP ports without authentication: {who} can end a worker with a few bytes"
-    );
-    variables.notes.push(Note::new(TLS, text));
+    // Whoever speaks Dask over UCX is a client like any other.
+    let can = if connects(situation.spec, engine) {
+        "can run code as this user"
+    } else {
+        "can end a worker with a few bytes"
+    };
+    let text = format!("UCX listens on TCP ports without authentication: {who} {can}");
+    variables.told.push(Note::new(TLS, text));
 }
 
 /// Settings that depend on what the machine is.
@@ -333,7 +336,8 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
             None => variables.set(NAME, "y", reason),
         }
     }
-    if spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true) {
+    let pools = situation.engine == EngineKind::Dask;
+    if pools && (spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true)) {
         let name =
             if older.is_some() { "UCX_RNDV_FRAG_MEM_TYPE" } else { "UCX_RNDV_FRAG_MEM_TYPES" };
         variables.set(

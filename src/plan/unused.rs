@@ -5,12 +5,12 @@
 //! *Invariant:* a key that does not change a plan has a note, or is refused
 //! (`tests/plan_keys.rs`).
 
-use super::context::{Context, Slot};
-use super::memory;
+use super::context::Context;
 use super::variables::{PRIORITY, Variables, is_used, protocol};
-use crate::spec::{ClusterSpec, CommandSpec, DaskSpec, EngineKind, Limit, NativeSpec, TlsSpec};
+use crate::spec::{
+    ClusterSpec, CommandSpec, DaskSpec, EngineKind, NativeSpec, TlsSpec, WorkerNames,
+};
 use crate::topology::Note;
-use crate::units::{HumanBytes, Size};
 
 /// Everything in a spec that has no effect.
 pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
@@ -43,8 +43,44 @@ pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
             ignored(&own, reason);
             let reason = "the command engine's programs allocate by themselves";
             ignored(&pools(spec), reason);
-            ignored(&[("rmm.pool_size", spec.rmm.pool_size.is_some())], reason);
+            let own = [
+                ("rmm.pool_size", spec.rmm.pool_size.is_some()),
+                ("rmm.maximum_pool_size", spec.rmm.maximum_pool_size.is_some()),
+                ("device.memory_limit", spec.device.memory_limit.is_some()),
+            ];
+            ignored(&own, reason);
+            let threads = [("threads", spec.threads.is_some())];
+            ignored(&threads, "the command engine's programs start the threads that they need");
+            let work_limit = spec.supervision.limit_at_work.is_some();
+            let reason =
+                "whether a program works is unknown, so 'supervision.limit' counts every death";
+            ignored(&[("supervision.limit_at_work", work_limit)], reason);
         }
+    }
+    let no_scheduler = match (engine, spec.dask.join.is_some()) {
+        (EngineKind::Command, _) => Some("the command engine has no scheduler"),
+        (EngineKind::Dask, true) => Some("the scheduler is another cluster's ('dask.join')"),
+        _ => None,
+    };
+    if let Some(reason) = no_scheduler {
+        let death = spec.supervision.scheduler_death.is_some();
+        let own = [
+            ("scheduler.env", spec.scheduler.env.is_some()),
+            ("supervision.scheduler_death", death),
+        ];
+        ignored(&own, reason);
+    }
+    if let (EngineKind::Dask, Some(reason)) = (engine, no_scheduler) {
+        let scheduler = &spec.scheduler;
+        let own = [
+            ("scheduler.port", scheduler.port.is_some()),
+            ("scheduler.file", scheduler.file.is_some()),
+            ("scheduler.dashboard_address", scheduler.dashboard_address.is_some()),
+        ];
+        ignored(&own, reason);
+    }
+    if let Some(reason) = unnamed(spec).filter(|_| engine == EngineKind::Dask) {
+        ignored(&[("dask.worker_names", true)], reason);
     }
     if !is_used(spec, engine) {
         let reason = format!("the protocol is {}, without UCX", protocol(spec));
@@ -52,7 +88,6 @@ pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
     }
     notes.extend(of_overrides(context));
     notes.extend(of_another_scheduler(spec, engine));
-    notes.extend(beyond_the_machine(context));
     notes
 }
 
@@ -83,12 +118,29 @@ fn network(spec: &ClusterSpec) -> [(&'static str, bool); 10] {
     ]
 }
 
+/// Why Dask's workers cannot be called by their GPUs, although that was asked for.
+fn unnamed(spec: &ClusterSpec) -> Option<&'static str> {
+    if spec.dask.worker_names != Some(WorkerNames::Gpu) {
+        return None;
+    }
+    if spec.dask.adapt_minimum.is_some() {
+        Some("names by GPU need a fixed number of workers, and 'dask.adapt_minimum' has them vary")
+    } else if spec.dask.join.is_some() {
+        Some("names by GPU are not unique at a scheduler that others join, too")
+    } else if spec.workers_per_gpu.is_some_and(|each| each > 1) {
+        Some("names by GPU are not unique where several workers have the same one")
+    } else {
+        None
+    }
+}
+
 /// What only RMM has.
-fn pools(spec: &ClusterSpec) -> [(&'static str, bool); 5] {
+fn pools(spec: &ClusterSpec) -> [(&'static str, bool); 6] {
     let rmm = &spec.rmm;
     [
         ("rmm.managed", rmm.managed == Some(true)),
         ("rmm.async", rmm.asynchronous == Some(true)),
+        ("rmm.release_threshold", rmm.release_threshold.is_some()),
         ("rmm.log_directory", rmm.log_directory.is_some()),
         ("rmm.track_allocations", rmm.track_allocations == Some(true)),
         ("rmm.set_allocator_for", rmm.set_allocator_for.is_some()),
@@ -115,9 +167,21 @@ fn of_overrides(context: &Context<'_>) -> Vec<Note> {
             let names: Vec<&str> = context.slots.iter().map(|slot| slot.name.as_str()).collect();
             let text = format!("no worker is meant; the workers are {}", names.join(", "));
             notes.push(Note::new(about, text));
-        } else if one.net_devices.is_some() && !is_used(context.spec, context.engine) {
+            continue;
+        }
+        if one.net_devices.is_some() && !is_used(context.spec, context.engine) {
             let text = format!("ignored: the protocol is {}", protocol(context.spec));
             notes.push(Note::new(format!("{about}.net_devices"), text));
+        }
+        let of_others = [
+            ("threads", one.threads.is_some()),
+            ("device_memory_limit", one.device_memory_limit.is_some()),
+            ("rmm_pool_size", one.rmm_pool_size.is_some()),
+        ];
+        let of_others = of_others.iter().filter(|_| context.engine == EngineKind::Command);
+        for (key, _) in of_others.filter(|(_, asked)| *asked) {
+            let text = "ignored: the command engine's programs decide it by themselves";
+            notes.push(Note::new(format!("{about}.{key}"), text));
         }
     }
     notes
@@ -134,28 +198,4 @@ fn of_another_scheduler(spec: &ClusterSpec, engine: EngineKind) -> Option<Note> 
         );
         Note::new("dask.protocol", text)
     })
-}
-
-/// Limits that no worker can reach.
-fn beyond_the_machine(context: &Context<'_>) -> Vec<Note> {
-    let Some(whole) = memory::machine_bytes(context.topology) else { return Vec::new() };
-    let asked = |slot: &Slot<'_>| match slot
-        .overridden(|one| one.memory_limit)
-        .or(context.spec.memory.limit)?
-    {
-        Limit::Size(Size::Bytes(bytes)) => Some(bytes),
-        _ => None,
-    };
-    let limits: Vec<u64> = context.slots.iter().filter_map(asked).collect();
-    let sum = limits.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    if sum <= whole {
-        return Vec::new();
-    }
-    let (sum, whole) = (HumanBytes(sum), HumanBytes(whole));
-    let text = format!(
-        "the limits of {} workers are {sum} together, and the machine has {whole}: it is full before \
-         they are reached",
-        limits.len()
-    );
-    vec![Note::new("memory.limit", text)]
 }

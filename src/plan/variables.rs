@@ -46,7 +46,10 @@ pub(super) struct Variables {
     pub(super) env: BTreeMap<String, String>,
     pub(super) why: Vec<Why>,
     pub(super) origins: BTreeMap<String, Origin>,
+    /// Objections under `strict`.
     pub(super) notes: Vec<Note>,
+    /// Notes that follow from what was asked for: no objections.
+    pub(super) told: Vec<Note>,
 }
 
 impl Variables {

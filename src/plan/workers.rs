@@ -62,6 +62,8 @@ pub(super) fn plan(
             let policy = context.spec.memory.policy.unwrap_or_default();
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
             let threads = slot.overridden(|one| one.threads).or(context.spec.threads);
+            // A program has the threads and the device memory that it takes.
+            let threads = threads.filter(|_| context.engine != EngineKind::Command);
             Ok(WorkerPlan {
                 name: slot.name.clone(),
                 rank,
@@ -270,6 +272,7 @@ impl Worker<'_> {
         let spec = self.context.spec;
         let overridden = self.slot.overridden(|one| one.device_memory_limit);
         let limit = overridden.or(spec.device.memory_limit);
+        let limit = limit.filter(|_| self.context.engine != EngineKind::Command);
         let limit = limit.unwrap_or_else(|| usual_limit(self.context.engine));
         let workers = spec.workers_per_gpu.unwrap_or(1);
         let (mut bytes, mut reason) = memory::device_limit(chosen.memory_bytes(), workers, limit);
@@ -284,7 +287,8 @@ impl Worker<'_> {
     }
 
     fn rmm(&self, notes: &mut Vec<Note>) -> Option<RmmPlan> {
-        let chosen = self.slot.chosen?;
+        // A program allocates by itself.
+        let chosen = self.slot.chosen.filter(|_| self.context.engine != EngineKind::Command)?;
         let spec = &self.context.spec.rmm;
         let pool = self.slot.overridden(|one| one.rmm_pool_size).or(spec.pool_size);
         let workers = u64::from(self.context.spec.workers_per_gpu.unwrap_or(1));
@@ -298,15 +302,22 @@ impl Worker<'_> {
                 None
             }
         };
-        let plan = RmmPlan {
+        let sizes = RmmPlan {
             pool_bytes: bytes("pool_size", pool),
             maximum_pool_bytes: bytes("maximum_pool_size", spec.maximum_pool_size),
-            release_threshold_bytes: bytes("release_threshold", spec.release_threshold),
-            managed: spec.managed.unwrap_or(false),
-            asynchronous: spec.asynchronous.unwrap_or(false),
-            log_directory: spec.log_directory.clone(),
-            track_allocations: spec.track_allocations.unwrap_or(false),
-            set_allocator_for: spec.set_allocator_for.clone().unwrap_or_default(),
+            ..RmmPlan::default()
+        };
+        let plan = match self.context.engine {
+            EngineKind::Native | EngineKind::Command => sizes,
+            EngineKind::Dask => RmmPlan {
+                release_threshold_bytes: bytes("release_threshold", spec.release_threshold),
+                managed: spec.managed.unwrap_or(false),
+                asynchronous: spec.asynchronous.unwrap_or(false),
+                log_directory: spec.log_directory.clone(),
+                track_allocations: spec.track_allocations.unwrap_or(false),
+                set_allocator_for: spec.set_allocator_for.clone().unwrap_or_default(),
+                ..sizes
+            },
         };
         self.warn_of_slow_ipc(&plan, whole, notes);
         (plan != RmmPlan::default()).then_some(plan)

@@ -44,7 +44,7 @@ pub fn caller() -> CallerEnvironment {
         variables: variables.collect(),
         interfaces: interfaces(),
         ucx_version: None,
-        ucx_libraries: installed(own_environment().as_deref(), |name| std::env::var_os(name)),
+        ucx_libraries: Some(installed(own_environment().as_deref(), |name| std::env::var_os(name))),
         memory_policy: super::own::memory_policy(),
         memory_limit_bytes: memory_limit(),
         dask_has_native: has_native_comm(own_environment().as_deref(), |name| {

@@ -20,6 +20,7 @@ macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+        #[non_exhaustive]
         pub enum $name {
             $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)*
         }
@@ -102,7 +103,7 @@ words! {
 words! {
     /// When a dead worker is started again.
     RestartWhen {
-        /// Never.
+        /// Never; the others go on.
         Never = "never",
         /// If it ended by a signal or with a non-zero status.
         #[default]
@@ -126,10 +127,10 @@ words! {
 words! {
     /// What happens to the cluster when its scheduler dies.
     SchedulerDeath {
-        /// The whole cluster is restarted.
+        /// It is started again, and so are the workers, which end with it.
         #[default]
         RestartCluster = "restart-cluster",
-        /// The cluster ends.
+        /// The cluster has failed; the scheduler's death is the cause.
         EndCluster = "end-cluster",
     }
 }
@@ -155,7 +156,7 @@ words! {
         /// Use them, with a note.
         #[default]
         Warn = "warn",
-        /// Use them.
+        /// Use them, without a note.
         Use = "use",
     }
 }
@@ -177,7 +178,7 @@ words! {
         /// The settings that fit the machine.
         #[default]
         Auto = "auto",
-        /// None.
+        /// None: UCX's defaults.
         None = "none",
     }
 }
@@ -207,7 +208,7 @@ pub enum Limit {
     Auto,
     /// No limit.
     None,
-    /// This much.
+    /// This many bytes, or this fraction of the whole.
     Size(Size),
 }
 
@@ -368,9 +369,9 @@ impl FromStr for PortRange {
 /// A UCX version, `major.minor`; a patch level is accepted and ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UcxVersion {
-    /// Major version.
+    /// 1 in `1.18`.
     pub major: u32,
-    /// Minor version.
+    /// 18 in `1.18`.
     pub minor: u32,
 }
 

@@ -24,6 +24,7 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     implausible::memory(spec)?;
     environment("ucx.env", spec.ucx.env.as_ref(), true)?;
     environment("worker.env", spec.worker.env.as_ref(), false)?;
+    environment("scheduler.env", spec.scheduler.env.as_ref(), false)?;
     overrides(spec)
 }
 
@@ -265,13 +266,6 @@ fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
             "this looks like an option; give the scheduler's address, like tcp://10.0.0.1:8786",
         );
     }
-    if spec.dask.join.is_some() && (scheduler.port.is_some() || scheduler.host.is_some()) {
-        return refuse(
-            "dask.join",
-            "a cluster that joins a scheduler starts none, so it cannot say where one listens",
-            "drop 'dask.join', or 'scheduler.host' and 'scheduler.port'",
-        );
-    }
     let Some(workers) = least_workers(spec) else { return Ok(()) };
     if let Some((key, _)) = [
         ("worker.listen_address", &spec.worker.listen_address),
@@ -368,22 +362,8 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "give whole numbers from 0",
         );
     }
-    if matches!(spec.native.disk_limit, Some(Size::Fraction(_))) {
-        return refuse(
-            "native.disk_limit",
-            "a fraction of what? The limit of a worker's file is absolute",
-            "give bytes, like 200GiB",
-        );
-    }
     if spec.command.argv.as_ref().is_some_and(Vec::is_empty) {
         return refuse("command.argv", "there is no program in it", "name the program to run");
-    }
-    if matches!(spec.logs.rotate_at, Some(Size::Fraction(_))) {
-        return refuse(
-            "logs.rotate_at",
-            "a fraction of what? A log file's size is absolute",
-            "give bytes, like 64MiB",
-        );
     }
     Ok(())
 }
@@ -415,7 +395,7 @@ fn environment(key: &str, env: Option<&BTreeMap<String, String>>, ucx: bool) -> 
             return refuse(
                 &at,
                 "this is no variable of UCX",
-                "put variables of other programs into 'worker.env'",
+                "put variables of other programs into 'worker.env' or 'scheduler.env'",
             );
         }
         if !ucx && name.starts_with("UCX_") {

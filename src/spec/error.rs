@@ -11,6 +11,7 @@ use crate::text::{self, Position};
 
 /// A mistake in a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SpecError {
     /// The file's name, or `command line`.
     pub origin: String,

@@ -18,7 +18,7 @@ mod sections;
 mod substitution;
 mod template;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,7 @@ pub const VERSION: u32 = 1;
 /// What a cluster should be, as the user wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct ClusterSpec {
     /// Version of this form: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,13 +59,17 @@ pub struct ClusterSpec {
     /// The engine that runs in the processes. Default: `native`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
-    /// A topology's name or path. Default: this machine, live.
+    /// A topology's name or path. Its plan runs here only if all its GPUs are in this machine, by
+    /// UUID, or are simulated. Default: this machine, live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<String>,
     /// Run the plan of another machine here, with simulated devices. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulate: Option<bool>,
-    /// Turn notes into errors. Default: false.
+    /// Refuse a plan with a note about what is missing, assumed, doubtful or asked for in vain, and
+    /// a process that cannot be bound or limited as planned. What follows from the request itself
+    /// stays a note: GPUs that `skip` leaves out, MIG instances that are listed one by one, what a
+    /// simulation lacks here, and the TCP listeners of UCX. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
     /// Whether the cluster is READY only after every pair of workers has moved data over the
@@ -101,10 +106,10 @@ pub struct ClusterSpec {
     /// uses, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler_cores: Option<u32>,
-    /// Host memory.
+    /// Host memory of each worker: where it lies, and how much.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub memory: MemorySpec,
-    /// Device memory.
+    /// Device memory of each worker: when it spills.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub device: DeviceSpec,
     /// RAPIDS memory manager pools.
@@ -113,19 +118,19 @@ pub struct ClusterSpec {
     /// UCX: transports and network devices.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub ucx: UcxSpec,
-    /// The scheduler's process.
+    /// The scheduler's process: where it listens, its dashboard, its environment.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub scheduler: SchedulerSpec,
-    /// The workers' processes.
+    /// The workers' processes: ports, directories, environment.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub worker: WorkerSpec,
-    /// Restarts and time-outs.
+    /// Restarts, time-outs, and what happens to processes that hang.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub supervision: SupervisionSpec,
     /// Resource limits of every process, as `ulimit` sets them.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub ulimits: UlimitSpec,
-    /// Log files.
+    /// Log files: when they are rotated, and how many are kept.
     #[serde(default, deserialize_with = "read::section", skip_serializing_if = "is_default")]
     pub logs: LogSpec,
     /// Transport security of the Dask engine over TCP.
@@ -146,19 +151,33 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// Makes the relative paths of certificates, keys, a topology and the workers' program
-    /// absolute, below `base`, so that processes and clients may run in any directory. A program or
-    /// topology that is a mere name is left to be looked up.
+    /// Makes relative paths absolute, below `base`, so that processes and clients may run in any
+    /// directory. A program, library, module or topology that is a mere name is left to be looked
+    /// up, and arguments of a program are left as they are.
     pub fn resolve_paths(&mut self, base: &Path) {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
-        let program = self.native.program.as_mut().filter(|program| program.contains('/'));
+        let WorkerSpec { local_directory, pid_file, .. } = &mut self.worker;
+        let (scheduler, logs) = (&mut self.scheduler.file, &mut self.rmm.log_directory);
+        let paths = [ca_file, cert, key, local_directory, pid_file, scheduler, logs];
+        let DaskSpec { python, preload, .. } = &mut self.dask;
+        let programs = [&mut self.native.program, python, &mut self.ucx.library];
+        let command = self.command.argv.iter_mut().flatten().take(1);
+        let programs = programs.into_iter().flatten().chain(command);
+        let programs = programs.filter(|program| program.contains('/'));
+        let preload = preload.iter_mut().flatten().filter(|module| is_file(module));
         let topology = self.topology.as_mut().filter(|topology| {
             topology.contains('/') || Path::new(topology.as_str()).extension().is_some()
         });
-        for path in [ca_file, cert, key].into_iter().flatten().chain(program).chain(topology) {
-            *path = base.join(&*path).display().to_string();
+        for path in paths.into_iter().flatten().chain(programs).chain(preload).chain(topology) {
+            // The components leave out every '.' between them.
+            *path = base.join(&*path).components().collect::<PathBuf>().display().to_string();
         }
     }
+}
+
+/// Whether what Dask is to preload is a file, and not a module or an address.
+pub(crate) fn is_file(preload: &str) -> bool {
+    preload.ends_with(".py") && !preload.contains("://")
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

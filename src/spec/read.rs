@@ -71,7 +71,7 @@ pub fn parse_with(
 /// other shows when all are merged ([`Request::merge_as`](super::Request::merge_as)).
 ///
 /// # Errors
-/// If a key is unknown, or a value wrong.
+/// If a key is unknown, or a value wrong, or there is another version.
 pub fn from_keys(keys: &serde_json::Value, origin: &str) -> Result<ClusterSpec, SpecError> {
     let told = |error: text::ReadError| {
         // The text that has a place is none that the program has written.
@@ -83,7 +83,14 @@ pub fn from_keys(keys: &serde_json::Value, origin: &str) -> Result<ClusterSpec, 
         others: others.into_iter().map(told).collect(),
         ..told(first)
     })?;
-    Ok(spec.unwrap_or_default())
+    let spec = spec.unwrap_or_default();
+    match spec.version {
+        Some(found) if found != VERSION => {
+            let problem = Problem::Version { found, readable: VERSION };
+            Err(SpecError::new(origin, "version".to_owned(), Box::new(problem)))
+        }
+        _ => Ok(spec),
+    }
 }
 
 /// Whether a key of the whole is not for us: editors read `$schema`, and `x-` begins what people
@@ -135,7 +142,7 @@ where
     deserializer.deserialize_any(Variables)
 }
 
-/// A text, or a number as a text.
+/// A text, or a number or a boolean as a text.
 pub(super) struct Scalar(String);
 
 impl schemars::JsonSchema for Scalar {
@@ -155,7 +162,11 @@ impl<'de> Deserialize<'de> for Scalar {
             type Value = Scalar;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a number; put words like true into quotes")
+                f.write_str("a text, a number, or true or false")
+            }
+
+            fn visit_bool<E: de::Error>(self, is: bool) -> Result<Scalar, E> {
+                Ok(Scalar(is.to_string()))
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {

@@ -18,7 +18,7 @@ use super::{ClusterSpec, SpecError, contradictions};
 pub enum Origin {
     /// The command line.
     Flag,
-    /// The spec file.
+    /// A spec file, or a spec that a program has built.
     Spec,
     /// The caller's environment.
     Environment,
@@ -26,8 +26,9 @@ pub enum Origin {
 
 /// The merged spec, and where its values came from.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Request {
-    /// The merged spec.
+    /// What was set, merged; defaults are not in it.
     pub spec: ClusterSpec,
     /// Key path (`ucx.nvlink`) to the layer that set it.
     pub origins: BTreeMap<String, Origin>,

@@ -164,7 +164,13 @@ fn forms() -> Vec<(&'static str, Value)> {
         ),
         ("GpuName", with_examples(named, json!([0, "0000:07:00.0"]))),
         ("GpuSelection", with_examples(every, json!(["all", "0-3,6"]))),
-        ("Bytes", json!({"anyOf": [whole, text(&[BYTES, WHOLE])]})),
+        (
+            "Bytes",
+            with_examples(
+                json!({"anyOf": [whole, text(&[BYTES, WHOLE])]}),
+                json!(["5GB", "64MiB"]),
+            ),
+        ),
         ("NetDevices", with_examples(nics, json!(["auto", "mlx5_0:1"]))),
     ]
 }
@@ -184,7 +190,6 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
         ),
     });
     let scalars = json!({"type": ["string", "number", "boolean", "null"]});
-    let bytes = json!({"anyOf": [{"$ref": "#/$defs/Bytes"}, {"type": "null"}]});
     let name = "^[A-Za-z_][A-Za-z0-9_]*$";
     let mut more = vec![
         ("", "workers", least(1)),
@@ -194,13 +199,16 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
         ("ChooseGpus", "count", least(1)),
         ("OverrideSpec", "threads", least(1)),
         ("OverrideSpec", "cpus", json!({"anyOf": [{"enum": ["local", "none"]}, {"type": "null"}]})),
-        ("LogSpec", "rotate_at", bytes.clone()),
-        ("NativeSpec", "disk_limit", bytes),
-        ("DaskSpec", "config", json!({"additionalProperties": {"type": ["string", "number"]}})),
+        (
+            "DaskSpec",
+            "config",
+            json!({"additionalProperties": {"type": ["string", "number", "boolean"]}}),
+        ),
         ("OverrideSpec", "env", names(name)),
         ("OverrideSpec", "env", json!({"additionalProperties": scalars})),
         ("UcxSpec", "env", names("^UCX(PY)?_[A-Za-z0-9_]*$")),
         ("WorkerSpec", "env", names("^(?!UCX_)[A-Za-z_][A-Za-z0-9_]*$")),
+        ("SchedulerSpec", "env", names("^(?!UCX_)[A-Za-z_][A-Za-z0-9_]*$")),
         ("CommandSpec", "argv", json!({"minItems": 1})),
         ("DaskSpec", "start_workers", least(1)),
         ("DaskSpec", "protocol", words(PROTOCOLS)),
@@ -223,7 +231,6 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
     more
 }
 
-/// A word or nothing.
 fn words(words: &[&str]) -> Value {
     let words = words.iter().copied().map(Value::from).chain([Value::Null]);
     json!({"enum": words.collect::<Vec<_>>()})

@@ -15,7 +15,7 @@ use super::choices::{
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
-use crate::units::{Size, Span};
+use crate::units::{Bytes, Size, Span};
 
 /// Declares a section: every field optional, unknown keys refused.
 macro_rules! section {
@@ -23,6 +23,7 @@ macro_rules! section {
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
+        #[non_exhaustive]
         pub struct $name {
             $(
                 $(#[$field_doc])*
@@ -39,8 +40,8 @@ section! {
         /// How memory is placed on the NUMA nodes near the GPU. Default: `preferred`.
         policy: MemoryPolicy,
         /// Host memory limit of one worker: `auto` (its share of its NUMA nodes and of the
-        /// cgroup's limit), `none`, bytes, or a fraction of the machine's memory. Default: `auto`;
-        /// `none` for the command engine.
+        /// cgroup's limit), `none`, bytes, or a fraction of the machine's memory, of which each
+        /// worker may use so much. Default: `auto`; `none` for the command engine.
         limit: Limit,
     }
 }
@@ -49,20 +50,23 @@ section! {
     /// Device memory of a worker.
     DeviceSpec {
         /// Device memory at which a worker spills: `auto` (0.8), `none`, bytes, or a fraction of
-        /// the worker's own GPU. Default: `auto`.
+        /// the worker's own GPU. With several workers per GPU, bytes are for each of them, and a
+        /// fraction is shared: of 0.8, two workers have 0.4 each. Default: `auto`.
         memory_limit: Limit,
     }
 }
 
 section! {
     /// Pools of device memory: the RAPIDS memory manager's in Dask's workers; native workers have a
-    /// pool of their own, which uses the first two keys. Sizes are bytes or fractions of the
-    /// worker's own GPU.
+    /// pool of their own, which uses the first two keys. Sizes are bytes, for each worker, or a
+    /// fraction of the worker's own GPU, which the workers of that GPU share.
     RmmSpec {
-        /// Initial size of the pool, allocated when the worker starts and kept. Default: none; a
-        /// native worker's pool grows as needed.
+        /// Initial size of the pool, allocated when the worker starts and kept: bytes for each
+        /// worker, or a fraction of the GPU that its workers share. Default: none; a native
+        /// worker's pool grows as needed.
         pool_size: Size,
-        /// Largest size of the pool. A native worker spills at this size.
+        /// Largest size of the pool: bytes for each worker, or a fraction of the GPU that its
+        /// workers share. A native worker spills at this size.
         maximum_pool_size: Size,
         /// Managed (unified) memory. Not with NVLink, not with `async`. Default: false.
         managed: bool,
@@ -83,7 +87,8 @@ section! {
 section! {
     /// UCX: transports and network devices.
     UcxSpec {
-        /// Require NVLink (`cuda_ipc`); `false` excludes it.
+        /// Require NVLink (`cuda_ipc`); `false` excludes it. If unset, `cuda_ipc` is used but not
+        /// required; with `infiniband: true` or `tcp: true` it is left out.
         nvlink: bool,
         /// Require InfiniBand or RoCE (`rc`); `false` excludes it.
         infiniband: bool,
@@ -91,7 +96,11 @@ section! {
         tcp: bool,
         /// Set connections up over RDMA instead of TCP.
         rdmacm: bool,
-        /// NICs: `auto`, `none`, `pin`, `stripe`, a list, or a template. Default: `auto`.
+        /// The network devices of each worker: `auto` (the NIC nearest to its GPU, if InfiniBand is
+        /// asked for and a NIC can be used), `pin` (the nearest NIC, or an error if there is none),
+        /// `stripe` (all of the nearest NICs, shared out so that none is idle), `none` (UCX chooses
+        /// among all devices), a list for all workers, or a template for each (`mlx5_{gpu//2}:1`).
+        /// Default: `auto`.
         net_devices: NetDevices,
         /// NICs to exclude, by device (`mlx5_4`) or port (`mlx5_4:1`).
         exclude_nics: Vec<String>,
@@ -118,19 +127,25 @@ section! {
 section! {
     /// The scheduler's process.
     SchedulerSpec {
-        /// Address to listen on. Default: loopback; for workers that join a scheduler, the address
-        /// from which it is reached.
+        /// Address to listen on, for scheduler and workers; with `dask.join`, for workers alone.
+        /// Default: loopback; with `dask.join`, the address from which that scheduler is reached.
         host: String,
         /// Network interface to listen on, instead of `host`.
         interface: String,
-        /// Port, or ports to try in order (`8786:8800`). 0: any free one.
+        /// Port, or ports to try in order (`8786:8800`). 0: any free one. No use with `dask.join`.
         port: PortRange,
-        /// Whether there is a dashboard. Default: true if the engine has one.
+        /// Whether scheduler and workers have dashboards. Default: true if the engine has them.
         dashboard: bool,
-        /// Address of the dashboard, like `:8787`.
+        /// Address of the scheduler's dashboard, like `:8787`. No use with `dask.join`.
         dashboard_address: String,
-        /// File to which the scheduler's address is written for clients.
+        /// File to which the scheduler's address is written for clients. No use with `dask.join`.
         file: String,
+        /// Further environment variables for the scheduler alone. Dask's workers are forked from
+        /// its process under `start_method: fork`, so what libraries read when they are loaded is
+        /// the same for both.
+        #[serde(deserialize_with = "super::read::variables")]
+        #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
+        env: BTreeMap<String, String>,
     }
 }
 
@@ -149,7 +164,8 @@ section! {
         pid_file: String,
         /// Abstract resources, like `{GPU: 1}`.
         resources: BTreeMap<String, f64>,
-        /// Further environment variables for every worker.
+        /// Further environment variables for every worker. Dask's workers are forked, so what libc
+        /// reads when a program starts (`MALLOC_…`) belongs into `scheduler.env`, too.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         env: BTreeMap<String, String>,
@@ -162,19 +178,27 @@ section! {
         /// When a dead worker is started again: `never`, `on-failure`, `always`.
         /// Default: `on-failure`.
         restart: RestartWhen,
-        /// Failed restarts allowed per worker within `window`: those that do not end in READY. A
-        /// worker that dies while it is READY is always restarted. Default: 5.
+        /// Failed restarts allowed per worker within `window`: those that do not end in READY. With
+        /// one more it is not restarted any more, and the others go on. systemd's
+        /// `StartLimitBurst`. Default: 5.
         limit: u32,
-        /// The window of `limit`. Default: `1m`.
+        /// Deaths at work allowed per worker within `window`: those while it is READY. After the
+        /// next one it is not restarted any more. Docker's `on-failure:N`, Kubernetes'
+        /// `backoffLimit`. Default: no limit.
+        limit_at_work: u32,
+        /// The time in which deaths count for `limit` and `limit_at_work`: systemd's
+        /// `StartLimitIntervalSec`. Default: `1m`.
         window: Span,
         /// First delay before a restart; it doubles with each further restart. A worker that was
         /// READY is restarted at once the first time. Default: `100ms`.
         backoff: Span,
         /// Longest delay; after a death while READY it is at most 5 s. Default: `30s`.
         backoff_max: Span,
-        /// After running this long a worker's delay and count start over. Default: `30s`.
+        /// After being READY this long a worker's delay and its count for `limit` start over.
+        /// Default: `30s`.
         healthy_after: Span,
-        /// Time from start to READY of the whole cluster. Default: `1m`.
+        /// Time from start to READY of the whole cluster. Under systemd a unit's `TimeoutStartSec`
+        /// that is shorter is extended (systemd 236). Default: `1m`.
         ready_within: Span,
         /// Time between SIGTERM and SIGKILL. Default: `5s`.
         grace: Span,
@@ -213,7 +237,7 @@ section! {
     /// Log files.
     LogSpec {
         /// Size at which a log file is rotated. Default: `64MiB`.
-        rotate_at: Size,
+        rotate_at: Bytes,
         /// Rotated files kept for each process. Default: 3.
         keep: u32,
     }
@@ -274,7 +298,7 @@ section! {
         enable_cudf_spill: bool,
         /// Statistics of cuDF's spilling, a level from 0.
         cudf_spill_stats: u32,
-        /// Dask configuration keys, like `{distributed.worker.memory.target: "0.6"}`.
+        /// Dask configuration keys, like `{distributed.worker.memory.target: 0.6}`.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]
         config: BTreeMap<String, String>,
@@ -284,7 +308,10 @@ section! {
 section! {
     /// The command engine's own options.
     CommandSpec {
-        /// Program and arguments; `run -- CMD` overrides it.
+        /// Program and arguments, for `run -f SPEC`; a command after `--` is run instead. `up` is
+        /// for programs that stay: one that ends with status 0 while the cluster starts has failed.
+        /// A program's relative path is below the spec file's directory, a name is looked up in
+        /// `PATH`; arguments stay as they are. Ranks run in the directory of the call.
         argv: Vec<String>,
         /// What `CUDA_VISIBLE_DEVICES` shows a rank. Default: `all`, which fits programs that
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
@@ -306,37 +333,38 @@ section! {
         /// that a run can be replayed; it grows with every event. A relative path is below the run
         /// directory. Default: none.
         record_events: String,
-        /// Limit of a worker's objects on disk, in bytes. Default: no limit.
-        disk_limit: Size,
+        /// Limit of a worker's objects on disk. Default: no limit.
+        disk_limit: Bytes,
     }
 }
 
 /// Overrides for the workers that match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct OverrideSpec {
     /// Which workers: those that meet all given conditions.
     #[serde(rename = "match")]
     pub matching: MatchSpec,
-    /// Threads that run tasks.
+    /// Threads that run tasks, instead of `threads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Which CPUs: `local` or `none`.
+    /// Which CPUs, instead of `cpus`: `local` or `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuBinding>,
-    /// NICs.
+    /// NICs, instead of `ucx.net_devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_devices: Option<NetDevices>,
-    /// Host memory limit.
+    /// Host memory limit, instead of `memory.limit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Limit>,
-    /// Device memory limit.
+    /// Device memory limit, instead of `device.memory_limit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_memory_limit: Option<Limit>,
-    /// RMM pool size.
+    /// Initial size of the pool, instead of `rmm.pool_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rmm_pool_size: Option<Size>,
-    /// Further environment variables.
+    /// Further environment variables; they override those of `worker.env`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
 }

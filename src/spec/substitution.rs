@@ -1,6 +1,7 @@
 //! Puts variables into a spec's text: `${NAME}` and `${NAME:-default}`, as in compose files. Keeps
-//! numbers and words of `env` and `argv` as they were written, which YAML would change (`1.10`,
-//! `0x10`, `true`), and gives a name in `env` without a value that of the caller's environment.
+//! numbers and words of `env`, `argv` and `dask.config` as they were written, which YAML would
+//! change (`1.10`, `0x10`, `true`), and gives a name in `env` without a value that of the caller's
+//! environment.
 //!
 //! Reads no environment; the caller looks the names up.
 //!
@@ -9,8 +10,8 @@
 use super::{Problem, SpecError};
 use crate::text::{self, Document, Style};
 
-/// Puts variables into every scalar, and makes the values in `env` and `argv` texts. Errors have
-/// their places in `text`.
+/// Puts variables into every scalar, and makes the values in `env`, `argv` and `dask.config` texts.
+/// Errors have their places in `text`.
 ///
 /// # Errors
 /// If a variable is not set and has no default, or a `${` is not closed or names nothing.
@@ -62,7 +63,8 @@ fn fill(
     Ok(())
 }
 
-/// Keeps a scalar in `env` or `argv` as it is written, and inherits a name without a value.
+/// Keeps a scalar in `env`, `argv` or `dask.config` as it is written, and inherits a name in `env`
+/// without a value.
 fn keep(
     path: &str,
     content: &mut String,
@@ -76,7 +78,8 @@ fn keep(
     match path.rsplit_once(".env.") {
         Some((_, name)) if empty => *content = lookup(name).ok_or_else(|| unset(name))?,
         Some(_) => {}
-        None if is_argument(path) && !empty => {}
+        // Dask reads the texts of its configuration as YAML reads these words.
+        None if (is_argument(path) || path.starts_with("dask.config.")) && !empty => {}
         None => return Ok(()),
     }
     *style = Style::Quoted;

@@ -108,6 +108,7 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
         .route("/v1/stop", post(stop))
         .route("/v1/restart/{process}", post(restart))
         .route("/v1/scale", post(scale))
+        .fallback(|| async { (StatusCode::NOT_FOUND, "there is no such request") })
         .with_state(Arc::new(Shared { handle, paths: paths.clone(), over: ended.clone() }));
     let serve = axum::serve(listener, router).with_graceful_shutdown(told(ended));
     let task = tokio::spawn(async move {

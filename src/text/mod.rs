@@ -13,6 +13,7 @@ mod mask;
 mod outline;
 mod read;
 mod tree;
+mod wrap;
 
 use std::fmt;
 
@@ -22,6 +23,7 @@ pub(crate) use mask::{masked, masked_json, masked_line};
 pub(crate) use outline::find;
 pub(crate) use read::{Document, given_twice, read, without_mark};
 pub(crate) use tree::Style;
+pub(crate) use wrap::wrapped;
 
 /// Line and column in a text, as editors count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

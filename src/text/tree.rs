@@ -33,7 +33,6 @@ pub(crate) enum Style {
 /// Visits a scalar: its key path, what it says, and how it is written.
 pub(super) type Visit<'a, E> = dyn FnMut(&str, &mut String, &mut Style) -> Result<(), E> + 'a;
 
-/// A value.
 #[derive(Clone, Debug)]
 pub(super) enum Tree {
     /// What it says, and how it is written.
@@ -214,7 +213,6 @@ impl Tree {
         }
     }
 
-    /// Visits every scalar.
     pub(super) fn scalars<E>(&mut self, path: &str, visit: &mut Visit<'_, E>) -> Result<(), E> {
         match self {
             Tree::Scalar(content, style) => visit(path, content, style),

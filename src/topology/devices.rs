@@ -263,7 +263,7 @@ impl NicKind {
     }
 }
 
-/// One port of a NIC.
+/// One port of a NIC, `mlx5_0:1` to UCX.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {

@@ -33,6 +33,7 @@
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 
+mod exact;
 pub mod frame;
 pub mod greeting;
 pub mod native;

@@ -5,10 +5,13 @@
 //! `None` take no bytes: most arguments and many results are `()`, and they should need no memory.
 //!
 //! *Invariant:* bytes can only be read as a value of the type that was written, except that a
-//! number may become a wider one, and a tuple a struct with as many fields.
+//! number may become one of another type that is exactly the same, and a tuple a struct with as
+//! many fields.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use super::exact::Exact;
 
 /// MessagePack's encoding of `()` and `None`, which stands for no bytes.
 const NIL: &[u8] = &[0xc0];
@@ -64,7 +67,7 @@ pub fn encode(value: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, ValueError> 
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let expected = std::any::type_name::<T>();
     let mut rest = if bytes.is_empty() { NIL } else { bytes };
-    let value = rmp_serde::from_read(&mut rest)
+    let value = T::deserialize(Exact(&mut rmp_serde::Deserializer::new(&mut rest)))
         .map_err(|error| ValueError::Type { expected, reason: error.to_string() })?;
     match rest.len() {
         0 => Ok(value),
@@ -74,9 +77,12 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
     use serde::Deserialize;
+
+    use super::*;
 
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     enum Shape {
@@ -106,9 +112,76 @@ mod tests {
     }
 
     #[test]
-    fn a_number_may_become_a_wider_one_only() {
+    fn a_number_may_become_only_one_that_is_the_same() {
         assert_eq!(decode::<u64>(&encode(&7u8).expect("bytes")), Ok(7));
         assert!(decode::<u8>(&encode(&300u64).expect("bytes")).is_err());
+        assert_eq!(decode::<f64>(&encode(&0.1f32).expect("bytes")), Ok(f64::from(0.1f32)));
+        assert_eq!(decode::<f32>(&encode(&0.5f64).expect("bytes")), Ok(0.5));
+        assert_eq!(decode::<f32>(&encode(&-3i64).expect("bytes")), Ok(-3.0));
+        assert!(decode::<f32>(&encode(&f64::NAN).expect("bytes")).is_ok_and(f32::is_nan));
+        assert_eq!(decode::<f32>(&encode(&f64::INFINITY).expect("bytes")), Ok(f32::INFINITY));
+        for lossy in [
+            encode(&1e300f64),
+            encode(&0.1f64),
+            encode(&16_777_217u32),
+            encode(&-16_777_217i32),
+            encode(&u64::MAX),
+        ] {
+            let error = decode::<f32>(&lossy.expect("bytes")).expect_err("not the same");
+            assert!(error.to_string().contains("is not exactly a number of f32"), "{error}");
+        }
+        for lossy in [encode(&((1u64 << 53) + 1)), encode(&u64::MAX), encode(&i64::MAX)] {
+            assert!(decode::<f64>(&lossy.expect("bytes")).is_err());
+        }
+        assert!(decode::<u8>(&encode(&1.0f64).expect("bytes")).is_err());
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    enum Kind<F> {
+        One(F),
+        Named { length: F },
+        Two(F, F),
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Wrapped<F>(F);
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Deep<F> {
+        some: Option<F>,
+        list: Vec<F>,
+        map: BTreeMap<String, F>,
+        kinds: [Kind<F>; 3],
+        wrapped: Wrapped<F>,
+        pair: (F, F),
+    }
+
+    /// A value of many parts, of which one has another number than the rest.
+    fn deep<F: Copy>(usual: F, other: F, place: usize) -> Deep<F> {
+        let number = |at: usize| if at == place { other } else { usual };
+        Deep {
+            some: Some(number(0)),
+            list: vec![number(1); 2],
+            map: BTreeMap::from([("a".to_owned(), number(2))]),
+            kinds: [
+                Kind::One(number(3)),
+                Kind::Named { length: number(4) },
+                Kind::Two(usual, number(5)),
+            ],
+            wrapped: Wrapped(number(6)),
+            pair: (usual, number(7)),
+        }
+    }
+
+    #[test]
+    fn no_number_within_a_value_is_rounded() {
+        let exact = encode(&deep(0.5f64, 0.5, 0)).expect("bytes");
+        assert_eq!(decode(&exact), Ok(deep(0.5f32, 0.5, 0)));
+        for place in 0..8 {
+            let bytes = encode(&deep(0.5f64, 0.1, place)).expect("bytes");
+            assert!(decode::<Deep<f32>>(&bytes).is_err(), "{place}");
+            assert_eq!(decode(&bytes), Ok(deep(0.5f64, 0.1, place)));
+        }
     }
 
     #[test]
@@ -138,9 +211,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_value_survives_its_bytes(
-            numbers: Vec<u64>, text: Option<String>, shape in shapes(), small: i8, real: f32,
+            numbers: Vec<u64>, text: Option<String>, shape in shapes(), small: i8,
+            reals: Vec<f32>, wide: f64,
         ) {
-            let value = (numbers, text, shape, small, (), real.to_bits(), vec![f64::from(small); 3]);
+            let value = (numbers, text, shape, small, (), reals, vec![wide; 3]);
             let bytes = encode(&value).expect("bytes");
             prop_assert_eq!(decode(&bytes), Ok(value));
         }

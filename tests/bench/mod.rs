@@ -168,6 +168,16 @@ pub fn worker(name: &str, steps: &str) -> ProcessSpec {
     }
 }
 
+/// Short delays, and time to start on a busy machine.
+fn patient() -> Supervision {
+    let mut policy = Supervision::default();
+    policy.backoff = Span::millis(20);
+    policy.backoff_max = Span::millis(400);
+    policy.grace = Span::millis(1500);
+    policy.ready_within = Span::secs(20);
+    policy
+}
+
 /// A cluster of workers that perform these steps.
 pub fn launch(name: &str, workers: &[&str]) -> Launch {
     let workers = workers.iter().enumerate();
@@ -175,13 +185,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         name: named(name),
         engine: EngineKind::Native,
         simulated: true,
-        supervision: Supervision {
-            backoff: Span::millis(20),
-            backoff_max: Span::millis(400),
-            grace: Span::millis(1500),
-            ready_within: Span::secs(20),
-            ..Supervision::default()
-        },
+        supervision: patient(),
         strict: false,
         scheduler: None,
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),

@@ -146,9 +146,9 @@ fn when_every_worker_crashes_up_ends_with_the_cause() {
 }
 
 #[test]
-fn a_service_manager_hears_that_it_is_ready_alive_and_ending() {
+fn a_service_manager_hears_how_long_it_starts_and_that_it_is_ready_alive_and_ending() {
     let machine = Machine::new();
-    let spec = machine.spec("exec sleep 1000", "");
+    let spec = machine.spec("exec sleep 1000", "supervision: {ready_within: 5m, grace: 20s}\n");
     let socket = machine.file("notify");
     let manager = UnixDatagram::bind(&socket).expect("a socket");
     manager.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
@@ -161,6 +161,7 @@ fn a_service_manager_hears_that_it_is_ready_alive_and_ending() {
     command.arg("up").arg("-f").arg(&spec);
     command.env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "200000");
     let mut up = machine.sandbox.spawn_program(command);
+    assert_eq!(hear(), "EXTEND_TIMEOUT_USEC=325000000");
     assert_eq!(hear(), "READY=1\nSTATUS=bad: 2 of 2 workers READY");
     while hear() != "WATCHDOG=1" {}
     up.signal(Signal::SIGTERM);

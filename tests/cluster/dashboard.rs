@@ -1,32 +1,31 @@
-//! The page: who is let in, what a browser shows, what a report has.
+//! The page's server: who is let in, what a report and Prometheus are told.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use cuda_cluster::cluster::Client;
 use cuda_cluster::topology;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::browser::{Answer, Browser, http};
+use super::browser::{Answer, http};
 use super::fake_machine::FakeMachine;
 use super::sandbox::{Running, Sandbox, eventually};
 use super::skip::skip;
 
-const EIGHT: [&str; 4] = ["up", "--topology", "dgx-h100", "--simulate"];
+pub(crate) const EIGHT: [&str; 4] = ["up", "--topology", "dgx-h100", "--simulate"];
 
 /// A dashboard that is being served.
-struct Served {
+pub(crate) struct Served {
     running: Running,
-    link: String,
+    pub(crate) link: String,
     address: String,
     token: String,
 }
 
 impl Served {
-    fn start(sandbox: &Sandbox) -> Self {
+    pub(crate) fn start(sandbox: &Sandbox) -> Self {
         Self::of(sandbox.spawn(&["dashboard", "--no-browser"]))
     }
 
@@ -53,14 +52,14 @@ impl Served {
         format!("Cookie: other=1; cuda-cluster-{port}={}", self.token)
     }
 
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.running.signal(Signal::SIGINT);
         let said = self.running.wait();
         assert_eq!(said.code, 130, "{said}");
     }
 }
 
-fn down(sandbox: &Sandbox, name: &str) {
+pub(crate) fn down(sandbox: &Sandbox, name: &str) {
     let down = sandbox.run(&["down", name]);
     assert_eq!(down.code, 0, "{down}");
 }
@@ -189,146 +188,6 @@ fn the_page_listens_where_only_this_user_or_this_machine_can_reach_it() {
     running.signal(Signal::SIGTERM);
     assert_eq!(running.wait().code, 143);
     assert!(!path.exists(), "the socket goes with the server");
-}
-
-#[test]
-fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it() {
-    let Some(browser) = Browser::start() else { return };
-    let sandbox = Sandbox::new();
-    let up = sandbox.run(&[&EIGHT[..], &["--name", "alive", "--detach"]].concat());
-    assert_eq!(up.code, 0, "{up}");
-    let served = Served::start(&sandbox);
-    browser.look_like(1440, "light");
-    browser.open(&served.link);
-    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
-    assert_eq!(browser.script("return location.search"), "", "the token is not in the address");
-    browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 56");
-    browser.wait_for("document.querySelector('#charts canvas')");
-
-    browser.click("#machine [data-worker='gpu3']");
-    browser.wait_for("document.querySelector('#details-title').textContent === 'gpu3'");
-    browser.wait_for("document.querySelector('#details .why li')");
-    browser.wait_for("document.querySelector('#details .log').textContent.length > 20");
-    browser.wait_for("document.querySelectorAll('#machine .lane.good').length === 7");
-
-    let pid = sandbox.state("alive")["workers"][3]["pid"].as_u64().expect("a pid");
-    sandbox.kill(pid);
-    browser.wait_for("document.querySelector('#machine .worker.bad[data-worker=gpu3]')");
-    browser.wait_for("document.querySelector('#worker-table tr.bad[data-row=gpu3]')");
-    browser.picture("killed-1440-light");
-    browser.wait_for("document.querySelector('#machine .worker.good[data-worker=gpu3]')");
-    browser.wait_for("document.querySelector('#events').textContent.includes('SIGKILL')");
-    browser.wait_for("document.querySelector('#details').textContent.includes('SIGKILL')");
-
-    // By keyboard: a worker has the focus, and Enter selects it; Escape ends that.
-    browser.script("document.querySelector('#machine [data-worker=gpu5]').focus()");
-    browser.press("\u{e007}");
-    browser.wait_for("document.querySelector('#details-title').textContent === 'gpu5'");
-    browser.press("\u{e00c}");
-    browser.wait_for("document.querySelector('#details').hidden");
-
-    // A change needs a yes; then it is done.
-    browser.click("#scale");
-    browser.wait_for("document.querySelector('#dialog').open");
-    browser.script("document.querySelector('#dialog input').value = 6");
-    browser.click("#dialog-ok");
-    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 6");
-    browser.wait_for("document.querySelectorAll('#worker-table tr.off').length === 2");
-    assert_eq!(sandbox.state("alive")["workers"][7]["state"], "stopped");
-    browser.click("#scale");
-    browser.wait_for("document.querySelector('#dialog').open");
-    browser.script("document.querySelector('#dialog input').value = 8");
-    browser.click("#dialog-ok");
-    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
-
-    // The functions of native tasks.
-    let bench = sandbox.run(&["bench", "tasks", "alive", "--count", "100"]);
-    assert_eq!(bench.code, 0, "{bench}");
-    browser.wait_for("document.querySelectorAll('#functions tbody tr').length > 0");
-    // Those that wait and run, while they do.
-    let client = Client::connect(&sandbox.base().join("alive")).expect("the scheduler answers");
-    let tasks = client.map("sleep", [2_000_000u64; 40]).expect("submitted");
-    browser.wait_for(
-        "[...document.querySelectorAll('#functions tbody tr')].some(row => \
-         row.cells[0].textContent === 'sleep' && Number(row.cells[1].textContent) > 30)",
-    );
-    drop((tasks, client));
-    browser.click("#stop");
-    browser.wait_for("document.querySelector('#dialog').open");
-    browser.click("#dialog-ok");
-    browser.wait_for("document.body.classList.contains('ended')");
-    browser.wait_for("!document.querySelector('#banner').hidden");
-    assert_eq!(browser.script("return document.querySelectorAll('#machine .worker').length"), 8);
-    browser.picture("ended-1440-light");
-    assert_eq!(browser.errors(), [""; 0]);
-    served.end();
-    eventually("its end", Duration::from_secs(30), || sandbox.try_state("alive").is_none());
-}
-
-#[test]
-fn the_page_fits_its_window_light_and_dark_with_two_workers_and_with_seventy_two() {
-    let Some(browser) = Browser::start() else { return };
-    let sandbox = Sandbox::new();
-    let two = ["up", "--topology", "rtx-4090-2", "--simulate", "--name", "w2", "--detach"];
-    assert_eq!(sandbox.run(&two).code, 0);
-    let many = ["run", "--topology", "dgx-h100", "--simulate", "--workers-per-gpu", "9"];
-    let many = sandbox.spawn(&[&many[..], &["--name", "w72", "--", "sleep", "1000"]].concat());
-    eventually("72 workers", Duration::from_secs(120), || {
-        sandbox.try_state("w72").is_some_and(|state| state["state"] == "ready")
-    });
-    let served = Served::start(&sandbox);
-    for (name, workers) in [("w2", 2), ("w72", 72)] {
-        for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
-            browser.look_like(width, scheme);
-            browser.open("about:blank");
-            // One address alone: the page behind the link goes on by itself, and would overtake
-            // another.
-            browser.open(&format!("{}&cluster={name}", served.link));
-            let good = "document.querySelectorAll('#machine .worker.good').length";
-            browser.wait_for(&format!("{good} === {workers}"));
-            browser.wait_for("document.querySelector('#charts canvas')");
-            browser.picture(&format!("{name}-{width}-{scheme}"));
-            let wider = browser.script(
-                "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-            );
-            assert_eq!(wider, 0, "{name} at {width}");
-            // Words beside the colours.
-            let words = "[...document.querySelectorAll('#worker-table tbody td:nth-child(2)')]\
-                         .every((cell) => /READY/.test(cell.textContent))";
-            browser.wait_for(words);
-            assert_eq!(browser.errors(), [""; 0], "{name} {width} {scheme}");
-        }
-    }
-    served.end();
-    down(&sandbox, "w2");
-    down(&sandbox, "w72");
-    many.wait();
-    sandbox.assert_nothing_is_left();
-}
-
-#[test]
-fn what_a_program_writes_is_text_on_the_page() {
-    let Some(browser) = Browser::start() else { return };
-    let sandbox = Sandbox::new();
-    let evil = "echo '<img src=x onerror=\"document.title=1\"><b>bold</b>'; echo API_TOKEN=hush; sleep 1000";
-    let run =
-        ["run", "--gpus", "none", "--cpu-workers", "1", "--name", "evil", "--", "sh", "-c", evil];
-    let run = sandbox.spawn(&run);
-    eventually("a worker", Duration::from_secs(60), || {
-        sandbox.try_state("evil").is_some_and(|state| state["state"] == "ready")
-    });
-    let served = Served::start(&sandbox);
-    browser.open(&served.link);
-    browser.wait_for("document.querySelector('#worker-table tbody button')");
-    browser.click("#worker-table tbody button");
-    browser.wait_for("document.querySelector('#details .log').textContent.includes('<b>bold</b>')");
-    assert_eq!(browser.script("return document.querySelectorAll('img[src=x], b').length - document.querySelectorAll('#events b').length"), 0);
-    let shown = browser.script("return document.body.textContent");
-    assert!(!shown.to_string().contains("hush"), "{shown}");
-    assert_eq!(browser.errors(), [""; 0]);
-    served.end();
-    down(&sandbox, "evil");
-    run.wait();
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cuda_cluster::cluster::Client;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use crate::sandbox::{Sandbox, eventually};
 
@@ -98,6 +99,21 @@ fn a_cluster_ends_when_its_owner_is_killed() {
     sandbox.assert_nothing_is_left();
 }
 
+#[test]
+fn a_cluster_ends_with_its_owner_though_a_child_of_that_holds_its_descriptors() {
+    let sandbox = Sandbox::new();
+    let mut command = Command::new(path_of("embedder"));
+    command.arg("forked");
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!(said.code, 0, "{said}");
+    let child = Pid::from_raw(said.stdout.trim().parse().expect("a process id"));
+    eventually("the cluster ends", Duration::from_secs(60), || {
+        !sandbox.base().join("forked").exists()
+    });
+    nix::sys::signal::kill(child, Signal::SIGKILL).expect("it is there still");
+    sandbox.assert_nothing_is_left();
+}
+
 /// Runs the test program `embedder`, which checks what it is told, to its end.
 fn embed(sandbox: &Sandbox, way: &str) {
     let mut command = Command::new(path_of("embedder"));
@@ -124,9 +140,11 @@ embedding! {
     a_name_is_free_at_once_after_stop_and_after_drop: "again"
     a_name_that_is_taken_is_a_refusal_of_its_own_type: "taken"
     an_owner_learns_that_another_handle_has_stopped_its_cluster: "stopped"
+    a_handle_leaves_a_later_cluster_of_its_name_alone: "later"
     a_start_that_fails_leaves_no_directory_and_a_wrong_key_is_named: "not-ready"
     a_stored_plan_is_launched_and_cannot_be_changed: "stored"
     a_spec_is_laid_over_what_was_asked_before_and_names_its_machine: "topology"
+    a_program_is_told_why_its_cluster_is_not_verified: "unverified"
     a_program_is_given_a_verified_cluster_with_its_figures: "verified"
     a_program_is_run_on_each_gpu_to_its_end: "run"
     a_program_with_an_event_loop_waits_for_tasks_and_frees_workers: "client"

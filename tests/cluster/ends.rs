@@ -42,6 +42,20 @@ fn bereave(sandbox: &Sandbox, name: &str) -> u64 {
 }
 
 #[test]
+fn a_cluster_whose_programs_have_all_done_their_work_is_over() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let enough = folder.path().join("enough");
+    let script = format!("while [ ! -e {} ]; do sleep 0.1; done", enough.display());
+    let said = up(&sandbox, "done", &script, "");
+    assert_eq!(said.code, 0, "{said}");
+    assert_eq!(sandbox.state("done")["state"], "ready");
+    fs::write(enough, "").expect("written");
+    eventually("it is over", Duration::from_secs(60), || sandbox.try_state("done").is_none());
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_stopped_supervisor_does_not_answer_and_is_killed_with_its_cluster() {
     let sandbox = Sandbox::new();
     let (healthy, _) = up_well(&sandbox, "healthy");

@@ -264,6 +264,12 @@ fn a_full_disk_is_a_failure_and_no_wrong_usage() {
     let output = plan.stdout(full).output().expect("it runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("hint: free some space"));
+    for asked in ["--version", "--help"] {
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        let output = program.arg(asked).stdout(full).stderr(Stdio::null()).status();
+        assert_eq!(output.expect("it runs").code(), Some(1), "{asked}");
+    }
 
     if !nix::unistd::Uid::effective().is_root() {
         return skip("root", "only root can mount a small disk");

@@ -15,6 +15,7 @@ mod inputs;
 mod liveness;
 mod memory;
 mod neighbours;
+mod page;
 mod programs;
 mod run;
 mod sandbox;
@@ -83,6 +84,7 @@ fn a_detached_cluster_is_seen_by_ps_and_logs_and_taken_down() {
     assert_eq!(last.stdout.lines().rev().collect::<Vec<_>>(), end, "{last}");
     assert_eq!(sandbox.run(&["events", "demo", "--since", "1h"]).stdout, events.stdout);
     let none = sandbox.run(&["events", "demo", "--since", "1ms"]);
+    assert!(none.stderr.contains("nothing happened in the last 1ms"), "{none}");
     assert_eq!((none.code, none.stdout.as_str()), (0, ""), "{none}");
 
     let logs = sandbox.run(&["logs", "demo", "gpu3"]);

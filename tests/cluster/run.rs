@@ -1,5 +1,7 @@
 //! `run` and `exec`: any program, one rank per GPU.
 
+use std::os::unix::fs::PermissionsExt;
+
 use crate::sandbox::Sandbox;
 
 const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "3"];
@@ -54,6 +56,42 @@ fn a_program_that_is_not_there_is_said_so() {
     let said = sandbox.run(&[&["run"], &MACHINE[..], &["--", "no-such-program"]].concat());
     assert_eq!(said.code, 127, "{said}");
     assert!(said.stderr.contains("cannot execute no-such-program"), "{said}");
+}
+
+#[test]
+fn a_spec_has_the_program_beside_it_and_the_command_line_may_name_another() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let written = |name: &str, mode: u32, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its mode");
+        path.display().to_string()
+    };
+    let spec = "version: 1\ntopology: dgx-1-v100\nsimulate: true\nworkers: 2\nengine: command\n";
+    let job = written("job.yaml", 0o600, &format!("{spec}command: {{argv: [./job.sh, 010]}}\n"));
+    let none = written("none.yaml", 0o600, spec);
+    let check = || sandbox.run(&["spec", "check", &job]);
+    assert!(check().stdout.contains("job.sh cannot be run"), "{}", check());
+    written("job.sh", 0o700, "#!/bin/sh\necho job $1 of rank ${RANK:-none}\n");
+    assert!(!check().stdout.contains("cannot be run"), "{}", check());
+
+    let said = sandbox.run(&["run", "-f", &job]);
+    assert_eq!(said.code, 0, "{said}");
+    let mut lines: Vec<&str> = said.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["job 010 of rank 0", "job 010 of rank 1"], "{said}");
+    let said = sandbox.run(&["run", "-f", &job, "--", "echo", "another"]);
+    assert_eq!((said.code, said.stdout.as_str()), (0, "another\nanother\n"), "{said}");
+    let said = sandbox.run(&["exec", "-f", &job, "--rank", "0"]);
+    assert!(said.code == 0 && said.stdout.starts_with("job 010"), "{said}");
+    for subcommand in ["run", "exec"] {
+        let said = sandbox.run(&[subcommand, "-f", &none]);
+        assert_eq!(said.code, 2, "{said}");
+        assert!(said.stderr.contains("there is no program to run"), "{said}");
+        assert!(said.stderr.contains("command.argv"), "{said}");
+    }
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Terminals and readers that stall, clients that hang up, and the bytes of `run`.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -265,6 +265,29 @@ fn a_table_that_nobody_could_get_is_an_error() {
 }
 
 #[test]
+fn who_follows_for_a_reader_that_has_gone_ends() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&[&up("read")[..], &["--detach"]].concat()).code, 0);
+    for asked in [&["events", "read"][..], &["logs", "read", "gpu0"]] {
+        let arguments = [asked, &["--tail", "1", "--follow"]].concat();
+        let mut follow =
+            program(&sandbox, &arguments).stdout(Stdio::piped()).spawn().expect("runs");
+        let mut reader = BufReader::new(follow.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        reader.read_line(&mut line).expect("a line");
+        drop(reader);
+        let mut ended = None;
+        eventually("it ends", LONG, || {
+            ended = follow.try_wait().expect("a child");
+            ended.is_some()
+        });
+        assert_eq!(ended.expect("ended").code(), Some(141), "{asked:?} after {line}");
+    }
+    assert_eq!(sandbox.run(&["down", "read"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn ranks_hear_the_signal_that_came() {
     let sandbox = Sandbox::new();
     let script = "trap 'echo saved; exit 0' INT; echo running; while :; do sleep 0.05; done";
@@ -303,7 +326,9 @@ fn dying_words_are_in_the_log_without_a_line_feed() {
         [&["run"], &MACHINE[..], &["--name", "words", "--", "sh", "-c", "printf last; exit 3"]];
     let said = sandbox.run(&arguments.concat());
     assert_eq!(said.code, 3, "{said}");
-    let logs = sandbox.run(&["logs", "words", "gpu0"]);
+    // The first that ends ends the others, which may not have said anything.
+    let first = said.stderr.find("gpu").map(|at| &said.stderr[at..at + "gpu0".len()]);
+    let logs = sandbox.run(&["logs", "words", first.expect("who ended first")]);
     assert_eq!((logs.code, logs.stdout.as_str()), (0, "last\n"), "{logs}");
 }
 
@@ -354,6 +379,9 @@ fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
             }
         }
     }
+    let whole = on_a_terminal(&sandbox, 80, &explained);
+    let sentence = "data go to the disk";
+    assert!(whole.contains(sentence), "a line is broken once, not twice: {whole}");
     let narrow = on_a_terminal(&sandbox, 80, &["ps", "fits"]);
     assert!(narrow.contains("-o wide shows all") && narrow.contains("READY"), "{narrow}");
     assert_eq!(sandbox.run(&["down", "fits"]).code, 0);

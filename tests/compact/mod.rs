@@ -29,24 +29,19 @@ pub(crate) fn spec(text: &str) -> ClusterSpec {
 
 /// A caller with nothing in its environment and one interface to the outside.
 pub(crate) fn caller() -> CallerEnvironment {
-    let interface = |name: &str, address: [u8; 4], main| Interface {
-        name: name.to_owned(),
-        addresses: vec![address.into()],
-        main,
-    };
-    CallerEnvironment {
-        interfaces: vec![
-            interface("lo", [127, 0, 0, 1], false),
-            interface("eth0", [10, 0, 0, 5], true),
-        ],
-        ..CallerEnvironment::default()
-    }
+    let mut outside = Interface::new("eth0", vec![[10, 0, 0, 5].into()]);
+    outside.main = true;
+    let mut caller = CallerEnvironment::default();
+    caller.ucx_libraries = Some(Vec::new());
+    caller.interfaces = vec![Interface::new("lo", vec![[127, 0, 0, 1].into()]), outside];
+    caller
 }
 
 /// A caller with one more variable.
 pub(crate) fn caller_with(name: &str, value: &str) -> CallerEnvironment {
-    let variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-    CallerEnvironment { variables, ..caller() }
+    let mut caller = caller();
+    caller.variables = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+    caller
 }
 
 /// Plans a valid spec.

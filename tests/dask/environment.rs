@@ -146,7 +146,7 @@ fn relative_certificates_lie_beside_the_spec_or_where_the_user_stands() {
     let sandbox = Sandbox::new();
     let said = try_up_in(&sandbox, Path::new("/"), "tls", &flags);
     assert_eq!(said.code, 2, "{said}");
-    assert!(said.stderr.contains("tls.ca_file: cannot read /cert.pem"), "{said}");
+    assert!(said.stderr.contains("--tls-ca-file: /cert.pem cannot be read"), "{said}");
     assert!(said.stderr.contains("hint: "), "{said}");
     sandbox.assert_nothing_is_left();
 }

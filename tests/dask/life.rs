@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{down, packages, run_directory, try_up, up, worker};
-use crate::python::Story;
+use crate::python::{Story, ask};
 use crate::sandbox::{Sandbox, eventually};
 
 #[test]
@@ -152,6 +152,56 @@ fn executed_workers_do_what_forked_ones_do() {
     down(&sandbox, "spawn");
 }
 
+/// Asks a fork server for a process, as the guardian does, and lets it begin or not.
+const FORKED: &str = r#"
+import json, os, signal, socket, sys, tempfile
+from cuda_cluster_dask import birth, fork_server
+
+PR_SET_CHILD_SUBREAPER = 36
+birth.libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+path = os.path.join(tempfile.mkdtemp(), "fork")
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(path)
+listener.listen()
+server = os.fork()
+if server == 0:
+    fork_server.serve(listener)
+found = {}
+for begins in (False, True):
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking.connect(path)
+    (orders, write), (status, report), (output, log) = os.pipe(), os.pipe(), os.pipe()
+    # Orders that nobody can follow: whoever tries says so.
+    os.write(write, b"{}")
+    question = json.dumps({"guardian": os.getpid()}).encode()
+    socket.send_fds(asking, [question], [orders, report, log])
+    pid = json.loads(asking.recv(1024))["pid"]
+    for descriptor in (orders, write, report, log):
+        os.close(descriptor)
+    if begins:
+        asking.send(b"{}")
+    asking.close()
+    _, ended = os.waitpid(pid, 0)
+    said = os.read(status, 1024).decode() + os.read(output, 1024).decode()
+    found["begun" if begins else "not begun"] = [os.waitstatus_to_exitcode(ended), said]
+os.kill(server, signal.SIGKILL)
+os.waitpid(server, 0)
+os.unlink(path)
+os.rmdir(os.path.dirname(path))
+json.dump(found, sys.stdout)
+"#;
+
+#[test]
+fn a_forked_process_does_nothing_until_the_guardian_knows_it() {
+    if !packages() {
+        return;
+    }
+    let found = ask(FORKED);
+    assert_eq!(found["not begun"], json!([125, ""]), "{found}");
+    assert_eq!(found["begun"][0], json!(125), "nobody could follow its orders: {found}");
+    assert!(found["begun"][1].as_str().is_some_and(|said| said.contains("KeyError")), "{found}");
+}
+
 #[test]
 fn two_clusters_of_workers_form_one_dask_cluster() {
     if !packages() {
@@ -160,12 +210,16 @@ fn two_clusters_of_workers_form_one_dask_cluster() {
     let sandbox = Sandbox::new();
     let first = up(&sandbox, "first", &["--gpus", "0-1"]);
     let file = run_directory(&sandbox, "first").join("scheduler.json").display().to_string();
-    let said = try_up(&sandbox, "second", &["--gpus", "0-1", "--join", &file]);
+    // A host is the workers' own, since there is no scheduler.
+    let asked = ["--gpus", "0-1", "--join", &file, "--host", "127.0.0.2"];
+    let said = try_up(&sandbox, "second", &asked);
     assert_eq!(said.code, 0, "{said}");
     let state = sandbox.state("second");
     assert!(state["scheduler"].is_null());
     // Without the shim's note that a process was executed and not forked.
     assert!(worker(&state, "gpu1")["notes"].as_array().is_some_and(Vec::is_empty), "{state}");
+    let address = worker(&state, "gpu1")["address"].to_string();
+    assert!(address.contains("127.0.0.2:"), "{state}");
     let found = first.tell("spread");
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     let joined = |gpu: &str| format!("{}-second-{gpu}", host.trim());

@@ -17,6 +17,7 @@ fn installed() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = cuda_cluster::probe::caller()
         .ucx_libraries
         .iter()
+        .flatten()
         .map(|one| one.path.clone().into())
         .collect();
     let pythons = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib").read_dir();

@@ -7,13 +7,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cuda_cluster::cluster::{
-    self, Builder, ClientError, Cluster, Escalation, Handle, LaunchFailure, Outcome, Stream,
+    self, Builder, ClientError, Cluster, ClusterPhase, ControlError, Escalation, Handle,
+    LaunchFailure, Outcome, Stream,
 };
 use cuda_cluster::ids::ClusterName;
 use cuda_cluster::plan::Plan;
 use cuda_cluster::topology;
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{ForkResult, Pid, fork};
 
 fn main() -> ExitCode {
     if let Some(code) = cluster::dispatch() {
@@ -27,12 +29,15 @@ fn main() -> ExitCode {
         "again" => runtime.block_on(again()),
         "taken" => runtime.block_on(taken()),
         "stopped" => runtime.block_on(stopped()),
+        "later" => runtime.block_on(later()),
+        "forked" => forked(),
         "killed" => runtime.block_on(killed()),
         "not-ready" => runtime.block_on(not_ready()),
         "detached" => runtime.block_on(detached()),
         "stored" => runtime.block_on(stored()),
         "topology" => runtime.block_on(named_topology()),
         "run" => runtime.block_on(run()),
+        "unverified" => runtime.block_on(unverified()),
         "verified" => runtime.block_on(verified()),
         "client" => runtime.block_on(client()),
         other => panic!("{other:?} is no way"),
@@ -105,6 +110,66 @@ async fn stopped() {
     Handle::attach(cluster.name()).expect_err("it has ended");
 }
 
+/// A handle of a cluster that has ended leaves a later one of its name alone.
+async fn later() {
+    let launch = || simulated().name(name("later")).launch();
+    let first = launch().await.expect("READY");
+    let old = first.handle().clone();
+    let mut events = old.events().await.expect("told");
+    first.stop().await;
+    let second = launch().await.expect("READY");
+    let replaced = [
+        old.state().await.map(drop),
+        old.plan().await.map(drop),
+        old.events().await.map(drop),
+        old.restart("gpu0").await,
+        old.scale(0).await,
+    ];
+    for result in replaced {
+        let error = result.expect_err("it has ended");
+        assert!(matches!(error, ControlError::Replaced { .. }), "{error:?}");
+    }
+    assert!(matches!(old.client(), Err(ClientError::Gone)));
+    assert!(matches!(old.wait().await, Outcome::Stopped { .. }));
+    old.kill(Duration::from_secs(60)).await.expect("it has ended");
+    let mut last = None;
+    while let Some(record) = events.next().await.expect("told") {
+        last = Some(record);
+    }
+    assert!(matches!(last.and_then(|last| last.outcome()), Some(Outcome::Stopped { .. })));
+    let state = second.state().await.expect("told");
+    assert_eq!((state.state, state.workers[0].restarts), (ClusterPhase::Ready, 0));
+    for none in ["gpu0?x=1", "%67pu0", "a/b", "gpu 0", ""] {
+        let refused = second.restart(none).await.expect_err("no process has that name");
+        let ControlError::Refused { message, .. } = refused else { panic!("{refused:?}") };
+        assert!(!message.is_empty(), "{none}");
+    }
+    second.stop().await;
+}
+
+/// This process ends, and a child that it has forked holds all its descriptors.
+#[allow(unsafe_code, clippy::exit, reason = "a fork, and an end without any clean-up")]
+fn forked() {
+    let cluster = simulated().name(name("forked")).launch_blocking().expect("READY");
+    // SAFETY: the child calls only what is safe in a process that had several threads.
+    match unsafe { fork() }.expect("forked") {
+        // SAFETY: these take numbers, and nobody uses the descriptors in the child.
+        ForkResult::Child => unsafe {
+            for standard in 0..3 {
+                libc::close(standard);
+            }
+            libc::alarm(120);
+            libc::pause();
+            libc::_exit(0)
+        },
+        ForkResult::Parent { child } => {
+            std::mem::forget(cluster);
+            println!("{child}");
+            std::process::exit(0);
+        }
+    }
+}
+
 /// The supervisor is killed: events and `wait` tell the cause even so.
 async fn killed() {
     let cluster = simulated().launch().await.expect("READY");
@@ -145,6 +210,10 @@ async fn stored() {
     cluster.stop().await;
     let refused = stored().workers(2).launch().await.expect_err("it is decided");
     assert!(matches!(&refused, LaunchFailure::Planned { key } if key == "workers"), "{refused:?}");
+    let mut edited = plan.clone();
+    edited.workers[0].name = "../../elsewhere".to_owned();
+    let refused = Cluster::builder().stored_plan(edited).launch().await.expect_err("no name");
+    assert!(refused.to_string().contains("workers[0].name"), "{refused}");
 }
 
 /// What the builder was told before a spec stays, unless the spec says otherwise.
@@ -157,6 +226,15 @@ async fn named_topology() {
     let threads: Vec<u32> = cluster.plan().workers.iter().map(|worker| worker.threads).collect();
     assert_eq!(threads, [2, 2]);
     cluster.stop().await;
+    let supervised = Cluster::builder().set("supervision.limit", 7).workers(3);
+    let supervised = supervised.set("supervision", serde_json::json!({ "grace": "2s" }));
+    let spec_of = supervised.set("workers", ()).request().expect("right").spec;
+    assert_eq!((spec_of.supervision.limit, spec_of.workers), (Some(7), Some(3)));
+    assert!(spec_of.supervision.grace.is_some());
+    for (key, wrong) in [("version", 2.0), ("device.memory_limit", f64::NAN)] {
+        let wrong = Cluster::builder().set(key, wrong).request().expect_err(key);
+        assert!(wrong.to_string().contains(&format!("builder: {key}")), "{wrong}");
+    }
     let missing = Cluster::builder().spec(spec).set("topology", "dgx-one").plan();
     let missing = missing.expect_err("no such machine");
     assert!(matches!(missing, LaunchFailure::Topology { .. }), "{missing:?}");
@@ -164,6 +242,18 @@ async fn named_topology() {
 }
 
 /// Every ordered pair of workers is measured before READY.
+/// Data that moves over TCP where shared memory is expected takes the cluster down.
+async fn unverified() {
+    let slow = simulated().workers(2).set("verify", true);
+    let slow = slow.set("ucx.env", serde_json::json!({"UCX_TLS": "tcp,self"}));
+    let failure = slow.name(name("slow")).launch().await.expect_err("it is not as planned");
+    let LaunchFailure::Unverified { objections } = &failure else { panic!("{failure:?}") };
+    assert_eq!(objections.len(), 2, "both ways: {objections:?}");
+    assert!(objections.iter().all(|one| one.contains("shared memory expected")), "{objections:?}");
+    assert!(failure.to_string().contains("the verification failed"), "{failure}");
+    assert!(cluster::find(Some(&name("slow"))).is_err(), "it was taken down");
+}
+
 async fn verified() {
     let cluster = simulated().workers(3).set("verify", true).launch().await.expect("READY");
     let proof = cluster.verification().expect("it was verified");
@@ -211,6 +301,12 @@ async fn client() {
     tokio::time::timeout(limit, slow.wait_async()).await.expect_err("it sleeps");
     let timed_out = slow.wait_within(limit).expect_err("it sleeps");
     assert!(matches!(timed_out, ClientError::TimedOut { within } if within == limit));
+    for outputs in [0, 4097] {
+        let refused = client.task("sleep").outputs(outputs).submit_all().expect_err("so many");
+        assert!(matches!(refused, ClientError::Outputs { limit: 4096, .. }), "{refused:?}");
+    }
+    let none = client.counters("gpu7").expect_err("there is none");
+    assert_eq!(none.to_string(), "there is no worker gpu7");
     let queued = client.submit("sleep", &0u64, &[]).expect("submitted");
     // The only thread of the only worker is busy until the first task is cancelled.
     slow.cancel().expect("asked");

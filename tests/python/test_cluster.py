@@ -6,13 +6,18 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
 import warnings
 
 import cloudpickle
 import cuda_cluster
+import dask
 import pytest
 from conftest import MACHINE, QUIET, eventually
+from cuda_cluster import program
 from cuda_cluster.dask import LocalCUDACluster
+from cuda_cluster.dask import client as client_module
 from distributed import Client, Nanny, Worker, get_client
 from distributed.core import Status
 from distributed.deploy import Cluster
@@ -262,6 +267,98 @@ class TestStarts:
         spec.write_text("version: 1\nworkers: 2\nthreads: 5\n")
         with LocalCUDACluster(**QUIET, spec=spec, threads_per_worker=2, env={"A": "1"}) as cluster:
             assert [worker.nthreads for worker in cluster.workers.values()] == [2, 2]
+
+    def test_what_a_spec_says_is_not_undone_by_usual_values(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PLACE", "scratch")
+        spec = tmp_path / "spec.yaml"
+        spec.write_text(
+            "version: 1\nname: of-the-file\nworkers: 2\nthreads: 5\nmemory: {limit: 1GB}\n"
+            "dask: {protocol: tcp, worker_names: process}\n"
+            "worker: {env: {A: 1.10, B: '${PLACE}'}, local_directory: '${PLACE}'}\n"
+        )
+
+        def inside(dask_worker):
+            limit = dask_worker.memory_manager.memory_limit
+            return [*map(os.environ.get, "AB"), limit, dask_worker.local_directory]
+
+        kwargs = {**QUIET, "spec": spec, "env": {"C": "3"}}
+        with LocalCUDACluster(**kwargs) as cluster, Client(cluster) as client:
+            assert (cluster.name, list(cluster.workers)) == ("of-the-file", ["gpu0", "gpu1"])
+            assert cluster.scheduler_address.startswith("tcp://")
+            assert {worker.nthreads for worker in cluster.workers.values()} == {5}
+            for *values, place in client.run(inside).values():
+                assert values == ["1.10", "scratch", 10**9]
+                assert place.startswith(f"{tmp_path}/scratch/")
+
+    def test_what_is_wrong_in_a_spec_file_is_named_by_its_line(self, tmp_path):
+        spec = tmp_path / "spec.yaml"
+        spec.write_text("version: 1\nthread: 5\n")
+        with pytest.raises(ValueError, match=r"spec\.yaml:2:1: thread: unknown key"):
+            LocalCUDACluster(**QUIET, spec=spec)
+
+    def test_what_the_script_has_set_in_dasks_configuration_is_that_of_all_processes(self):
+        mine = {
+            "distributed.worker.memory.target": 0.41,
+            "my.list": ["a", 1, None],
+            "my.text": "5",
+            "my.word": "cudf",
+            "distributed.comm.timeouts.connect": "17s",
+        }
+
+        def inside():
+            import dask
+
+            return {name: dask.config.get(name) for name in mine}
+
+        with dask.config.set(mine):
+            config = {"distributed.comm.timeouts.connect": "19s"}
+            with LocalCUDACluster(**QUIET, n_workers=1, config=config) as cluster:
+                with Client(cluster) as client:
+                    wanted = mine | config
+                    assert list(client.run(inside).values()) == [wanted]
+                    assert client.run_on_scheduler(inside) == wanted
+
+    def test_a_dashboard_that_is_not_wanted_is_not_served(self):
+        with LocalCUDACluster(**MACHINE, n_workers=1, dashboard=False) as cluster:
+            with Client(cluster) as client:
+                port = client.run_on_scheduler(
+                    lambda dask_scheduler: dask_scheduler.services["dashboard"].port
+                )
+                with pytest.raises(urllib.error.HTTPError, match="404"):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/status")
+
+    def test_that_spilling_cannot_be_logged_is_said_and_does_no_harm(self):
+        with pytest.warns(UserWarning, match="'log_spilling' has no effect"):
+            cluster = LocalCUDACluster(**QUIET, n_workers=1, log_spilling=True)
+        with cluster, Client(cluster) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+
+    def test_the_variables_of_one_clusters_clients_are_not_a_wish_for_the_next(self, monkeypatch):
+        for name in [name for name in os.environ if name.startswith("UCX_")]:
+            monkeypatch.delenv(name)
+        chosen = lambda: cuda_cluster.plan(topology="dgx-a100", enable_nvlink=True).json["client_env"]
+        before = chosen()
+        wanted = {"UCX_TLS": "tcp,self", "UCX_RNDV_THRESH": "1"}
+        try:
+            client_module.configure_ucx(wanted, context=False)
+            assert os.environ["UCX_TLS"] == "tcp,self"
+            assert chosen() == before
+            # What the user sets afterwards is the user's.
+            monkeypatch.setenv("UCX_RNDV_THRESH", "2")
+            assert program.environment()["UCX_RNDV_THRESH"] == "2"
+        finally:
+            for name in wanted:
+                os.environ.pop(name, None)
+
+    @pytest.mark.parametrize("host", ["::1", "[::1]"])
+    def test_a_host_can_be_an_ipv6_address(self, host):
+        place = {"host": host, "dashboard_address": "[::1]:0"}
+        with (
+            LocalCUDACluster(**{**QUIET, **place}, n_workers=1) as cluster,
+            Client(cluster) as client,
+        ):
+            assert "//[::1]:" in cluster.scheduler_address
+            assert client.submit(sum, [1, 2]).result() == 3
 
     def test_from_a_worker_a_client_is_found(self):
         def inside():

@@ -32,8 +32,8 @@ comm = pytest.importorskip(
 
 ADDRESS = "native://127.0.0.1:0"
 #: How large frames travel: chosen, copied from process to process, in memory that both have mapped,
-#: over a Unix socket, over TCP.
-WAYS = ["auto", "copied", "mapped", "socket", "tcp"]
+#: over a Unix socket, over TCP, by UCX.
+WAYS = ["auto", "copied", "mapped", "socket", "tcp", "ucx"]
 
 
 def in_a_loop(test):
@@ -108,7 +108,10 @@ async def test_what_is_sent_arrives(way, monkeypatch):
                     assert all(map(np.array_equal, got["data"], data)), seed
                     assert all(array.flags.writeable for array in got["data"])
 
+            before = comm.received()["ucx"]
             await asyncio.gather(*(do(end) for do in (send, receive) for end in (ours, theirs)))
+            assert (comm.received()["ucx"] > before) == (way == "ucx")
+            assert bool(theirs.extra_info["ucx"]) == (way == "ucx")
 
 
 @in_a_loop
@@ -138,12 +141,18 @@ async def test_a_large_array_is_one_frame_and_many_writes_need_no_reader(way, mo
     big = np.random.default_rng(1).integers(0, 255, 100_000_000, dtype="u1")
     with travelling(way, monkeypatch):
         async with pair() as (ours, theirs):
-            # As with TCP, whoever writes first and reads then does not wait for itself.
+            writes = []
             for number in range(3):
-                await ours.write({"number": number, "data": to_serialize(big[: 16 << 20])})
+                message = {"number": number, "data": to_serialize(big[: 16 << 20])}
+                writes.append(asyncio.ensure_future(ours.write(message)))
+                if way != "ucx":
+                    # As with TCP, whoever writes first and reads then does not wait for itself. UCX
+                    # sends to who reads, as distributed-ucxx does.
+                    await writes[-1]
             for number in range(3):
                 got = await theirs.read()
                 assert got["number"] == number and np.array_equal(got["data"], big[: 16 << 20])
+            await asyncio.gather(*writes)
             await asyncio.gather(ours.write({"data": to_serialize(big)}), receive_big(theirs, big))
 
 
@@ -352,6 +361,9 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
     secrets[0].write_text("not a secret")
     with knowing(secrets[0]), pytest.raises(ValueError, match="64 hexadecimal digits"):
         await listen(ADDRESS, serve).start()
+    async with listen(ADDRESS, serve) as listener:
+        with knowing(tmp_path / "absent"), pytest.raises(ValueError, match="absent can't be read"):
+            await connect(listener.contact_address, timeout=60)
 
 
 @in_a_loop

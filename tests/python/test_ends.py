@@ -15,6 +15,7 @@ from conftest import MACHINE, QUIET, eventually, files, others
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
 from distributed import Client
 from distributed.core import Status
+from distributed.scheduler import WorkerStatusPlugin
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -46,6 +47,18 @@ def test_a_shutdown_by_somebody_else_closes_it():
         with Client(cluster.scheduler_address) as client:
             client.shutdown()
         eventually(lambda: cluster.status == Status.closed, "it knows")
+
+
+def test_a_worker_that_leaves_without_having_come_stops_nothing():
+    def leave(dask_scheduler):
+        for plugin in dask_scheduler.plugins.values():
+            if isinstance(plugin, WorkerStatusPlugin):
+                plugin.remove_worker(dask_scheduler, "tcp://127.0.0.1:9")
+
+    with LocalCUDACluster(**QUIET, n_workers=2) as cluster, Client(cluster) as client:
+        client.run_on_scheduler(leave)
+        cluster.scale(1)
+        eventually(lambda: len(cluster.scheduler_info["workers"]) == 1, "it still follows")
 
 
 def test_two_at_once_in_one_python():
@@ -114,6 +127,8 @@ def test_it_ends_with_its_python(way, tmp_path):
             from cuda_cluster.dask import LocalCUDACluster
             from distributed import Client
             if __name__ == "__main__":
+                # Tests that run in the background have inherited a Ctrl-C that is ignored.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
                 client = Client(cluster)
                 print(client.submit(sum, [1, 2]).result(), flush=True)
@@ -167,3 +182,21 @@ def test_a_start_that_fails_leaves_nothing():
     assert not files()
     gc.collect()
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "no descriptor is left")
+
+
+def test_a_stopped_supervisor_is_named_by_who_waits_for_it(monkeypatch, caplog):
+    monkeypatch.setattr("cuda_cluster.dask.cluster.PATIENCE", 1)
+    cluster = LocalCUDACluster(n_workers=1, **QUIET)
+    supervisor = cluster._owned.state.supervisor_pid
+    os.kill(supervisor, signal.SIGSTOP)
+    closing = threading.Thread(target=cluster.close)
+    closing.start()
+    try:
+        deadline = time.monotonic() + 60
+        while f"cuda-cluster down --kill {cluster.name}" not in caplog.text:
+            assert time.monotonic() < deadline, "nothing was said"
+            time.sleep(0.1)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    closing.join(60)
+    assert not closing.is_alive()

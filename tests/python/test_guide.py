@@ -10,7 +10,7 @@ import cuda_cluster
 import pytest
 from conftest import MACHINE, ROOT
 from cuda_cluster import program
-from cuda_cluster.dask import LocalCUDACluster, keywords
+from cuda_cluster.dask import LocalCUDACluster, cuda_worker, keywords
 
 GUIDE = (ROOT / "configs/from-dask-cuda.md").read_text()
 
@@ -163,6 +163,48 @@ def test_limits_are_a_workers_share():
     for none in (None, 0, "auto"):
         assert keywords.translate({"device_memory_limit": none}).flags["device_memory_limit"] == "none"
     assert keywords.translate({"device_memory_limit": "default"}).flags["device_memory_limit"] == "auto"
+
+
+def test_workers_are_called_by_their_gpus_where_each_has_its_own():
+    called = lambda **asked: keywords.translate(asked).flags.get("worker_names")
+    assert called() == called(workers_per_gpu=1) == called(spec={"threads": 2}) == "gpu"
+    assert called(worker_names="process", workers_per_gpu=2) == "process"
+    for asked in (
+        {"workers_per_gpu": 2},
+        {"adapt_minimum": 1},
+        {"spec": {"workers_per_gpu": 2}},
+        {"spec": {"dask": {"adapt_minimum": 1}}},
+        {"spec": [{"threads": 1}, {"dask": {"worker_names": "process"}}]},
+    ):
+        assert called(**asked) is None, asked
+
+
+def test_keywords_mean_what_they_mean_to_dask():
+    flags = lambda **asked: keywords.translate(asked).flags
+    for size in (1e9, "1e9", 10**9):
+        assert flags(memory_limit=size)["memory_limit"] == 10**9
+        assert flags(rmm_pool_size=size)["rmm_pool_size"] == 10**9
+    with pytest.warns(DeprecationWarning, match="host"):
+        assert flags(ip="0.0.0.0")["host"] == "0.0.0.0"
+    assert flags(dashboard=False)["dashboard"] is False
+    assert flags(dashboard_address=None)["dashboard"] is False
+    with pytest.raises(ValueError, match="two names of one choice"):
+        flags(CUDA_VISIBLE_DEVICES="2", gpus="1")
+    with pytest.raises(TypeError, match="a path, a mapping, or a list of them, not int"):
+        flags(spec=5)
+    with pytest.raises(TypeError, match="unexpected keyword 'bogus'$"):
+        flags(bogus=1)
+    joined = cuda_worker.translate({"scheduler": "tcp://127.0.0.1:1", "n_workers": 2})
+    assert joined.flags["n_workers"] == 2
+
+
+def test_false_stands_against_a_spec_that_says_true():
+    spec = {"simulate": True, "strict": True, "topology": "l40s-8", "engine": "dask"}
+    asked = {"enable_nvlink": True, "spec": spec}
+    with pytest.raises(ValueError, match="NVLink"):
+        cuda_cluster.plan(**asked)
+    plan = cuda_cluster.plan(**asked, strict=False, simulate=False)
+    assert plan.json["machine"]["simulated"] is False
 
 
 def test_fewer_workers_are_on_the_best_connected_gpus():

@@ -40,6 +40,21 @@ def test_a_plan_says_what_would_run_and_why():
     assert worker.env["A"] == "${B} $$ $C"
 
 
+def test_specs_are_merged_in_their_order_and_paths_in_a_mapping_are_of_this_directory(tmp_path):
+    file = tmp_path / "base.yaml"
+    file.write_text(
+        "version: 1\nengine: dask\nworkers: 1\nthreads: 2\nworker: {local_directory: beside}\n"
+    )
+    above = {"threads": 3, "dask": {"preload": ["own.py"]}}
+    plan = cuda_cluster.plan(topology="dgx-1-v100", spec=[file, above, {"workers": 2}])
+    assert [worker.threads for worker in plan.workers] == [3, 3]
+    dask = plan.engine["dask"]
+    assert dask["local_directory"] == str(tmp_path / "beside")
+    assert dask["preload"] == [os.path.abspath("own.py")]
+    with pytest.raises(ValueError, match="^spec: thread: unknown key"):
+        cuda_cluster.up(spec={"thread": 3})
+
+
 def test_a_cluster_of_the_native_engine_is_brought_up_watched_and_taken_down():
     with cuda_cluster.up(**MACHINE, n_workers=2, name="native") as cluster:
         state = cluster.state(wide=True)

@@ -112,7 +112,7 @@ fn imports_run_down(house: &House) -> Vec<String> {
         let above = |name: &&str| is_inside(&format!("crate::{name}"), &module);
         let Some((here, name)) = floor(&module) else {
             // `crate` and `crate::engine` hold modules of several floors.
-            if !FLOORS.iter().any(|names| names.iter().any(|name| above(&name))) {
+            if !FLOORS.iter().any(|names| names.iter().any(&above)) {
                 complaints.push(format!("{}: module {module} has no floor", source.path));
             }
             continue;

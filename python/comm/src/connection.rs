@@ -14,12 +14,12 @@ use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::completions::Completions;
 use crate::copy::{Copiers, Piece, STREAMED};
-#[cfg(feature = "devices")]
-use crate::device::Transfer;
 use crate::engine::Engine;
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
 use crate::outbox::{Frame, Outbox, Writing};
+#[cfg(feature = "plane")]
+use crate::plane::Transfer;
 use crate::reader::{Granted, Message, Span};
 use crate::wire::Grant;
 
@@ -121,8 +121,8 @@ struct State {
     reader_waits: bool,
     /// The event loop is to be told when all that was submitted is done.
     writer_waits: bool,
-    /// Transfers of device memory that belong to its messages.
-    #[cfg(feature = "devices")]
+    /// What UCX moves of its messages.
+    #[cfg(feature = "plane")]
     transfers: Vec<std::sync::Weak<Transfer>>,
 }
 
@@ -260,8 +260,8 @@ impl Connection {
         (peer.is_copied, peer.copies, peer.maps)
     }
 
-    /// Has a transfer of device memory end with the connection.
-    #[cfg(feature = "devices")]
+    /// Has a transfer end with the connection.
+    #[cfg(feature = "plane")]
     pub fn attach(&self, transfer: &Arc<Transfer>) {
         let mut state = self.state();
         state.transfers.retain(|one| one.strong_count() > 0);
@@ -271,7 +271,7 @@ impl Connection {
         }
     }
 
-    #[cfg(feature = "devices")]
+    #[cfg(feature = "plane")]
     fn give_up_transfers(&self, state: &mut State) {
         let transfers = std::mem::take(&mut state.transfers);
         let Some(plane) = self.engine.opened_plane() else { return };
@@ -438,7 +438,7 @@ impl Connection {
         // The peer must know before the frames may change: it checks after it has copied them.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         state.outbox.clear();
-        #[cfg(feature = "devices")]
+        #[cfg(feature = "plane")]
         self.give_up_transfers(state);
         self.tell_reader(state);
         self.tell_writer(state);

@@ -9,8 +9,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+#[cfg(feature = "plane")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -25,7 +27,7 @@ use crate::greeting::{LENGTH, Role};
 use crate::lanes;
 use crate::listener::Listener;
 use crate::mapped::Mappings;
-use crate::memory::Pool;
+use crate::memory::{Block, Pool};
 use crate::reader::Message;
 
 mod entry;
@@ -77,12 +79,10 @@ pub struct Engine {
     ids: AtomicU64,
     copiers: Arc<Copiers>,
     mappings: Mappings,
-    /// From how many bytes on a message is written to mapped memory though it could be copied.
-    least: OnceLock<Option<usize>>,
-    measured: Once,
+    lanes: Mutex<lanes::Knowledge>,
     received: Received,
-    #[cfg(feature = "devices")]
-    pub(crate) plane: OnceLock<Result<crate::device::Plane, String>>,
+    #[cfg(feature = "plane")]
+    pub(crate) plane: OnceLock<Result<crate::plane::Plane, String>>,
 }
 
 /// Bytes of frames that have arrived, by the way that they took.
@@ -142,6 +142,14 @@ impl Engine {
         KEEP.store(bytes, Ordering::Relaxed);
     }
 
+    /// Memory of the pool.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn take(&self, len: usize) -> io::Result<Block> {
+        self.pool.take(len)
+    }
+
     /// What the pool keeps now, in bytes.
     pub fn kept(&self) -> usize {
         self.pool.kept()
@@ -162,7 +170,8 @@ impl Engine {
     /// From how many bytes on a message is written to mapped memory though it could be copied, if it
     /// ever is. None before that was measured.
     pub fn least(&self) -> Option<Option<usize>> {
-        self.least.get().copied()
+        let lanes = self.lanes();
+        lanes.is_known().then(|| lanes.least())
     }
 
     /// Takes over a connected socket and begins to greet.
@@ -216,19 +225,24 @@ impl Engine {
     /// From how many bytes on a message is written to mapped memory though it could be copied, once
     /// that has been measured. A message of `len` bytes may be reason to measure.
     fn least_written(&'static self, len: usize) -> Option<usize> {
-        if len >= lanes::LEAST {
-            self.measured.call_once(|| {
-                let thread = std::thread::Builder::new().name("native lanes".into());
-                let _ = thread.spawn(|| {
-                    let least = lanes::measure().and_then(lanes::least);
-                    if least.is_some() {
-                        self.pool.share();
-                    }
-                    let _ = self.least.set(least);
-                });
-            });
+        if len >= lanes::LEAST && self.lanes().measures() {
+            let thread = std::thread::Builder::new().name("native lanes".into());
+            let measure = || {
+                let found = lanes::measure();
+                self.lanes().learn(found);
+                if self.lanes().least().is_some() {
+                    self.pool.share();
+                }
+            };
+            if thread.spawn(measure).is_err() {
+                self.lanes().learn(None);
+            }
         }
-        self.least.get().copied().flatten()
+        self.lanes().least()
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, lanes::Knowledge> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn new() -> io::Result<Self> {
@@ -245,10 +259,9 @@ impl Engine {
             ids: AtomicU64::new(2),
             copiers: Arc::default(),
             mappings: Mappings::new(keep),
-            least: OnceLock::new(),
-            measured: Once::new(),
+            lanes: Mutex::new(lanes::Knowledge::NONE),
             received: Received::default(),
-            #[cfg(feature = "devices")]
+            #[cfg(feature = "plane")]
             plane: OnceLock::new(),
         })
     }

@@ -1,7 +1,7 @@
 //! Which way large frames take between processes of this machine.
 //!
 //! The receiver may copy them from the sender's memory with a call of the kernel, or the sender may
-//! write them to memory that both have mapped. Which is faster is measured once a process, when it
+//! write them to memory that both have mapped. Which is faster is measured by each process, when it
 //! first matters.
 //!
 //! *Invariant:* [`least`] decides; nothing here changes memory that others use.
@@ -42,6 +42,64 @@ pub(crate) fn least(speeds: Speeds) -> Option<usize> {
     Some(((ASKING.as_secs_f64() / gain) as usize).max(LEAST))
 }
 
+/// What measurements have found so far. They run while the process works, so each may be disturbed:
+/// the best of each way counts, and what seems not to be worth it is measured again, ever more
+/// rarely.
+///
+/// *Invariant:* once mapped memory is worth it, nothing is measured any more.
+#[derive(Debug)]
+pub(crate) struct Knowledge {
+    best: Option<Speeds>,
+    /// Measurements that have begun.
+    begun: u32,
+    is_measuring: bool,
+    /// Large messages that have come.
+    messages: u64,
+}
+
+/// Most measurements of a process.
+const MEASUREMENTS: u32 = 6;
+
+impl Knowledge {
+    pub(crate) const NONE: Self = Self { best: None, begun: 0, is_measuring: false, messages: 0 };
+
+    /// A large message has come; whether to measure now. Then [`Self::learn`] has to be called.
+    pub(crate) fn measures(&mut self) -> bool {
+        self.messages += 1;
+        let due = self.begun < MEASUREMENTS && self.messages >= 4_u64.pow(self.begun);
+        if !due || self.is_measuring || self.least().is_some() {
+            return false;
+        }
+        self.begun += 1;
+        self.is_measuring = true;
+        true
+    }
+
+    /// A measurement has ended; None if one of the ways is not there.
+    pub(crate) fn learn(&mut self, found: Option<Speeds>) {
+        self.is_measuring = false;
+        let Some(Speeds { mapped, copied }) = found else {
+            self.begun = MEASUREMENTS;
+            return;
+        };
+        self.best = Some(self.best.map_or(Speeds { mapped, copied }, |best| Speeds {
+            mapped: best.mapped.min(mapped),
+            copied: best.copied.min(copied),
+        }));
+    }
+
+    /// Whether anything has been measured.
+    pub(crate) fn is_known(&self) -> bool {
+        self.begun > 0 && !self.is_measuring || self.best.is_some()
+    }
+
+    /// From how many bytes on a message is better written to mapped memory. None if it never is, as
+    /// far as is known.
+    pub(crate) fn least(&self) -> Option<usize> {
+        self.best.and_then(least)
+    }
+}
+
 /// Copies some MiB of this process both ways. None if one of them isn't there.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn measure() -> Option<Speeds> {
@@ -49,27 +107,28 @@ pub(crate) fn measure() -> Option<Speeds> {
     let range = arena.take(SAMPLE)?;
     let from = vec![1_u8; SAMPLE];
     let own = Pid::this();
-    let best = |copy: &mut dyn FnMut() -> Option<()>| -> Option<f64> {
-        let mut best = f64::INFINITY;
-        for _ in 0..5 {
-            let began = Instant::now();
-            copy()?;
-            best = best.min(began.elapsed().as_secs_f64());
-        }
-        Some(best / SAMPLE as f64)
-    };
     let to = range.start().as_ptr();
-    let mapped = best(&mut || {
-        let piece = Piece { from: from.as_ptr(), to: range.start(), len: SAMPLE };
-        // SAFETY: the range is writable, as long as the sample, and nobody else's.
-        unsafe { copy::stream(piece) };
-        Some(())
-    })?;
     let address = from.as_ptr().expose_provenance() as u64;
-    // SAFETY: as above.
-    let copied =
-        best(&mut || unsafe { copy::read_all(own, vec![Part { address, to, len: SAMPLE }]) }.ok())?;
-    Some(Speeds { mapped, copied })
+    let timed = |copy: &dyn Fn() -> Option<()>| -> Option<f64> {
+        let began = Instant::now();
+        copy()?;
+        Some(began.elapsed().as_secs_f64() / SAMPLE as f64)
+    };
+    let mut best = Speeds { mapped: f64::INFINITY, copied: f64::INFINITY };
+    // In turns, so that what else happens disturbs both.
+    for _ in 0..5 {
+        let mapped = timed(&|| {
+            let piece = Piece { from: from.as_ptr(), to: range.start(), len: SAMPLE };
+            // SAFETY: the range is writable, as long as the sample, and nobody else's.
+            unsafe { copy::stream(piece) };
+            Some(())
+        })?;
+        let part = || vec![Part { address, to, len: SAMPLE }];
+        // SAFETY: as above.
+        let copied = timed(&|| unsafe { copy::read_all(own, part()) }.ok())?;
+        best = Speeds { mapped: best.mapped.min(mapped), copied: best.copied.min(copied) };
+    }
+    Some(best)
 }
 
 #[cfg(test)]
@@ -86,6 +145,39 @@ mod tests {
         let some = least(0.08, 0.1).unwrap();
         assert!((4_900_000..5_100_000).contains(&some), "{some}: 100 us at 20 ps a byte");
         assert_eq!(least(f64::NAN, 0.1), None);
+    }
+
+    #[test]
+    fn what_seems_not_to_be_worth_it_is_measured_again_and_the_best_of_each_way_counts() {
+        let mut known = Knowledge::NONE;
+        assert!(!known.is_known());
+        let mut when = Vec::new();
+        for message in 1..5_000 {
+            if known.measures() {
+                assert!(!known.measures(), "one at a time");
+                // Disturbed: the mapped way seems slow.
+                known.learn(Some(Speeds { mapped: 0.2e-9, copied: 0.15e-9 }));
+                when.push(message);
+            }
+        }
+        assert!(known.is_known() && known.least().is_none());
+        assert_eq!(when.len(), MEASUREMENTS as usize, "{when:?}");
+        assert!(when.windows(2).all(|pair| pair[1] > 2 * pair[0]), "{when:?}");
+
+        let mut known = Knowledge::NONE;
+        assert!(known.measures());
+        known.learn(Some(Speeds { mapped: 0.2e-9, copied: 0.15e-9 }));
+        assert!((0..4).any(|_| known.measures()));
+        known.learn(Some(Speeds { mapped: 0.09e-9, copied: 0.4e-9 }));
+        let best = Speeds { mapped: 0.09e-9, copied: 0.15e-9 };
+        assert!(known.least().is_some() && known.least() == least(best));
+        assert!(!(0..5_000).any(|_| known.measures()), "it is known");
+
+        let mut known = Knowledge::NONE;
+        assert!(known.measures());
+        known.learn(None);
+        assert!(known.is_known() && known.least().is_none());
+        assert!(!(0..5_000).any(|_| known.measures()), "one of the ways is not there");
     }
 
     #[test]

@@ -3,8 +3,6 @@
 pub mod completions;
 mod connection;
 mod copy;
-#[cfg(feature = "devices")]
-pub mod device;
 mod engine;
 #[cfg(fuzzing)]
 pub mod fuzzed;
@@ -14,6 +12,9 @@ pub mod listener;
 mod mapped;
 pub mod memory;
 pub mod outbox;
+mod peer;
+#[cfg(feature = "plane")]
+pub mod plane;
 mod reader;
 pub mod wire;
 
@@ -22,9 +23,9 @@ mod python;
 
 // What it sends is tested without UCX, too.
 #[cfg(test)]
-#[cfg(not(feature = "devices"))]
-#[path = "device/wire.rs"]
-mod device_wire;
+#[cfg(not(feature = "plane"))]
+#[path = "plane/wire.rs"]
+mod plane_wire;
 
 pub use connection::{Connection, Ending, Receipt, Submitted};
 pub use engine::{Engine, Lane, Settings};

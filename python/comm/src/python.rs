@@ -7,9 +7,9 @@
 
 #![allow(unsafe_code)]
 
-mod devices;
+mod plane;
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use crate::greeting::LENGTH;
 use crate::listener;
 use crate::memory::Block;
 use crate::outbox::Frame;
+use crate::peer::{self, Peer};
 
 /// From this size on, in bytes, other threads of Python run while a message is handed over. Below,
 /// getting the interpreter back could take longer than handing over.
@@ -38,14 +39,11 @@ const DETACHED: usize = 1 << 20;
 #[pymodule(gil_used = true)]
 mod _comm {
     #[pymodule_export]
-    use super::devices::{
-        Transfer, device_lanes, fetch_devices, fetched_devices, has_context, offer_devices,
-        open_devices,
-    };
+    use super::plane::{Transfer, fetch, fetched, has_context, memory, offer, open_plane};
     #[pymodule_export]
     use super::{
-        Connection, Events, Held, Listener, Memory, connect, keep_memory, kept_memory,
-        least_written, listen, received, shared_memory,
+        Connection, Events, Held, Listener, Memory, connect, is_of_this_user, keep_memory,
+        kept_memory, least_written, listen, received, shared_memory,
     };
 }
 
@@ -165,6 +163,15 @@ fn listen(
 #[pyfunction]
 fn keep_memory(bytes: usize) {
     Engine::keep(bytes);
+}
+
+/// Whether a process of this user is at the other end of a Unix socket.
+#[pyfunction]
+fn is_of_this_user(descriptor: i32) -> PyResult<bool> {
+    // SAFETY: the caller holds the socket during this call, which only asks the kernel about it.
+    let socket = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let peer = peer::of(&socket).map_err(std::io::Error::from)?;
+    Ok(matches!(peer, Peer::Own(_)))
 }
 
 /// How many bytes of memory this process keeps for later messages.

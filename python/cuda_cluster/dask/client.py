@@ -12,6 +12,8 @@ from typing import Any
 
 import dask
 
+from cuda_cluster import program
+
 
 def prepare() -> None:
     """Sets up what every client of GPU workers needs."""
@@ -24,12 +26,10 @@ def configure_ucx(env: Mapping[str, str], *, context: bool) -> None:
     """Configures UCX in this process as in the workers, whose environment is `env`; with `context`,
     it creates a CUDA context."""
     wanted = {name: value for name, value in env.items() if name.startswith("UCX_")}
-    different = {
-        name: value for name, value in wanted.items() if os.environ.get(name, value) != value
-    }
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-    if _ucx_runs() and set(wanted) - _configured - set(different):
+    theirs = program.environment()
+    different = {name for name, value in wanted.items() if theirs.get(name, value) != value}
+    program.set_for_clients(wanted)
+    if _ucx_runs() and set(wanted) - _configured - different:
         warnings.warn(
             "UCX was initialised in this process before the cluster started, so its configuration "
             "is not the workers': start the cluster first, or set what `cuda-cluster env` prints",

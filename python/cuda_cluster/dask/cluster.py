@@ -42,6 +42,9 @@ logger = logging.getLogger("distributed.deploy.cuda_cluster")
 
 Name = views.Name
 
+#: Seconds after which the end of a cluster takes too long.
+PATIENCE = 30
+
 #: States of a worker that nothing starts but a request.
 NOT_RUNNING = ("stopped", "failed")
 
@@ -61,15 +64,19 @@ class LocalCUDACluster(Cluster):
         Another machine than this one: a file, or a built-in name like `"dgx-h100"`. With
         `simulate=True` its workers run here, without its GPUs.
     spec
-        A spec file, or a mapping with its content; keywords override it.
+        A spec file, a mapping with its content, or a list of them that are merged in their order.
+        Keywords override it, apart from those that have their usual values. `${…}` in a mapping is
+        only text.
     name
         The cluster's name, for `cuda-cluster ps NAME`, `logs`, `verify`.
     strict, verify
         Notes are errors; READY means that every pair of workers has moved data as it should.
 
     Every other flag of `cuda-cluster up` is a keyword, too, with `_` for `-` (`net_devices`,
-    `workers_per_gpu`, `ready_within`, …). Other keywords of `distributed.Worker` (`plugins`,
-    `lifetime_stagger`, …) are passed to the workers.
+    `workers_per_gpu`, `ready_within`, …), apart from those that this class decides (`engine`,
+    `join`, `detach`, `output`). Other keywords of `distributed.Worker` (`plugins`,
+    `lifetime_stagger`, …) are passed to the workers. What was set with `dask.config.set` before is
+    the configuration of all processes.
 
     Raises `cuda_cluster.ClusterError` with the cause if it can't start, which is a ValueError if
     an argument is wrong.
@@ -118,17 +125,14 @@ class LocalCUDACluster(Cluster):
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
         if topology is not None:
             asked["topology"] = os.fspath(topology)
-        asked["name"] = name or core.made_up_name()
-        # As dask-cuda calls them; code compares the names with GPUs' numbers.
-        asked.setdefault("worker_names", "gpu")
-        self._set_up(asynchronous, loop, scheduler_sync_interval, asked["name"])
+        self._set_up(asynchronous, loop, scheduler_sync_interval, name)
         for known in keywords.DASK_CUDA:
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
         self.host = kwargs.get("host")
         self._request = keywords.translate(asked)
-        if name is None and self._request.spec.get("name"):
-            self.name = self._request.flags["name"] = self._request.spec["name"]
+        if self._request.flags["name"] is not None:
+            self.name = self._request.flags["name"]
         self.security = self._request.security
         client.prepare()
         if enable_cudf_spill:
@@ -157,7 +161,7 @@ class LocalCUDACluster(Cluster):
         self._begin()
         return self
 
-    def _set_up(self, asynchronous: bool, loop: Any, interval: Any, name: str) -> None:
+    def _set_up(self, asynchronous: bool, loop: Any, interval: Any, name: str | None) -> None:
         self.status = Status.closed  # Until there is something to close.
         self._owned: core.Owned | None = None
         self._attached: core.Cluster | None = None
@@ -244,15 +248,16 @@ class LocalCUDACluster(Cluster):
             descriptor = worker_module.keep(request.worker)
             self._release.callback(os.close, descriptor)
             environment = worker_module.variable(descriptor)
-        spec = request.spec
+        specs = list(request.specs)
         if environment:
-            spec = keywords.merged(spec, {"worker": {"env": environment}})
-        flags = {"python": sys.executable, **self._tls(request.security), **request.flags}
-        self._owned = core.Owned(flags, spec or None, worker_module.path())
+            specs.append({"worker": {"env": environment}})
+        flags = {**self._tls(request.security), **request.flags}
+        self._owned = core.Owned(flags, specs, worker_module.path())
         # A client says what it has as it connects. Part of that is remembered, and now is time for it.
         threading.Thread(target=_look_versions_up, name="versions", daemon=True).start()
         try:
             state = await self._owned.until_ready()
+            self.name = state.name
         finally:
             self._cluster_manager_logs += [(None, note) for note in self._owned.notes]
         self._owned.subscribe(_Subscriber(self))
@@ -331,8 +336,21 @@ class LocalCUDACluster(Cluster):
                 await self.scheduler_comm.close_rpc()
         if self._owned is not None:
             self._owned.release()
-            await self._owned.until_ended()
+            await self._until_ended(self._owned)
         self._release.close()
+
+    async def _until_ended(self, owned: core.Owned) -> None:
+        ended = asyncio.ensure_future(owned.until_ended())
+        done, _ = await asyncio.wait([ended], timeout=PATIENCE)
+        if not done:
+            logger.warning(
+                "The cluster %s has not ended after %s s. Perhaps its supervisor is stopped: "
+                "'cuda-cluster down --kill %s' ends it at once",
+                self.name,
+                PATIENCE,
+                self.name,
+            )
+        await ended
 
     def close(self, timeout: float | None = None) -> Any:
         """Takes the cluster down, and returns when nothing of it is left."""
@@ -340,6 +358,12 @@ class LocalCUDACluster(Cluster):
         if not self.asynchronous:
             self._loop_runner.stop()
         return closed
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        # A worker that dies while it registers leaves without having come.
+        if op == "remove" and msg not in self.scheduler_info["workers"]:
+            return
+        super()._update_worker_status(op, msg)
 
     def _has_ended(self, failure: ClusterError | None) -> None:
         """The cluster has ended, and this object did not ask it to."""

@@ -18,6 +18,7 @@ from cuda_cluster import cluster as core
 from cuda_cluster import look
 from cuda_cluster.dask import client, keywords
 from cuda_cluster.dask import worker as worker_module
+from cuda_cluster.program import Spec
 
 
 def translate(given: dict[str, Any]) -> keywords.Request:
@@ -41,15 +42,18 @@ def translate(given: dict[str, Any]) -> keywords.Request:
     if scheduler is not None and "://" not in address:
         address = f"tcp://{address}"
     protocol, name = given.pop("protocol", None), given.pop("name", None)
+    spec = keywords.said(given.get("spec"))
     if protocol is None and "://" in address:
         protocol = address.partition("://")[0]
     flags: dict[str, Any] = {
         "engine": "dask",
         "join": address,
-        "threads_per_worker": threads,
+        "threads_per_worker": keywords.unless_said(spec, "threads", threads, 1),
+        "python": None if "dask.python" in spec else sys.executable,
         # Not the workers' name: others of this machine may have that at another scheduler.
-        "name": core.made_up_name(),
+        "name": None if "name" in spec else core.made_up_name(),
         "worker_name": name,
+        "n_workers": given.pop("n_workers", None),
         "protocol": protocol,
     }
     if "memory_limit" in given:
@@ -145,8 +149,8 @@ class CUDAWorker:
 
     async def _start(self) -> CUDAWorker:
         if self._owned is None:
-            flags, spec = prepare(self._request)
-            self._owned = core.Owned(flags, spec, worker_module.path())
+            flags, specs = prepare(self._request)
+            self._owned = core.Owned(flags, specs, worker_module.path())
         try:
             await self._owned.until_ready()
         except BaseException:
@@ -182,15 +186,14 @@ def kept() -> list[int]:
     return list(_kept)
 
 
-def prepare(request: keywords.Request) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The flags and spec of a request. The files that its workers read stay open until this Python
+def prepare(request: keywords.Request) -> tuple[dict[str, Any], list[Spec]]:
+    """The flags and specs of a request. The files that its workers read stay open until this Python
     ends."""
-    spec = request.spec
+    specs = list(request.specs)
     if request.worker:
         descriptor = worker_module.keep(request.worker)
         _kept.append(descriptor)
-        environment = worker_module.variable(descriptor)
-        spec = keywords.merged(spec, {"worker": {"env": environment}})
+        specs.append({"worker": {"env": worker_module.variable(descriptor)}})
     security = request.security
     files = {
         "tls_ca_file": security.tls_ca_file,
@@ -198,4 +201,4 @@ def prepare(request: keywords.Request) -> tuple[dict[str, Any], dict[str, Any] |
         "tls_key": security.tls_worker_key,
     }
     tls = files if security.tls_worker_cert else {}
-    return {"python": sys.executable, **tls, **request.flags}, spec or None
+    return {**tls, **request.flags}, specs

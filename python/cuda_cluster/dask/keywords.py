@@ -11,15 +11,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import dask
 from distributed import Nanny, Worker
 from distributed.security import Security
 from distributed.utils import parse_ports
 
+from cuda_cluster import program
+from cuda_cluster.cluster import made_up_name
 from cuda_cluster.dask import worker as worker_module
 
 #: Flags of `cuda-cluster up` that are keywords here under their own names.
@@ -36,6 +41,12 @@ SHARED_OUT = (
     "cpu_workers worker_port listen_address contact_address cpus scheduler_cores start_workers spec"
 ).split()
 
+#: Keys of a spec by which the program chooses a protocol.
+SETTLE_PROTOCOL = set(
+    "dask.protocol scheduler.host scheduler.interface tls.cert ucx.nvlink ucx.infiniband ucx.tcp "
+    "ucx.rdmacm ucx.net_devices ucx.library ucx.compat".split()
+)
+
 #: Keywords of `LocalCluster` that are refused, and why.
 REFUSED = {
     "blocked_handlers": "the scheduler is a process of its own: set the Dask configuration "
@@ -50,7 +61,12 @@ REFUSED = {
 }
 
 #: Keywords without a meaning here, which are accepted.
-WITHOUT_MEANING = {"silence_logs", "processes", "ip", "start", "nanny", "diagnostics_port"}
+WITHOUT_MEANING = {"silence_logs", "processes", "start", "nanny", "diagnostics_port"}
+
+#: Dask's configuration that is of one process alone: a client's, and its UCX's.
+OF_ONE_PROCESS = set(
+    "scheduler shuffle scheduler-address scheduler-file distributed-ucxx.create-cuda-context".split()
+)
 
 
 @dataclass
@@ -58,7 +74,8 @@ class Request:
     """What the program is asked to do."""
 
     flags: dict[str, Any]
-    spec: dict[str, Any] = field(default_factory=dict)
+    #: To be merged in this order; flags win over them.
+    specs: list[program.Spec] = field(default_factory=list)
     #: For the class of the workers: see `worker.py`.
     worker: dict[str, Any] = field(default_factory=dict)
     security: Security = field(default_factory=Security)
@@ -73,7 +90,11 @@ def limit(value: Any, usual: str | None = None) -> Any:
 
 
 def _text(value: Any) -> Any:
-    # "2 GB", as people write sizes.
+    # "2 GB" and 1e9, as people write sizes.
+    if isinstance(value, str) and re.fullmatch(r"[\d.]+[eE]\+?\d+", value.strip()):
+        value = float(value)
+    if isinstance(value, float) and value > 1 and value.is_integer():
+        return int(value)
     return value.replace(" ", "") if isinstance(value, str) else value
 
 
@@ -162,27 +183,34 @@ def translate(keywords: dict[str, Any]) -> Request:
     if keywords.pop("processes", None) is False:
         raise ValueError("Processes are necessary in order to use multiple GPUs with Dask")
     ucx = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
+    spec = said(keywords.get("spec"))
     security = _security(keywords.pop("security", None))
     host = keywords.pop("host", None)
+    ip = keywords.pop("ip", None)
+    if ip is not None:
+        warnings.warn("'ip' has become 'host'", DeprecationWarning, stacklevel=4)
+        host = host or ip
     protocol = keywords.pop("protocol", None)
     if protocol is None and host and "://" in host:
         protocol = host.partition("://")[0]
-    protocol = check_protocol(protocol, *(keywords.get(name) for name in ucx))
+    if protocol is not None or "dask.protocol" not in spec:
+        protocol = check_protocol(protocol, *(keywords.get(name) for name in ucx))
     if protocol is None and security.require_encryption:
         protocol = "tls"
-    if protocol is None:
+    if protocol is None and not SETTLE_PROTOCOL & spec.keys():
         # On a network, anybody's clients are expected.
         protocol = "tcp" if host or keywords.get("interface") else usual_protocol()
 
     flags: dict[str, Any] = {
         "engine": "dask",
-        "name": keywords.pop("name", None),
+        "python": None if "dask.python" in spec else sys.executable,
+        "name": keywords.pop("name", None) or (None if "name" in spec else made_up_name()),
         "n_workers": n_workers,
-        "threads_per_worker": threads,
+        "threads_per_worker": unless_said(spec, "threads", threads, 1),
         "protocol": protocol,
         "host": host and host.partition("://")[2] or host,
         "interface": keywords.pop("interface", None),
-        "scheduler_port": keywords.pop("scheduler_port", 0),
+        "scheduler_port": unless_said(spec, "scheduler.port", keywords.pop("scheduler_port", 0), 0),
     }
     if n_workers is not None and not any(keywords.get(name) for name in SHARED_OUT):
         # The other GPUs' workers are planned, too, so that `scale` and `adapt` can start them.
@@ -190,11 +218,15 @@ def translate(keywords: dict[str, Any]) -> Request:
         keywords["start_workers"] = n_workers * (keywords.get("workers_per_gpu") or 1)
     visible = devices(keywords.pop("CUDA_VISIBLE_DEVICES", None))
     if visible is not None:
+        if keywords.get("gpus") is not None:
+            raise ValueError("'CUDA_VISIBLE_DEVICES' and 'gpus' are two names of one choice: give one")
         flags["gpus"] = visible
-    if "memory_limit" in keywords:
-        flags["memory_limit"] = limit(keywords.pop("memory_limit"))
-    if "device_memory_limit" in keywords:
-        flags["device_memory_limit"] = limit(keywords.pop("device_memory_limit"), "auto")
+    memory = keywords.pop("memory_limit", "auto")
+    device = keywords.pop("device_memory_limit", "default")
+    if not (memory == "auto" and "memory.limit" in spec):
+        flags["memory_limit"] = limit(memory)
+    if not (device == "default" and "device.memory_limit" in spec):
+        flags["device_memory_limit"] = limit(device, "auto")
     flags |= rmm(keywords)
     for name in (*ucx, "enable_rdmacm"):
         flags[name] = keywords.pop(name, None)
@@ -203,11 +235,25 @@ def translate(keywords: dict[str, Any]) -> Request:
         flags["cudf_spill_stats"] = keywords.get("cudf_spill_stats")
     keywords.pop("cudf_spill_stats", None)
     dashboard = keywords.pop("dashboard_address", ":8787")
-    flags |= {"dashboard": False} if dashboard is None else {"dashboard_address": dashboard}
+    own = {"scheduler.dashboard", "scheduler.dashboard_address"} & spec.keys()
+    if keywords.pop("dashboard", None) is False or dashboard in (None, False):
+        flags["dashboard"] = False
+    elif not (dashboard == ":8787" and own):
+        flags["dashboard_address"] = dashboard
 
-    request = Request(flags, security=security, protocol=protocol)
+    request = Request(flags, security=security, protocol=protocol or "")
     common(request, keywords)
+    if _each_has_its_gpu(flags, spec):
+        # As dask-cuda calls them; code compares the names with GPUs' numbers.
+        flags.setdefault("worker_names", "gpu")
     return request
+
+
+def _each_has_its_gpu(flags: Mapping[str, Any], spec: Mapping[str, str]) -> bool:
+    """Whether the workers can be called by their GPUs, and the spec does not say what to call them."""
+    each = flags.get("workers_per_gpu") or spec.get("workers_per_gpu", 1)
+    varying = flags.get("adapt_minimum") is not None or "dask.adapt_minimum" in spec
+    return str(each) == "1" and not varying and not {"dask.worker_names", "dask.join"} & spec.keys()
 
 
 def common(request: Request, keywords: dict[str, Any]) -> None:
@@ -224,21 +270,24 @@ def common(request: Request, keywords: dict[str, Any]) -> None:
     if resources:
         flags["resources"] = resources
     env = {str(name): str(value) for name, value in (keywords.pop("env", None) or {}).items()}
-    if env:
-        request.spec["worker"] = {"env": env}
     config = flat(keywords.pop("config", None) or {})
+    here = set_here()
+    if here:
+        request.specs.append({"dask": {"config": here}})
+    request.specs += program.each(keywords.pop("spec", None))
+    if env:
+        request.specs.append({"worker": {"env": env}})
     if config:
-        request.spec["dask"] = {"config": config}
-    spec = keywords.pop("spec", None)
-    if spec is not None:
-        request.spec = merged(load(spec), request.spec)
+        request.specs.append({"dask": {"config": config}})
 
     log_spilling = keywords.pop("log_spilling", False)
     kind = keywords.pop("worker_class", None)
     if kind is not None and log_spilling is True:
         raise ValueError("Cannot enable `log_spilling` when `worker_class` is specified.")
     if log_spilling:
-        kind = "dask_cuda.local_cuda_cluster.LoggedWorker"
+        warnings.warn(
+            "'log_spilling' has no effect: dask-cuda's storage of results has lost it", stacklevel=4
+        )
     choose_class(request, kind)
     address = keywords.pop("worker_dashboard_address", None)
     if address is not None:
@@ -277,9 +326,9 @@ def rest(request: Request, keywords: dict[str, Any]) -> None:
             continue
         if name in FLAGS:
             continue  # None.
-        near = difflib.get_close_matches(name, [*known, *FLAGS, *DASK_CUDA], 1)
+        near = difflib.get_close_matches(name, {*known, *FLAGS, *DASK_CUDA} - {name}, 1, 0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"LocalCUDACluster got an unexpected keyword {name!r}{hint}")
+        raise TypeError(f"unexpected keyword {name!r}{hint}")
     if "class" not in request.worker and request.worker and "worker_class" in request.flags:
         request.worker["class"] = request.flags["worker_class"]
 
@@ -304,43 +353,58 @@ def _security(security: Any) -> Security:
     return security
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
     """A Dask configuration as key to text: `{"a": {"b": 1}}` is `{"a.b": "1"}`."""
+    values = _values(config).items()
+    return {key: str(value) for key, value in values if value is not None and value != {}}
+
+
+def set_here() -> dict[str, str]:
+    """What this Python has set in Dask's configuration, as key to text: what is not of the files,
+    variables and defaults that every process reads. A nanny would hand it on, too."""
+    usual = _values(dask.config.merge(*dask.config.defaults, dask.config.collect()))
     found: dict[str, str] = {}
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{key}.")
-        elif value is not None:
-            found[key] = str(value)
+    for key, value in _values(dask.config.config).items():
+        if key in OF_ONE_PROCESS or (key in usual and usual[key] == value):
+            continue
+        # A text that reads as a number would become one.
+        is_plain = isinstance(value, str) and dask.config.interpret_value(value) == value
+        text = value if is_plain else repr(value)
+        if dask.config.interpret_value(text) == value:
+            found[key] = text
     return found
 
 
-def load(spec: Any) -> dict[str, Any]:
-    """A spec that is given as a mapping, or as the path of a file."""
-    if isinstance(spec, Mapping):
-        return dict(spec)
+def _values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        found |= _values(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return found
+
+
+def said(specs: program.Specs) -> dict[str, str]:
+    """What specs say for themselves, as key to text like `flat`; nothing of a file that can't be read,
+    which the program refuses with the reason. Variables are not put in."""
     import yaml
 
-    path = os.path.abspath(os.fspath(spec))
-    with open(path) as file:
-        read = yaml.safe_load(file) or {}
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} is not a spec: it must contain a mapping")
-    for name, value in (read.get("tls") or {}).items():
-        # Relative paths are below the file's directory.
-        read["tls"][name] = os.path.join(os.path.dirname(path), value)
-    return read
+    found: dict[str, str] = {}
+    for spec in program.each(specs):
+        if not isinstance(spec, Mapping):
+            if not os.path.isfile(spec):
+                continue  # A pipe can be read once.
+            try:
+                with open(spec) as file:
+                    spec = yaml.safe_load(file)
+            except (OSError, ValueError, yaml.YAMLError):
+                continue
+        found |= flat(spec) if isinstance(spec, Mapping) else {}
+    return found
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two specs in one; values of `above` win."""
-    both = dict(below)
-    for name, value in above.items():
-        if isinstance(value, Mapping) and isinstance(both.get(name), Mapping):
-            value = merged(both[name], value)
-        both[name] = value
-    return both
+def unless_said(spec: Mapping[str, str], key: str, value: Any, usual: Any) -> Any:
+    """A keyword's value; None if it is the usual one, and the spec has a value of its own."""
+    return None if value == usual and key in spec else value
 
 
 def ports_for(worker_port: str, workers: int) -> None:

@@ -212,7 +212,7 @@ pub(in crate::cli) fn in_flags(hint: String) -> String {
 }
 
 /// The failure for a contradiction between the spec file and the flags.
-pub(super) fn contradiction(error: &SpecError, files: &[ClusterSpec]) -> Failure {
+pub(in crate::cli) fn contradiction(error: &SpecError, files: &[ClusterSpec]) -> Failure {
     let mut paths = BTreeMap::new();
     for file in files.iter().filter_map(|file| serde_json::to_value(file).ok()) {
         collect_paths(&file, "", &mut paths);

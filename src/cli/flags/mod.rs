@@ -34,7 +34,7 @@ pub(crate) struct Asked {
     /// Run the plan of another machine here, with simulated devices
     #[arg(long)]
     pub(crate) simulate: bool,
-    /// Turn notes into errors
+    /// Refuse what notes call missing, assumed, doubtful or asked for in vain
     #[arg(long)]
     pub(crate) strict: bool,
     #[command(flatten)]
@@ -112,7 +112,7 @@ struct WorkerFlags {
     /// Host memory per worker: auto, none, 64GB, 0.1; native workers spill to disk above 3/4 of it
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     memory_limit: Option<Limit>,
-    /// Device memory above which a worker spills to host memory: auto, none, 30GB, 0.8
+    /// Device memory above which a worker spills to host memory: auto, none, 30GB, 0.8 of its GPU
     #[arg(long, value_name = "SIZE", help_heading = "CPUs and memory")]
     device_memory_limit: Option<Limit>,
 }
@@ -498,15 +498,17 @@ impl Asked {
 }
 
 /// Reads a spec from a file, or from standard input for `-`. Its relative paths are beside it.
-pub(super) fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
+fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
+    Ok(read_spec_and_text(path)?.0)
+}
+
+/// Reads a spec as [`read_spec`] does, with its text.
+pub(super) fn read_spec_and_text(path: &Path) -> Result<(ClusterSpec, String), Failure> {
     let text = input::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
     let variable = |name: &str| std::env::var(name).ok();
     let mut spec = spec::parse_with(&text, &input::shown(path), &variable).map_err(wrong_spec)?;
-    // Standard input has no directory to resolve relative paths against.
-    let beside = path.parent().filter(|_| path.as_os_str() != "-");
-    let here = std::env::current_dir().unwrap_or_default();
-    spec.resolve_paths(&here.join(beside.unwrap_or(Path::new(""))));
-    Ok(spec)
+    spec.resolve_paths(&input::folder(path));
+    Ok((spec, text))
 }
 
 fn wrong_spec(error: SpecError) -> Failure {

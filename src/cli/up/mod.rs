@@ -19,7 +19,7 @@ use super::failure::{Exit, Failure};
 use super::flags::keys::{Keys, in_flags};
 use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
-use super::service_manager::ServiceManager;
+use super::service_manager::{self, ServiceManager};
 use super::signals::Signals;
 use super::{output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
@@ -111,13 +111,16 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
     let lifetime = if arguments.detach { Lifetime::Free } else { Lifetime::Owned };
     let mut owner = Owner::watch(arguments.owner)?;
     let plan = prepared.plan.clone();
+    // Before anything is shown that a Ctrl-C may answer.
+    let runtime = reach::runtime()?;
+    let signals = runtime.block_on(async { Signals::new() })?;
     let audience = match arguments.output {
         Form::Table => Audience::person(&plan, arguments.verbose),
         Form::Json => Audience::Program,
     };
     let mut ready = false;
-    let ended = attend(prepared, lifetime, audience, &mut owner, &mut ready);
-    let ended = reach::runtime()?.block_on(ended);
+    let ended = attend(prepared, lifetime, audience, signals, &mut owner, &mut ready);
+    let ended = runtime.block_on(ended);
     if !ready {
         cluster::forget_failed_start(&plan.name);
     }
@@ -160,14 +163,15 @@ async fn attend(
     prepared: Prepared,
     lifetime: Lifetime,
     mut audience: Audience<'_>,
+    mut signals: Signals,
     owner: &mut Owner,
     became_ready: &mut bool,
 ) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
-    let mut signals = Signals::new()?;
     let program = process::own_program();
     let attended = lifetime == Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended, output: None };
+    service_manager::starting(&plan);
     let (mut supervisor, _) = Detached::spawn(prepared, start).await.map_err(refused)?;
     let mut verification = Verification::default();
     let mut unverified = None;
@@ -220,14 +224,18 @@ async fn attend(
                 audience.finish();
                 tell_stopped(&signals, *became_ready);
                 audience.ended(&outcome)?;
-                return verdict(outcome, signals.first(), unverified);
+                return verdict(outcome, signals.first(), unverified, &plan);
             }
             Some(Report::Refused { .. }) | None => {
                 audience.finish();
                 tell_stopped(&signals, *became_ready);
                 return match (supervisor.unsaid().await, signals.first()) {
-                    (Ok(outcome), signal) => verdict(outcome, signal, unverified),
+                    (Ok(outcome), signal) => verdict(outcome, signal, unverified, &plan),
                     (Err(_), Some(number)) => Ok(Exit::Signal(number)),
+                    (Err(UpError::Interrupted), None) => {
+                        output::status("stopped");
+                        Ok(Exit::INTERRUPTED)
+                    }
                     (Err(error), None) => Err(refused(error)),
                 };
             }
@@ -268,10 +276,17 @@ fn verdict(
     outcome: Outcome,
     signal: Option<u8>,
     unverified: Option<Failure>,
+    plan: &Plan,
 ) -> Result<Exit, Failure> {
     match (outcome, signal) {
         (Outcome::NotReady(cause), None) => Err(failed(Exit::NotReady, &cause)),
-        (Outcome::Failed(cause), None) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::Failed(cause), None) => {
+            let is_program = matches!(plan.engine, EnginePlan::Command(_));
+            let done = is_program && cause.exit.is_some_and(|exit| exit.is_success());
+            let hint =
+                "'up' is for programs that stay; cuda-cluster run -f SPEC runs one to its end";
+            Err(failed(Exit::Failed, &cause).maybe_hint(done.then(|| hint.to_owned())))
+        }
         (Outcome::NotReady(cause) | Outcome::Failed(cause), Some(number)) => {
             output::status(&cause.to_string());
             Ok(Exit::Signal(number))
@@ -345,4 +360,30 @@ fn failed(exit: Exit, cause: &Cause) -> Failure {
     let what = if exit == Exit::NotReady { "the cluster is not READY in time" } else { "" };
     let text = if what.is_empty() { cause.to_string() } else { format!("{what}: {cause}") };
     Failure::new(exit, anyhow::anyhow!(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_brings_up_a_program_that_ends_well_is_told_how_to_run_it() {
+        let hint = |engine: &str, code: i32| {
+            let text = format!("version: 1\nengine: {engine}\n");
+            let request = Request::of(crate::spec::parse(&text, "test").expect("right"));
+            let machine = source::load("dgx-1-v100").expect("built in");
+            let plan = crate::plan::plan(&machine, &request.expect("right"), &Default::default());
+            let cause = Cause {
+                process: None,
+                text: String::new(),
+                exit: Some(crate::wire::process::Exit::status(code)),
+                log_tail: Vec::new(),
+            };
+            let outcome = Outcome::Failed(cause);
+            let failure = verdict(outcome, None, None, &plan.expect("a plan")).expect_err("failed");
+            failure.hint.unwrap_or_default()
+        };
+        assert!(hint("command", 0).contains("run -f SPEC"), "{}", hint("command", 0));
+        assert_eq!((hint("command", 1), hint("dask", 0)), (String::new(), String::new()));
+    }
 }

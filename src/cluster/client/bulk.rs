@@ -189,7 +189,12 @@ impl<'a> Fetcher<'a> {
 }
 
 pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, ClientError> {
-    let mut connection = Connection::open(session, worker)?;
+    let mut connection = Connection::open(session, worker).map_err(|error| match error {
+        ClientError::Socket { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            ClientError::NoWorker { worker: worker.to_owned() }
+        }
+        error => error,
+    })?;
     match connection.ask(&Bulk::Counters)? {
         BulkReply::Counters(counters) => Ok(counters),
         other => Err(connection.refused(other)),

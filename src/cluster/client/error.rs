@@ -76,6 +76,12 @@ pub enum ClientError {
         /// The maximum length.
         limit: usize,
     },
+    /// A task can't compute so many objects.
+    #[error("a task has 1 to {limit} outputs, not {outputs}")]
+    Outputs { outputs: u32, limit: u32 },
+    /// The cluster has no such worker, or it does not run.
+    #[error("there is no worker {worker}")]
+    NoWorker { worker: String },
     /// The system has no random numbers or threads left.
     #[error("cannot {action}")]
     System {
@@ -111,7 +117,7 @@ impl ClientError {
         }
     }
 
-    /// A hint for the user.
+    /// What the user can do; `None` if that depends on the cause.
     pub fn hint(&self) -> Option<String> {
         match self {
             ClientError::Secret(_) | ClientError::Socket { .. } | ClientError::Gone => {

@@ -233,7 +233,7 @@ impl Client {
     /// Statistics of a worker's memory.
     ///
     /// # Errors
-    /// If there is no such worker.
+    /// If no such worker is running.
     pub fn counters(&self, worker: &str) -> Result<Counters, ClientError> {
         bulk::counters(&self.session, worker)
     }
@@ -267,7 +267,7 @@ impl Task<'_> {
         self
     }
 
-    /// The number of objects that it computes; one by default.
+    /// The number of objects that it computes, 1 to 4096; one by default.
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.outputs = outputs;
         self
@@ -300,7 +300,8 @@ impl Task<'_> {
     /// Submits it, and returns its first output.
     ///
     /// # Errors
-    /// If the arguments can't be sent, or the scheduler is gone.
+    /// If the arguments can't be sent (they have at most 64 KiB), the number of outputs is not one
+    /// that a task has, or the scheduler is gone.
     pub fn submit(self) -> Result<Remote, ClientError> {
         let mut outputs = self.submit_all()?;
         // There is at least one output: `submit_all` requests it.
@@ -310,14 +311,18 @@ impl Task<'_> {
     /// Submits it, and returns all outputs.
     ///
     /// # Errors
-    /// If the arguments can't be sent, or the scheduler is gone.
+    /// As [`Task::submit`].
     pub fn submit_all(self) -> Result<Vec<Remote>, ClientError> {
         let limit = crate::wire::tasks::ARGUMENTS_LIMIT;
         let arguments = self.arguments?;
         if arguments.len() > limit {
             return Err(ClientError::Arguments { bytes: arguments.len(), limit });
         }
-        let outputs = self.outputs.max(1);
+        let outputs = self.outputs;
+        let most = u32::try_from(crate::wire::tasks::ARITY_LIMIT).unwrap_or(u32::MAX);
+        if !(1..=most).contains(&outputs) {
+            return Err(ClientError::Outputs { outputs, limit: most });
+        }
         let id = self.client.session.names(outputs);
         let remotes: Vec<Remote> = (0..outputs)
             .map(|at| {
@@ -419,7 +424,8 @@ impl Remote {
         self.session.ask(Request::Cancel { tasks: vec![self.object] })
     }
 
-    /// Makes copies of the object on this many workers.
+    /// Makes copies of the object on this many workers, or on all if there are fewer. A small one
+    /// lies with the scheduler, and needs no copies.
     ///
     /// # Errors
     /// If the scheduler is gone.
@@ -427,7 +433,8 @@ impl Remote {
         self.session.ask(Request::Replicate { object: self.object, copies })
     }
 
-    /// The workers that currently have the object.
+    /// The workers that currently have the object; none for a small one, which lies with the
+    /// scheduler.
     ///
     /// # Errors
     /// If it will never exist.

@@ -1,11 +1,13 @@
 // The last minutes, by uPlot.
 
-import { bytes, h, rate } from "./model.js";
+import { bytes, clock, h, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
 const MOST_LINES = 8;
 /** Steps of an axis of bytes: its marks are whole numbers of MiB or GiB. */
 const POWERS = Array.from({ length: 50 }, (_, at) => 2 ** at);
+/** Steps of an axis of time: whole seconds and minutes. */
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
 
 export class Charts {
   constructor(place) {
@@ -84,13 +86,9 @@ export class Charts {
   draw(title, times, series, format, model, least = 0) {
     const key = series.map(([name]) => name).join(" ");
     let chart = this.charts.get(title);
-    if (chart && chart.key !== key) {
-      chart.plot.destroy();
-      chart.box.remove();
-      chart = null;
-    }
+    const old = chart;
     const data = [times, ...series.map(([, values]) => values)];
-    if (chart) {
+    if (chart?.key === key) {
       chart.model = model;
       chart.plot.setData(data);
       return;
@@ -98,8 +96,10 @@ export class Charts {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const box = h("div", { class: "chart", role: "img", "aria-label": title }, h("h3", {}, title));
-    this.place.append(box);
+    const box = h("div", { class: "chart", role: "group", "aria-label": title }, h("h3", {}, title));
+    old?.plot.destroy();
+    if (old) old.box.replaceWith(box);
+    else this.place.append(box);
     chart = { key, box, model };
     const ends = (plot) => {
       const context = plot.ctx;
@@ -119,12 +119,12 @@ export class Charts {
     };
     chart.plot = new uPlot({
       width: Math.max(200, box.clientWidth), height: 150,
-      legend: { live: true, show: series.length > 1 }, cursor: { y: false, points: { size: 6 } },
+      cursor: { y: false, points: { size: 6 } },
       scales: { y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
-      axes: [{ ...axis, space: 80, values: (_, times) => times.map(clock) }, { ...axis, size: 64, incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }],
+      axes: [{ ...axis, size: 28, space: 80, incrs: SECONDS, values: (_, times) => times.map((at) => clock(at * 1000)) }, { ...axis, size: 64, incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }],
       series: [
-        { value: (_, at) => (at == null ? "–" : clock(at)) },
-        ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (_, value) => (value == null ? "–" : format(value)) })),
+        { label: "At", value: (plot, at) => (at != null ? clock(at * 1000) : chart.model.end ? clock(plot.data[0].at(-1) * 1000) : "now") },
+        ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (plot, value, of, at) => { const shown = at == null ? latest(plot.data[of]) : value; return shown == null ? "–" : format(shown); } })),
       ],
       hooks: { draw: [ends] },
     }, data, box);
@@ -143,12 +143,13 @@ function perFunction(figures, times) {
   });
 }
 
+/** What a line shows now; the native scheduler may leave out one reading. */
+function latest(values) {
+  return values.at(-1) ?? values.at(-2);
+}
+
 function time(seconds) {
   if (seconds == null) return "–";
   if (seconds >= 1) return `${seconds.toFixed(1)} s`;
   return seconds >= 1e-3 ? `${(seconds * 1e3).toFixed(1)} ms` : `${Math.round(seconds * 1e6)} µs`;
-}
-
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
 }

@@ -1,6 +1,6 @@
 // What is known of a selected worker, GPU or NIC.
 
-import { bytes, h, rate, sentence } from "./model.js";
+import { bytes, clock, h, rate, sentence } from "./model.js";
 import { gpuFigures } from "./machine.js";
 
 const LOG_EVERY_MS = 3000;
@@ -20,7 +20,7 @@ export class Details {
     this.place.hidden = !name;
     if (!name) return;
     const process = model.process(name);
-    this.title = h("h2", { id: "details-title" }, name);
+    this.title = h("h2", { id: "details-title", tabindex: -1 }, name);
     this.list = h("dl");
     const close = h("button", { class: "quiet", "aria-label": "Close", onclick: () => this.actions.select(null) }, "✕");
     const buttons = h("div", { class: "buttons" });
@@ -62,7 +62,7 @@ export class Details {
     const lines = await this.actions.read(`logs/${encodeURIComponent(name)}`).catch(() => null);
     if (!lines || name !== this.name) return;
     const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-    const text = lines.map((line) => `${line.at.slice(11, 23)}  ${line.text}`).join("\n") || "nothing was logged";
+    const text = lines.map((line) => `${clock(line.at)}${line.at.slice(19, 23)}  ${line.text}`).join("\n") || "nothing was logged";
     if (place.textContent === text) return;
     place.textContent = text;
     if (atEnd) place.scrollTop = place.scrollHeight;
@@ -116,7 +116,7 @@ export class Details {
       ["Lanes", [...lanes].join("; ")],
       ["Not as planned", lacks ? `${lacks} connections` : null],
       ["Restarts", String(process.restarts)],
-      ["Last end", process.last_exit ? `${process.last_exit.reason} at ${process.last_exit.at.slice(11, 19)}` : why],
+      ["Last end", process.last_exit ? `${process.last_exit.reason} at ${clock(process.last_exit.at)}` : why],
       ["Held by", process.containment],
       ["UCX", process.ucx],
     ];
@@ -126,7 +126,7 @@ export class Details {
     const records = model.records.filter((record) => record.process === this.name && ["exited", "restarting", "failed", "killed", "ready"].includes(record.event));
     const bundles = (this.bundles ?? []).map(([name, crash]) => h("details", {}, h("summary", {}, `crash bundle ${name}`), h("pre", { class: "log" }, JSON.stringify(crash, null, 1))));
     this.ends.replaceChildren(
-      h("ol", { class: "plain" }, records.slice(-20).map((record) => h("li", {}, h("time", {}, record.at.slice(11, 19)), " ", sentence(record)))),
+      h("ol", { class: "plain" }, records.slice(-20).map((record) => h("li", {}, h("time", {}, clock(record.at)), " ", sentence(record)))),
       ...bundles);
   }
 

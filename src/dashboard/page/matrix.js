@@ -43,20 +43,22 @@ export class Matrix {
     const left = named ? 46 : 8;
     const room = Math.max(260, this.place.clientWidth - left - 8);
     const size = Math.max(6, Math.min(44, Math.floor(room / count)));
+    // Names that stand upright need as much room above as they have on the left.
+    const top = named && size > 34 ? 24 : left;
     const svg = h("svg", {
-      class: "matrix", width: left + size * count + 4, height: left + size * count + 4, tabindex: 0,
+      class: "matrix", width: left + size * count + 4, height: top + size * count + 4, tabindex: 0,
       role: "application", "aria-label": "Bandwidth of each pair; arrow keys move, the line below says what is known",
     });
-    if (named) svg.append(h("text", { x: 2, y: left - 6 }, "from\\to"));
+    if (named) svg.append(h("text", { x: 2, y: top - 8 }, "from\\to"));
     model.workers.forEach((worker, a) => {
       if (named) {
-        svg.append(h("text", { x: left - 5, y: left + a * size + size / 2 + 4, "text-anchor": "end" }, worker.name));
+        svg.append(h("text", { x: left - 5, y: top + a * size + size / 2 + 4, "text-anchor": "end" }, worker.name));
         const x = left + a * size + size / 2;
-        svg.append(h("text", { x, y: left - 6, "text-anchor": size > 34 ? "middle" : "start", transform: size > 34 ? null : `rotate(-60 ${x} ${left - 6})` }, worker.name));
+        svg.append(h("text", { x, y: top - 8, "text-anchor": size > 34 ? "middle" : "start", transform: size > 34 ? null : `rotate(-60 ${x} ${top - 8})` }, worker.name));
       }
       model.workers.forEach((_, b) => {
         if (a === b) return;
-        const [x, y] = [left + b * size, left + a * size];
+        const [x, y] = [left + b * size, top + a * size];
         const gap = size > 12 ? 1.5 : 0.5;
         const rect = h("rect", { x: x + gap / 2, y: y + gap / 2, width: size - gap, height: size - gap, rx: size > 12 ? 3 : 1 });
         const text = size >= 24 ? h("text", { x: x + size / 2, y: y + size / 2 + 4, "text-anchor": "middle", class: "value" }) : null;
@@ -76,7 +78,7 @@ export class Matrix {
       this.choose(`${a} ${b}`);
     });
     const labels = STEPS.map((most, at) => (at ? `${STEPS[at - 1]}–${most}` : `< ${most}`)).concat(`> ${STEPS.at(-1)}`);
-    this.legend = h("p", { class: "legend" }, "GB/s, rows send: ", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"));
+    this.legend = h("p", { class: "legend" }, h("span", { class: "unit" }, "GB/s,"), "rows send:", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"));
     this.place.replaceChildren(svg, this.legend);
   }
 

@@ -147,6 +147,11 @@ export function rate(value) {
   return `${Math.round(value / 1e3)} kB/s`;
 }
 
+/** A time as the browser's clock shows it; from milliseconds or a record's text. */
+export function clock(at) {
+  return new Date(at).toLocaleTimeString([], { hour12: false });
+}
+
 export function span(ms) {
   const seconds = Math.max(0, Math.floor(ms / 1000));
   if (seconds < 60) return `${seconds} s`;

@@ -4,7 +4,7 @@ import { Charts } from "./charts.js";
 import { Details } from "./details.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
-import { Model, bytes, h, isDeath, sentence, span } from "./model.js";
+import { Model, bytes, clock, h, isDeath, sentence, span } from "./model.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -12,6 +12,8 @@ const CLUSTERS_EVERY_MS = 5000;
 let model = null;
 let stream = null;
 let due = false;
+/** What had the focus before details were shown. */
+let opener = null;
 
 const actions = {
   select,
@@ -58,10 +60,16 @@ function confirm(text, word, then, field) {
 }
 
 function select(name) {
+  if (name && !$("details").contains(document.activeElement)) opener = document.activeElement;
   machine.selected = name;
   details.show(model, name);
   later();
-  if (name && innerWidth < 900) $("details").scrollIntoView({ behavior: "smooth", block: "start" });
+  if (name) {
+    details.title.focus({ preventScroll: true });
+    $("details").scrollIntoView({ behavior: "smooth", block: innerWidth < 900 ? "start" : "nearest" });
+  } else {
+    opener?.focus();
+  }
 }
 
 /** Draws soon, once for all news until then. */
@@ -135,7 +143,9 @@ function draw() {
 }
 
 function banner() {
-  if (model.end) say(`${model.name}: ${model.end}. The page shows the last that was known.`);
+  // The program tells times as texts of UTC; this page has one clock.
+  const end = model.end?.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, clock);
+  if (model.end) say(`${model.name}: ${end}. The page shows the last that was known.`);
   else if (model.lost) say("The page has lost its server, and tries again.");
   else if (model.silent) say(model.silent);
   else if (model.state?.cause) say(model.state.cause.text);
@@ -212,7 +222,7 @@ function pairs() {
     const rows = verification.pairs;
     const slow = rows.filter((row) => row.verdict.startsWith("slow")).length;
     const ok = rows.filter((row) => row.verdict === "ok").length + slow;
-    words = `${ok} of ${rows.length} ok${slow ? `, ${slow} of them slow` : ""}, measured at ${new Date(verification.at).toLocaleTimeString([], { hour12: false })}`;
+    words = `${ok} of ${rows.length} ok${slow ? `, ${slow} of them slow` : ""}, measured at ${clock(verification.at)}`;
   }
   set($("pairs-answer"), "textContent", words);
   $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !measured);
@@ -226,7 +236,7 @@ function events() {
   const told = model.records.filter((record) => record.event !== "step").slice(-300).reverse();
   const bad = (record) => isDeath(record) || ["failed", "not_answering", "killed"].includes(record.event);
   list.replaceChildren(...told.map((record) => h("li", { class: bad(record) ? "bad" : record.event === "ready" ? "good" : "" },
-    h("time", { datetime: record.at }, new Date(record.at).toLocaleTimeString([], { hour12: false })), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
+    h("time", { datetime: record.at }, clock(record.at)), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
 }
 
 function buttons() {

@@ -64,15 +64,6 @@ pub enum DaskError {
         /// Version of `distributed`.
         distributed: String,
     },
-    /// A file for TLS cannot be read.
-    #[error("{key}: cannot read {}", path.display())]
-    Tls {
-        /// The key of the spec.
-        key: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     /// Our package could not be written into the run directory.
     #[error("cannot write {}", path.display())]
     Write {
@@ -107,10 +98,6 @@ impl DaskError {
                 let path = path.display();
                 Some(format!("{path} -m pip install dask=={distributed}"))
             }
-            Self::Tls { .. } => Some(
-                "a relative path is below the spec file's directory, or with a flag below the current one"
-                    .to_owned(),
-            ),
             Self::Write { .. } => None,
         }
     }

@@ -5,14 +5,10 @@
 //! *Invariant:* whatever a plan asks for that this Python or machine cannot do is an error or a
 //! note.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::PathBuf;
-
 use super::settings::{self, Means};
 use super::{DaskError, find, inspect, package, packages};
 use crate::os::run_directory::Paths;
-use crate::plan::{DaskPlan, Plan, TlsFiles};
+use crate::plan::{DaskPlan, Plan};
 use crate::probe::own_environment;
 use crate::topology::Note;
 
@@ -42,7 +38,6 @@ pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prep
     let inspection = inspect(&python.path).await?;
     packages::check(&python.path, &inspection, &packages::needs(plan, dask))?;
 
-    dask.tls.as_ref().map_or(Ok(()), readable)?;
     let client = serde_json::json!(settings::client_env(plan, dask, paths)).to_string();
     let path = settings::client_file(paths);
     std::fs::write(&path, client).map_err(|source| DaskError::Write { path, source })?;
@@ -71,18 +66,6 @@ pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prep
         fork_socket: means.fork.then(|| settings::fork_socket(paths)),
         notes: notes(plan, dask, means),
     })
-}
-
-/// Checks that TLS's files can be read, because Python's own error would not name the key.
-fn readable(tls: &TlsFiles) -> Result<(), DaskError> {
-    let files = [("tls.ca_file", &tls.ca_file), ("tls.cert", &tls.cert), ("tls.key", &tls.key)];
-    for (key, path) in files {
-        let path = PathBuf::from(path);
-        // A directory can be opened but not read.
-        let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
-        read.map_err(|source| DaskError::Tls { key, path, source })?;
-    }
-    Ok(())
 }
 
 fn notes(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<Note> {

@@ -11,6 +11,7 @@ use tokio::net::UnixStream;
 use super::connection;
 use super::error::Error;
 use crate::engine::links::Measured;
+use crate::engine::links::trials::Measures;
 use crate::ids::SCHEDULER;
 use crate::os::run_directory::Paths;
 use crate::wire::frame::FRAME_LIMIT;
@@ -49,13 +50,14 @@ impl Client {
             }
         }
     }
+}
 
-    /// Runs all of these measurements at the same time. Results come in the order in which the
-    /// measurements end.
-    ///
-    /// # Errors
-    /// If the scheduler goes away. A failed measurement is reported in its own result.
-    pub async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
+impl Measures for Client {
+    type Error = Error;
+
+    /// Results come in the order in which the measurements end; it fails if the scheduler goes
+    /// away.
+    async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
         for measurement in all {
             let message = FromClient::Measure(measurement.clone());
             connection::send(&mut self.stream, &message).await?;

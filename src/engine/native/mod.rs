@@ -22,7 +22,6 @@ pub mod plane;
 mod process;
 pub mod scheduler;
 pub mod tasks;
-pub mod trials;
 pub mod worker;
 
 pub use error::{ConversationError, Error};

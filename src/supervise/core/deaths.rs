@@ -11,7 +11,7 @@ use crate::supervise::record::{GpuError, What};
 use crate::supervise::state::LastExit;
 use crate::supervise::{Cause, Escalation, Outcome, ProcessPhase, ReadyWhen};
 use crate::wire::process::Exit;
-use crate::wire::status::AfterLeaving;
+use crate::wire::status::{AfterLeaving, Condition};
 
 impl Core {
     /// Handles a written bundle, which may contain errors of the GPU that the exit did not show.
@@ -49,6 +49,11 @@ impl Core {
         };
         let pid = slot.shown.pid;
         slot.leave();
+        // The last state of a cluster that has ended shows what its processes had.
+        if self.ending.is_none() {
+            slot.shown.peers.clear();
+            slot.reports(Condition::default());
+        }
         slot.shown.last_exit = Some(LastExit {
             exit,
             pid,

@@ -9,7 +9,6 @@ use super::slot::{AfterStop, Slot};
 use super::{Action, Core, Moment, SlotNumber};
 use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
-use crate::wire::status::AfterLeaving;
 
 /// After SIGKILL, only a driver or a failing disk can delay a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
@@ -195,9 +194,9 @@ impl Core {
             return self.begin_end_and_settle(Outcome::Finished, now);
         }
         let failed = workers.iter().find_map(|slot| slot.cause.clone());
-        let let_go = |slot: &&Slot| done(slot) && slot.leaving == Some(AfterLeaving::Rest);
-        if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(let_go) {
-            // The external scheduler that the workers joined has ended or has released them all.
+        if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(done) {
+            // All programs have ended well, or the external scheduler that the workers joined has
+            // ended or has released them all: nobody is left who could be READY.
             return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
         }
         let lost = |slot: &&Slot| done(slot) || slot.phase() == ProcessPhase::Failed;

@@ -71,6 +71,8 @@ pub(super) struct Slot {
     pub(super) gpu_pending: bool,
     /// Times of restarts within the window, except those after a death while READY.
     recent: VecDeque<Moment>,
+    /// Times of deaths while READY within the window, if they are limited.
+    recent_at_work: VecDeque<Moment>,
     /// Number of deaths since it was last healthy; the first delay follows the second death, or the
     /// first if the process was not READY.
     strikes: u32,
@@ -100,6 +102,7 @@ impl Slot {
             not_before: Moment::ZERO,
             gpu_pending: false,
             recent: VecDeque::new(),
+            recent_at_work: VecDeque::new(),
             strikes: 0,
             afresh: false,
             cause: None,
@@ -166,8 +169,14 @@ impl Slot {
         self.shown.pid = None;
     }
 
-    /// Forgets earlier deaths, after a healthy period or a user's request.
+    /// Forgets earlier deaths, after a user's request.
     pub(super) fn forgive(&mut self) {
+        self.recover();
+        self.recent_at_work.clear();
+    }
+
+    /// Forgets what delays and limits the next restart, after a healthy period.
+    fn recover(&mut self) {
         self.recent.clear();
         self.strikes = 0;
         self.shown.deaths_at_work = 0;
@@ -184,8 +193,8 @@ impl Slot {
     /// the workload can cause the death, as it can for a worker.
     ///
     /// A process that repeatedly dies before it is READY can't run, and is given up. One that dies
-    /// while READY can run, and its next task may succeed: it is always restarted, with growing
-    /// delays.
+    /// while READY can run, and its next task may succeed: it is restarted with growing delays, as
+    /// often as `limit_at_work` says.
     pub(super) fn judge(
         &mut self,
         succeeded: bool,
@@ -205,17 +214,21 @@ impl Slot {
         }
         let healthy = self.ready.is_some_and(|ready| now - ready >= policy.healthy_after.0);
         if healthy {
-            self.forgive();
+            self.recover();
         }
         let at_work = by_work && self.said_ready();
-        while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
-            self.recent.pop_front();
+        let said = by_work && self.ready_when == ReadyWhen::Said;
+        let (deaths, limit, kind) = match at_work {
+            true => (&mut self.recent_at_work, policy.limit_at_work, " after deaths at work"),
+            false if said => (&mut self.recent, Some(policy.limit), " without becoming READY"),
+            false => (&mut self.recent, Some(policy.limit), ""),
+        };
+        while deaths.front().is_some_and(|at| now.saturating_sub(*at) >= policy.window.0) {
+            deaths.pop_front();
         }
-        if !at_work && self.recent.len() >= policy.limit as usize {
-            let times = if policy.limit == 1 { "once" } else { &format!("{} times", policy.limit) };
-            let said = by_work && self.ready_when == ReadyWhen::Said;
-            let ready = if said { " without becoming READY" } else { "" };
-            let reason = format!("it was restarted {times} within {}{ready}", policy.window);
+        if let Some(limit) = limit.filter(|limit| deaths.len() >= *limit as usize) {
+            let times = if limit == 1 { "once" } else { &format!("{limit} times") };
+            let reason = format!("it was restarted {times} within {}{kind}", policy.window);
             return AfterDeath::Fail { reason };
         }
         // A process that was READY is restarted at once the first time; if it dies again soon, it
@@ -229,6 +242,9 @@ impl Slot {
         self.strikes = self.strikes.max(u32::from(!at_once)) + 1;
         if at_work {
             self.shown.deaths_at_work += 1;
+            if policy.limit_at_work.is_some() {
+                self.recent_at_work.push_back(now);
+            }
         } else {
             self.recent.push_back(now + delay);
         }

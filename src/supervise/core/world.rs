@@ -250,6 +250,7 @@ impl World {
             let filled = self.filled.get(&number).copied().unwrap_or_default();
             assert_eq!(slot.restarts, starts.saturating_sub(1) - filled, "{}", slot.name);
             let gives_up = self.launch.supervision.restart == RestartWhen::Never
+                || self.launch.supervision.limit_at_work.is_some()
                 || self.core.ending.is_some()
                 || self.lost.contains(&number);
             let failed = slot.state == ProcessPhase::Failed;

@@ -66,7 +66,6 @@ struct Outline {
     links: Option<IgnoredAny>,
 }
 
-/// Reads a topology.
 pub(super) fn read(text: &str, form: Form) -> Result<Topology, DocumentError> {
     let position_of =
         |path: &str| text::find(text, path, 1).map_or(Position::START, |place| place.value);

@@ -70,7 +70,6 @@ fn of(at: roxmltree::TextPos) -> Position {
     Position { line: whole(at.row), column: whole(at.col) }
 }
 
-/// The position of an element.
 pub(super) fn position(node: Node<'_, '_>) -> Position {
     of(node.document().text_pos_at(node.range().start))
 }

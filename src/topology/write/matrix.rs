@@ -101,7 +101,6 @@ fn affinities(gpu: &Gpu) -> [String; 3] {
     ]
 }
 
-/// The width of each column.
 fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()

@@ -34,7 +34,6 @@ const HIDDEN: &str = "fffffff:ffff:ff";
 /// NICs with their numbers, by shared address.
 type Cards<'a> = BTreeMap<PciAddress, Vec<(u32, &'a Nic)>>;
 
-/// An element and its children.
 #[derive(Default)]
 struct Element {
     tag: &'static str,

@@ -12,13 +12,13 @@ use nix::errno::Errno;
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{AddressFamily, SockaddrLike, SockaddrStorage, getsockname};
-use nix::sys::socket::{getsockopt, sockopt};
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::Pid;
 
 use super::entry::{Entry, Next, Scratch};
 use super::{Command, End, Engine, Settings, Waiting, accept, prepare_tcp};
 use crate::connection::{Connection, Ending};
 use crate::listener::Listener;
+use crate::peer::{self, Peer};
 
 const WAKE: u64 = 0;
 
@@ -272,9 +272,10 @@ fn admit(connection: &Connection, settings: &Settings) -> Result<Option<Pid>, En
         prepare_tcp(&socket, settings.tcp_timeout).map_err(broken)?;
         return Ok(None);
     }
-    let peer = getsockopt(&socket, sockopt::PeerCredentials).map_err(broken)?;
-    if peer.uid() != geteuid().as_raw() {
-        return Err(Ending::Refused(format!("the peer is a process of user {}", peer.uid())));
+    match peer::of(&socket).map_err(broken)? {
+        Peer::Own(process) => Ok(Some(process)),
+        Peer::Unknown(user) => {
+            Err(Ending::Refused(format!("the peer is a process of user {user}")))
+        }
     }
-    Ok(Some(Pid::from_raw(peer.pid())))
 }

@@ -16,7 +16,6 @@ import sys
 import time
 
 from cuda_cluster_dask.failure import StartFailure
-from cuda_cluster_dask.status import Status
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_PREFERRED_MANY = 0, 1, 2, 5  # linux/mempolicy.h
@@ -41,16 +40,10 @@ def die_with(parent):
         os._exit(125)
 
 
-def become(instructions, guardian, status_descriptor, output):
-    """Applies the instructions to this process, which has one thread; returns its status pipe."""
-    status = Status(status_descriptor)
-    try:
-        cpus, mems, notes = _apply(instructions, guardian, output)
-    except StartFailure as failure:
-        status.failed(str(failure))
-        os._exit(125)
+def become(instructions, guardian, status, output):
+    """Applies the instructions to this process, which has one thread, and tells what is in force."""
+    cpus, mems, notes = _apply(instructions, guardian, output)
     status.bound(cpus, mems, notes)
-    return status
 
 
 def _apply(instructions, guardian, output):

@@ -19,6 +19,8 @@ import socket
 import sys
 
 from cuda_cluster_dask import birth, imports, process
+from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_dask.status import Status
 
 BACKLOG = 1024
 LONGEST_REQUEST = 64 << 10
@@ -136,14 +138,19 @@ def live(connection, guardian, instructions, status, output, files):
     with connection:
         if not connection.recv(64):
             os._exit(125)
-    with os.fdopen(instructions) as file:
-        orders = json.load(file)
-    pipe = birth.become(orders, guardian, status, output)
-    role, settings = orders["program"]["argv"][-2:]
-    settings = json.loads(settings)
-    process_name = settings["name"]
-    birth.name(f"dask {role} {process_name}")
-    refresh(files)
+    pipe = Status(status)
+    try:
+        with os.fdopen(instructions) as file:
+            orders = json.load(file)
+        birth.become(orders, guardian, pipe, output)
+        role, settings = orders["program"]["argv"][-2:]
+        settings = json.loads(settings)
+        process_name = settings["name"]
+        birth.name(f"dask {role} {process_name}")
+        refresh(files)
+    except BaseException as error:
+        pipe.failed(str(error) if isinstance(error, StartFailure) else describe(error))
+        os._exit(125)
     process.leave(process.run(role, settings, pipe))
 
 

@@ -31,7 +31,7 @@ def of(comm):
     info = comm.extra_info
     ways = {"copy": info["copies"][0], "mapped": info["maps"]}
     ways = [way for way, there in ways.items() if there]
-    return [*(f"native/{way}" for way in ways or [info["socket"]]), *(info["devices"] or [])]
+    return [*(f"native/{way}" for way in ways or [info["socket"]]), *(info["devices"] or info["ucx"] or [])]
 
 
 def is_native(comm):
@@ -56,6 +56,7 @@ def carried(comm, before, size):
         "copied": ["native/copy"],
         "mapped": ["native/mapped"],
         "socket": [f"native/{info['socket']}"],
+        "ucx": info["ucx"] or [],
         "device": info["devices"] or [],
     }
     used = [way for way in now if now[way] - before[way] > SHARE * size]

@@ -26,6 +26,15 @@ def free(settings, ports, required):
     return _first_free(host, reuse, ports, required)
 
 
+def dashboard_address(settings):
+    """Where a dashboard listens. Dask takes an IPv6 address apart at its colons, unless it comes as
+    a pair."""
+    host, _, port = settings["dashboard_address"].rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    return settings["dashboard_address"]
+
+
 def _first_free(host, reuse, ports, required):
     low, high = ports
     busy = []
@@ -41,6 +50,7 @@ def _first_free(host, reuse, ports, required):
 
 
 def _is_free(host, port, reuse):
+    host = host and host.strip("[]")
     family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))

@@ -65,7 +65,7 @@ async def start(settings, status, file):
                 port=port,
                 security=process.security(settings["tls"], "scheduler"),
                 dashboard=False,
-                dashboard_address=settings["dashboard_address"],
+                dashboard_address=ports.dashboard_address(settings),
                 http_prefix=settings["dashboard_prefix"],
                 scheduler_file=file,
             )
@@ -162,6 +162,7 @@ async def end_the_stuck(pids):
 def dashboard_link(scheduler, prefix):
     """Where a browser finds the dashboard."""
     host, port = get_address_host(scheduler.address), scheduler.services["dashboard"].port
+    host = f"[{host}]" if ":" in host else host
     plain = f"http://{host}:{port}/"
     try:
         link = format_dashboard_link(host, port)

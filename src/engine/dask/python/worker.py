@@ -52,7 +52,7 @@ async def serve(settings, status):
         resources=settings["resources"],
         local_directory=settings["local_directory"],
         dashboard=False,
-        dashboard_address=settings["dashboard_address"],
+        dashboard_address=ports.dashboard_address(settings),
         http_prefix=settings["dashboard_prefix"],
         preload=settings["preload"],
         death_timeout=settings["death_timeout"],

@@ -90,7 +90,8 @@ impl Context<'_> {
     /// The arguments from the client.
     ///
     /// # Errors
-    /// If they are of another type; a number may be read as a wider one.
+    /// If they are of another type; a number may be read as one of another type that is exactly
+    /// the same.
     pub fn arguments<T: DeserializeOwned>(&self) -> Result<T, FunctionError> {
         Ok(value::decode(self.arguments)?)
     }

@@ -162,6 +162,9 @@ fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
     let shown = world.core.state().workers[0].clone();
     assert_eq!((shown.device_pool, shown.missing_ports.len()), (None, 0));
     assert_eq!(shown.peers.len(), 1, "lanes that are not reported are as they were");
+    world.die(0, Exit::by_signal(11));
+    let shown = world.worker(0);
+    assert_eq!((shown.device_pool, shown.peers.len()), (None, 0), "it is gone");
 }
 
 #[test]

@@ -173,15 +173,61 @@ fn a_worker_that_its_work_ends_comes_back_more_slowly_each_time_and_always() {
 }
 
 #[test]
+fn a_worker_that_its_work_ends_too_often_within_the_window_stays_away() {
+    let mut launch = launch(true, 2, false);
+    launch.supervision.limit_at_work = Some(2);
+    launch.supervision.window = Span::secs(60);
+    let mut world = up(launch);
+    // It is healthy before each death, which does not make the deaths fewer.
+    let live_and_die = |world: &mut World, seconds| {
+        world.now += Duration::from_secs(seconds);
+        world.die(2, Exit::status(1));
+    };
+    let come_back = |world: &mut World| {
+        world.wait_for_restart(1);
+        world.ready(2);
+    };
+    for _ in 0..2 {
+        live_and_die(&mut world, 6);
+        come_back(&mut world);
+    }
+    live_and_die(&mut world, 56);
+    come_back(&mut world);
+    live_and_die(&mut world, 1);
+    assert_eq!(world.worker(1).state, ProcessPhase::Failed);
+    let cause = world.core.state().cause.as_ref().expect("a cause").text.clone();
+    let reason = "and it was restarted 2 times within 1m after deaths at work";
+    assert!(cause.ends_with(reason), "{cause}");
+    assert_eq!((world.phase(), world.told.len()), (ClusterPhase::Degraded, 0), "the rest goes on");
+
+    world.tell(Event::Restart(2));
+    world.ready(2);
+    live_and_die(&mut world, 0);
+    assert_ne!(world.worker(1).state, ProcessPhase::Failed, "a person's word starts it afresh");
+}
+
+#[test]
+fn a_worker_that_its_work_ends_without_restarts_allowed_stays_away_at_once() {
+    let mut launch = launch(true, 1, false);
+    launch.supervision.limit_at_work = Some(0);
+    let mut world = up(launch);
+    world.die(1, Exit::status(1));
+    assert_eq!(world.worker(0).state, ProcessPhase::Failed);
+}
+
+#[test]
 fn a_worker_that_ends_unasked_comes_back_whatever_its_status() {
     let mut world = up(launch(true, 1, false));
     world.die(1, Exit::status(0));
     assert_eq!(world.worker(0).state, ProcessPhase::Starting);
     let mut executed = launch(false, 2, false);
-    executed.workers[1].ready = ReadyWhen::Executed;
+    executed.workers.iter_mut().for_each(|worker| worker.ready = ReadyWhen::Executed);
     let mut world = up(executed);
     world.die(1, Exit::status(0));
     assert_eq!(world.worker(1).state, ProcessPhase::Stopped, "a program may have done its work");
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    world.die(0, Exit::status(0));
+    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }), "nobody is READY");
 }
 
 #[test]

@@ -23,7 +23,6 @@ use attributes::{address, bytes, info, number, os_devices, ports, set};
 /// Most PCI bridges of one machine; large ones have a few hundred.
 const BRIDGE_LIMIT: usize = 2048;
 
-/// Reads the `<topology>` element.
 pub(super) fn read(root: Node<'_, '_>) -> Result<Topology, XmlError> {
     let mut reader = Reader::new(root);
     let here = Surroundings::default();

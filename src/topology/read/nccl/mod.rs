@@ -28,7 +28,6 @@ const NVLINKS_OF_A_GPU: usize = 18;
 /// The highest plausible compute capability, times ten; a larger number is something else.
 const NEWEST_SM: u32 = 299;
 
-/// Reads the `<system>` element.
 pub(super) fn read(system: Node<'_, '_>) -> Result<Topology, XmlError> {
     let mut reader = Reader::new();
     if let Some(version) = system.attribute("version").filter(|version| *version != "1") {

@@ -12,7 +12,6 @@ use super::integer;
 use crate::topology::read::xml::{XmlError, parsed, required};
 use crate::topology::{Nic, NicKind, Port};
 
-/// A `<net>` element.
 pub(super) struct Net<'a> {
     /// The devices: several if NCCL uses them as one.
     pub(super) names: Vec<&'a str>,
@@ -23,7 +22,6 @@ pub(super) struct Net<'a> {
     rate_gbps: Option<f64>,
 }
 
-/// Reads a `<net>`.
 pub(super) fn net<'a>(node: Node<'a, '_>) -> Result<Net<'a>, XmlError> {
     let name = required(node, "name")?;
     let port = parsed(node, "port", |text| integer(text, "is not a port number"))?;

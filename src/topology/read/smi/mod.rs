@@ -185,7 +185,6 @@ struct Header<'a> {
     headings: Vec<Heading>,
 }
 
-/// One row.
 struct Row {
     line: usize,
     /// The row's device, by position in the header.
@@ -195,7 +194,6 @@ struct Row {
     affinity: Affinity,
 }
 
-/// Reads the matrix.
 pub(super) fn read(text: &str) -> Result<Topology, SmiError> {
     let lines: Vec<Vec<Word<'_>>> = text.lines().map(words).collect();
     let first = lines.iter().position(|line| is_row(line) && is_gpu(line[0].text));

@@ -7,7 +7,6 @@ use super::{Canvas, clipped};
 use crate::ids::PciAddress;
 use crate::topology::{Gpu, MigInstance, Nic, NvLinkPeer, PcieLink, Port, PortState};
 
-/// Draws a GPU.
 pub(super) fn gpu(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu) {
     let display = gpu.display == Some(true);
     let (fill, stroke) = if display { ("#f0f1f4", "#9aa3b5") } else { ("#f0f8e4", "#76b900") };
@@ -79,7 +78,6 @@ fn instances(canvas: &mut Canvas, rect: &Rect, mig: &[MigInstance]) {
     }
 }
 
-/// Draws a NIC.
 pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
     let title = format!("NIC{at}, {}", nic.name);
     canvas.open_button("nic", "data-device", &format!("NIC{at}"));

@@ -33,7 +33,6 @@ const PACKAGE_HEAD: f64 = 30.0;
 const NUMA_HEAD: f64 = 28.0;
 const WIRE: f64 = 22.0;
 
-/// A rectangle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rect {
     pub(super) x: f64,

@@ -317,9 +317,16 @@ fn legend(
     if topology.links.is_empty() {
         return top;
     }
-    let words = "The outermost colour on the way between two devices is the kind of their link.";
-    canvas.text(MARGIN, top + 22.0, "small", "", words);
-    top + 22.0
+    let (first, rest) =
+        ("The outermost colour on the way between two devices", "is the kind of their link.");
+    let whole = format!("{first} {rest}");
+    if MARGIN + whole.len() as f64 * 5.8 <= layout.right.max(LIVE_NARROWEST) {
+        canvas.text(MARGIN, top + 22.0, "small", "", &whole);
+        return top + 22.0;
+    }
+    canvas.text(MARGIN, top + 22.0, "small", "", first);
+    canvas.text(MARGIN, top + 38.0, "small", "", rest);
+    top + 38.0
 }
 
 /// The longest beginning of a text that fits.

@@ -1,4 +1,4 @@
-//! Moves device memory between processes, over UCX.
+//! Moves memory between processes over UCX: that of GPUs, and host memory between machines.
 //!
 //! Does not know messages: a process offers ranges of memory under a number, which it tells the
 //! other process itself; that one asks for them, and they are sent to it. So nothing arrives that
@@ -12,31 +12,43 @@
 mod owner;
 mod wire;
 
-use std::collections::BTreeMap;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_cluster::cuda::{DeviceBuffer, ForeignContext};
-use cuda_cluster::ucx::{self, Waker};
+use cuda_cluster::cuda::{DeviceBuffer, ForeignContext, HostMemory};
+use cuda_cluster::ucx::{self, Buffer, Waker};
 
 use crate::completions::Completions;
 use crate::engine::Engine;
 
 /// Seals addresses of this protocol. It proves nothing of who sent one: the connection does.
-const SEAL: [u8; 32] = *b"native:// address of device data";
+const SEAL: [u8; 32] = *b"native:// address of data by UCX";
 
-/// A range of device memory of another library.
+/// A range of memory of another library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its address on the device.
-    pub address: u64,
+    /// Where it begins.
+    pub place: Place,
     /// In bytes.
     pub len: usize,
-    /// The stream whose work is to be waited for, as in `__cuda_array_interface__`; the default
-    /// stream if none is named.
-    pub stream: Option<u64>,
+}
+
+/// A place in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// An address of this process, whose provenance is exposed.
+    Host(usize),
+    /// On a GPU.
+    Device {
+        /// Its address there.
+        address: u64,
+        /// The stream whose work is to be waited for, as in `__cuda_array_interface__`; the
+        /// default stream if none is named.
+        stream: Option<u64>,
+    },
 }
 
 /// What this process offers, or is fetching.
@@ -45,24 +57,28 @@ pub struct Transfer {
     id: u64,
     outcome: Mutex<Option<Result<(), String>>>,
     released: AtomicBool,
+    lanes: OnceLock<Arc<[String]>>,
     completions: Arc<Completions>,
 }
 
-/// The device memory of a process, to its peers.
+/// What a process moves over UCX.
 #[derive(Debug)]
 pub struct Plane {
+    /// Makes the numbers of transfers, which nobody guesses who is not told.
+    key: [u8; 32],
     address: Vec<u8>,
-    library: String,
+    library: Arc<str>,
+    transports: Vec<String>,
+    devices: Result<(), String>,
     queue: Arc<Queue>,
-    seen: Arc<Seen>,
+    fetched: Arc<Fetched>,
 }
 
-/// What has been received.
+/// Bytes that have been fetched.
 #[derive(Debug, Default)]
-struct Seen {
-    bytes: AtomicU64,
-    /// The lanes of the connection to each process that something was fetched from, by its address.
-    lanes: Mutex<BTreeMap<Vec<u8>, Vec<String>>>,
+struct Fetched {
+    host: AtomicU64,
+    device: AtomicU64,
 }
 
 /// What the owner's thread is to do.
@@ -85,46 +101,38 @@ pub fn has_context() -> bool {
     ForeignContext::current().is_some()
 }
 
-/// Copies a range to the host.
-///
-/// # Errors
-/// If the driver does not know the memory, or refuses.
-///
-/// # Safety
-/// The range stays allocated and unchanged meanwhile.
-pub unsafe fn download(range: Range, to: &mut [u8]) -> Result<(), String> {
-    // SAFETY: the caller's promise.
-    let buffer = unsafe { waited_for(range) }?;
-    buffer.read(0, to).map_err(|error| error.to_string())
-}
-
 /// The range as a buffer, once the work on it is done.
 ///
 /// # Safety
-/// As `DeviceBuffer::foreign`.
-unsafe fn waited_for(range: Range) -> Result<DeviceBuffer, String> {
-    // SAFETY: the caller's promise.
-    let buffer = unsafe { DeviceBuffer::foreign(range.address, range.len) };
-    let buffer = buffer.map_err(|error| error.to_string())?;
-    if let Some(context) = buffer.foreign_context() {
-        context.wait(range.stream).map_err(|error| error.to_string())?;
+/// As `DeviceBuffer::foreign` and `HostMemory::foreign`.
+unsafe fn waited_for(range: Range) -> Result<Buffer, String> {
+    match range.place {
+        Place::Host(address) => {
+            let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+            let start = start.ok_or_else(|| "a frame lies nowhere".to_owned())?;
+            // SAFETY: the caller's promise.
+            Ok(Buffer::Host(unsafe { HostMemory::foreign(start, range.len) }))
+        }
+        Place::Device { address, stream } => {
+            // SAFETY: the caller's promise.
+            let buffer = unsafe { DeviceBuffer::foreign(address, range.len) };
+            let buffer = buffer.map_err(|error| error.to_string())?;
+            if let Some(context) = buffer.foreign_context() {
+                context.wait(stream).map_err(|error| error.to_string())?;
+            }
+            Ok(Buffer::Device(buffer))
+        }
     }
-    Ok(buffer)
 }
 
 impl Engine {
     /// The plane of this process, which the first call opens: with this libucp, or the one that the
-    /// loader finds. The context that is current on this thread is the one whose memory UCX knows.
+    /// loader finds. If a CUDA context is current on this thread, it moves memory of its device.
     ///
     /// # Errors
-    /// If there is no context, or UCX cannot be opened or does not know CUDA; later calls return the
-    /// same.
+    /// If UCX cannot be opened; later calls return the same.
     pub fn plane(&self, library: Option<&Path>) -> Result<&Plane, String> {
-        let plane = self.plane.get_or_init(|| {
-            let context = ForeignContext::current();
-            let context = context.ok_or_else(|| "no CUDA context is current".to_owned())?;
-            Plane::open(context, library)
-        });
+        let plane = self.plane.get_or_init(|| Plane::open(ForeignContext::current(), library));
         plane.as_ref().map_err(Clone::clone)
     }
 
@@ -135,7 +143,7 @@ impl Engine {
 }
 
 impl Plane {
-    fn open(context: ForeignContext, library: Option<&Path>) -> Result<Self, String> {
+    fn open(context: Option<ForeignContext>, library: Option<&Path>) -> Result<Self, String> {
         let (tell, hear) = mpsc::channel();
         let library = library.map(Path::to_owned);
         let thread = std::thread::Builder::new().name("native ucx".into());
@@ -149,21 +157,28 @@ impl Plane {
         &self.address
     }
 
-    /// The UCX that it uses: version and transports.
+    /// The UCX that it uses, by its version.
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Bytes that this process has fetched.
-    pub fn fetched(&self) -> u64 {
-        self.seen.bytes.load(Ordering::Relaxed)
+    /// What UCX has opened: `rc_mlx5`, `tcp`.
+    pub fn transports(&self) -> &[String] {
+        &self.transports
     }
 
-    /// The lanes of the connection to the process at an address, `cuda_ipc/cuda`; none before the
-    /// first fetch.
-    pub fn lanes(&self, of: &[u8]) -> Vec<String> {
-        let lanes = self.seen.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.get(of).cloned().unwrap_or_default()
+    /// Whether it moves device memory.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn devices(&self) -> Result<(), String> {
+        self.devices.clone()
+    }
+
+    /// Bytes of host and of device memory that this process has fetched.
+    pub fn fetched(&self) -> [u64; 2] {
+        let Fetched { host, device } = &*self.fetched;
+        [host, device].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
     /// Offers ranges under the transfer's [`Transfer::id`]; it ends when they have been sent.
@@ -175,7 +190,7 @@ impl Plane {
         ranges: Vec<Range>,
         completions: &Arc<Completions>,
     ) -> Arc<Transfer> {
-        let transfer = Transfer::new(completions);
+        let transfer = self.transfer(completions);
         self.queue.push(Command::Offer { transfer: Arc::clone(&transfer), ranges });
         transfer
     }
@@ -191,11 +206,27 @@ impl Plane {
         ranges: Vec<Range>,
         completions: &Arc<Completions>,
     ) -> Arc<Transfer> {
-        let transfer = Transfer::new(completions);
+        let transfer = self.transfer(completions);
         let command =
             Command::Fetch { transfer: Arc::clone(&transfer), from: from.to_vec(), offer, ranges };
         self.queue.push(command);
         transfer
+    }
+
+    fn transfer(&self, completions: &Arc<Completions>) -> Arc<Transfer> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let count = LAST.fetch_add(1, Ordering::Relaxed);
+        let hash = blake3::keyed_hash(&self.key, &count.to_le_bytes());
+        let number =
+            hash.as_bytes().first_chunk().map_or(count, |bytes| u64::from_le_bytes(*bytes));
+        Arc::new(Transfer {
+            // Its event is not one of a connection's or a listener's, which have small numbers.
+            id: (1 << 63) | number,
+            outcome: Mutex::default(),
+            released: AtomicBool::new(false),
+            lanes: OnceLock::new(),
+            completions: Arc::clone(completions),
+        })
     }
 
     /// Ends a transfer for a reason. Its memory is in use until it is released.
@@ -208,18 +239,6 @@ impl Plane {
 }
 
 impl Transfer {
-    fn new(completions: &Arc<Completions>) -> Arc<Self> {
-        // Its event is not one of a connection's or a listener's, which have small numbers.
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let id = (1 << 63) | LAST.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self {
-            id,
-            outcome: Mutex::default(),
-            released: AtomicBool::new(false),
-            completions: Arc::clone(completions),
-        })
-    }
-
     /// The number of its event, and of an offer.
     pub fn id(&self) -> u64 {
         self.id
@@ -228,6 +247,11 @@ impl Transfer {
     /// How it has ended, if it has.
     pub fn outcome(&self) -> Option<Result<(), String>> {
         self.locked().clone()
+    }
+
+    /// What has carried it: `cuda_ipc/cuda`; none before its end.
+    pub fn lanes(&self) -> &[String] {
+        self.lanes.get().map_or(&[], |lanes| lanes)
     }
 
     /// Whether nothing uses its memory any more.

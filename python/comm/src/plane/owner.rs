@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cuda_cluster::cuda::ForeignContext;
@@ -16,7 +16,7 @@ use cuda_cluster::ucx::{
 };
 
 use super::wire::{Header, LENGTH};
-use super::{Command, Plane, Queue, Range, SEAL, Seen, Transfer, told, waited_for};
+use super::{Command, Fetched, Place, Plane, Queue, Range, SEAL, Transfer, told, waited_for};
 
 /// How often UCX is asked for work before this thread sleeps: a transfer is some messages, each
 /// within microseconds of the last.
@@ -43,6 +43,8 @@ struct Offer {
     ranges: Vec<Range>,
     /// Ranges that UCX is sending, once somebody has asked.
     sending: Option<usize>,
+    /// Who has asked.
+    to: Vec<u8>,
     failure: Option<String>,
 }
 
@@ -51,26 +53,33 @@ struct Fetch {
     from: Vec<u8>,
     /// Those that nothing has come for.
     buffers: Vec<Option<Box<Buffer>>>,
-    /// Of all of them.
-    bytes: u64,
+    /// In host and in device memory, of all of them.
+    bytes: [u64; 2],
     /// Ranges that UCX is filling.
     filling: usize,
     failure: Option<String>,
+}
+
+/// Another process.
+struct Peer {
+    endpoint: UcpEndpoint<Purpose>,
+    /// Known once something has gone each way.
+    lanes: Option<Arc<[String]>>,
 }
 
 struct Owner {
     worker: UcpWorker<Purpose>,
     address: Vec<u8>,
     /// By the sealed address.
-    endpoints: HashMap<Vec<u8>, UcpEndpoint<Purpose>>,
+    peers: HashMap<Vec<u8>, Peer>,
     offers: BTreeMap<u64, Offer>,
     fetches: BTreeMap<u64, Fetch>,
-    seen: Arc<Seen>,
+    fetched: Arc<Fetched>,
 }
 
 /// Opens UCX, tells how that went, and serves until the process ends.
 pub(super) fn run(
-    context: ForeignContext,
+    context: Option<ForeignContext>,
     library: Option<&Path>,
     tell: &mpsc::Sender<Result<Plane, String>>,
 ) {
@@ -106,32 +115,44 @@ pub(super) fn run(
 }
 
 fn open(
-    context: ForeignContext,
+    context: Option<ForeignContext>,
     library: Option<&Path>,
 ) -> Result<(Owner, Sleeper, Plane), String> {
-    context.make_current().map_err(|error| error.to_string())?;
+    let devices = context.ok_or_else(|| "there was no CUDA context when UCX was opened".to_owned());
+    let devices = devices.and_then(|one| one.make_current().map_err(|error| error.to_string()));
     let library = Library::open(library).map_err(|error| told(&error))?;
     let ucx = UcpContext::new(&library, &[]).map_err(|error| told(&error))?;
     let resources = ucx.resources().map_err(|error| told(&error))?;
-    let transports = lane_transports(&resources);
-    if !transports.iter().any(|transport| transport.starts_with("cuda")) {
-        return Err(format!("UCX {} has no CUDA transports", library.version()));
-    }
-    let described = format!("UCX {} with {}", library.version(), transports.join(", "));
+    let transports: Vec<String> =
+        lane_transports(&resources).into_iter().map(str::to_owned).collect();
+    let version: Arc<str> = library.version().to_string().into();
+    let devices = devices.and_then(|()| {
+        let knows = transports.iter().any(|transport| transport.starts_with("cuda"));
+        knows.then_some(()).ok_or_else(|| format!("UCX {version} has no CUDA transports"))
+    });
     let worker = UcpWorker::new(&ucx).map_err(|error| told(&error))?;
     let address = worker.address().map_err(|error| told(&error))?.seal(&SEAL);
     let sleeper = Sleeper::new().map_err(|error| told(&error))?;
     let queue = Arc::new(Queue { commands: Mutex::default(), waker: sleeper.waker() });
-    let seen = Arc::<Seen>::default();
-    let shown = Arc::clone(&seen);
-    let plane = Plane { address: address.clone(), library: described, queue, seen: shown };
+    let fetched = Arc::<Fetched>::default();
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(|error| error.to_string())?;
+    let plane = Plane {
+        key,
+        address: address.clone(),
+        library: version,
+        transports,
+        devices,
+        queue,
+        fetched: Arc::clone(&fetched),
+    };
     let owner = Owner {
         worker,
         address,
-        endpoints: HashMap::new(),
+        peers: HashMap::new(),
         offers: BTreeMap::new(),
         fetches: BTreeMap::new(),
-        seen,
+        fetched,
     };
     Ok((owner, sleeper, plane))
 }
@@ -140,7 +161,8 @@ impl Owner {
     fn on(&mut self, command: Command) {
         match command {
             Command::Offer { transfer, ranges } => {
-                let offer = Offer { ranges, sending: None, failure: None, transfer };
+                let (sending, to, failure) = (None, Vec::new(), None);
+                let offer = Offer { ranges, sending, to, failure, transfer };
                 self.offers.insert(offer.transfer.id(), offer);
             }
             Command::Fetch { transfer, from, offer, ranges } => {
@@ -175,14 +197,18 @@ impl Owner {
         let buffers = ranges.iter().map(|range| {
             // SAFETY: who fetches keeps the range, for this alone, until the transfer is over, which
             // is when no buffer of it is left.
-            let buffer = unsafe { waited_for(*range) }?;
-            Ok(Some(Box::new(Buffer::Device(buffer))))
+            Ok(Some(Box::new(unsafe { waited_for(*range) }?)))
         });
+        let bytes = |on_device| {
+            let ranges = ranges.iter();
+            let those = ranges.filter(|one| matches!(one.place, Place::Device { .. }) == on_device);
+            those.map(|range| range.len as u64).sum()
+        };
         let fetch = Fetch {
             transfer: Arc::clone(transfer),
             from: from.to_vec(),
             buffers: buffers.collect::<Result<_, String>>()?,
-            bytes: ranges.iter().map(|range| range.len as u64).sum(),
+            bytes: [bytes(false), bytes(true)],
             filling: 0,
             failure: None,
         };
@@ -200,12 +226,12 @@ impl Owner {
 
     /// The endpoint to a process, which is opened when it is first needed.
     fn endpoint(&mut self, to: &[u8]) -> Result<&UcpEndpoint<Purpose>, String> {
-        if !self.endpoints.contains_key(to) {
+        if !self.peers.contains_key(to) {
             let address = WorkerAddress::open(to, &SEAL).map_err(|error| told(&error))?;
             let endpoint = self.worker.connect(&address).map_err(|error| told(&error))?;
-            self.endpoints.insert(to.to_vec(), endpoint);
+            self.peers.insert(to.to_vec(), Peer { endpoint, lanes: None });
         }
-        self.endpoints.get(to).ok_or_else(|| "no endpoint".to_owned())
+        self.peers.get(to).map(|peer| &peer.endpoint).ok_or_else(|| "no endpoint".to_owned())
     }
 
     /// Handles what UCX has done; returns whether that was anything.
@@ -270,12 +296,13 @@ impl Owner {
             return;
         };
         offer.sending = Some(0);
+        offer.to = to.to_vec();
         for (index, range) in (0..).zip(&offer.ranges) {
             // SAFETY: who offers keeps the range as it is until the transfer is over, which is when
             // UCX has sent all of them.
             let buffer = unsafe { waited_for(*range) };
             let outcome = buffer.and_then(|buffer| {
-                let payload = Payload::Owned(Box::new(Buffer::Device(buffer)));
+                let payload = Payload::Owned(Box::new(buffer));
                 let header = Header::Data { index, fetch }.encode();
                 let endpoint = self.endpoint(to)?;
                 let sent = endpoint.send(&header, payload, Protocol::Rendezvous, Purpose::Sent(id));
@@ -317,11 +344,11 @@ impl Owner {
 
     /// Ends an offer that UCX does not send any more.
     fn end_offer(&mut self, id: u64) {
-        let Some(offer) = self.offers.get(&id).filter(|offer| offer.sending == Some(0)) else {
+        if self.offers.get(&id).is_none_or(|offer| offer.sending != Some(0)) {
             return;
-        };
-        offer.transfer.end(offer.failure.clone().map_or(Ok(()), Err));
-        self.offers.remove(&id);
+        }
+        let Some(offer) = self.offers.remove(&id) else { return };
+        self.end(&offer.transfer, &offer.to, offer.failure);
     }
 
     /// Ends a fetch that is full or has failed, once UCX does not fill anything of it any more.
@@ -335,30 +362,31 @@ impl Owner {
         }
         let Some(fetch) = self.fetches.remove(&id) else { return };
         if fetch.failure.is_none() {
-            self.saw(&fetch);
+            let [host, device] = fetch.bytes;
+            self.fetched.host.fetch_add(host, Ordering::Relaxed);
+            self.fetched.device.fetch_add(device, Ordering::Relaxed);
         }
         drop(fetch.buffers);
-        fetch.transfer.end(fetch.failure.map_or(Ok(()), Err));
+        self.end(&fetch.transfer, &fetch.from, fetch.failure);
     }
 
-    /// Counts a fetch, and looks at the lanes of the first one from each process.
-    fn saw(&self, fetch: &Fetch) {
-        self.seen.bytes.fetch_add(fetch.bytes, Ordering::Relaxed);
-        let mut lanes = self.seen.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !lanes.contains_key(&fetch.from)
-            && let Some(endpoint) = self.endpoints.get(&fetch.from)
+    /// Ends a transfer with a process, and says what has carried it.
+    fn end(&mut self, transfer: &Transfer, with: &[u8], failure: Option<String>) {
+        if failure.is_none()
+            && let Some(peer) = self.peers.get_mut(with)
         {
-            lanes.insert(fetch.from.clone(), endpoint.lanes().unwrap_or_default());
+            let lanes = || peer.endpoint.lanes().unwrap_or_default().into();
+            let _ = transfer.lanes.set(Arc::clone(peer.lanes.get_or_insert_with(lanes)));
         }
+        transfer.end(failure.map_or(Ok(()), Err));
     }
 
     /// A peer is gone, or cannot be reached.
     fn failed(&mut self, failure: EndpointFailure) {
-        let gone = self.endpoints.iter().find(|(_, one)| one.id() == failure.endpoint);
+        let gone = self.peers.iter().find(|(_, one)| one.endpoint.id() == failure.endpoint);
         let Some(address) = gone.map(|(address, _)| address.clone()) else { return };
         // Its operations end through their callbacks.
-        self.endpoints.remove(&address);
-        self.seen.lanes.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        self.peers.remove(&address);
         let ids = self.fetches.iter().filter(|(_, fetch)| fetch.from == address);
         for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
             if let Some(fetch) = self.fetches.get_mut(&id) {
@@ -370,7 +398,7 @@ impl Owner {
 
     /// UCX cannot go on.
     fn fail_all(&mut self, error: &str) {
-        self.endpoints.clear();
+        self.peers.clear();
         for fetch in self.fetches.values_mut() {
             fetch.failure.get_or_insert_with(|| error.to_owned());
         }

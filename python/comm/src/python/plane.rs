@@ -1,0 +1,194 @@
+//! Memory over UCX, as Python sees it.
+//!
+//! *Invariant:* memory that UCX may use is kept until UCX is done with it, whatever
+//! Python does.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyConnectionError, PyRuntimeError};
+use pyo3::prelude::*;
+
+use super::{Connection, Events, Memory};
+use crate::engine::Engine;
+use crate::plane::{self, Place, Plane, Range};
+
+/// An object with memory: on a device, with address, length in bytes and stream as in
+/// `__cuda_array_interface__`; or in a buffer.
+type Given = (Py<PyAny>, Option<(u64, usize, Option<u64>)>);
+
+/// The address that peers need, UCX's version, what it has opened, and why it does not move device
+/// memory.
+type Opened = (Vec<u8>, String, Vec<String>, Option<String>);
+
+/// What keeps memory where it is.
+#[expect(dead_code, reason = "held until UCX is done with it")]
+enum Keeper {
+    Object(Py<PyAny>),
+    Buffer(PyUntypedBuffer),
+}
+
+/// What keeps the memory that a transfer uses.
+type Kept = (Arc<plane::Transfer>, Vec<Keeper>);
+
+/// Memory on its way to a peer, or from one.
+#[pyclass(frozen, module = "cuda_cluster._comm")]
+pub(super) struct Transfer {
+    transfer: Arc<plane::Transfer>,
+    engine: &'static Engine,
+    /// Left to [`LEFT`] if this is dropped too early.
+    keepers: Mutex<Vec<Keeper>>,
+}
+
+/// Memory whose transfers nobody waits for, and that UCX may still use.
+static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// Whether the calling thread has a CUDA context.
+#[pyfunction]
+pub(super) fn has_context() -> bool {
+    plane::has_context()
+}
+
+/// Opens UCX, once a process. It moves device memory if the calling thread has a CUDA context.
+#[pyfunction]
+#[pyo3(signature = (library=None))]
+pub(super) fn open_plane(py: Python<'_>, library: Option<PathBuf>) -> PyResult<Opened> {
+    let engine = Engine::of_this_process()?;
+    let plane = py.detach(|| engine.plane(library.as_deref())).map_err(PyRuntimeError::new_err)?;
+    let (address, library) = (plane.address().to_vec(), plane.library().to_owned());
+    Ok((address, library, plane.transports().to_vec(), plane.devices().err()))
+}
+
+/// Bytes of host and of device memory that this process has fetched.
+#[pyfunction]
+pub(super) fn fetched() -> PyResult<[u64; 2]> {
+    Ok(Engine::of_this_process()?.opened_plane().map_or([0; 2], Plane::fetched))
+}
+
+/// Memory to fetch into, of the pool.
+#[pyfunction]
+pub(super) fn memory(len: usize) -> PyResult<Memory> {
+    Ok(Memory { block: Engine::of_this_process()?.take(len)? })
+}
+
+/// Offers memory to the peer of a connection, which asks for it by the transfer's number.
+#[pyfunction]
+pub(super) fn offer(
+    py: Python<'_>,
+    connection: &Connection,
+    events: &Events,
+    frames: Vec<Given>,
+) -> PyResult<Transfer> {
+    begin(py, connection, frames, |plane, ranges| {
+        // SAFETY: the keepers hold the memory until the transfer is released. Nobody changes what is
+        // being sent: the promise of who sends it, as over sockets.
+        unsafe { plane.offer(ranges, &events.completions) }
+    })
+}
+
+/// Fills memory, which nobody else uses yet, with what the process at an address offers under a
+/// number.
+#[pyfunction]
+pub(super) fn fetch(
+    py: Python<'_>,
+    connection: &Connection,
+    events: &Events,
+    from: Vec<u8>,
+    offer: u64,
+    frames: Vec<Given>,
+) -> PyResult<Transfer> {
+    if frames
+        .iter()
+        .any(|(object, on_device)| on_device.is_none() && object.bind(py).cast::<Memory>().is_err())
+    {
+        return Err(PyBufferError::new_err("only memory of the pool is filled"));
+    }
+    begin(py, connection, frames, |plane, ranges| {
+        // SAFETY: as in `offer`; the caller has just allocated them.
+        unsafe { plane.fetch(&from, offer, ranges, &events.completions) }
+    })
+}
+
+fn begin(
+    py: Python<'_>,
+    connection: &Connection,
+    frames: Vec<Given>,
+    begin: impl FnOnce(&Plane, Vec<Range>) -> Arc<plane::Transfer>,
+) -> PyResult<Transfer> {
+    let here = connection.here()?;
+    let Some(plane) = connection.engine.opened_plane() else {
+        return Err(PyConnectionError::new_err("UCX is not open"));
+    };
+    let (over, kept): (Vec<Kept>, Vec<Kept>) =
+        std::mem::take(&mut *left()).into_iter().partition(|(transfer, _)| transfer.is_released());
+    left().extend(kept);
+    // Whatever they do when they are freed happens while nothing is locked.
+    drop(over);
+    let frames: Vec<(Range, Keeper)> =
+        frames.into_iter().map(|given| range(py, given)).collect::<PyResult<_>>()?;
+    let (ranges, keepers) = frames.into_iter().unzip();
+    let transfer = begin(plane, ranges);
+    here.attach(&transfer);
+    Ok(Transfer { transfer, engine: connection.engine, keepers: Mutex::new(keepers) })
+}
+
+fn range(py: Python<'_>, (object, on_device): Given) -> PyResult<(Range, Keeper)> {
+    if let Some((address, len, stream)) = on_device {
+        return Ok((
+            Range { place: Place::Device { address, stream }, len },
+            Keeper::Object(object),
+        ));
+    }
+    let buffer = PyUntypedBuffer::get(object.bind(py))?;
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("a frame is not contiguous"));
+    }
+    let place = Place::Host(buffer.buf_ptr().expose_provenance());
+    Ok((Range { place, len: buffer.len_bytes() }, Keeper::Buffer(buffer)))
+}
+
+fn left() -> MutexGuard<'static, Vec<Kept>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[pymethods]
+impl Transfer {
+    /// The number of its event, and of an offer.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.transfer.id()
+    }
+
+    /// UCX's lanes that have carried it, once it has ended.
+    #[getter]
+    fn lanes(&self) -> Vec<String> {
+        self.transfer.lanes().to_vec()
+    }
+
+    /// Whether it has ended; why it has failed is raised.
+    #[getter]
+    fn done(&self) -> PyResult<bool> {
+        match self.transfer.outcome() {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(why)) => Err(PyConnectionError::new_err(why)),
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if self.transfer.is_released() {
+            return;
+        }
+        if self.engine.is_alive_here()
+            && let Some(plane) = self.engine.opened_plane()
+        {
+            plane.give_up(&self.transfer, "nobody waits for it any more");
+        }
+        let keepers = self.keepers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let keepers = std::mem::take(keepers);
+        left().push((Arc::clone(&self.transfer), keepers));
+    }
+}

@@ -1,0 +1,54 @@
+//! What every plan has, so that one that was stored and edited is refused before anything starts.
+//!
+//! Does not judge whether a plan is good, or fits a machine.
+//!
+//! *Invariant:* a plan that [`plan`](super::plan()) makes is sound (`tests/plan_laws.rs`).
+
+use std::collections::BTreeSet;
+
+use super::engine::EnginePlan;
+use super::error::{LONGEST, Unsound};
+use super::form::Plan;
+use crate::ids::SCHEDULER;
+
+impl Plan {
+    /// Checks what every plan has.
+    ///
+    /// # Errors
+    /// If it has no worker, names that are no names or occur twice, ranks out of order, or lacks
+    /// the scheduler of its engine.
+    pub fn check(&self) -> Result<(), Unsound> {
+        if self.workers.is_empty() {
+            return Err(Unsound::NoWorker);
+        }
+        let mut names = BTreeSet::from([SCHEDULER]);
+        for (at, worker) in self.workers.iter().enumerate() {
+            let name = worker.name.as_str();
+            if !is_name(name) {
+                return Err(Unsound::Name { at, name: name.chars().take(80).collect() });
+            }
+            if !names.insert(name) {
+                return Err(Unsound::Taken { at, name: name.to_owned() });
+            }
+            if usize::try_from(worker.rank) != Ok(at) {
+                return Err(Unsound::Rank { at, rank: worker.rank });
+            }
+        }
+        let has_one = match &self.engine {
+            EnginePlan::Native(_) => true,
+            EnginePlan::Dask(dask) => dask.join.is_none(),
+            EnginePlan::Command(_) => false,
+        };
+        if has_one && self.scheduler.is_none() {
+            return Err(Unsound::NoScheduler { engine: self.engine.kind() });
+        }
+        Ok(())
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    name.len() <= LONGEST
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.chars().all(is_allowed)
+}

@@ -1,0 +1,212 @@
+//! What a browser shows of running clusters, and what one can do there.
+
+use std::time::Duration;
+
+use cuda_cluster::cluster::Client;
+
+use super::browser::Browser;
+use super::dashboard::{EIGHT, Served, down};
+use super::sandbox::{Sandbox, eventually};
+
+#[test]
+fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&EIGHT[..], &["--name", "alive", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    assert_eq!(browser.script("return location.search"), "", "the token is not in the address");
+    browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 56");
+    browser.wait_for("document.querySelector('#charts canvas')");
+    // The present values, without a pointer over a chart.
+    let told = "document.querySelectorAll('#charts .chart .u-series .u-value')";
+    browser.wait_for(&format!("{told}.length > 17 && [...{told}].slice(0, 18).every((value) => /now|\\d/.test(value.textContent))"));
+
+    browser.click("#machine [data-worker='gpu3']");
+    browser.wait_for("document.querySelector('#details-title').textContent === 'gpu3'");
+    browser.wait_for("document.querySelector('#details .why li')");
+    browser.wait_for("document.querySelector('#details .log').textContent.length > 20");
+    browser.wait_for("document.querySelectorAll('#machine .lane.good').length === 7");
+
+    let pid = sandbox.state("alive")["workers"][3]["pid"].as_u64().expect("a pid");
+    sandbox.kill(pid);
+    browser.wait_for("document.querySelector('#machine .worker.bad[data-worker=gpu3]')");
+    browser.wait_for("document.querySelector('#worker-table tr.bad[data-row=gpu3]')");
+    browser.picture("killed-1440-light");
+    browser.wait_for("document.querySelector('#machine .worker.good[data-worker=gpu3]')");
+    browser.wait_for("document.querySelector('#events').textContent.includes('SIGKILL')");
+    browser.wait_for("document.querySelector('#details').textContent.includes('SIGKILL')");
+
+    // A change needs a yes; then it is done.
+    browser.click("#scale");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.script("document.querySelector('#dialog input').value = 6");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 6");
+    browser.wait_for("document.querySelectorAll('#worker-table tr.off').length === 2");
+    browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 30");
+    assert_eq!(sandbox.state("alive")["workers"][7]["state"], "stopped");
+    browser.click("#scale");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.script("document.querySelector('#dialog input').value = 8");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 56");
+
+    // The functions of native tasks.
+    let bench = sandbox.run(&["bench", "tasks", "alive", "--count", "100"]);
+    assert_eq!(bench.code, 0, "{bench}");
+    browser.wait_for("document.querySelectorAll('#functions tbody tr').length > 0");
+    // Those that wait and run, while they do.
+    let client = Client::connect(&sandbox.base().join("alive")).expect("the scheduler answers");
+    let tasks = client.map("sleep", [2_000_000u64; 40]).expect("submitted");
+    browser.wait_for(
+        "[...document.querySelectorAll('#functions tbody tr')].some(row => \
+         row.cells[0].textContent === 'sleep' && Number(row.cells[1].textContent) > 30)",
+    );
+    drop((tasks, client));
+    browser.click("#stop");
+    browser.wait_for("document.querySelector('#dialog').open");
+    browser.click("#dialog-ok");
+    browser.wait_for("document.body.classList.contains('ended')");
+    browser.wait_for("!document.querySelector('#banner').hidden");
+    assert_eq!(browser.script("return document.querySelectorAll('#machine .worker').length"), 8);
+    browser.picture("ended-1440-light");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    eventually("its end", Duration::from_secs(30), || sandbox.try_state("alive").is_none());
+}
+
+#[test]
+fn the_keyboard_alone_reaches_every_worker_its_details_and_actions_and_shows_where_it_is() {
+    const TAB: &str = "\u{e004}";
+    const ENTER: &str = "\u{e007}";
+    const ESCAPE: &str = "\u{e00c}";
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&EIGHT[..], &["--name", "keys", "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    browser.wait_for("document.querySelector('#matrix svg')");
+
+    // What has the focus, and whether that is seen: an outline, or a thicker edge in the picture.
+    let here = "const at = document.activeElement; \
+        const name = at.dataset.worker ?? at.dataset.device ?? (at.tagName === 'svg' ? 'matrix' : at.id || at.textContent); \
+        const edge = at.closest('#machine') && at.querySelector('rect'); \
+        const seen = edge ? getComputedStyle(edge).strokeWidth === '3px' \
+            : getComputedStyle(at).outlineStyle !== 'none'; \
+        return [name, seen]";
+    let mut met = Vec::new();
+    for _ in 0..80 {
+        browser.press(TAB);
+        let at = browser.script(here);
+        let name = at[0].as_str().expect("a name").to_owned();
+        if at[0] == "" || browser.script("return document.activeElement === document.body") == true
+        {
+            break;
+        }
+        assert_eq!(at[1], true, "the focus on {name} is seen");
+        met.push(name);
+    }
+    for worker in (0..8).map(|number| format!("gpu{number}")) {
+        let times = met.iter().filter(|name| **name == worker).count();
+        assert_eq!(times, 2, "{worker} in the picture and in the table: {met:?}");
+    }
+    for part in
+        ["verify", "scale", "report", "stop", "GPU0", "NIC0", "scheduler", "matrix", "events"]
+    {
+        assert!(met.iter().any(|name| name == part), "{part}: {met:?}");
+    }
+
+    // Enter shows the details, which the next keys reach; Escape leads back.
+    for selector in ["#machine [data-worker=gpu5]", "#worker-table [data-row=gpu5] button"] {
+        browser.script(&format!("document.querySelector('{selector}').focus()"));
+        browser.press(ENTER);
+        browser.wait_for("document.activeElement.id === 'details-title'");
+        browser.wait_for("document.activeElement.textContent === 'gpu5'");
+        browser.press(TAB);
+        browser.wait_for("document.activeElement.textContent === 'Restart'");
+        browser.press(ENTER);
+        browser.wait_for("document.querySelector('#dialog').open");
+        browser.press(ESCAPE);
+        browser.wait_for("!document.querySelector('#dialog').open");
+        browser.press(ESCAPE);
+        browser.wait_for("document.querySelector('#details').hidden");
+        browser.wait_for(&format!("document.activeElement.matches('{selector}')"));
+    }
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    down(&sandbox, "keys");
+}
+
+#[test]
+fn the_page_fits_its_window_light_and_dark_with_two_workers_and_with_seventy_two() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let two = ["up", "--topology", "rtx-4090-2", "--simulate", "--name", "w2", "--detach"];
+    assert_eq!(sandbox.run(&two).code, 0);
+    let many = ["run", "--topology", "dgx-h100", "--simulate", "--workers-per-gpu", "9"];
+    let many = sandbox.spawn(&[&many[..], &["--name", "w72", "--", "sleep", "1000"]].concat());
+    eventually("72 workers", Duration::from_secs(120), || {
+        sandbox.try_state("w72").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    for (name, workers) in [("w2", 2), ("w72", 72)] {
+        for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
+            browser.look_like(width, scheme);
+            browser.open("about:blank");
+            // One address alone: the page behind the link goes on by itself, and would overtake
+            // another.
+            browser.open(&format!("{}&cluster={name}", served.link));
+            let good = "document.querySelectorAll('#machine .worker.good').length";
+            browser.wait_for(&format!("{good} === {workers}"));
+            browser.wait_for("document.querySelector('#charts canvas')");
+            browser.picture(&format!("{name}-{width}-{scheme}"));
+            let wider = browser.script(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
+            );
+            assert_eq!(wider, 0, "{name} at {width}");
+            // Words beside the colours.
+            let words = "[...document.querySelectorAll('#worker-table tbody td:nth-child(2)')]\
+                         .every((cell) => /READY/.test(cell.textContent))";
+            browser.wait_for(words);
+            assert_eq!(browser.errors(), [""; 0], "{name} {width} {scheme}");
+        }
+    }
+    served.end();
+    down(&sandbox, "w2");
+    down(&sandbox, "w72");
+    many.wait();
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn what_a_program_writes_is_text_on_the_page() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let evil = "echo '<img src=x onerror=\"document.title=1\"><b>bold</b>'; echo API_TOKEN=hush; sleep 1000";
+    let run =
+        ["run", "--gpus", "none", "--cpu-workers", "1", "--name", "evil", "--", "sh", "-c", evil];
+    let run = sandbox.spawn(&run);
+    eventually("a worker", Duration::from_secs(60), || {
+        sandbox.try_state("evil").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    browser.open(&served.link);
+    browser.wait_for("document.querySelector('#worker-table tbody button')");
+    browser.click("#worker-table tbody button");
+    browser.wait_for("document.querySelector('#details .log').textContent.includes('<b>bold</b>')");
+    assert_eq!(browser.script("return document.querySelectorAll('img[src=x], b').length - document.querySelectorAll('#events b').length"), 0);
+    let shown = browser.script("return document.body.textContent");
+    assert!(!shown.to_string().contains("hush"), "{shown}");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    down(&sandbox, "evil");
+    run.wait();
+}
