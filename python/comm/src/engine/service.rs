@@ -53,16 +53,7 @@ struct Service {
 
 /// Serves until the process ends.
 pub(super) fn run(engine: &'static Engine) {
-    let mut service = Service {
-        engine,
-        entries: HashMap::new(),
-        listeners: HashMap::new(),
-        again: VecDeque::new(),
-        greeting: VecDeque::new(),
-        strangers: VecDeque::new(),
-        paused: VecDeque::new(),
-        scratch: Scratch::new(),
-    };
+    let mut service = Service::new(engine);
     let wake = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
     if engine.epoll.add(engine.wake.as_fd(), wake).is_err() {
         return;
@@ -98,6 +89,19 @@ fn timeout(next: Option<Instant>) -> EpollTimeout {
 }
 
 impl Service {
+    fn new(engine: &'static Engine) -> Self {
+        Self {
+            engine,
+            entries: HashMap::new(),
+            listeners: HashMap::new(),
+            again: VecDeque::new(),
+            greeting: VecDeque::new(),
+            strangers: VecDeque::new(),
+            paused: VecDeque::new(),
+            scratch: Scratch::new(),
+        }
+    }
+
     /// Does what is due. The time at which something is due next.
     fn on_time(&mut self, now: Instant) -> Option<Instant> {
         for greeting in [&mut self.greeting, &mut self.strangers] {
@@ -149,9 +153,7 @@ impl Service {
                 self.serve(id);
             }
             Command::Remove(id) => {
-                if let Some(entry) = self.entries.remove(&id) {
-                    let _ = self.engine.epoll.delete(entry.connection.as_fd());
-                }
+                self.remove(id);
             }
             Command::RemoveListener(id) => {
                 if let Some(listener) = self.listeners.remove(&id) {
@@ -236,8 +238,14 @@ impl Service {
         }
     }
 
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        let _ = self.engine.epoll.delete(entry.connection.as_fd());
+        Some(entry)
+    }
+
     /// Gives up one that has been greeting for long: a stranger on a network rather than a process of
-    /// this user.
+    /// this user. Its descriptor is free at once: hundreds may be accepted before the next command.
     fn give_up_oldest(&mut self) {
         let is = |id: &u64, local: bool| {
             let entry = self.entries.get(id);
@@ -246,7 +254,7 @@ impl Service {
         let stranger = self.strangers.iter().position(|(_, id)| is(id, false));
         let oldest = stranger.or_else(|| self.strangers.iter().position(|(_, id)| is(id, true)));
         if let Some((_, id)) = oldest.and_then(|at| self.strangers.remove(at))
-            && let Some(entry) = self.entries.get(&id)
+            && let Some(entry) = self.remove(id)
         {
             entry.connection.fail(Ending::Refused("too many peers are greeting".to_owned()));
         }
@@ -277,5 +285,43 @@ fn admit(connection: &Connection, settings: &Settings) -> Result<Option<Pid>, En
         Peer::Unknown(user) => {
             Err(Ending::Refused(format!("the peer is a process of user {user}")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Arc;
+
+    use super::{ACCEPTED, Service, most_greeting};
+    use crate::completions::Completions;
+    use crate::engine::{Engine, Settings};
+    use crate::listener::Listener;
+
+    /// The engine of a test, whose thread is the test itself.
+    fn service() -> Service {
+        Service::new(Box::leak(Box::new(Engine::new().unwrap())))
+    }
+
+    #[test]
+    fn strangers_hold_few_descriptors_even_before_the_next_command() {
+        let mut service = service();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let completions = Arc::new(Completions::new().unwrap());
+        let settings = Settings::new("here");
+        let id = service.engine.id();
+        let listener = Listener::new(id, socket.into(), settings, completions, service.engine);
+        let listener = Arc::new(listener);
+
+        let mut strangers = Vec::new();
+        while strangers.len() < most_greeting() + 2 * ACCEPTED {
+            strangers.extend((0..ACCEPTED).map(|_| UnixStream::connect(&path).unwrap()));
+            service.accept(&listener);
+            assert!(service.entries.len() <= most_greeting(), "{}", service.entries.len());
+        }
+        assert_eq!(service.entries.len(), most_greeting());
     }
 }
