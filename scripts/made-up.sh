@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command on a made-up machine: this one's CPUs and memory, and so many GPUs. With
-# CUDA_CLUSTER_BIN and PYTHONPATH set for the Python package of this tree.
+# Runs a command on a made-up machine: the CPUs of this one's first NUMA node, all of its memory, and
+# so many GPUs. With CUDA_CLUSTER_BIN and PYTHONPATH set for the Python package of this tree.
 #
 #   scripts/made-up.sh GPUS COMMAND ...
 #
@@ -20,9 +20,12 @@ scratch=$(mktemp -d /tmp/ccm.XXXXXX)
 # Again, because a cluster may be removing its own files there.
 trap 'rm -rf "$scratch" 2>/dev/null || { sleep 1; rm -rf "$scratch"; }' EXIT
 "$CUDA_CLUSTER_BIN" topo -o json | "$PYTHON" -c '
-import json, sys
+import json, os, sys
 here = json.load(sys.stdin)
 numa = here["numa"][0]
+# What Dask takes for the machine. A virtual machine that has grown may tell less of its nodes.
+numa["memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+here["numa"] = [numa]
 gpu = {"name": "NVIDIA A100-SXM4-40GB", "numa": numa["id"], "cpus": numa["cpus"],
        "memory_bytes": 40 << 30, "compute_capability": "8.0", "mig": []}
 here |= {"name": "made up", "notes": []}

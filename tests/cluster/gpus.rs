@@ -640,8 +640,57 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
             machine.sandbox.try_state("dev").is_some_and(|state| state["state"] == "ready")
         });
     }
+    for worker in machine.sandbox.state("dev")["workers"].as_array().expect("workers") {
+        let killed = ["gpu5", "gpu0"].contains(&worker["name"].as_str().expect("a name"));
+        assert_eq!(worker["restarts"], u32::from(killed), "it takes no other with it: {worker:#}");
+    }
     machine.run(&["down", "dev"], &[]);
     machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn ucx_hears_of_allocations_on_the_stand_in_and_has_its_registration_cache() {
+    let Some(machine) = Machine::new("registration cache", "") else { return };
+    let log = machine.folder.path().join("ucx.log").display().to_string();
+    let told = [("UCX_LOG_FILE", &*log), ("UCX_LOG_LEVEL", "debug")];
+    let up = machine.up(&["--n-workers", "1", "--enable-nvlink"], &told);
+    assert_eq!(up.code, 0, "{up}");
+    machine.down(1);
+    let log = std::fs::read_to_string(log).expect("UCX's log");
+    assert!(log.contains("rcache"), "UCX opens the cache: {log}");
+    assert!(!log.contains("failed to install UCM event handler"), "{log}");
+}
+
+#[test]
+fn workers_that_lose_the_scheduler_in_the_middle_of_their_work_free_their_devices() {
+    let Some(machine) = Machine::new("no scheduler", "") else { return };
+    let up = machine.up(&["--n-workers", "4", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let mut command = machine.fake.command();
+    command.args(["bench", "transpose", "dev", "--chunks", "8", "--chunk-size", "128"]);
+    command.args(["--runs", "1000"]);
+    let running = machine.sandbox.spawn_program(command);
+    eventually("some of it is done", Duration::from_secs(60), || {
+        let tasks = machine.client().overview().expect("told");
+        tasks.workers.iter().all(|worker| worker.finished > 50)
+    });
+    let pid = machine.sandbox.state("dev")["scheduler"]["pid"].as_i64().expect("a pid");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).expect("a scheduler of ours");
+    let said = running.wait();
+    assert_ne!(said.code, 0, "its results are lost: {said}");
+    eventually("all have started again", Duration::from_secs(60), || {
+        machine.sandbox.try_state("dev").is_some_and(|state| {
+            state["state"] == "ready" && state["scheduler"]["pid"] != pid.as_raw()
+        })
+    });
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+    let reports = machine.fake.reports();
+    assert_eq!(reports.len(), 8, "{reports:#?}");
+    for report in &reports {
+        assert_eq!(report["left"]["allocations"]["count"], 0, "{report:#}");
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! UCX patches the first bytes of these functions in memory, to hear of every allocation. Its
 //! relocator knows few instructions, so they begin with as many as it overwrites (13 bytes) of one
-//! that it knows, and jump to the function proper. The moved constant goes nowhere.
+//! that it knows, and jump to the function proper. The moved constant goes nowhere. If it cannot patch
+//! one of them, UCX works without its registration cache and tells nobody.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -42,6 +43,8 @@ patchable! {
     cuMemAllocPitch_v2 = refuse_pitch;
     cuMemAllocAsync = refuse_pools;
     cuMemAllocFromPoolAsync = refuse_pools;
+    cuModuleGetGlobal_v2 = refuse_globals;
+    cuLibraryGetGlobal = refuse_globals;
     cuMemFree = free;
     cuMemFree_v2 = free;
     cuMemFreeAsync = refuse_pools;
@@ -87,6 +90,10 @@ extern "C" fn refuse_pitch() -> c_int {
 
 extern "C" fn refuse_pools() -> c_int {
     call("memory pools", |_| Err(NOT_SUPPORTED))
+}
+
+extern "C" fn refuse_globals() -> c_int {
+    call("global variables", |_| Err(NOT_SUPPORTED))
 }
 
 extern "C" fn refuse_virtual_memory() -> c_int {

@@ -32,8 +32,6 @@ refused! {
     cuMemRangeGetAttribute
     cuMemRelease
     cuMemSetAccess
-    cuModuleGetGlobal_v2
-    cuLibraryGetGlobal
 }
 
 /// "Not memory of the virtual memory management."

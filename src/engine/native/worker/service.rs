@@ -160,52 +160,56 @@ async fn run(
     let registration = Registration { member: me, address };
     let mut scheduler = Scheduler::connect(&launch, &registration).await?;
     let mut ucx = Some(library);
-    let ended = loop {
-        tokio::select! {
-            biased;
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
-            Some(error) = faults.recv() => break Err(error),
-            // Answer only after the UCX thread has had its turn too.
-            () = status.asked() => plane.pulse(),
-            report = reports.recv() => match report {
-                // It opens only once.
-                Some(Report::Open { .. }) => {}
-                Some(Report::Ready(peers)) => {
-                    tracing::info!(peers = peers.len(), "ready");
-                    scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
-                    scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
-                    let condition = condition(peers.clone());
-                    status.ready(None, peers, ucx.take(), condition);
-                }
-                Some(Report::Pulse { lanes }) => status.answer(condition(lanes)),
-                Some(Report::PeerFailed { member, cause }) => {
-                    let times = broken.entry(member.name.clone()).or_default();
-                    *times += 1;
-                    // Logged at each power of two, because it is tried twice a second.
-                    if times.is_power_of_two() {
-                        tracing::warn!(peer = member.name, cause, times, "a connection broke");
+    // Whatever the end, what follows must come: memory of the device is freed.
+    let ended = async {
+        loop {
+            tokio::select! {
+                biased;
+                _ = terminate.recv() => break Ok(()),
+                _ = interrupt.recv() => break Ok(()),
+                Some(error) = faults.recv() => break Err(error),
+                // Answer only after the UCX thread has had its turn too.
+                () = status.asked() => plane.pulse(),
+                report = reports.recv() => match report {
+                    // It opens only once.
+                    Some(Report::Open { .. }) => {}
+                    Some(Report::Ready(peers)) => {
+                        tracing::info!(peers = peers.len(), "ready");
+                        scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
+                        scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
+                        let condition = condition(peers.clone());
+                        status.ready(None, peers, ucx.take(), condition);
                     }
-                    scheduler.send(&FromWorker::PeerFailed { member, cause }).await?;
+                    Some(Report::Pulse { lanes }) => status.answer(condition(lanes)),
+                    Some(Report::PeerFailed { member, cause }) => {
+                        let times = broken.entry(member.name.clone()).or_default();
+                        *times += 1;
+                        // Logged at each power of two, because it is tried twice a second.
+                        if times.is_power_of_two() {
+                            tracing::warn!(peer = member.name, cause, times, "a connection broke");
+                        }
+                        scheduler.send(&FromWorker::PeerFailed { member, cause }).await?;
+                    }
+                    Some(Report::Measured { id, result }) => {
+                        scheduler.send(&FromWorker::Measured { id, result }).await?;
+                    }
+                    None => break Err(Error::PlaneGone),
+                },
+                Some(first) = events.recv() => {
+                    let reports = gather(first, &mut events, &mut runner);
+                    if !reports.is_empty() {
+                        scheduler.send(&FromWorker::Work(reports)).await?;
+                    }
                 }
-                Some(Report::Measured { id, result }) => {
-                    scheduler.send(&FromWorker::Measured { id, result }).await?;
-                }
-                None => break Err(Error::PlaneGone),
-            },
-            Some(first) = events.recv() => {
-                let reports = gather(first, &mut events, &mut runner);
-                if !reports.is_empty() {
-                    scheduler.send(&FromWorker::Work(reports)).await?;
-                }
+                message = scheduler.incoming.recv() => match message {
+                    Some(ToWorker::Work(orders)) => runner.execute(orders),
+                    Some(message) => plane.notify(message),
+                    None => break Err(Error::SchedulerGone),
+                },
             }
-            message = scheduler.incoming.recv() => match message {
-                Some(ToWorker::Work(orders)) => runner.execute(orders),
-                Some(message) => plane.notify(message),
-                None => break Err(Error::SchedulerGone),
-            },
         }
     };
+    let ended = ended.await;
     // When everything is told to end, the scheduler's end may be seen before the signal.
     let terminated = tokio::time::timeout(SIGNAL_DELAY, terminate.recv());
     let ended = match ended {
