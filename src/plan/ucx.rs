@@ -52,8 +52,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
 ///
 /// Without it UCX may crash when a peer is lost in the middle of a large message, because it
 /// revokes the peer's access to memory through the missing cache (openucx/ucx#11467 names both
-/// variables;
-/// #11485 has the fix).
+/// variables; #11485 has the fix).
 pub fn without_cache(env: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
     // The words that UCX reads as no, in upper or lower case.
     let no = |value: &str| ["n", "no", "0", "off"].contains(&value.to_ascii_lowercase().as_str());
