@@ -89,13 +89,19 @@ fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the event loop", source })?;
-    runtime.block_on(run(launch, registry, status))
+    let mut device = None;
+    let result = runtime.block_on(run(launch, registry, status, &mut device));
+    // Fetches and others that were under way have memory of the device until here.
+    drop(runtime);
+    device.as_ref().inspect(|device| device.close_pool());
+    result
 }
 
 async fn run(
     launch: LaunchEnvironment,
     registry: Registry,
     status: &mut StatusPipe,
+    opened_device: &mut Option<Device>,
 ) -> Result<(), Error> {
     let system = |action| move |source| Error::System { action, source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
@@ -104,6 +110,7 @@ async fn run(
     let me = Member { name: launch.name.clone(), incarnation: u64::from_le_bytes(random()?) };
     let worker = launch.plan.workers.iter().find(|worker| worker.name == me.name);
     let device = open_device(worker, &launch.plan)?;
+    opened_device.clone_from(&device);
     status.step("opening UCX");
     let opening = Opening {
         library: std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from),
@@ -144,7 +151,6 @@ async fn run(
             let _ = faulted.send(Error::Fault { fault: fault.clone(), task: running_here() });
         });
     }
-    let opened_device = device.clone();
     let mut known_lanes = Vec::new();
     let mut condition = |lanes: Vec<PeerLanes>| Condition {
         device_pool: opened_device.as_ref().and_then(Device::pool).map(reported),
@@ -160,7 +166,7 @@ async fn run(
     let registration = Registration { member: me, address };
     let mut scheduler = Scheduler::connect(&launch, &registration).await?;
     let mut ucx = Some(library);
-    // Whatever the end, what follows must come: memory of the device is freed.
+    // Whatever the end, what follows must come: running tasks get time to free what they have.
     let ended = async {
         loop {
             tokio::select! {
@@ -223,9 +229,6 @@ async fn run(
     }
     runner.stop(TASKS_END_WITHIN);
     let stopped = plane.stop();
-    if let Some(device) = &opened_device {
-        device.close_pool();
-    }
     match (stopped, ended) {
         // The thread's own error says more.
         (Err(error), Err(Error::PlaneGone)) => Err(error),
