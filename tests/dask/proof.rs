@@ -33,8 +33,12 @@ fn every_pair_moves_data_over_shared_memory_before_ready_is_said() {
     }
 }
 
+/// What a preloaded file does when the worker closes.
+const CRASH: &str =
+    "import os, signal\n\ndef dask_teardown(worker):\n    os.kill(os.getpid(), signal.SIGSEGV)\n";
+
 #[test]
-fn a_pair_that_fell_back_to_tcp_is_an_error_that_says_so() {
+fn a_pair_that_fell_back_to_tcp_is_an_error_that_says_so_even_if_workers_crash_then() {
     if !packages() {
         return;
     }
@@ -42,11 +46,15 @@ fn a_pair_that_fell_back_to_tcp_is_an_error_that_says_so() {
     let folder = tempfile::tempdir().expect("a directory");
     let spec = folder.path().join("spec.yaml").display().to_string();
     std::fs::write(&spec, format!("version: 1\nucx: {{env: {PLAIN}}}\n")).expect("written");
-    let flags = ["--n-workers", "2", "--protocol", "ucxx", "--verify", "-f", &spec];
-    let said = try_up(&sandbox, "fell", &flags);
-    assert_eq!(said.code, 1, "{said}");
-    assert!(said.stderr.contains("comes over tcp/"), "{said}");
-    assert!(said.stderr.contains("expected was shared memory"), "{said}");
+    let crash = folder.path().join("crash.py").display().to_string();
+    std::fs::write(&crash, CRASH).expect("written");
+    for preload in [&[][..], &["--preload", &crash]] {
+        let flags = ["--n-workers", "2", "--protocol", "ucxx", "--verify", "-f", &spec];
+        let said = try_up(&sandbox, "fell", &[&flags[..], preload].concat());
+        assert_eq!(said.code, 1, "{said}");
+        assert!(said.stderr.contains("comes over tcp/"), "{said}");
+        assert!(said.stderr.contains("expected was shared memory"), "{said}");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ from distributed.security import Security
 from distributed.utils import import_term
 
 from cuda_cluster_dask import control, dashboard, gpu, lanes, measure, ports, process, verify
+from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import Nanny
 
 # Why `distributed` closes a worker that is not wanted any more.
@@ -74,7 +75,12 @@ async def serve(settings, status):
         proven = {}
         if proof is not None:
             names = {full_name(settings, one["name"]): one["process"] for one in proof["peers"]}
-            proven = await verify.peers(worker, proof, names, status)
+            try:
+                proven = await verify.peers(worker, proof, names, status)
+            except StartFailure as failure:
+                # Before the worker closes: UCX may crash then, and the reason would be lost.
+                status.failed(str(failure))
+                raise
         for port in lanes.ports_not_opened(settings["protocol"]):
             status.note(f"{port} is planned, but UCX has not opened it")
         obstacle = await measure.listen(worker)
