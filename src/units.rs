@@ -155,31 +155,7 @@ impl Serialize for Size {
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Size;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(SIZE)
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<Size, E> {
-                Ok(Size::Bytes(bytes))
-            }
-
-            fn visit_u128<E: serde::de::Error>(self, bytes: u128) -> Result<Size, E> {
-                bytes.to_string().parse().map_err(E::custom)
-            }
-
-            fn visit_f64<E: serde::de::Error>(self, share: f64) -> Result<Size, E> {
-                Size::Fraction(share).to_string().parse().map_err(E::custom)
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Size, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(SizeVisitor { expected: SIZE, whole: Size::Bytes })
     }
 }
 
@@ -225,31 +201,7 @@ impl Serialize for Bytes {
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(BYTES)
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<Bytes, E> {
-                Ok(Bytes(bytes))
-            }
-
-            fn visit_u128<E: serde::de::Error>(self, bytes: u128) -> Result<Bytes, E> {
-                bytes.to_string().parse().map_err(E::custom)
-            }
-
-            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Bytes, E> {
-                Size::Fraction(number).to_string().parse().map_err(E::custom)
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Bytes, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(SizeVisitor { expected: BYTES, whole: Bytes })
     }
 }
 
@@ -260,6 +212,36 @@ impl schemars::JsonSchema for Bytes {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({ "type": ["number", "string"], "description": BYTES })
+    }
+}
+
+/// Reads a size that is a number or a text.
+struct SizeVisitor<T> {
+    expected: &'static str,
+    whole: fn(u64) -> T,
+}
+
+impl<T: FromStr<Err = UnitError>> serde::de::Visitor<'_> for SizeVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<T, E> {
+        Ok((self.whole)(bytes))
+    }
+
+    fn visit_u128<E: serde::de::Error>(self, bytes: u128) -> Result<T, E> {
+        bytes.to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<T, E> {
+        Size::Fraction(number).to_string().parse().map_err(E::custom)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
     }
 }
 

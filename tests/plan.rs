@@ -26,6 +26,13 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("the answer is JSON")
 }
 
+/// The path of a file with this text.
+fn written(directory: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = directory.path().join(name);
+    std::fs::write(&path, text).expect("written");
+    path.into_os_string().into_string().expect("UTF-8")
+}
+
 #[test]
 fn a_program_sees_the_plan_before_it_launches_it() {
     let text = topology::builtin("dgx-1-v100").expect("a machine that is built in");
@@ -132,11 +139,7 @@ fn a_spec_names_its_machine() {
 #[test]
 fn several_specs_are_merged_and_variables_put_in() {
     let directory = tempfile::tempdir().expect("a directory");
-    let written = |name: &str, text: &str| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.into_os_string().into_string().expect("UTF-8")
-    };
+    let written = |name: &str, text: &str| written(&directory, name, text);
     let machine = cuda_cluster::topology::builtin("rtx-4090-2").expect("built in");
     written("machine.yaml", &machine.replace("name: rtx-4090-2", "name: beside"));
     let text = "version: 1\n$schema: any\nx-own: &own {A: 1.10}\ntopology: machine.yaml\n\
@@ -276,11 +279,7 @@ fn the_schema_and_the_check_of_specs() {
 #[test]
 fn a_spec_is_checked_for_any_machine_with_its_notes_and_merged_with_others() {
     let directory = tempfile::tempdir().expect("a directory");
-    let written = |name: &str, text: &str| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.display().to_string()
-    };
+    let written = |name: &str, text: &str| written(&directory, name, text);
     let base = written("base.yaml", "version: 1\nucx: {infiniband: true, net_devices: auto}\n");
     let small = written("small.yaml", "version: 1\nworkers: 1\n");
     let check = |flags: &[&str]| {
@@ -303,11 +302,7 @@ fn a_spec_is_checked_for_any_machine_with_its_notes_and_merged_with_others() {
 #[test]
 fn specs_that_contradict_each_other_only_together_are_wrong() {
     let directory = tempfile::tempdir().expect("a directory");
-    let written = |name: &str, text: &str| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.display().to_string()
-    };
+    let written = |name: &str, text: &str| written(&directory, name, text);
     let nvlink = written("nvlink.yaml", "version: 1\nengine: dask\nucx: {nvlink: true}\n");
     let managed = written("managed.yaml", "version: 1\nrmm: {managed: true}\n");
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));

@@ -631,9 +631,7 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
             let tasks = machine.client().overview().expect("told");
             tasks.workers.iter().any(|worker| worker.finished > 5)
         });
-        let pid = machine.worker(victim)["pid"].as_i64().expect("a pid");
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a pid"));
-        nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).expect("a worker of ours");
+        machine.sandbox.kill(machine.worker(victim)["pid"].as_u64().expect("a pid"));
         let said = running.wait();
         assert_eq!(said.code, 0, "{said}");
         eventually("all are back", Duration::from_secs(60), || {
@@ -674,15 +672,15 @@ fn workers_that_lose_the_scheduler_in_the_middle_of_their_work_free_their_device
         let tasks = machine.client().overview().expect("told");
         tasks.workers.iter().all(|worker| worker.finished > 50)
     });
-    let pid = machine.sandbox.state("dev")["scheduler"]["pid"].as_i64().expect("a pid");
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a pid"));
-    nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).expect("a scheduler of ours");
+    let pid = machine.sandbox.state("dev")["scheduler"]["pid"].as_u64().expect("a pid");
+    machine.sandbox.kill(pid);
     let said = running.wait();
     assert_ne!(said.code, 0, "its results are lost: {said}");
     eventually("all have started again", Duration::from_secs(60), || {
-        machine.sandbox.try_state("dev").is_some_and(|state| {
-            state["state"] == "ready" && state["scheduler"]["pid"] != pid.as_raw()
-        })
+        machine
+            .sandbox
+            .try_state("dev")
+            .is_some_and(|state| state["state"] == "ready" && state["scheduler"]["pid"] != pid)
     });
     machine.run(&["down", "dev"], &[]);
     machine.sandbox.assert_only_the_causes_are_left("dev");

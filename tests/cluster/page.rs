@@ -8,16 +8,22 @@ use super::browser::Browser;
 use super::dashboard::{EIGHT, Served, down};
 use super::sandbox::{Sandbox, eventually};
 
+/// Brings up eight workers and shows them.
+fn eight_shown(browser: &Browser, sandbox: &Sandbox, name: &str) -> Served {
+    let up = sandbox.run(&[&EIGHT[..], &["--name", name, "--detach"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    served
+}
+
 #[test]
 fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it() {
     let Some(browser) = Browser::start() else { return };
     let sandbox = Sandbox::new();
-    let up = sandbox.run(&[&EIGHT[..], &["--name", "alive", "--detach"]].concat());
-    assert_eq!(up.code, 0, "{up}");
-    let served = Served::start(&sandbox);
-    browser.look_like(1440, "light");
-    browser.open(&served.link);
-    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    let served = eight_shown(&browser, &sandbox, "alive");
     assert_eq!(browser.script("return location.search"), "", "the token is not in the address");
     browser.wait_for("document.querySelectorAll('#matrix .cell.lane').length === 56");
     browser.wait_for("document.querySelector('#charts canvas')");
@@ -87,12 +93,7 @@ fn the_keyboard_alone_reaches_every_worker_its_details_and_actions_and_shows_whe
     const ESCAPE: &str = "\u{e00c}";
     let Some(browser) = Browser::start() else { return };
     let sandbox = Sandbox::new();
-    let up = sandbox.run(&[&EIGHT[..], &["--name", "keys", "--detach"]].concat());
-    assert_eq!(up.code, 0, "{up}");
-    let served = Served::start(&sandbox);
-    browser.look_like(1440, "light");
-    browser.open(&served.link);
-    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    let served = eight_shown(&browser, &sandbox, "keys");
     browser.wait_for("document.querySelector('#matrix svg')");
 
     // What has the focus, and whether that is seen: an outline, or a thicker edge in the picture.

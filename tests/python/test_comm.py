@@ -66,6 +66,18 @@ async def pair(address=ADDRESS, **keywords):
             theirs.abort()
 
 
+@contextlib.contextmanager
+def native_cluster():
+    """A client of two workers of Dask's own."""
+    with (
+        LocalCluster(
+            protocol="native", n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -551,12 +563,7 @@ def test_memory_goes_back_to_the_system_with_its_array():
 def test_a_cluster_of_dask_works_over_it():
     import dask.array as da
 
-    with (
-        LocalCluster(
-            protocol="native", n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with native_cluster() as client:
         assert client.scheduler.address.startswith("native://")
         workers = list(client.scheduler_info()["workers"])
         assert all(worker.startswith("native://") for worker in workers)

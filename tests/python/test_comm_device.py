@@ -26,6 +26,7 @@ from device_memory import DeviceBuffer  # noqa: E402
 from distributed import Client, wait  # noqa: E402
 from distributed.comm import CommClosedError, connect, listen  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
+from other_process import OtherProcess  # noqa: E402
 from test_comm import descriptors, in_a_loop, pair  # noqa: E402
 
 from cuda_cluster import _plane, comm  # noqa: E402
@@ -50,12 +51,11 @@ def bytes_of(one):
 
 #: A process that answers each message with the same.
 ECHO = """
-import asyncio, sys
+import asyncio
 import device_memory
 if {context}:
     device_memory.begin()
 from cuda_cluster import comm
-from distributed.comm import listen
 from distributed.comm.core import CommClosedError
 from distributed.protocol import to_serialize
 
@@ -69,32 +69,14 @@ async def answer(comm):
                               "came": [getattr(one, "came", None) for one in message["data"]]}})
     except CommClosedError:
         pass
-
-async def main():
-    async with listen("native://127.0.0.1:0", answer) as listener:
-        print(listener.contact_address, flush=True)
-        await asyncio.sleep(3600)
-
-asyncio.run(main())
 """
 
 
-class Echo:
+class Echo(OtherProcess):
     """Another process, and a connection to it."""
 
     def __init__(self, context=True):
-        code = [sys.executable, "-c", ECHO.format(context=context)]
-        self.process = subprocess.Popen(code, stdout=subprocess.PIPE, text=True)
-        self.address = self.process.stdout.readline().strip()
-
-    async def __aenter__(self):
-        self.comm = await connect(self.address)
-        return self
-
-    async def __aexit__(self, *_):
-        self.comm.abort()
-        self.process.kill()
-        self.process.wait()
+        super().__init__(ECHO.format(context=context))
 
     async def __call__(self, data):
         await self.comm.write({"do": "echo", "data": data})

@@ -18,10 +18,10 @@ comm = pytest.importorskip(
 
 import dask  # noqa: E402
 import msgpack  # noqa: E402
-from distributed import Client, LocalCluster  # noqa: E402
 from distributed.comm import CommClosedError, connect  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
-from test_comm import descriptors, in_a_loop, pair  # noqa: E402
+from other_process import OtherProcess  # noqa: E402
+from test_comm import descriptors, in_a_loop, native_cluster, pair  # noqa: E402
 
 from cuda_cluster import _plane  # noqa: E402
 
@@ -36,10 +36,8 @@ def over_ucx():
 
 #: A process that answers each message with the same; told to stop, it reads no more.
 ECHO = """
-import asyncio
 import dask
 dask.config.set({"distributed.comm.native.lane": "ucx"})
-from distributed.comm import listen
 from distributed.comm.core import CommClosedError
 from distributed.protocol import to_serialize
 
@@ -50,32 +48,14 @@ async def answer(comm):
             await comm.write({"data": [to_serialize(one) for one in message["data"]]})
     except CommClosedError:
         pass
-
-async def main():
-    async with listen("native://127.0.0.1:0", answer) as listener:
-        print(listener.contact_address, flush=True)
-        await asyncio.sleep(3600)
-
-asyncio.run(main())
 """
 
 
-class Echo:
+class Echo(OtherProcess):
     """Another process, and a connection to it."""
 
     def __init__(self):
-        command = [sys.executable, "-c", ECHO]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.address = self.process.stdout.readline().strip()
-
-    async def __aenter__(self):
-        self.comm = await connect(self.address)
-        return self
-
-    async def __aexit__(self, *_):
-        self.comm.abort()
-        self.process.kill()
-        self.process.wait()
+        super().__init__(ECHO)
 
     async def __call__(self, *data):
         await self.comm.write({"data": [to_serialize(one) for one in data]})
@@ -212,12 +192,7 @@ async def test_a_wrong_description_ends_the_connection_alone(said, monkeypatch):
 
 
 def test_dasks_workers_fetch_from_each_other_over_ucx():
-    with (
-        LocalCluster(
-            protocol="native", n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with native_cluster() as client:
         one, other = client.scheduler_info(n_workers=-1)["workers"]
         made = client.submit(np.arange, 4_000_000, workers=[one])
         assert client.submit(np.sum, made, workers=[other]).result() == sum(range(4_000_000))
