@@ -245,12 +245,35 @@ impl<T: FromStr<Err = UnitError>> serde::de::Visitor<'_> for SizeVisitor<T> {
     }
 }
 
-/// A number of bytes for display: `79.6 GiB`.
+/// A number of bytes for display: `79.6 GiB`; with `{:#}` as it was probably written, if it is a
+/// whole number in some unit: `500 MB`, `1 GiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct HumanBytes(pub u64);
 
+impl HumanBytes {
+    /// The number and unit that it is written with if it is below 10,000 in a unit that divides it.
+    fn round(self) -> Option<(u64, &'static str)> {
+        let units = [
+            ("TiB", 1u64 << 40),
+            ("TB", 1_000_000_000_000),
+            ("GiB", 1 << 30),
+            ("GB", 1_000_000_000),
+            ("MiB", 1 << 20),
+            ("MB", 1_000_000),
+            ("KiB", 1 << 10),
+            ("kB", 1000),
+        ];
+        let (name, unit) =
+            units.into_iter().find(|(_, unit)| self.0 >= *unit && self.0 % unit == 0)?;
+        Some((self.0 / unit, name)).filter(|(count, _)| *count < 10_000)
+    }
+}
+
 impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((count, unit)) = self.round().filter(|_| f.alternate()) {
+            return write!(f, "{count} {unit}");
+        }
         let mut value = self.0 as f64;
         let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].iter().peekable();
         while value >= 1024.0 && units.len() > 1 {
@@ -410,6 +433,15 @@ impl schemars::JsonSchema for Span {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_limit_is_shown_as_it_was_written() {
+        let shown = |bytes| format!("{:#}", HumanBytes(bytes));
+        assert_eq!(shown(1 << 30), "1 GiB");
+        assert_eq!(shown(500_000_000), "500 MB");
+        assert_eq!(shown(1500 << 20), "1500 MiB");
+        assert_eq!(shown(8_438_000_123), "7.9 GiB", "nobody wrote that");
+    }
 
     #[test]
     fn a_span_is_read_in_its_two_largest_units() {

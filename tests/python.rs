@@ -46,6 +46,11 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn tasks_that_kill_are_given_up_and_a_scheduler_that_dies_is_found_again() {
+    told_by("test_deaths.py");
+}
+
+#[test]
 fn local_cuda_cluster_ends_with_its_python_and_leaves_nothing() {
     told_by("test_ends.py");
 }

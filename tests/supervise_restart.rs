@@ -102,8 +102,8 @@ async fn a_worker_at_95_percent_of_its_memory_is_restarted_with_the_reason() {
     let back = |s: &ClusterState| s.workers[0].restarts == 1 && s.state == ClusterPhase::Ready;
     let state = until(&supervisor, "it was restarted", back).await;
     let exit = state.workers[0].last_exit.as_ref().expect("an exit");
-    assert!(exit.reason.starts_with("reached its memory limit ("), "{}", exit.reason);
-    assert!(exit.reason.contains("of 100.0 MiB); it was ended by signal 15"), "{}", exit.reason);
+    assert!(exit.reason.starts_with("reached 95 % of its memory limit of 100 MiB ("));
+    assert!(exit.reason.contains("in use); it was ended by signal 9"), "{}", exit.reason);
     drop(supervisor);
 }
 

@@ -15,10 +15,6 @@ use crate::supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 /// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";
 
-/// Share of a Dask worker's memory limit at which it is ended, because it spills before that:
-/// `distributed.worker.memory.terminate` of a nanny.
-const TERMINATE_PERCENT: u64 = 95;
-
 /// Why a plan cannot be launched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -136,11 +132,9 @@ fn native(
 fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
     let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
     let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
-        let memory_limit_bytes =
-            planned.memory_limit_bytes.map(|bytes| bytes / 100 * TERMINATE_PERCENT);
         let forked = first.is_some() || planned.rank > 0;
         let fork_server = fork_socket.clone().filter(|_| forked);
-        ProcessSpec { memory_limit_bytes, fork_server, ..worker(planned, argv) }
+        ProcessSpec { fork_server, ..worker(planned, argv) }
     };
     let workers = plan.workers.iter().zip(workers).map(worker).collect();
     (first.and_then(|argv| scheduler(plan, argv)), workers)
@@ -184,5 +178,33 @@ fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
         memory_limit_bytes,
         gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),
         fork_server: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Request;
+    use crate::topology::Topology;
+
+    #[test]
+    fn dask_workers_have_the_memory_limit_of_the_plan() {
+        let spec = serde_json::json!({
+            "engine": "dask", "memory": { "limit": "1GiB" }, "cpu_workers": 2, "gpus": "none",
+        });
+        let spec = serde_json::from_value(spec).expect("a spec");
+        let request = Request::of(spec).expect("no contradictions");
+        let plan = crate::plan::plan(&Topology::default(), &request, &Default::default());
+        let plan = plan.expect("a plan");
+        let argv = || vec!["python".to_owned()];
+        let prepared = dask::Prepared {
+            scheduler: Some(argv()),
+            workers: plan.workers.iter().map(|_| argv()).collect(),
+            fork_socket: None,
+            notes: Vec::new(),
+        };
+        for worker in pythons(&plan, prepared).1 {
+            assert_eq!(worker.memory_limit_bytes, Some(1 << 30), "the share is taken elsewhere");
+        }
     }
 }

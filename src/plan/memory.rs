@@ -11,9 +11,13 @@ use crate::topology::{Gpu, Note, NumaNode, Topology};
 /// Default fraction of a GPU's memory at which a worker spills; the same as dask-cuda's.
 const DEVICE_SHARE: f64 = 0.8;
 
+/// Percentage of its memory limit at which a process is killed and started again:
+/// `distributed.worker.memory.terminate` of a Dask nanny. A Dask worker spills and pauses before.
+pub const KILL_PERCENT: u64 = 95;
+
 /// Percentage of its memory limit that a native worker fills, all resident memory counted, before
-/// it spills to disk. Well below the 95 percent at which the supervisor ends it, because memory
-/// that a function allocates itself is noticed only afterwards.
+/// it spills to disk. Well below [`KILL_PERCENT`], because memory that a function allocates itself
+/// is noticed only afterwards.
 pub const HOST_FILL_PERCENT: u64 = 75;
 
 /// The lowest memory limit of a native worker, in bytes: several times what it occupies without any

@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-/// The share of its limit at which a process is stopped, as in dask's nanny.
-const SHARE: f64 = 0.95;
+use crate::plan::KILL_PERCENT;
 
 /// No process fills memory faster, because the kernel zeroes pages first.
 const FASTEST_BYTES_PER_SECOND: f64 = 4e9;
@@ -22,7 +21,7 @@ pub(super) enum MemoryFinding {
 
 /// Compares `resident` bytes with `limit`.
 pub(super) fn judge(resident: u64, limit: u64) -> MemoryFinding {
-    let room = limit as f64 * SHARE - resident as f64;
+    let room = limit as f64 / 100.0 * KILL_PERCENT as f64 - resident as f64;
     if room <= 0.0 {
         return MemoryFinding::Reached;
     }
@@ -36,15 +35,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_stopped_at_95_percent_and_looked_at_the_more_the_nearer() {
-        assert_eq!(judge(95, 100), MemoryFinding::Reached);
+    fn a_process_is_killed_at_the_plans_share_and_looked_at_the_more_the_nearer() {
+        assert_eq!(judge(KILL_PERCENT, 100), MemoryFinding::Reached);
         assert_eq!(
-            judge(94 << 30, 100 << 30),
-            MemoryFinding::LookAfter(Duration::from_secs_f64(
-                (0.95 * (100u64 << 30) as f64 - (94u64 << 30) as f64) / 4e9
-            ))
+            judge((KILL_PERCENT - 1) << 30, 100 << 30),
+            MemoryFinding::LookAfter(Duration::from_secs_f64((1u64 << 30) as f64 / 4e9))
         );
         assert_eq!(judge(0, 1 << 40), MemoryFinding::LookAfter(Duration::from_secs(10)));
-        assert_eq!(judge(94, 100), MemoryFinding::LookAfter(Duration::from_millis(100)));
+        let near = judge(KILL_PERCENT - 1, 100);
+        assert_eq!(near, MemoryFinding::LookAfter(Duration::from_millis(100)));
     }
 }

@@ -112,7 +112,8 @@ pub struct ProcessSpec {
     pub program: Program,
     /// What makes it READY.
     pub ready: ReadyWhen,
-    /// Resident memory in bytes at which the process is stopped and restarted.
+    /// Its memory limit. It is killed and restarted at [`KILL_PERCENT`](crate::plan::KILL_PERCENT)
+    /// of it.
     pub memory_limit_bytes: Option<u64>,
     /// Its GPU, whose memory must be free again before a restart.
     pub gpu: Option<ProcessGpu>,

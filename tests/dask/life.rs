@@ -103,7 +103,8 @@ fn a_worker_beyond_its_memory_is_ended_and_comes_back() {
     cluster.tell("hoard");
     let state = sandbox.state("full");
     let reason = worker(&state, "gpu0")["last_exit"]["reason"].as_str().expect("a reason");
-    assert!(reason.contains("memory"), "{reason}");
+    let expected = "reached 95 % of its memory limit of 700 MB (";
+    assert!(reason.starts_with(expected), "{reason}");
     assert_eq!(sandbox.run(&["down", "full"]).code, 0);
     sandbox.assert_only_the_causes_are_left("full");
 }

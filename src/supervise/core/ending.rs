@@ -37,7 +37,7 @@ impl Core {
     }
 
     /// Kills a living process.
-    fn kill(&mut self, number: SlotNumber, reason: &str, now: Moment) {
+    pub(super) fn kill(&mut self, number: SlotNumber, reason: &str, now: Moment) {
         let slot = &mut self.slots[number];
         let Some(key) = slot.key else { return };
         slot.shown.state = ProcessPhase::Stopping;

@@ -28,7 +28,8 @@ use super::record::{GpuError, What};
 use super::{
     Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
 };
-use crate::plan::Supervision;
+use crate::plan::{KILL_PERCENT, Supervision};
+use crate::units::HumanBytes;
 use crate::wire::process::{Exit, Key};
 use crate::wire::status::Status;
 use liveness::Liveness;
@@ -66,7 +67,7 @@ pub(super) enum Event {
     LogRead { slot: SlotNumber, log_tail: Vec<String> },
     /// A process has ended.
     Exited { key: Key, exit: Exit, log_tail: Vec<String> },
-    /// A process's resident memory is near its limit.
+    /// A process's resident memory is so near its limit that it is to be killed.
     MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
     /// The GPU of a dead process was checked.
     Gpu { slot: SlotNumber, finding: GpuFinding },
@@ -397,11 +398,15 @@ impl Core {
         if !self.slots[number].is_at_work() {
             return;
         }
-        use crate::units::HumanBytes;
-        let reason =
-            format!("reached its memory limit ({} of {})", HumanBytes(resident), HumanBytes(limit));
+        let (resident, limit) = (HumanBytes(resident), HumanBytes(limit));
+        let reason = format!(
+            "reached {KILL_PERCENT} % of its memory limit of {limit:#} ({resident} in use)"
+        );
         self.slots[number].blame = Some(reason.clone());
-        self.terminate(number, AfterStop::CountAsDeath, &reason, now);
+        self.slots[number].then = AfterStop::CountAsDeath;
+        // Asked to end, it could go on allocating. Besides, its scheduler would not count the end
+        // against the task that filled the memory, and the task would be tried for ever.
+        self.kill(number, &reason, now);
     }
 
     // ---- deadlines

@@ -388,14 +388,16 @@ fn a_gpu_is_waited_for_and_a_lost_one_is_not_tried_again() {
 }
 
 #[test]
-fn a_worker_at_its_memory_limit_is_restarted_with_the_reason() {
+fn a_worker_at_its_memory_limit_is_killed_and_restarted_with_the_reason() {
     let mut world = up(launch(false, 1, false));
     let key = world.key(0);
     let event = Event::MemoryReached { key, resident_bytes: 95 << 20, limit_bytes: 100 << 20 };
     world.tell(event);
-    world.die(0, Exit::status(0));
+    assert!(world.killed.contains(&key), "a scheduler must see a death, not an end in order");
+    world.die(0, Exit::by_signal(9));
     let exit = world.worker(0).last_exit.expect("an exit");
-    let expected = "reached its memory limit (95.0 MiB of 100.0 MiB); it ended with status 0";
+    let expected = "reached 95 % of its memory limit of 100 MiB (95.0 MiB in use); it was ended \
+                    by signal 9 (SIGKILL)";
     assert_eq!(exit.reason, expected);
     world.wait_for_restart(0);
     world.ready(0);

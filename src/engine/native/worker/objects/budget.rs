@@ -81,6 +81,7 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::KILL_PERCENT;
     use proptest::prelude::*;
 
     #[test]
@@ -109,7 +110,7 @@ mod tests {
                 budget.observe(resident, charged, now);
                 let ProcessMemory { limit: data, other, .. } = budget.process_memory();
                 prop_assert!(other >= resident.saturating_sub(charged));
-                prop_assert!(data == 0 || data + other <= limit / 100 * 95);
+                prop_assert!(data == 0 || data + other <= limit / 100 * KILL_PERCENT);
             }
         }
     }
