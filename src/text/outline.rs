@@ -13,22 +13,27 @@ use super::{Place, Position};
 
 /// Deepest nesting of lists and mappings; ours have less than ten levels. The time of libyaml,
 /// on which `serde_yaml` is based, grows with the length of a text times the depth of its brackets.
-const DEPTH_LIMIT: usize = 64;
+pub(super) const DEPTH_LIMIT: usize = 64;
+
+/// What is said about a text that is nested more deeply.
+pub(super) const TOO_DEEP: &str = "it is nested too deeply";
 
 /// Why a text has no outline.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) at: Position,
     pub(super) message: String,
-    /// Characters before the fault, or before whatever may be nested too deeply.
-    offset: usize,
+    /// Characters before it; `None` if the text is nested too deeply.
+    offset: Option<usize>,
 }
 
 /// Refuses a text that is nested too deeply. A text that is not well-formed passes if what follows
 /// the fault cannot be nested deeply: `serde_yaml` then gives the better error.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
     walk(text, |_, _| ()).or_else(|fault| {
-        let brackets = text.chars().skip(fault.offset).filter(|c| matches!(c, '[' | '{'));
+        let Some(offset) = fault.offset else { return Err(fault) };
+        // Only brackets cost libyaml time, and `serde_yaml` itself limits how deeply it descends.
+        let brackets = text.chars().skip(offset).filter(|c| matches!(c, '[' | '{'));
         if brackets.take(DEPTH_LIMIT).count() < DEPTH_LIMIT { Ok(()) } else { Err(fault) }
     })
 }
@@ -80,7 +85,7 @@ fn walk(text: &str, mut visit: impl FnMut(&str, Place)) -> Result<(), Fault> {
             message => Fault {
                 at: position(error.marker()),
                 message: message.to_owned(),
-                offset: error.marker().index(),
+                offset: Some(error.marker().index()),
             },
         })?;
         let at = position(&span.start);
@@ -135,7 +140,7 @@ fn walk(text: &str, mut visit: impl FnMut(&str, Place)) -> Result<(), Fault> {
 }
 
 fn too_deep(mark: &Marker) -> Fault {
-    Fault { at: position(mark), message: "it is nested too deeply".to_owned(), offset: 0 }
+    Fault { at: position(mark), message: TOO_DEEP.to_owned(), offset: None }
 }
 
 pub(super) fn position(mark: &Marker) -> Position {
@@ -143,8 +148,79 @@ pub(super) fn position(mark: &Marker) -> Position {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// A way to nest, as it is written.
+    #[derive(Clone, Copy, Debug)]
+    pub(in crate::text) enum Layer {
+        ListOnTheLine,
+        List,
+        Mapping,
+        KeyOfAMapping,
+        FlowList,
+        FlowMapping,
+    }
+
+    /// Documents of all forms of nesting, some far too deep.
+    pub(in crate::text) fn layers() -> impl Strategy<Value = Vec<Layer>> {
+        use Layer::{FlowList, FlowMapping, KeyOfAMapping, List, ListOnTheLine, Mapping};
+        let block = proptest::sample::select(vec![ListOnTheLine, List, Mapping, KeyOfAMapping]);
+        let flow = proptest::sample::select(vec![FlowList, FlowMapping]);
+        let length = || prop_oneof![0..DEPTH_LIMIT, 0..3 * DEPTH_LIMIT, Just(0)];
+        let some = |layer, length| proptest::collection::vec(layer, length);
+        let lengths = (length(), length());
+        lengths.prop_flat_map(move |(blocks, flows)| {
+            let both = (some(block.clone(), blocks), some(flow.clone(), flows));
+            both.prop_map(|(blocks, flows)| [blocks, flows].concat())
+        })
+    }
+
+    /// The text, and the line of each layer.
+    pub(in crate::text) fn written(layers: &[Layer]) -> (String, Vec<usize>) {
+        let (mut text, mut ends) = (String::new(), String::new());
+        let (mut column, mut line, mut lines) = (0, 1, Vec::new());
+        for layer in layers {
+            lines.push(line);
+            let (opens, deeper) = match layer {
+                Layer::ListOnTheLine => ("- ", 2),
+                Layer::List => ("-\n", 1),
+                Layer::Mapping => ("a:\n", 1),
+                Layer::KeyOfAMapping => ("? ", 2),
+                Layer::FlowList => ("[", 1),
+                Layer::FlowMapping => ("{a: ", 1),
+            };
+            text.push_str(opens);
+            column += deeper;
+            match layer {
+                Layer::FlowList => ends.insert(0, ']'),
+                Layer::FlowMapping => ends.insert(0, '}'),
+                _ if opens.ends_with('\n') => {
+                    line += 1;
+                    text.push_str(&" ".repeat(column));
+                }
+                _ => {}
+            }
+        }
+        (format!("{text}1{ends}\n"), lines)
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_nests_too_deeply_is_refused_on_the_line_where_it_does(layers in layers()) {
+            let (text, lines) = written(&layers);
+            match (check(&text), lines.get(DEPTH_LIMIT)) {
+                (Ok(()), None) => {}
+                (Err(fault), Some(line)) => {
+                    prop_assert_eq!(&fault.message, TOO_DEEP);
+                    prop_assert_eq!(fault.at.line, *line, "{}", text);
+                }
+                (found, _) => prop_assert!(false, "{} layers: {found:?}\n{text}", layers.len()),
+            }
+        }
+    }
 
     fn key(text: &str, path: &str) -> Option<(usize, usize)> {
         find(text, path, 1).map(|place| (place.key.line, place.key.column))

@@ -163,7 +163,9 @@ fn without_path(message: &str) -> &str {
 
 /// An error's message and position.
 fn in_parts(error: &serde_yaml::Error) -> (String, Option<Position>) {
-    let Some(at) = error.location() else { return (error.to_string(), None) };
+    let Some(at) = error.location() else {
+        return (without_place(&error.to_string(), 0, 0), None);
+    };
     let message = without_place(&error.to_string(), at.line(), at.column());
     (message, Some(Position { line: at.line(), column: at.column() }))
 }
@@ -189,9 +191,11 @@ fn column_of_tab(text: &str, line: usize) -> Option<usize> {
     line[..indentation].find('\t').map(|at| at + 1)
 }
 
-/// A parser's message without the position that it contains.
+/// A parser's message without the position that it contains, and in our words where it is about
+/// the parser's own limit on nesting, which aliases reach.
 fn without_place(message: &str, line: usize, column: usize) -> String {
-    message.replace(&format!(" at line {line} column {column}"), "").trim().to_owned()
+    let message = message.replace(&format!(" at line {line} column {column}"), "");
+    message.replace("recursion limit exceeded", outline::TOO_DEEP).trim().to_owned()
 }
 
 /// Whether the beginning of a message is a key path rather than text.
@@ -304,9 +308,21 @@ mod tests {
 
     #[test]
     fn nesting_is_limited_in_both_forms() {
-        for form in [Form::Yaml, Form::Json] {
-            let found = problem(&"[".repeat(200_000), form);
-            assert!(matches!(found, Problem::Syntax { .. }), "{form}: {found}");
+        let lines: String = (0..1000).map(|depth| format!("{:depth$}-\n", "")).collect();
+        let aliases = (1..9).map(|next| format!(", &a{next} {}*a{}", "[".repeat(40), next - 1));
+        let aliases: String = aliases.map(|alias| alias + &"]".repeat(40)).collect();
+        for (text, form) in [
+            ("[".repeat(200_000), Form::Yaml),
+            ("[".repeat(200_000), Form::Json),
+            ("{\"a\":".repeat(100_000), Form::Json),
+            ("- ".repeat(200_000), Form::Yaml),
+            ("? ".repeat(200_000), Form::Yaml),
+            (format!("- {}x", "- ? ".repeat(100_000)), Form::Yaml),
+            (lines, Form::Yaml),
+            (format!("[&a0 1{aliases}]"), Form::Yaml),
+        ] {
+            let found = problem(&text, form).to_string();
+            assert!(found.contains(outline::TOO_DEEP), "{form}: {found}: {}", &text[..20]);
         }
     }
 

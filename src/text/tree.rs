@@ -3,14 +3,14 @@
 //!
 //! Does not interpret scalars.
 //!
-//! *Invariant:* a tree has at most [`NODES`] nodes, whatever its aliases multiply, and no key
-//! twice.
+//! *Invariant:* a tree has at most [`NODES`] nodes and [`DEPTH_LIMIT`] levels, whatever its aliases
+//! multiply, and no key twice.
 
 use std::fmt::Write;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 
-use super::outline::position;
+use super::outline::{DEPTH_LIMIT, TOO_DEEP, position};
 use super::{Place, Position};
 
 /// The most nodes of a tree; a spec of ours with a thousand workers' overrides has a tenth.
@@ -58,6 +58,7 @@ pub(super) fn read(text: &str) -> Result<Option<Tree>, Refusal> {
         events: Parser::new_from_str(text),
         anchors: Vec::new(),
         nodes: 0,
+        depth: 0,
         path: String::new(),
     };
     let mut root = None;
@@ -79,6 +80,8 @@ struct Builder<'a> {
     /// Values by the number of their anchor.
     anchors: Vec<(usize, Tree)>,
     nodes: usize,
+    /// Lists and mappings whose end has not come yet.
+    depth: usize,
     path: String,
 }
 
@@ -108,8 +111,8 @@ impl<'a> Builder<'a> {
                 };
                 (anchor, Tree::Scalar(content.into_owned(), style))
             }
-            Event::SequenceStart(anchor, None) => (anchor, self.list()?),
-            Event::MappingStart(anchor, None) => (anchor, self.mapping()?),
+            Event::SequenceStart(anchor, None) => (anchor, self.nested(at, Self::list)?),
+            Event::MappingStart(anchor, None) => (anchor, self.nested(at, Self::mapping)?),
             Event::Alias(anchor) => {
                 let named = self.anchors.iter().rev().find(|(number, _)| *number == anchor);
                 let Some((_, tree)) = named else {
@@ -120,6 +123,9 @@ impl<'a> Builder<'a> {
                 };
                 let tree = tree.clone();
                 self.count(tree.size(), at)?;
+                if self.depth + tree.depth() > DEPTH_LIMIT {
+                    return Err(Refusal::Unread(at, "what this alias names nests it too deeply"));
+                }
                 return Ok(tree);
             }
             _ => return Err(Refusal::Unread(at, "tags are not read")),
@@ -136,6 +142,20 @@ impl<'a> Builder<'a> {
             return Err(Refusal::Unread(at, "aliases multiply it beyond all measure"));
         }
         Ok(())
+    }
+
+    fn nested(
+        &mut self,
+        at: Position,
+        read: impl FnOnce(&mut Self) -> Result<Tree, Refusal>,
+    ) -> Result<Tree, Refusal> {
+        self.depth += 1;
+        if self.depth > DEPTH_LIMIT {
+            return Err(Refusal::Unread(at, TOO_DEEP));
+        }
+        let tree = read(self)?;
+        self.depth -= 1;
+        Ok(tree)
     }
 
     fn list(&mut self) -> Result<Tree, Refusal> {
@@ -202,6 +222,17 @@ impl Tree {
             Tree::List(items) => 1 + items.iter().map(Tree::size).sum::<usize>(),
             Tree::Mapping(entries) => {
                 1 + entries.iter().map(|(_, value)| value.size()).sum::<usize>()
+            }
+        }
+    }
+
+    /// Lists and mappings that lie in each other, with this one.
+    fn depth(&self) -> usize {
+        match self {
+            Tree::Scalar(..) => 0,
+            Tree::List(items) => 1 + items.iter().map(Tree::depth).max().unwrap_or(0),
+            Tree::Mapping(entries) => {
+                1 + entries.iter().map(|(_, value)| value.depth()).max().unwrap_or(0)
             }
         }
     }
@@ -323,9 +354,11 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::text::outline::tests::{layers, written};
 
     fn tree(text: &str) -> Tree {
         let Ok(Some(tree)) = read(text) else { panic!("no tree: {text}") };
@@ -349,6 +382,37 @@ mod tests {
         ] {
             let direct: Value = serde_yaml::from_str(text).expect(text);
             assert_eq!(value(&tree(text)), direct, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_tree_has_at_most_its_levels_however_they_are_written(
+            layers in layers(),
+            aliases in 0usize..9,
+        ) {
+            // Each alias is as deep as what it names, and what it is in.
+            let (open, close) = ("[".repeat(9), "]".repeat(9));
+            let mut text = format!("- &a0 {open}1{close}\n");
+            for next in 1..=aliases {
+                text.push_str(&format!("- &a{next} {open}*a{}{close}\n", next - 1));
+            }
+            let (last, lines) = written(&layers);
+            for line in format!("- {last}").lines() {
+                text.push_str(line);
+                text.push_str("\n  ");
+            }
+            let deep = lines.len().max(9 * (aliases + 1)) + 1 > DEPTH_LIMIT;
+            match read(&text) {
+                Ok(tree) => {
+                    prop_assert!(!deep && tree.expect("a tree").depth() <= DEPTH_LIMIT, "{text}");
+                }
+                Err(Refusal::Unread(_, what)) => {
+                    // Keys that are no texts are refused however deep they are.
+                    prop_assert!(deep || what == "a key is a text", "{what}\n{text}");
+                }
+                Err(_) => prop_assert!(deep, "{text}"),
+            }
         }
     }
 

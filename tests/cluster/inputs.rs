@@ -173,6 +173,44 @@ fn files_without_an_end_and_what_is_no_file_are_refused() {
 }
 
 #[test]
+fn what_nests_too_deeply_is_refused_with_its_place_by_whoever_reads_it() {
+    let sandbox = Sandbox::new();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("text");
+    let lines = |opens: &str| -> String {
+        (2..700).map(|column| format!("{opens}\n{:column$}", "")).collect()
+    };
+    let yaml =
+        ["- ".repeat(20_000), "? ".repeat(20_000), "[".repeat(20_000), lines("-"), lines("a:")];
+    let yaml = yaml.map(|value| format!("version: 1\ngpus:\n {value}1\n"));
+    // The reader of JSON may find a wrong type first.
+    let json = format!("{{\"version\": 1,\n\"gpus\": {}", "[".repeat(20_000));
+    let deep = &["it is nested too deeply"][..];
+    let yaml = yaml.iter().map(|text| (text, deep, 3));
+    for (text, words, line) in yaml.chain([(&json, &[][..], 2)]) {
+        for reader in [
+            &["plan", "-f"][..],
+            &["spec", "check"],
+            &["up", "--plan"],
+            &["topo", "--topology"],
+            &["up", "--simulate", "--topology"],
+        ] {
+            // A plan of another version is refused for that.
+            let version = if reader[1] == "--plan" { 2 } else { 1 };
+            let text = text.replacen("1", &version.to_string(), 1);
+            std::fs::write(file.path(), text).expect("written");
+            let said = sandbox.run(&[reader, &[path]].concat());
+            assert_refused(&said, 2, words);
+            // Forms with a line for each level are refused further below.
+            let places = [line, 66].map(|line| [format!(":{line}:"), format!("line {line},")]);
+            let place = places.iter().flatten().any(|place| said.stderr.contains(place));
+            assert!(place, "{said}");
+        }
+    }
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn specs_of_other_editors_are_read_or_refused_in_words() {
     let sandbox = Sandbox::new();
     let file = tempfile::NamedTempFile::new().expect("a file");
