@@ -19,7 +19,8 @@ pub struct Kernel {
     pub shared_bytes: u32,
 }
 
-/// A parameter of a kernel that is no pointer.
+/// A parameter of a kernel that is no pointer. An `I32` or `U32` may also be given for a narrower
+/// type, such as `bool`; every other value must have the size that the kernel declares.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Scalar {
     /// `int`.
@@ -37,18 +38,18 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// The parameter's bytes at the beginning of eight, as the driver reads them.
-    fn slot(self) -> [u8; 8] {
-        let mut slot = [0; 8];
+    fn slot(self) -> Slot {
+        let narrows = matches!(self, Scalar::I32(_) | Scalar::U32(_));
+        let four = |value: [u8; 4]| Slot { bytes: low(value), size: 4, narrows };
+        let eight = |bytes| Slot { bytes, size: 8, narrows };
         match self {
-            Scalar::I32(value) => slot[..4].copy_from_slice(&value.to_ne_bytes()),
-            Scalar::U32(value) => slot[..4].copy_from_slice(&value.to_ne_bytes()),
-            Scalar::F32(value) => slot[..4].copy_from_slice(&value.to_ne_bytes()),
-            Scalar::I64(value) => slot = value.to_ne_bytes(),
-            Scalar::U64(value) => slot = value.to_ne_bytes(),
-            Scalar::F64(value) => slot = value.to_ne_bytes(),
+            Scalar::I32(value) => four(value.to_ne_bytes()),
+            Scalar::U32(value) => four(value.to_ne_bytes()),
+            Scalar::F32(value) => four(value.to_ne_bytes()),
+            Scalar::I64(value) => eight(value.to_ne_bytes()),
+            Scalar::U64(value) => eight(value.to_ne_bytes()),
+            Scalar::F64(value) => eight(value.to_ne_bytes()),
         }
-        slot
     }
 }
 
@@ -62,9 +63,38 @@ pub enum Parameter<'a> {
     Value(Scalar),
 }
 
-/// The slots that the driver's launch is given pointers to.
-pub(super) fn slots(parameters: &mut [Parameter<'_>]) -> Vec<[u8; 8]> {
-    let address = |pointer: usize| (pointer as u64).to_ne_bytes();
+/// Four bytes at the beginning of eight.
+fn low(value: [u8; 4]) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&value);
+    bytes
+}
+
+/// A parameter's value, to which the driver's launch is given a pointer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    /// The value at the beginning, then zeros.
+    pub(super) bytes: [u8; 8],
+    /// Its size in bytes.
+    pub(super) size: usize,
+    /// Whether its first bytes alone are the same number.
+    narrows: bool,
+}
+
+impl Slot {
+    /// Whether it is a value for a parameter of this size.
+    pub(super) fn fits(&self, declared: usize) -> bool {
+        declared == self.size || (self.narrows && declared < self.size)
+    }
+}
+
+/// The values of the parameters, in order.
+pub(super) fn slots(parameters: &mut [Parameter<'_>]) -> Vec<Slot> {
+    let address = |pointer: usize| Slot {
+        bytes: (pointer as u64).to_ne_bytes(),
+        size: size_of::<u64>(),
+        narrows: false,
+    };
     parameters
         .iter_mut()
         .map(|parameter| match parameter {
@@ -94,11 +124,16 @@ mod tests {
             Parameter::Value(Scalar::U64(1 << 40)),
         ]);
         for (slot, pointer) in slots.iter().zip(pointers) {
-            assert_eq!(usize::from_ne_bytes(*slot), pointer);
+            assert_eq!(usize::from_ne_bytes(slot.bytes), pointer);
         }
-        assert_eq!(slots[2][..4], 1.5f32.to_ne_bytes());
-        assert_eq!(slots[3][..4], (-1i32).to_ne_bytes());
-        assert_eq!(u64::from_ne_bytes(slots[4]), 1 << 40);
+        assert_eq!(slots[2].bytes[..4], 1.5f32.to_ne_bytes());
+        assert_eq!(slots[3].bytes[..4], (-1i32).to_ne_bytes());
+        assert_eq!(u64::from_ne_bytes(slots[4].bytes), 1 << 40);
+        let fitting = |slot: &Slot| -> Vec<usize> {
+            [1, 2, 4, 8, 16].into_iter().filter(|size| slot.fits(*size)).collect()
+        };
+        let fitting: Vec<_> = slots.iter().map(fitting).collect();
+        assert_eq!(fitting, [vec![8], vec![8], vec![4], vec![1, 2, 4], vec![8]]);
     }
 
     #[test]

@@ -73,6 +73,29 @@ pub enum Error {
         /// The driver's text for the error.
         reason: String,
     },
+    /// A kernel was given more or fewer values than it has parameters.
+    #[error("the kernel {function} takes {}, {given} {} given", parameters(*takes),
+        if *given == 1 { "was" } else { "were" })]
+    ParameterCount {
+        /// The kernel's name.
+        function: String,
+        takes: usize,
+        given: usize,
+    },
+    /// A kernel was given a value of another size than its parameter's.
+    #[error(
+        "parameter {number} of the kernel {function} has {}, the value given has {}",
+        bytes(*takes_bytes),
+        bytes(*given_bytes)
+    )]
+    ParameterSize {
+        /// The kernel's name.
+        function: String,
+        /// Counted from 1.
+        number: usize,
+        takes_bytes: usize,
+        given_bytes: usize,
+    },
     /// A simulated device was asked for something that only a GPU can do.
     #[error("{device} is not a GPU: it cannot run CUDA C++")]
     Simulated {
@@ -89,6 +112,14 @@ pub enum Error {
         /// The buffer's length.
         length: usize,
     },
+}
+
+fn parameters(count: usize) -> String {
+    if count == 1 { "1 parameter".to_owned() } else { format!("{count} parameters") }
+}
+
+fn bytes(count: usize) -> String {
+    if count == 1 { "1 byte".to_owned() } else { format!("{count} bytes") }
 }
 
 impl Error {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cuda_cluster::cluster::{Client, CudaParameter, CudaTask, Kernel, Remote, Scalar};
+use cuda_cluster::cluster::Client;
 use serde_json::{Value, json};
 
 use crate::fake_machine::{FakeMachine, ucx};
@@ -15,17 +15,23 @@ use crate::sandbox::{Said, Sandbox, eventually};
 use crate::skip::skip;
 
 /// A machine whose CUDA driver misbehaves on request.
-struct Machine {
-    sandbox: Sandbox,
-    fake: FakeMachine,
+pub(super) struct Machine {
+    pub(super) sandbox: Sandbox,
+    pub(super) fake: FakeMachine,
     libucp: PathBuf,
     folder: tempfile::TempDir,
 }
 
 impl Machine {
     /// A DGX H100. `None`, with a recorded skip, if no libucp supports CUDA.
-    fn new(test: &str, faults: &str) -> Option<Self> {
+    pub(super) fn new(test: &str, faults: &str) -> Option<Self> {
         Self::on("dgx-h100", test, faults)
+    }
+
+    /// Its driver lacks this function.
+    pub(super) fn without(mut self, function: &str) -> Self {
+        self.fake = self.fake.without(function).expect("written");
+        self
     }
 
     fn on(name: &str, test: &str, faults: &str) -> Option<Self> {
@@ -44,24 +50,24 @@ impl Machine {
         Some(Self { sandbox: Sandbox::new(), fake, libucp, folder })
     }
 
-    fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
+    pub(super) fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
         let mut command = self.fake.command();
         command.args(arguments).env("CUDA_CLUSTER_UCX", &self.libucp);
         command.env_remove("UCX_TLS").envs(variables.iter().copied());
         self.sandbox.spawn_program(command).wait()
     }
 
-    fn up(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
+    pub(super) fn up(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Said {
         let up = ["up", "--name", "dev", "--detach"];
         self.run(&[&up, arguments].concat(), variables)
     }
 
-    fn client(&self) -> Client {
+    pub(super) fn client(&self) -> Client {
         let directory = self.sandbox.runtime().join("cuda-cluster/dev");
         Client::connect(&directory).expect("a client")
     }
 
-    fn worker(&self, name: &str) -> Value {
+    pub(super) fn worker(&self, name: &str) -> Value {
         let state = self.sandbox.state("dev");
         let workers = state["workers"].as_array().expect("workers");
         workers.iter().find(|worker| worker["name"] == name).expect(name).clone()
@@ -94,7 +100,7 @@ impl Machine {
 
     /// Takes the cluster down and reads what its processes left: nothing except what UCX keeps
     /// until the end of its process.
-    fn down(&self, workers: usize) -> Vec<Value> {
+    pub(super) fn down(&self, workers: usize) -> Vec<Value> {
         let down = self.run(&["down", "dev"], &[]);
         assert_eq!(down.code, 0, "{down}");
         self.sandbox.assert_nothing_is_left();
@@ -112,7 +118,7 @@ impl Machine {
     }
 }
 
-fn moved(report: &Value, way: &str) -> u64 {
+pub(super) fn moved(report: &Value, way: &str) -> u64 {
     report["moved"][way].as_u64().unwrap_or(0)
 }
 
@@ -472,129 +478,6 @@ fn too_little_locked_memory_for_infiniband_is_refused_before_anything_starts() {
     let without = up(&["--enable-nvlink"]);
     assert_eq!(without.code, 0, "without InfiniBand nothing is locked: {without}");
     machine.down(2);
-}
-
-const AXPY: &str = r#"
-extern "C" __global__ void fill(float *out, float value, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = value + i;
-}
-extern "C" __global__ void axpy(float a, const float *x, const float *y, float *out, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = a * x[i] + y[i];
-}
-"#;
-
-/// Numbers in a buffer of the kernels' chain: more than are sent inline.
-const NUMBERS: i32 = 50_000;
-
-fn kernel(function: &str, parameters: Vec<CudaParameter>) -> CudaTask {
-    let blocks = NUMBERS.unsigned_abs().div_ceil(256);
-    let kernel = Kernel {
-        source: AXPY.to_owned(),
-        function: function.to_owned(),
-        grid: [blocks, 1, 1],
-        block: [256, 1, 1],
-        shared_bytes: 0,
-    };
-    CudaTask { kernel, parameters }
-}
-
-fn run_kernel(client: &Client, on: &str, task: &CudaTask, inputs: &[&Remote]) -> Remote {
-    let named = client.task(CudaTask::FUNCTION).arguments(task).inputs(inputs).on(on);
-    named.submit().expect("submitted")
-}
-
-#[test]
-fn chains_of_kernels_over_four_gpus_give_the_right_numbers() {
-    for faults in ["poison", "poison async latency=5"] {
-        let Some(machine) = Machine::new("kernels", faults) else { return };
-        let up = machine.up(&["--n-workers", "4", "--enable-nvlink"], &[]);
-        assert_eq!(up.code, 0, "{up}");
-        let client = machine.client();
-        let out = || CudaParameter::Output(4 * u64::from(NUMBERS.unsigned_abs()));
-        let scalar = |value: f32| CudaParameter::Value(Scalar::F32(value));
-        let count = || CudaParameter::Value(Scalar::I32(NUMBERS));
-        let filled = |gpu: usize, value: f32| {
-            let task = kernel("fill", vec![out(), scalar(value), count()]);
-            run_kernel(&client, &format!("gpu{gpu}"), &task, &[])
-        };
-        // Each step runs on the next GPU, so each moves what the last one made.
-        let (mut sum, other) = (filled(0, 1.0), filled(3, 2.0));
-        for step in 1..=8 {
-            let inputs = (CudaParameter::Input(0), CudaParameter::Input(1));
-            let parameters = vec![scalar(0.5), inputs.0, inputs.1, out(), count()];
-            let task = kernel("axpy", parameters);
-            sum = run_kernel(&client, &format!("gpu{}", step % 4), &task, &[&sum, &other]);
-        }
-        let bytes = sum.bytes().expect("computed");
-        let (numbers, _) = bytes.as_chunks();
-        assert_eq!(numbers.len(), NUMBERS.unsigned_abs() as usize);
-        for (at, number) in numbers.iter().enumerate() {
-            let mut expected = 1.0 + at as f32;
-            for _ in 0..8 {
-                expected = 0.5 * expected + (2.0 + at as f32);
-            }
-            assert_eq!(f32::from_le_bytes(*number), expected, "number {at} with {faults}");
-        }
-        drop((sum, other));
-        drop(client);
-        let moved: u64 = machine.down(4).iter().map(|report| moved(report, "peer to device")).sum();
-        assert!(moved > 8 * 200_000, "between GPUs: {moved}");
-    }
-}
-
-#[test]
-fn a_kernel_that_goes_where_it_must_not_ends_its_worker_and_the_task_is_named() {
-    let Some(machine) = Machine::new("a wild kernel", "") else { return };
-    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
-    assert_eq!(up.code, 0, "{up}");
-    let client = machine.client();
-    // A number where the kernel has a pointer.
-    let wild = CudaParameter::Value(Scalar::U64(0x10));
-    let parameters =
-        vec![wild, CudaParameter::Value(Scalar::F32(1.0)), CudaParameter::Value(Scalar::I32(8))];
-    let task = run_kernel(&client, "gpu1", &kernel("fill", parameters), &[]);
-    let error = task.wait().expect_err("it ends every worker that it runs on").to_string();
-    assert!(error.contains("gpu1"), "{error}");
-    let worker = machine.worker("gpu1");
-    let reason = worker["last_exit"]["reason"].as_str().expect("a reason");
-    assert!(reason.contains("an illegal memory access was encountered"), "{reason}");
-    assert!(reason.contains("(cuda)"), "the task's function: {reason}");
-    machine.run(&["down", "dev"], &[]);
-    machine.sandbox.assert_only_the_causes_are_left("dev");
-}
-
-#[test]
-fn what_nvidias_compiler_says_reaches_the_client() {
-    let Some(machine) = Machine::new("NVRTC", "") else { return };
-    let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
-    let pythons = std::fs::read_dir(&venv).into_iter().flatten().flatten();
-    let folders = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/lib"));
-    let Some(nvrtc) = folders.into_iter().find(|folder| folder.join("libnvrtc.so.13").exists())
-    else {
-        skip("ucx-cuda", "NVRTC: nvidia-cuda-nvrtc is not in .venv, see scripts/setup.sh --tests");
-        return;
-    };
-    let environment = machine.fake.environment();
-    let own = environment.iter().find(|(name, _)| *name == "LD_LIBRARY_PATH").expect("a driver");
-    let path = format!("{}:{}", nvrtc.display(), own.1.display());
-    let up = machine.up(&["--n-workers", "1"], &[("LD_LIBRARY_PATH", &path)]);
-    assert_eq!(up.code, 0, "{up}");
-    let client = machine.client();
-    let mut task = kernel("fill", vec![CudaParameter::Output(4096)]);
-    let good =
-        run_kernel(&client, "gpu0", &task, &[]).wait().expect_err("a stand-in runs no cubin");
-    let good = good.to_string();
-    assert!(
-        good.contains("cuModuleLoadData") && good.contains("operation not supported"),
-        "{good}"
-    );
-    task.kernel.source = "extern \"C\" __global__ void fill(float *out) { out[0] = wrong; }".into();
-    let bad = run_kernel(&client, "gpu0", &task, &[]).wait().expect_err("no such name").to_string();
-    assert!(bad.contains("task.cu(1): error: identifier \"wrong\" is undefined"), "{bad}");
-    drop(client);
-    machine.down(1);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod ends;
 mod fake_machine;
 mod gpus;
 mod inputs;
+mod kernels;
 mod liveness;
 mod memory;
 mod neighbours;

@@ -71,6 +71,26 @@ impl FakeMachine {
         Ok(self)
     }
 
+    /// Lets the driver lack a function, as one that is older than it.
+    ///
+    /// # Panics
+    /// If the stand-in has no such function.
+    pub fn without(self, function: &str) -> io::Result<Self> {
+        let path = self.root.join("lib/libcuda.so.1");
+        let mut library = std::fs::read(&path)?;
+        let name = [function.as_bytes(), b"\0"].concat();
+        let places = library.windows(name.len()).enumerate();
+        let places: Vec<usize> =
+            places.filter_map(|(at, bytes)| (bytes == name).then_some(at)).collect();
+        assert!(!places.is_empty(), "{function}");
+        for at in places {
+            library[at] = b'_';
+        }
+        std::fs::remove_file(&path)?;
+        std::fs::write(path, library)?;
+        Ok(self)
+    }
+
     /// What the processes of this machine left, as far as they have exited.
     pub fn reports(&self) -> Vec<serde_json::Value> {
         let reports = std::fs::read_dir(self.root.join("reports")).into_iter().flatten().flatten();

@@ -6,12 +6,20 @@ use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError};
 
-use super::DriverDevice;
-use crate::cuda::kernel::{Kernel, Parameter, slots};
+use super::{DriverDevice, INVALID_VALUE};
+use crate::cuda::kernel::{Kernel, Parameter, Slot, slots};
 use crate::cuda::{Device, DeviceBuffer, Error, Memory, nvrtc};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
+
+/// The most bytes that the parameters of a kernel have together (CUDA C++ Programming Guide,
+/// "Function Parameters"), so also the most parameters.
+const PARAMETER_BYTES: usize = 32_764;
+
+/// `cuFuncGetParamInfo`: function, index; offset and size of that parameter.
+pub(super) type ParameterInfo =
+    unsafe extern "C" fn(*mut c_void, usize, *mut usize, *mut usize) -> c_int;
 
 /// `CUmodule`s by the hash of their source, as addresses. They live as long as the process.
 pub(super) type Modules = HashMap<[u8; 32], usize>;
@@ -38,11 +46,12 @@ thread_local! {
 impl Device {
     /// Runs a kernel on this thread's stream, and waits for its end.
     ///
-    /// The source is trusted: it can write to any GPU memory of the process.
+    /// The source is trusted: it can write to any GPU memory of the process. With a driver older
+    /// than CUDA 12.4, which does not tell what parameters a kernel has, missing ones are zero.
     ///
     /// # Errors
     /// If the device is simulated, a parameter's memory is on another device, there is no libnvrtc,
-    /// the source does not compile, or the driver refuses.
+    /// the source does not compile, the kernel takes other parameters, or the driver refuses.
     pub fn run(&self, kernel: &Kernel, parameters: &mut [Parameter<'_>]) -> Result<(), Error> {
         let Device::Driver(device) = self else {
             return Err(Error::Simulated { device: self.name().to_owned() });
@@ -66,15 +75,30 @@ impl Device {
 
 impl DriverDevice {
     /// Runs a kernel on the calling thread's stream and waits for its end.
-    fn launch(device: &Arc<Self>, kernel: &Kernel, slots: &[[u8; 8]]) -> Result<(), Error> {
+    fn launch(device: &Arc<Self>, kernel: &Kernel, slots: &[Slot]) -> Result<(), Error> {
         device.make_current()?;
         let function = device.function(kernel)?;
         let stream = Self::stream(device)?;
-        let slots: Vec<u64> = slots.iter().map(|slot| u64::from_ne_bytes(*slot)).collect();
-        let mut pointers: Vec<*const u64> = slots.iter().map(std::ptr::from_ref).collect();
+        // The driver reads as many pointers, and behind each as many bytes, as the function
+        // declares. If it does not tell how many, all that a function can declare are readable.
+        let spare = match device.parameter_info {
+            Some(info) => {
+                device.check_parameters(info, kernel, function, slots)?;
+                0
+            }
+            None => PARAMETER_BYTES,
+        };
+        let mut values: Vec<u64> =
+            slots.iter().map(|slot| u64::from_ne_bytes(slot.bytes)).collect();
+        values.resize(slots.len() + spare.div_ceil(size_of::<u64>()), 0);
+        let missing = values.get(slots.len()).map(std::ptr::from_ref);
+        let mut pointers: Vec<*const u64> =
+            values[..slots.len()].iter().map(std::ptr::from_ref).collect();
+        pointers.extend(missing.into_iter().cycle().take(spare));
         let ([gx, gy, gz], [bx, by, bz]) = (kernel.grid, kernel.block);
-        // SAFETY: the function belongs to a loaded module of this context; each parameter is given
-        // as eight readable bytes, of which the driver copies as many as the function declares.
+        // SAFETY: the function belongs to a loaded module of this context; for each parameter that
+        // it declares there is a pointer to as many readable bytes as that has: checked above, or
+        // all that the limit of CUDA allows.
         let launched = unsafe {
             (device.functions.cuLaunchKernel)(
                 function,
@@ -94,6 +118,37 @@ impl DriverDevice {
         // SAFETY: a living stream of this context.
         let ended = unsafe { (device.functions.cuStreamSynchronize)(stream) };
         device.check("cuStreamSynchronize", ended)
+    }
+
+    /// Refuses values that are not what the function takes.
+    fn check_parameters(
+        &self,
+        info: ParameterInfo,
+        kernel: &Kernel,
+        function: *mut c_void,
+        slots: &[Slot],
+    ) -> Result<(), Error> {
+        let (mut takes, mut wrong) = (0, None);
+        while takes <= PARAMETER_BYTES {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: a function of a loaded module, and places for the results.
+            let result = unsafe { info(function, takes, &raw mut offset, &raw mut size) };
+            if result == INVALID_VALUE {
+                break; // The index is not less than the number of parameters.
+            }
+            self.check("cuFuncGetParamInfo", result)?;
+            if let Some(slot) = slots.get(takes).filter(|slot| !slot.fits(size)) {
+                wrong = wrong.or(Some((takes + 1, size, slot.size)));
+            }
+            takes += 1;
+        }
+        let function = || kernel.function.clone();
+        if takes != slots.len() {
+            return Err(Error::ParameterCount { function: function(), takes, given: slots.len() });
+        }
+        wrong.map_or(Ok(()), |(number, takes_bytes, given_bytes)| {
+            Err(Error::ParameterSize { function: function(), number, takes_bytes, given_bytes })
+        })
     }
 
     /// This thread's stream. It waits for the default stream, on which copies run.

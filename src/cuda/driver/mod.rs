@@ -103,6 +103,8 @@ functions! {
 /// A GPU, accessed through the driver.
 pub struct DriverDevice {
     functions: Functions,
+    /// Drivers have it since CUDA 12.4.
+    parameter_info: Option<kernel::ParameterInfo>,
     /// Never closed: the driver leaves threads behind.
     _library: ManuallyDrop<libloading::Library>,
     device: c_int,
@@ -130,8 +132,11 @@ impl DriverDevice {
         // context), and the library is never closed.
         let functions = unsafe { Functions::find(&library) }
             .map_err(|(function, source)| Error::Driver { name: function, source })?;
+        // SAFETY: this function has always had this signature, and the library is never closed.
+        let parameter_info = unsafe { library.get("cuFuncGetParamInfo") }.ok().map(|info| *info);
         let mut opened = Self {
             functions,
+            parameter_info,
             _library: library,
             device: 0,
             context: null_mut(),

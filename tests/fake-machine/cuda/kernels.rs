@@ -15,10 +15,13 @@ type Pack = unsafe extern "C" fn(*mut *mut c_void) -> *mut c_void;
 type Reach = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Run = unsafe extern "C" fn(*mut c_void, *const c_uint, Reach) -> c_int;
 
+type Parameter = unsafe extern "C" fn(usize, *mut usize, *mut usize) -> c_int;
+
 /// What a `CUfunction` points to; it lives as long as the process.
 struct Function {
     pack: Pack,
     run: Run,
+    parameter: Parameter,
 }
 
 #[unsafe(no_mangle)]
@@ -59,15 +62,16 @@ pub unsafe extern "C" fn cuModuleGetFunction(
             let found = unsafe { libc::dlsym(module, symbol.as_ptr().cast()) };
             if found.is_null() { Err(NOT_FOUND) } else { Ok(found) }
         };
-        let (pack, run) = (find("pack")?, find("run")?);
+        let (pack, run, parameter) = (find("pack")?, find("run")?, find("parameter")?);
         // SAFETY: our own NVRTC exports functions of these types under these names.
-        let (pack, run) = unsafe {
-            (
-                std::mem::transmute::<*mut c_void, Pack>(pack),
-                std::mem::transmute::<*mut c_void, Run>(run),
-            )
+        let made = unsafe {
+            Function {
+                pack: std::mem::transmute::<*mut c_void, Pack>(pack),
+                run: std::mem::transmute::<*mut c_void, Run>(run),
+                parameter: std::mem::transmute::<*mut c_void, Parameter>(parameter),
+            }
         };
-        let found = Box::into_raw(Box::new(Function { pack, run }));
+        let found = Box::into_raw(Box::new(made));
         // SAFETY: see `lib.rs`.
         unsafe { tell(function, found.cast()) }
     })
@@ -76,6 +80,34 @@ pub unsafe extern "C" fn cuModuleGetFunction(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> c_int {
     call("cuModuleUnload", |driver| driver.current().map(|_| ()))
+}
+
+/// `paramIndex` must be less than the number of parameters, `paramSize` may be null (`cuda.h`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetParamInfo(
+    function: *mut c_void,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> c_int {
+    call("cuFuncGetParamInfo", |driver| {
+        driver.current()?;
+        if function.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: made by `cuModuleGetFunction`, and never freed.
+        let function = unsafe { &*function.cast::<Function>() };
+        let (mut own_offset, mut own_size) = (0, 0);
+        // SAFETY: places for the results.
+        if unsafe { (function.parameter)(index, &raw mut own_offset, &raw mut own_size) } != 0 {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: see `lib.rs`.
+        unsafe {
+            tell(offset, own_offset)?;
+            if size.is_null() { Ok(()) } else { tell(size, own_size) }
+        }
+    })
 }
 
 /// Where a kernel finds the device memory that a parameter points to.

@@ -4,7 +4,8 @@
 //! A kernel's threads run one after the other. There is no shared memory, no `__syncthreads`, no
 //! library of CUDA's, and nothing is learned of machine code. What `g++` refuses is the compiler's
 //! log. The "machine code" is a mark and the path of a shared library, which exports for each kernel
-//! `cc_pack_NAME`, which copies the parameters of a launch, and `cc_run_NAME`, which runs it.
+//! `cc_pack_NAME`, which copies the parameters of a launch, `cc_run_NAME`, which runs it, and
+//! `cc_parameter_NAME`, which tells where a parameter lies among them.
 //!
 //! *Invariant:* a file that was compiled stays until the process that compiled it exits.
 
@@ -68,6 +69,18 @@ int cc_run(void (*)(A...), void *packed, const unsigned *d, void *(*reach)(void 
     delete launch;
     return good ? 0 : 1;
 }
+template <class... A>
+int cc_parameter(void (*)(A...), std::size_t index, std::size_t *offset, std::size_t *size) {
+    std::size_t end = 0, at = 0;
+    int missing = 1;
+    auto next = [&](std::size_t bytes, std::size_t alignment) {
+        end = (end + alignment - 1) / alignment * alignment;
+        if (at++ == index) { *offset = end; *size = bytes; missing = 0; }
+        end += bytes;
+    };
+    (next(sizeof(A), alignof(A)), ...);
+    return missing;
+}
 #line 1 "task.cu"
 "#;
 
@@ -114,7 +127,9 @@ impl Program {
             source.push_str(&format!(
                 "extern \"C\" void *cc_pack_{name}(void **from) {{ return cc_pack({name}, from); }}\n\
                  extern \"C\" int cc_run_{name}(void *packed, const unsigned *d, \
-                 void *(*reach)(void *)) {{ return cc_run({name}, packed, d, reach); }}\n"
+                 void *(*reach)(void *)) {{ return cc_run({name}, packed, d, reach); }}\n\
+                 extern \"C\" int cc_parameter_{name}(std::size_t index, std::size_t *offset, \
+                 std::size_t *size) {{ return cc_parameter({name}, index, offset, size); }}\n"
             ));
         }
         std::fs::write(&text, source)?;

@@ -186,7 +186,8 @@ pub enum CudaParameter {
 pub struct CudaTask {
     /// The code to run, and its launch configuration.
     pub kernel: Kernel,
-    /// Its parameters, in order.
+    /// Its parameters, in order. With a driver older than CUDA 12.4, which cannot tell how many the
+    /// kernel takes, missing ones are zero; with others they are an error.
     pub parameters: Vec<CudaParameter>,
 }
 
