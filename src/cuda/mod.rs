@@ -320,7 +320,8 @@ impl DeviceBuffer {
     ///
     /// # Safety
     /// The range stays allocated until the buffer is dropped, and nobody else writes to it; while
-    /// the buffer is written, nobody reads it.
+    /// the buffer is written, nobody reads it. The context that it was allocated in, or that is
+    /// current now if it belongs to none, is not destroyed before.
     pub unsafe fn foreign(address: u64, bytes: usize) -> Result<Self, Error> {
         // SAFETY: the caller's promise.
         let memory = unsafe { driver::ForeignMemory::new(address, bytes) }?;
@@ -328,7 +329,7 @@ impl DeviceBuffer {
     }
 
     /// The context that its memory belongs to, if another library has allocated it.
-    pub fn foreign_context(&self) -> Option<ForeignContext> {
+    pub fn foreign_context(&self) -> Option<&ForeignContext> {
         match &self.memory {
             Memory::Simulated(_) | Memory::Driver(_) => None,
             Memory::Foreign(memory) => memory.context(),

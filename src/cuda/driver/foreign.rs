@@ -2,7 +2,8 @@
 //!
 //! Makes no context and initialises nothing; who has such memory has done that.
 //!
-//! *Invariant:* each call has the context current in which the memory was allocated.
+//! *Invariant:* each call has the context current in which the memory was allocated, and that
+//! context has not been destroyed: the driver need not notice one that has.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -59,8 +60,10 @@ fn check(driver: &Driver, call: &'static str, result: c_int) -> Result<(), Error
     Err(Error::Call { call, reason })
 }
 
-/// A CUDA context of another library of this process, which keeps it until the process ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A CUDA context of another library of this process.
+///
+/// *Invariant:* it is not destroyed as long as this value is used.
+#[derive(Debug, PartialEq, Eq)]
 pub struct ForeignContext(*mut c_void);
 
 // SAFETY: a handle, which is only made current; any thread may do that.
@@ -70,20 +73,25 @@ unsafe impl Sync for ForeignContext {}
 
 impl ForeignContext {
     /// The context that is current on this thread; `None` without a driver or a context.
-    pub fn current() -> Option<Self> {
-        let mut context = null_mut();
-        // SAFETY: a place for the result.
-        let result = unsafe { (driver().ok()?.functions.cuCtxGetCurrent)(&raw mut context) };
-        (result == SUCCESS && !context.is_null()).then_some(Self(context))
+    ///
+    /// # Safety
+    /// The context is not destroyed as long as the value is used.
+    pub unsafe fn current() -> Option<Self> {
+        current().map(Self)
+    }
+
+    /// Whether a context is current on this thread.
+    pub fn is_there() -> bool {
+        current().is_some()
     }
 
     /// Makes it current on this thread.
     ///
     /// # Errors
-    /// If it is gone, or the device has faulted.
-    pub fn make_current(self) -> Result<(), Error> {
+    /// If the device has faulted.
+    pub fn make_current(&self) -> Result<(), Error> {
         let driver = driver()?;
-        // SAFETY: a context of this process; the driver refuses one that is gone.
+        // SAFETY: a context of this process, which is not destroyed.
         let result = unsafe { (driver.functions.cuCtxSetCurrent)(self.0) };
         check(driver, "cuCtxSetCurrent", result)
     }
@@ -92,8 +100,11 @@ impl ForeignContext {
     /// default stream, 2 the stream of a thread of its own.
     ///
     /// # Errors
-    /// If the stream is gone, or some of its work has failed.
-    pub fn wait(self, stream: Option<u64>) -> Result<(), Error> {
+    /// If some of its work has failed.
+    ///
+    /// # Safety
+    /// A stream that is not one of the default ones has not been destroyed.
+    pub unsafe fn wait(&self, stream: Option<u64>) -> Result<(), Error> {
         self.make_current()?;
         let driver = driver()?;
         // Which thread's stream 2 is, nobody says: this waits for all streams.
@@ -103,12 +114,20 @@ impl ForeignContext {
             return check(driver, "cuCtxSynchronize", result);
         }
         let stream = stream.and_then(|stream| usize::try_from(stream).ok()).unwrap_or(1);
-        // SAFETY: the context is current; the driver refuses a stream that it does not know.
+        // SAFETY: the context is current; the stream exists, by the caller's promise.
         let result = unsafe {
             (driver.functions.cuStreamSynchronize)(std::ptr::with_exposed_provenance_mut(stream))
         };
         check(driver, "cuStreamSynchronize", result)
     }
+}
+
+/// The context that is current on this thread.
+fn current() -> Option<*mut c_void> {
+    let mut context = null_mut();
+    // SAFETY: a place for the result.
+    let result = unsafe { (driver().ok()?.functions.cuCtxGetCurrent)(&raw mut context) };
+    (result == SUCCESS && !context.is_null()).then_some(context)
 }
 
 /// A range of a GPU's memory that another library has allocated.
@@ -128,23 +147,23 @@ impl ForeignMemory {
         }
         let driver = driver()?;
         let mut context: *mut c_void = null_mut();
-        // SAFETY: a place for the attribute, which is a handle; the driver refuses addresses that
-        // it does not know.
+        // SAFETY: a place for the attribute, which is a handle; an address that CUDA did not
+        // allocate is documented to be answered with an error.
         let result = unsafe {
             (driver.functions.cuPointerGetAttribute)((&raw mut context).cast(), CONTEXT, address)
         };
         check(driver, "cuPointerGetAttribute", result)?;
         // Memory that the driver's own pools have allocated has none: that of this thread will do.
-        let found = Some(context).filter(|context| !context.is_null()).map(ForeignContext);
-        Ok(Self { address, bytes, context: found.or_else(ForeignContext::current) })
+        let context = Some(context).filter(|context| !context.is_null()).or_else(current);
+        Ok(Self { address, bytes, context: context.map(ForeignContext) })
     }
 
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    pub(crate) fn context(&self) -> Option<ForeignContext> {
-        self.context
+    pub(crate) fn context(&self) -> Option<&ForeignContext> {
+        self.context.as_ref()
     }
 
     /// The device address, in the form that UCX takes.
@@ -154,7 +173,7 @@ impl ForeignMemory {
 
     /// Copies `bytes` to `offset`; the caller has checked that they fit.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        let Some(context) = self.context else { return Ok(()) };
+        let Some(context) = &self.context else { return Ok(()) };
         context.make_current()?;
         let driver = driver()?;
         // SAFETY: the range lies within this allocated memory, and the source is readable.
@@ -170,7 +189,7 @@ impl ForeignMemory {
 
     /// Copies from `offset`; the caller has checked the range.
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
-        let Some(context) = self.context else { return Ok(()) };
+        let Some(context) = &self.context else { return Ok(()) };
         context.make_current()?;
         let driver = driver()?;
         // SAFETY: the range lies within this allocated memory, and the target is writable.

@@ -98,13 +98,13 @@ enum Command {
 
 /// Whether this thread has a CUDA context, so that its process may have device memory.
 pub fn has_context() -> bool {
-    ForeignContext::current().is_some()
+    ForeignContext::is_there()
 }
 
 /// The range as a buffer, once the work on it is done.
 ///
 /// # Safety
-/// As `DeviceBuffer::foreign` and `HostMemory::foreign`.
+/// As `DeviceBuffer::foreign` and `HostMemory::foreign`; and the stream exists.
 unsafe fn waited_for(range: Range) -> Result<Buffer, String> {
     match range.place {
         Place::Host(address) => {
@@ -118,7 +118,8 @@ unsafe fn waited_for(range: Range) -> Result<Buffer, String> {
             let buffer = unsafe { DeviceBuffer::foreign(address, range.len) };
             let buffer = buffer.map_err(|error| error.to_string())?;
             if let Some(context) = buffer.foreign_context() {
-                context.wait(stream).map_err(|error| error.to_string())?;
+                // SAFETY: the caller's promise.
+                unsafe { context.wait(stream) }.map_err(|error| error.to_string())?;
             }
             Ok(Buffer::Device(buffer))
         }
@@ -132,7 +133,10 @@ impl Engine {
     /// # Errors
     /// If UCX cannot be opened; later calls return the same.
     pub fn plane(&self, library: Option<&Path>) -> Result<&Plane, String> {
-        let plane = self.plane.get_or_init(|| Plane::open(ForeignContext::current(), library));
+        // SAFETY: it belongs to RMM or CuPy, which use the device's primary context and leave it to
+        // the end of the process.
+        let context = || unsafe { ForeignContext::current() };
+        let plane = self.plane.get_or_init(|| Plane::open(context(), library));
         plane.as_ref().map_err(Clone::clone)
     }
 
@@ -184,7 +188,8 @@ impl Plane {
     /// Offers ranges under the transfer's [`Transfer::id`]; it ends when they have been sent.
     ///
     /// # Safety
-    /// The ranges stay allocated and unchanged until the transfer is released.
+    /// The ranges stay allocated and unchanged, and their streams exist, until the transfer is
+    /// released.
     pub unsafe fn offer(
         &self,
         ranges: Vec<Range>,
@@ -198,7 +203,8 @@ impl Plane {
     /// Fills ranges with what a process offers; the transfer ends when they are full.
     ///
     /// # Safety
-    /// The ranges stay allocated, and nobody uses them until the transfer is released.
+    /// The ranges stay allocated, their streams exist, and nobody uses them until the transfer is
+    /// released.
     pub unsafe fn fetch(
         &self,
         from: &[u8],

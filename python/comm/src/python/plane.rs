@@ -81,8 +81,9 @@ pub(super) fn offer(
     frames: Vec<Given>,
 ) -> PyResult<Transfer> {
     begin(py, connection, frames, |plane, ranges| {
-        // SAFETY: the keepers hold the memory until the transfer is released. Nobody changes what is
-        // being sent: the promise of who sends it, as over sockets.
+        // SAFETY: the keepers hold the memory until the transfer is released, and with it its stream:
+        // whoever exports one keeps it as long as the object (CUDA Array Interface, version 3).
+        // Nobody changes what is being sent: the promise of who sends it, as over sockets.
         unsafe { plane.offer(ranges, &events.completions) }
     })
 }
