@@ -13,6 +13,15 @@ use serde::{Deserialize, Serialize};
 /// The scheduler's name among the processes of a cluster.
 pub const SCHEDULER: &str = "scheduler";
 
+/// The control API's socket in a run directory, without its extension.
+pub const CONTROL: &str = "control";
+
+/// The fork server's socket in a run directory, without its extension.
+pub const FORK_SERVER: &str = "fork";
+
+/// What no worker may be called: the other processes of a cluster, and their sockets.
+pub const RESERVED: [&str; 5] = [SCHEDULER, CONTROL, FORK_SERVER, "supervisor", "guardian"];
+
 /// A GPU's number in NVML order, for people. CUDA's order is the same only under
 /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 #[derive(

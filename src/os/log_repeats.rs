@@ -33,7 +33,8 @@ pub(super) enum Verdict {
 /// Counts UCX's errors and warnings by shape.
 #[derive(Debug, Default)]
 pub(super) struct Repeats {
-    /// By shape: all lines so far, and those left out since one was written.
+    /// By shape: all lines so far, and those left out since one was written. Under the empty shape,
+    /// those of all shapes beyond [`SHAPES`]: so many are no repetition, but may be as long.
     seen: HashMap<Vec<u8>, (u64, u64)>,
 }
 
@@ -41,11 +42,10 @@ impl Repeats {
     /// Judges a complete line.
     pub(super) fn judge(&mut self, line: &[u8]) -> Verdict {
         let Some(message) = ucx_message(line) else { return Verdict::Write };
-        if self.seen.len() >= SHAPES {
-            // So many different errors are no repetition.
-            return Verdict::Write;
-        }
-        let (count, left_out) = self.seen.entry(shape(message)).or_default();
+        let shape = shape(message);
+        let is_remembered = self.seen.len() < SHAPES || self.seen.contains_key(&shape);
+        let (count, left_out) =
+            self.seen.entry(if is_remembered { shape } else { Vec::new() }).or_default();
         *count += 1;
         if *count > FIRST && !count.is_power_of_two() {
             *left_out += 1;
@@ -122,6 +122,26 @@ mod tests {
             .sum();
         assert_eq!(written as u64 + counted + repeats.finish(), 1000);
         assert_eq!(repeats.judge(refused(1).as_bytes()), Verdict::Write, "a new process's first");
+    }
+
+    #[test]
+    fn the_limit_holds_however_many_shapes_there_are() {
+        let mut repeats = Repeats::default();
+        let mut judge = |shape: u32, number: u32| {
+            let line = refused(number).replace("ibv_reg_mr", &format!("call_{shape}_x"));
+            // Digits would be one shape.
+            let letters = line.replace("call_", &"c".repeat(shape as usize + 1));
+            repeats.judge(letters.as_bytes())
+        };
+        let mut written = 0;
+        for number in 0..100 {
+            for shape in 0..400 {
+                written += u64::from(judge(shape, number) != Verdict::LeaveOut);
+            }
+        }
+        // Of each remembered shape the first eight, the 16th, 32nd and 64th; of all others together
+        // the first eight and the powers of two below 14,400.
+        assert_eq!(written, SHAPES as u64 * (8 + 3) + 8 + 10);
     }
 
     #[test]

@@ -5,12 +5,12 @@
 //! *Invariant:* everything reported has been read from the kernel.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
 use nix::time::{ClockId, clock_gettime};
@@ -43,10 +43,13 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the number is only handed to `fcntl`, which refuses one that is not open.
-    let born = unsafe { BorrowedFd::borrow_raw(number) };
-    let own = fcntl(born, FcntlArg::F_DUPFD_CLOEXEC(3))?;
-    fcntl(born, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    let command = |command: libc::c_int, argument: libc::c_int| {
+        // SAFETY: `fcntl` takes any number and refuses one that is not open; the commands below
+        // touch no memory.
+        Errno::result(unsafe { libc::fcntl(number, command, argument) })
+    };
+    let own = command(libc::F_DUPFD_CLOEXEC, 3)?;
+    command(libc::F_SETFD, libc::FD_CLOEXEC)?;
     // SAFETY: the kernel has just made this descriptor for the caller.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
 }

@@ -204,8 +204,13 @@ pub enum Unsound {
          and '_' that begins with a letter or digit"
     )]
     Name { at: usize, name: String },
-    /// A worker has the name of another process.
-    #[error("workers[{at}].name: another process is called {name}, too")]
+    /// A worker has the name of another of the cluster's processes, or of its socket.
+    #[error(
+        "workers[{at}].name: {name} is not free: a cluster's own process or socket is called so"
+    )]
+    Reserved { at: usize, name: String },
+    /// A worker has the name of another one.
+    #[error("workers[{at}].name: another worker is called {name}, too")]
     Taken { at: usize, name: String },
     /// The workers are not in rank order.
     #[error("workers[{at}].rank: {rank} is not the worker's place, {at}")]

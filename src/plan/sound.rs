@@ -9,23 +9,26 @@ use std::collections::BTreeSet;
 use super::engine::EnginePlan;
 use super::error::{LONGEST, Unsound};
 use super::form::Plan;
-use crate::ids::SCHEDULER;
+use crate::ids::RESERVED;
 
 impl Plan {
     /// Checks what every plan has.
     ///
     /// # Errors
-    /// If it has no worker, names that are no names or occur twice, ranks out of order, or lacks
+    /// If it has no worker, names that are no names, are reserved or occur twice, ranks out of order, or lacks
     /// the scheduler of its engine.
     pub fn check(&self) -> Result<(), Unsound> {
         if self.workers.is_empty() {
             return Err(Unsound::NoWorker);
         }
-        let mut names = BTreeSet::from([SCHEDULER]);
+        let mut names = BTreeSet::new();
         for (at, worker) in self.workers.iter().enumerate() {
             let name = worker.name.as_str();
             if !is_name(name) {
                 return Err(Unsound::Name { at, name: name.chars().take(80).collect() });
+            }
+            if RESERVED.contains(&name) {
+                return Err(Unsound::Reserved { at, name: name.to_owned() });
             }
             if !names.insert(name) {
                 return Err(Unsound::Taken { at, name: name.to_owned() });

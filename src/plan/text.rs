@@ -45,6 +45,7 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::RESERVED;
     use serde_json::{Value, json};
 
     fn written() -> Value {
@@ -98,7 +99,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        for name in ["../../y", "", ".hidden", "a/b", "gpu 0", "scheduler", "gpu0"] {
+        for name in ["../../y", "", ".hidden", "a/b", "gpu 0", "gpu0"].iter().chain(&RESERVED) {
             let said = edited(&|plan| plan["workers"][1]["name"] = json!(name));
             assert!(said.starts_with("workers[1].name: "), "{name}: {said}");
         }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::engine::links;
+use crate::ids::FORK_SERVER;
 use crate::os::run_directory::Paths;
 use crate::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 use crate::spec::WorkerNames;
@@ -340,7 +341,7 @@ pub(super) fn file(paths: &Paths) -> PathBuf {
 
 /// Where the fork server listens.
 pub(super) fn fork_socket(paths: &Paths) -> PathBuf {
-    paths.root().join("fork.sock")
+    paths.socket(FORK_SERVER)
 }
 
 fn is_false(value: &str) -> bool {

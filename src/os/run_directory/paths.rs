@@ -16,13 +16,12 @@ use nix::sys::socket::{
 };
 
 use super::{RunDirectoryError, base, check_own, open_directory};
-use crate::ids::ClusterName;
+use crate::ids::{CONTROL, ClusterName};
 use crate::os::shared_memory;
 use crate::wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
 const TOPOLOGY: &str = "topology.json";
-const CONTROL: &str = "control.sock";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
 const LOGS: &str = "logs";
@@ -92,7 +91,7 @@ impl Paths {
 
     /// The control API's socket.
     pub fn control(&self) -> PathBuf {
-        self.root.join(CONTROL)
+        self.socket(CONTROL)
     }
 
     /// The cluster's secret.
@@ -111,7 +110,7 @@ impl Paths {
         text.parse().map_err(|source| SecretFileError::Content { path, source })
     }
 
-    /// The socket of a process of the native engine, or of a Dask worker.
+    /// The socket of a process, or another of [`RESERVED`](crate::ids::RESERVED).
     pub fn socket(&self, process: &str) -> PathBuf {
         self.root.join(format!("{process}.sock"))
     }
