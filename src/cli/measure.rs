@@ -299,7 +299,8 @@ impl Ways {
                     }
                     progress.show(&group);
                     let streams = trials::fitted(&mut meter, streams, self.budget.0).await?;
-                    let results = meter.measure(&streams).await?;
+                    let results =
+                        meter.measure(&streams, trials::patience(&streams, self.budget.0)).await?;
                     pairs.extend(rows(background, &streams, &results));
                     progress.done(group.len() as u64);
                 }
@@ -375,7 +376,8 @@ impl Ways {
             let ping = links::ping(from, to, memory);
             let ping = meter.ping(Measurement { cpus: self.pin.or_else(apart), ..ping });
             let ping = trials::fitted(meter, vec![ping], self.budget.0).await?;
-            for Measured { result, .. } in meter.measure(&ping).await? {
+            let within = trials::patience(&ping, self.budget.0);
+            for Measured { result, .. } in meter.measure(&ping, within).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);
                 latencies.extend(latency.map(|latency| ((from.clone(), to.clone()), latency)));
             }

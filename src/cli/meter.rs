@@ -3,10 +3,12 @@
 //!
 //! *Invariant:* a measurement that fails has a result that says why.
 
+use std::time::Duration;
+
 use super::failure::{Exit, Failure};
 use crate::cluster::Control;
 use crate::engine::links::Measured;
-use crate::engine::links::trials::Measures;
+use crate::engine::links::trials::{self, Measures};
 use crate::engine::{dask, native};
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan};
@@ -56,9 +58,13 @@ impl Meter {
 impl Measures for Meter {
     type Error = Failure;
 
-    async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Failure> {
+    async fn measure(
+        &mut self,
+        all: &[Measurement],
+        within: Duration,
+    ) -> Result<Vec<Measured>, Failure> {
         match self {
-            Self::Native(client) => client.measure(all).await.map_err(unmeasured),
+            Self::Native(client) => client.measure(all, within).await.map_err(unmeasured),
             Self::Dask(client, control) => {
                 let state = control.read::<ClusterState>("/v1/state").await;
                 let state = state.map_err(|error| Failure::new(Exit::Failed, error))?;
@@ -76,7 +82,8 @@ impl Measures for Meter {
                         }),
                     }
                 }
-                results.extend(client.measure(asked).await);
+                let measured = tokio::time::timeout(within, client.measure(asked)).await;
+                results.extend(measured.map_err(|_| silent(all, within))?);
                 Ok(results)
             }
         }
@@ -91,6 +98,12 @@ fn address(state: &ClusterState, name: &str) -> Result<String, String> {
     let runs = matches!(worker.state, ProcessPhase::Ready | ProcessPhase::Unresponsive);
     let ready = worker.address.clone().filter(|_| runs);
     ready.ok_or_else(|| format!("{name} is {}", worker.standing()))
+}
+
+fn silent(all: &[Measurement], within: Duration) -> Failure {
+    let ways = trials::named(all);
+    let error = anyhow::anyhow!("no result for {ways} within {within:.0?}");
+    Failure::new(Exit::Failed, error).hint(trials::SILENT_HINT)
 }
 
 fn unmeasured(error: native::Error) -> Failure {

@@ -77,7 +77,7 @@ pub(super) async fn verify(
     for (memory, size) in kinds {
         for stream in streams(plan, memory, size) {
             let stream = trials::fitted(&mut client, vec![stream], BUDGET).await?;
-            let measured = client.measure(&stream).await?;
+            let measured = client.measure(&stream, trials::patience(&stream, BUDGET)).await?;
             let rows = stream.iter().zip(&measured);
             pairs.extend(rows.map(|(stream, measured)| links::row(background, stream, measured)));
         }

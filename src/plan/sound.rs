@@ -15,8 +15,8 @@ impl Plan {
     /// Checks what every plan has.
     ///
     /// # Errors
-    /// If it has no worker, names that are no names, are reserved or occur twice, ranks out of order, or lacks
-    /// the scheduler of its engine.
+    /// If it has no worker, names that are no names, are reserved or occur twice, ranks out of
+    /// order, or lacks the scheduler of its engine.
     pub fn check(&self) -> Result<(), Unsound> {
         if self.workers.is_empty() {
             return Err(Unsound::NoWorker);

@@ -26,7 +26,8 @@ pub struct Registration {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "a field that says nothing more has its name")]
 pub enum FromWorker {
-    /// Every expected peer is connected and has passed its messages.
+    /// Every expected peer is connected and has passed its messages; sent again when later ones
+    /// are.
     Connected {
         /// The lanes of the connection to each.
         peers: Vec<PeerLanes>,

@@ -317,6 +317,38 @@ fn a_worker_restarts_and_the_cluster_scales_when_asked() {
 }
 
 #[test]
+fn a_scheduler_that_is_lost_after_a_scale_down_gets_its_workers_back() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "few", "--detach", "--n-workers", "3"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let ready_with = |workers: usize, state: &serde_json::Value| {
+        let all = state["workers"].as_array().expect("workers").iter();
+        let ready = all.filter(|worker| worker["state"] == "ready").count();
+        state["state"] == "ready" && ready == workers
+    };
+    let eventually_ready_with = |workers: usize, former: Option<u64>| {
+        eventually("READY with the workers that are wanted", Duration::from_secs(40), || {
+            let state = sandbox.state("few");
+            state["scheduler"]["pid"].as_u64() != former && ready_with(workers, &state)
+        });
+    };
+    assert_eq!(sandbox.run(&["scale", "few", "2"]).code, 0);
+    eventually_ready_with(2, None);
+    let scheduler = sandbox.state("few")["scheduler"]["pid"].as_u64().expect("a pid");
+    sandbox.kill(scheduler);
+    eventually_ready_with(2, Some(scheduler));
+    let scheduler = sandbox.state("few")["scheduler"]["pid"].as_u64().expect("a pid");
+    assert_eq!(sandbox.run(&["restart", "few", "scheduler"]).code, 0);
+    eventually_ready_with(2, Some(scheduler));
+    assert_eq!(sandbox.run(&["scale", "few", "3"]).code, 0);
+    eventually_ready_with(3, None);
+    let verified = sandbox.run(&["verify", "few"]);
+    assert!(verified.stdout.starts_with("6 of 6 ok"), "{verified}");
+    assert_eq!(sandbox.run(&["down", "few"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("few");
+}
+
+#[test]
 fn questions_about_clusters_that_do_not_run_have_clear_answers() {
     let sandbox = Sandbox::new();
     for arguments in [["down", "nobody"], ["logs", "nobody"]] {

@@ -6,13 +6,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use cuda_cluster::engine::native::client::Client;
 use cuda_cluster::plan::Plan;
+use cuda_cluster::wire::native::WorkerLanes;
 use cuda_cluster::wire::status::{self, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -272,6 +275,56 @@ impl Cluster {
     pub(crate) fn signal(&mut self, name: &str, signal: Signal) {
         let pid = self.pid(name);
         kill(pid, signal).expect("the process is there");
+    }
+
+    /// Waits until the scheduler knows the lanes between all workers.
+    pub(crate) fn know_each_other(&self) -> Vec<WorkerLanes> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let start = Instant::now();
+        loop {
+            let lanes = runtime.block_on(async {
+                let mut client = Client::connect(self.directory()).await.expect("a scheduler");
+                client.workers().await.expect("a scheduler")
+            });
+            let complete = |worker: &WorkerLanes| worker.peers.len() + 1 == self.workers;
+            if lanes.len() == self.workers && lanes.iter().all(complete) {
+                return lanes;
+            }
+            assert!(start.elapsed() < PATIENCE, "{lanes:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Reserves a place in the queue through which peers write to a worker, and leaves it empty, as
+    /// a peer does that is killed in between: UCX's `uct_mm_fifo_ctl_t` (mm_iface.h) begins with the
+    /// number of reserved places, followed by the length and the name of a socket, and two cache
+    /// lines later by the owner's process id.
+    pub(crate) fn block_queue(&mut self, name: &str) {
+        let pid = self.pid(name).as_raw();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its memory");
+        let memory = fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        let memory = memory.expect("a child's memory");
+        for line in maps.lines().filter(|line| line.contains("rw-s") && line.contains("posix")) {
+            let (begin, rest) = line.split_once('-').expect("a range");
+            let end = rest.split(' ').next().expect("a range");
+            let place = |text: &str| u64::from_str_radix(text, 16).expect("an address");
+            for at in (place(begin)..place(end) - 192).step_by(64) {
+                let mut head = [0; 140];
+                if memory.read_exact_at(&mut head, at).is_err() {
+                    break;
+                }
+                let length = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
+                let owner = i32::from_ne_bytes([head[136], head[137], head[138], head[139]]);
+                let is_socket = head[12..15] == [1, 0, 0] && (3..=110).contains(&length);
+                if is_socket && owner == pid {
+                    let reserved = u64::from_ne_bytes(head[..8].try_into().expect("eight bytes"));
+                    memory.write_all_at(&(reserved + 1).to_ne_bytes(), at).expect("written");
+                    return;
+                }
+            }
+        }
+        panic!("{name} has no queue in shared memory:\n{maps}");
     }
 
     /// Kills a process and waits for its end.

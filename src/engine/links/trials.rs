@@ -16,11 +16,37 @@ pub trait Measures {
     type Error;
 
     /// Runs all of these measurements at the same time. A measurement that fails has a result that
-    /// says why.
+    /// says why. If not all have a result in time (see [`patience`]), this fails.
     fn measure(
         &mut self,
         all: &[Measurement],
+        within: Duration,
     ) -> impl Future<Output = Result<Vec<Measured>, Self::Error>> + Send;
+}
+
+/// Longest time without results, besides that of the measurements: far beyond that in which a busy
+/// machine answers, and in which a worker that is killed or blocked is noticed and reported.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Less than any connection carries within a machine, in bytes per second.
+const SLOWEST: f64 = 1e8;
+
+/// How long to wait for measurements that fit into a budget, or for a trial of them: after that, a
+/// process hangs.
+pub fn patience(all: &[Measurement], budget: Duration) -> Duration {
+    // At least one message and one before it, in each direction, and a trial's two rounds of two.
+    let bytes: f64 = all.iter().map(|measurement| 4.0 * measurement.size as f64).sum();
+    SILENCE + 4 * budget + Duration::from_secs_f64(bytes / SLOWEST)
+}
+
+/// What to do about measurements without results.
+pub const SILENT_HINT: &str =
+    "'cuda-cluster ps' shows which process does not answer, and 'restart' starts a worker again";
+
+/// The connections of measurements, for an error: `gpu0 to gpu1`.
+pub fn named(all: &[Measurement]) -> String {
+    let ways = all.iter().map(|one| format!("{} to {}", one.from, one.to));
+    ways.collect::<Vec<_>>().join(", ")
 }
 
 /// Limits each measurement to what fits a time budget, by running trials that grow until the
@@ -37,7 +63,7 @@ pub async fn fitted<M: Measures>(
     let mut trials: Vec<Measurement> = all.iter().map(trial).collect();
     let took = loop {
         let before = begin.elapsed();
-        let took = meter.measure(&trials).await?;
+        let took = meter.measure(&trials, patience(&trials, budget)).await?;
         let spent = begin.elapsed();
         let larger: Option<Vec<Measurement>> =
             trials.iter().zip(&all).map(|(trial, full)| larger(trial, full)).collect();

@@ -5,18 +5,22 @@
 //! *Invariant:* the scheduler's address and the secret come from the run directory alone.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::net::UnixStream;
 
 use super::connection;
-use super::error::Error;
+use super::error::{ConversationError, Error};
 use crate::engine::links::Measured;
-use crate::engine::links::trials::Measures;
+use crate::engine::links::trials::{self, Measures};
 use crate::ids::SCHEDULER;
 use crate::os::run_directory::Paths;
 use crate::wire::frame::FRAME_LIMIT;
 use crate::wire::greeting::Role;
 use crate::wire::native::{FromClient, Measurement, ToClient, WorkerLanes};
+
+/// How long a scheduler may take to authenticate: it is stopped or hangs if it takes longer.
+const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 
 /// A connection to a cluster's scheduler.
 #[derive(Debug)]
@@ -28,11 +32,13 @@ impl Client {
     /// Connects to the scheduler of the cluster with this run directory.
     ///
     /// # Errors
-    /// If there is no cluster, or it has another secret.
+    /// If there is no cluster, it has another secret, or its scheduler does not answer.
     pub async fn connect(run_directory: &Path) -> Result<Self, Error> {
         let paths = Paths::at(run_directory);
         let secret = paths.read_secret()?;
-        let stream = connection::connect(&paths, SCHEDULER, &secret, Role::Client).await?;
+        let connecting = connection::connect(&paths, SCHEDULER, &secret, Role::Client);
+        let slow = |_| Error::Conversation(ConversationError::Slow);
+        let stream = tokio::time::timeout(CONNECT_WITHIN, connecting).await.map_err(slow)??;
         Ok(Self { stream })
     }
 
@@ -56,8 +62,19 @@ impl Measures for Client {
     type Error = Error;
 
     /// Results come in the order in which the measurements end; it fails if the scheduler goes
-    /// away.
-    async fn measure(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
+    /// away. After it was not in time, the client is of no more use.
+    async fn measure(
+        &mut self,
+        all: &[Measurement],
+        within: Duration,
+    ) -> Result<Vec<Measured>, Error> {
+        let measured = tokio::time::timeout(within, self.results(all)).await;
+        measured.unwrap_or_else(|_| Err(Error::Silent { ways: trials::named(all), within }))
+    }
+}
+
+impl Client {
+    async fn results(&mut self, all: &[Measurement]) -> Result<Vec<Measured>, Error> {
         for measurement in all {
             let message = FromClient::Measure(measurement.clone());
             connection::send(&mut self.stream, &message).await?;

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use crate::engine::links::trials;
 use crate::os::run_directory::SecretFileError;
 use crate::plan::{EngineKind, PlanTextError};
 use crate::text::in_full;
@@ -62,6 +63,13 @@ pub enum Error {
     /// The scheduler ended, or closed the connection.
     #[error("the scheduler is gone")]
     SchedulerGone,
+    /// Workers that were to measure did not report a result in time.
+    #[error("no result for {ways} within {:.0?}", within)]
+    Silent {
+        /// The connections that were measured.
+        ways: String,
+        within: std::time::Duration,
+    },
     /// UCX refused something.
     #[error("UCX does not work here")]
     Ucx(#[from] ucx::Error),
@@ -127,6 +135,7 @@ impl Error {
             Error::Variable { .. } => {
                 Some("this command is started by `cuda-cluster up`, not by hand".to_owned())
             }
+            Error::Silent { .. } => Some(trials::SILENT_HINT.to_owned()),
             Error::Ucx(error) => error.hint(),
             Error::Device(error) => error.hint(),
             Error::Ports { .. } => {

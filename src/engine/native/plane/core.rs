@@ -54,6 +54,8 @@ pub(super) enum Action {
     Reopened(Member),
     /// All expected peers are reached.
     Ready,
+    /// After READY: a connection has been verified since, and none waits to be.
+    Settled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +118,7 @@ impl Core {
 
     /// Decides what to do about an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
-        let mut actions = Vec::new();
+        let (mut actions, was_ready) = (Vec::new(), self.ready);
         match event {
             Event::Expect(names) => self.expected = Some(names),
             Event::Appeared(member) => self.appear(member, &mut actions),
@@ -160,6 +162,10 @@ impl Core {
         if !self.ready && self.expected_are_proven() {
             self.ready = true;
             actions.push(Action::Ready);
+        }
+        let proven = actions.iter().any(|action| matches!(action, Action::Proven(_)));
+        if was_ready && proven && self.peers.values().all(|peer| peer.way == Way::Proven) {
+            actions.push(Action::Settled);
         }
         actions
     }
@@ -334,7 +340,8 @@ mod tests {
                     Action::Connect(_)
                     | Action::Disconnect(_)
                     | Action::RetryLater(_)
-                    | Action::Reopened(_) => {}
+                    | Action::Reopened(_)
+                    | Action::Settled => {}
                 }
             }
         }

@@ -46,6 +46,8 @@ pub enum Report {
     },
     /// Every expected peer is reached, over these lanes.
     Ready(Vec<PeerLanes>),
+    /// After READY, further peers are reached; these are the lanes to all.
+    Grown(Vec<PeerLanes>),
     /// A connection broke although its peer was not reported lost.
     PeerFailed {
         member: Member,

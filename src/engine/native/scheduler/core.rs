@@ -1,11 +1,16 @@
-//! Which workers there are, which peers each must know, and when the cluster is complete.
+//! Which workers there are, and which peers each must know and reach.
 //!
 //! Pure: events in, messages out. Does not read sockets.
 //!
+//! A worker must reach the workers that registered before it. So of any two, the later one proves
+//! the connection between them, and no worker waits for one that may never come: which workers are
+//! wanted, and so when the cluster is complete, only the supervisor knows.
+//!
 //! *Invariant:* any two registered workers have been told of each other; a name belongs to at
-//! most one registered worker.
+//! most one registered worker; a worker waits only for workers that registered before it and are
+//! still registered.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::engine::native::connection::ConnectionId;
 use crate::wire::native::ToWorker;
@@ -31,30 +36,23 @@ pub(super) enum Action {
     Send { to: ConnectionId, message: ToWorker },
     /// Close a worker's connection, because its successor has registered.
     Close { connection: ConnectionId },
-    /// Every planned worker has been connected once.
-    Complete,
 }
 
 struct Worker {
     member: Member,
     address: Vec<u8>,
-    connected: bool,
+    /// The peers that it must reach; empty once it has.
+    expects: Vec<String>,
     leaving: bool,
 }
 
 /// The scheduler's view of the cluster.
+#[derive(Default)]
 pub(super) struct Core {
-    planned: BTreeSet<String>,
     workers: BTreeMap<ConnectionId, Worker>,
-    complete: bool,
 }
 
 impl Core {
-    /// A cluster that is to have these workers.
-    pub(super) fn new(planned: impl IntoIterator<Item = String>) -> Self {
-        Self { planned: planned.into_iter().collect(), workers: BTreeMap::new(), complete: false }
-    }
-
     /// Decides what to do about an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -64,11 +62,7 @@ impl Core {
             }
             Event::Connected { connection } => {
                 if let Some(worker) = self.workers.get_mut(&connection) {
-                    worker.connected = true;
-                }
-                if !self.complete && self.all_planned_are_connected() {
-                    self.complete = true;
-                    actions.push(Action::Complete);
+                    worker.expects.clear();
                 }
             }
             Event::Leaving { connection } => {
@@ -94,8 +88,9 @@ impl Core {
             self.forget(former, actions);
         }
         let send = |to, message| Action::Send { to, message };
-        let names = self.expected_by(&member.name);
-        actions.push(send(connection, ToWorker::Expect { names }));
+        let expects: Vec<String> =
+            self.workers.values().map(|worker| worker.member.name.clone()).collect();
+        actions.push(send(connection, ToWorker::Expect { names: expects.clone() }));
         for (&other, worker) in &self.workers {
             let (newcomer, present) = (
                 ToWorker::Peer { member: member.clone(), address: address.clone() },
@@ -103,44 +98,30 @@ impl Core {
             );
             actions.extend([send(other, newcomer), send(connection, present)]);
         }
-        let worker = Worker { member, address, connected: false, leaving: false };
+        let worker = Worker { member, address, expects, leaving: false };
         self.workers.insert(connection, worker);
     }
 
     fn forget(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
         let Some(gone) = self.workers.remove(&connection) else { return };
-        for (&to, worker) in &self.workers {
+        for (&to, worker) in &mut self.workers {
             let message = ToWorker::Lost { member: gone.member.clone(), left: gone.leaving };
             actions.push(Action::Send { to, message });
-            // Before the cluster is complete, the workers wait for the successor of a lost one.
-            if self.complete && !worker.connected {
-                let names = self.expected_by(&worker.member.name);
+            let before = worker.expects.len();
+            worker.expects.retain(|name| *name != gone.member.name);
+            // Its successor, if one comes, expects this worker instead.
+            if worker.expects.len() < before {
+                let names = worker.expects.clone();
                 actions.push(Action::Send { to, message: ToWorker::Expect { names } });
             }
         }
-    }
-
-    /// The peers that a worker must reach. At the start, that is every planned worker; a worker
-    /// that joins later must reach those that are present.
-    fn expected_by(&self, name: &str) -> Vec<String> {
-        let others = |other: &&String| *other != name;
-        if self.complete {
-            let connected = self.workers.values().filter(|worker| worker.connected);
-            connected.map(|worker| &worker.member.name).filter(others).cloned().collect()
-        } else {
-            self.planned.iter().filter(others).cloned().collect()
-        }
-    }
-
-    fn all_planned_are_connected(&self) -> bool {
-        self.planned.iter().all(|name| {
-            self.workers.values().any(|worker| worker.connected && worker.member.name == *name)
-        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -162,7 +143,7 @@ mod tests {
     }
 
     fn cluster_of_two() -> Core {
-        let mut core = Core::new(["gpu0", "gpu1"].map(str::to_owned));
+        let mut core = Core::default();
         for (connection, name) in [(0, "gpu0"), (1, "gpu1")] {
             core.handle(registered(connection, name));
         }
@@ -170,10 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_is_complete_when_every_planned_worker_is_connected() {
-        let mut core = cluster_of_two();
-        assert_eq!(core.handle(Event::Connected { connection: 0 }), []);
-        assert_eq!(core.handle(Event::Connected { connection: 1 }), [Action::Complete]);
+    fn a_worker_waits_for_those_that_registered_before_it_and_for_no_others() {
+        let mut core = Core::default();
+        assert_eq!(expects(&core.handle(registered(0, "gpu0")), 0), Some(vec![]));
+        let actions = core.handle(registered(1, "gpu1"));
+        assert_eq!(expects(&actions, 1), Some(vec!["gpu0".to_owned()]));
+        assert_eq!(expects(&actions, 0), None);
     }
 
     #[test]
@@ -191,24 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_rejoins_does_not_wait_for_one_that_stays_away() {
+    fn a_worker_does_not_wait_for_one_that_goes_away() {
         let mut core = cluster_of_two();
-        core.handle(Event::Connected { connection: 0 });
-        core.handle(Event::Connected { connection: 1 });
-        core.handle(Event::Gone { connection: 0 });
-        let actions = core.handle(registered(2, "gpu0"));
-        assert_eq!(expects(&actions, 2), Some(vec!["gpu1".to_owned()]));
+        let actions = core.handle(Event::Gone { connection: 0 });
+        assert_eq!(expects(&actions, 1), Some(vec![]));
+        core.handle(registered(2, "gpu0"));
+        core.handle(Event::Connected { connection: 2 });
         let actions = core.handle(Event::Gone { connection: 1 });
-        assert_eq!(expects(&actions, 2), Some(vec![]));
+        assert_eq!(expects(&actions, 2), None, "it has reached its peers");
     }
 
     proptest! {
-        /// Random lives of four workers; afterwards each knows exactly those that are present.
+        /// Random lives of four workers; after each step, each knows exactly those that are
+        /// present, and of any two the later one must reach the earlier one.
         #[test]
         fn all_registered_workers_know_of_each_other(
             steps in proptest::collection::vec((0usize..4, any::<bool>()), 0..40),
         ) {
-            let mut core = Core::new((0..4).map(|i| format!("gpu{i}")));
+            let mut core = Core::default();
+            let mut awaited: BTreeMap<ConnectionId, BTreeSet<String>> = BTreeMap::new();
             let mut known: BTreeMap<ConnectionId, BTreeSet<Member>> = BTreeMap::new();
             let mut present: BTreeMap<String, Member> = BTreeMap::new();
             for (connection, (name, arrives)) in (0u64..).zip(steps) {
@@ -229,6 +213,9 @@ mod tests {
                         Action::Send { to, message: ToWorker::Lost { member, .. } } => {
                             prop_assert!(known.entry(to).or_default().remove(&member));
                         }
+                        Action::Send { to, message: ToWorker::Expect { names } } => {
+                            awaited.insert(to, names.into_iter().collect());
+                        }
                         _ => {}
                     }
                 }
@@ -236,6 +223,10 @@ mod tests {
                     let others: BTreeSet<_> =
                         present.values().filter(|other| *other != me).cloned().collect();
                     prop_assert_eq!(&known[&me.incarnation], &others);
+                    // Connections are numbered in the order of registration here.
+                    let earlier = others.iter().filter(|one| one.incarnation < me.incarnation);
+                    let earlier: BTreeSet<_> = earlier.map(|one| one.name.clone()).collect();
+                    prop_assert_eq!(&awaited[&me.incarnation], &earlier);
                 }
             }
         }

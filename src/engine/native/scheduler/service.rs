@@ -84,10 +84,9 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
     );
     tracing::info!(socket = %socket.display(), "scheduler listens");
 
-    let names = launch.plan.workers.iter().map(|worker| worker.name.clone());
     let (events, mut incoming) = mpsc::channel(EVENTS);
     let mut service = Service {
-        core: Core::new(names),
+        core: Core::default(),
         relay: Relay::default(),
         tasks: TaskService::new(&launch.plan, &launch.native, launch.paths.root()),
         outboxes: BTreeMap::new(),
@@ -317,7 +316,6 @@ impl Service {
                 self.tasks.gone(connection);
                 self.workers.remove(&connection);
             }
-            Action::Complete => tracing::info!("all workers are connected"),
         }
     }
 

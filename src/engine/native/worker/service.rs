@@ -186,6 +186,10 @@ async fn run(
                         let condition = condition(peers.clone());
                         status.ready(None, peers, ucx.take(), condition);
                     }
+                    Some(Report::Grown(peers)) => {
+                        scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
+                        status.answer(condition(peers));
+                    }
                     Some(Report::Pulse { lanes }) => status.answer(condition(lanes)),
                     Some(Report::PeerFailed { member, cause }) => {
                         let times = broken.entry(member.name.clone()).or_default();

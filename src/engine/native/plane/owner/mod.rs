@@ -5,6 +5,7 @@
 //!
 //! *Invariant:* when there is nothing to do, the thread sleeps.
 
+mod loss;
 mod measuring;
 mod objects;
 mod proof;
@@ -25,8 +26,8 @@ use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers}
 use crate::cuda::Device;
 use crate::engine::native::error::Error;
 use crate::ucx::{
-    self, Completion, EndpointFailure, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext,
-    UcpEndpoint, UcpWorker, WorkerAddress,
+    self, Completion, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint,
+    UcpWorker, WorkerAddress,
 };
 use crate::wire::native::ToWorker;
 use crate::wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
@@ -46,8 +47,10 @@ const PINNED_LOOKS: u32 = 1 << 16;
 /// would have come by then, and the copier of a large one may share the core (hyper-threading).
 const EAGER_LOOKS: u32 = 256;
 
-/// Time before a broken connection to a living peer is tried again.
-const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Time without anything new after which a measurement is no longer polled for: neither a peer that
+/// hangs nor a queue that is blocked may keep this thread from sleeping, where it notices the
+/// latter.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Longest time that operations in flight get to end before everything is closed.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
@@ -155,6 +158,8 @@ impl Owner {
     ) -> Result<(), Error> {
         let mut polling = Polling::new();
         let (mut looks, mut idle_since) = (0u32, Instant::now());
+        // Since when nothing has come, across sleeps.
+        let mut quiet_since = None;
         let mut next = None;
         loop {
             let mut busy = false;
@@ -175,6 +180,7 @@ impl Owner {
             }
             if busy {
                 looks = 0;
+                quiet_since = None;
                 continue;
             }
             looks = looks.saturating_add(1);
@@ -192,7 +198,10 @@ impl Owner {
             }
             if looks == pause_after {
                 idle_since = Instant::now();
+                self.retry();
             }
+            let quiet: Instant = *quiet_since.get_or_insert_with(Instant::now);
+            let measuring = measuring && quiet.elapsed() < QUIET;
             let expecting = !self.echoes.is_empty() || self.transfers.expecting();
             if measuring || polling.continues(idle_since.elapsed(), expecting) {
                 std::thread::yield_now();
@@ -239,6 +248,10 @@ impl Owner {
                 self.begin_measurement(id, measurement, room);
             }
             Command::RoomToReceive { id, from, measure, room, mapped } => {
+                // Gone or broken meanwhile: that ended the measurement at the sender.
+                if !self.links.contains_key(&from) {
+                    return;
+                }
                 self.pin(measure.cpu);
                 let out = self.measurements.prepare(from, id, measure, room, mapped);
                 self.send_one(out);
@@ -396,49 +409,11 @@ impl Owner {
     }
 
     #[inline(never)]
-    fn failed(&mut self, EndpointFailure { endpoint, status }: EndpointFailure) {
-        let key = self.peers_of_endpoints.get(&endpoint);
-        let Some(link) = key.and_then(|key| self.links.get(key)) else { return };
-        let member = link.member.clone();
-        let cause = status.to_string();
-        self.drop_work_with(&member, &cause);
-        let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });
-        self.handle(Event::Broken(member));
-    }
-
-    /// Answers every request to a peer that is gone.
-    fn drop_work_with(&mut self, peer: &Member, cause: &str) {
-        self.transfers.lost(peer, cause);
-        self.drop_early(peer, cause);
-        for ended in self.measurements.lost(peer, cause) {
-            self.report(ended);
-        }
-        self.unpin_when_idle();
-        for (_, (_, reply)) in self.echoes.extract_if(|_, (other, _)| *other == peer.key()) {
-            let error =
-                TransferError::PeerLost { peer: peer.name.clone(), cause: cause.to_owned() };
-            let _ = reply.send(Err(error));
-        }
-    }
-
-    #[inline(never)]
     fn stranger(&mut self) {
         self.strangers += 1;
         // Logged at each power of two, so that a flood does not fill the log.
         if self.strangers.is_power_of_two() {
             tracing::warn!(messages = self.strangers, "messages from strangers are discarded");
-        }
-    }
-
-    fn time_to_retry(&self) -> Option<Duration> {
-        let next = self.retries.iter().map(|(at, _)| *at).min()?;
-        Some(next.saturating_duration_since(Instant::now()))
-    }
-
-    fn retry(&mut self) {
-        let now = Instant::now();
-        for (_, member) in self.retries.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
-            self.handle(Event::Retry(member));
         }
     }
 
@@ -460,14 +435,18 @@ impl Owner {
             Action::Send { to, kind } => self.greet(&to, kind),
             Action::Proven(member) => self.ask_early(&member),
             Action::Reopened(member) => {
-                self.transfers.lost(&member, "it opened its connection anew");
+                self.drop_exchanges_with(&member, "it opened its connection anew");
             }
             Action::RetryLater(member) => {
-                self.retries.push((Instant::now() + RETRY_AFTER, member));
+                self.retries.push((Instant::now() + loss::RETRY_AFTER, member));
             }
             Action::Ready => {
                 let lanes = self.lanes();
                 let _ = self.reports.send(Report::Ready(lanes));
+            }
+            Action::Settled => {
+                let lanes = self.lanes();
+                let _ = self.reports.send(Report::Grown(lanes));
             }
         }
     }
