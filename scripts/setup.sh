@@ -77,13 +77,15 @@ if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" 
 fi
 if [ "${1:-}" = --tests ]; then
     # The Dask engine's tests, and a UCX that knows CUDA; what is installed stands in a copy of the list.
-    list=tests/python/requirements.txt
-    if ! cmp -s "$list" .venv/installed.txt; then
-        say "installing Dask and its friends into .venv"
-        python3 -m venv .venv
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$list"
-        cp "$list" .venv/installed.txt
-    fi
+    for which in "" -oldest; do
+        list=tests/python/requirements$which.txt venv=.venv$which
+        if ! cmp -s "$list" "$venv/installed.txt"; then
+            say "installing Dask and its friends into $venv"
+            python3 -m venv "$venv"
+            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list"
+            cp "$list" "$venv/installed.txt"
+        fi
+    done
 fi
 if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then
     say "installing cargo-mutants into target/tools"

@@ -56,6 +56,21 @@ fn local_cuda_cluster_ends_with_its_python_and_leaves_nothing() {
 }
 
 #[test]
+fn what_we_use_of_dask_is_there() {
+    told_by("test_dask_surface.py");
+}
+
+#[test]
+fn the_oldest_dask_that_we_claim_runs_clusters_as_the_newest_does() {
+    if packages() {
+        if !root().join(".venv-oldest/bin/python").exists() {
+            return skip("dask", ".venv-oldest is not here; scripts/setup.sh --tests");
+        }
+        passes(Command::new(root().join("scripts/oldest-dask.sh")).arg("--short"));
+    }
+}
+
+#[test]
 fn workers_run_as_jobs_of_a_slurm() {
     told_by("test_slurm.py");
 }

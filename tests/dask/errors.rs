@@ -31,7 +31,7 @@ fn missing_packages_come_with_the_line_that_installs_them() {
     let bare = script(folder.path(), answer);
     let said = up_with(&sandbox, &["--python", &bare, "--protocol", "ucxx"]);
     assert_eq!(said.code, 2, "{said}");
-    let line = "python -m pip install dask 'distributed>=2025.1' distributed-ucxx-cu13";
+    let line = "python -m pip install dask 'distributed>=2025.4' distributed-ucxx-cu13";
     assert!(said.stderr.contains(line), "{said}");
     sandbox.assert_nothing_is_left();
 }

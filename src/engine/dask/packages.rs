@@ -13,8 +13,9 @@ use crate::plan::{DaskPlan, Plan};
 /// Oldest Python that today's Dask runs on.
 const OLDEST_PYTHON: &str = "3.10";
 
-/// Oldest `distributed` that our processes have been tested with.
-const OLDEST_DISTRIBUTED: &str = "2025.1";
+/// Oldest `distributed` that our processes are tested with (`scripts/oldest-dask.sh`): the first
+/// whose `Scheduler.identity` takes `n_workers`.
+const OLDEST_DISTRIBUTED: &str = "2025.4";
 
 /// The packages that a plan needs.
 pub fn needs(plan: &Plan, dask: &DaskPlan) -> Vec<Need> {
@@ -144,7 +145,7 @@ mod tests {
         let error = check(Path::new("/v/bin/python"), &found, &ucx_needs()).expect_err("missing");
         insta::assert_snapshot!(format!("{error}\n{}", error.hint().expect("a hint")), @r"
         /v/bin/python lacks distributed for the Dask engine, and distributed-ucxx for the protocol ucxx
-        /v/bin/python -m pip install 'distributed>=2025.1' distributed-ucxx-cu12
+        /v/bin/python -m pip install 'distributed>=2025.4' distributed-ucxx-cu12
         ");
     }
 
@@ -177,6 +178,20 @@ mod tests {
         mixed.packages.insert("distributed-ucxx-cu12".to_owned(), "0.52.0".to_owned());
         let error = check(path, &mixed, &needs).expect_err("mixed");
         assert!(matches!(error, DaskError::CudaMismatch { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_oldest_dask_is_one_wherever_it_is_named() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let oldest = OLDEST_DISTRIBUTED;
+        for (file, text) in [
+            ("pyproject.toml", format!("\"dask>={oldest}\", \"distributed>={oldest}\"")),
+            ("tests/python/requirements-oldest.txt", format!("\ndistributed=={oldest}.0\n")),
+            ("README.md", format!("Dask {oldest} or newer")),
+        ] {
+            let content = std::fs::read_to_string(root.join(file)).expect("a file of the project");
+            assert!(content.contains(&text), "{file} lacks {text}");
+        }
     }
 
     #[test]

@@ -3,9 +3,13 @@
 import os
 import socket
 
+import distributed
 from distributed.utils import get_ip_interface
 
 from cuda_cluster_dask.failure import StartFailure
+
+#: The first release whose HTTP server takes an IPv6 address (`distributed.node`).
+IPV6_DASHBOARD = (2025, 11)
 
 LISTENING = "0A"  # TCP_LISTEN, in the fourth column of /proc/net/tcp, proc(5).
 
@@ -28,9 +32,15 @@ def free(settings, ports, required):
 
 def dashboard_address(settings):
     """Where a dashboard listens. Dask takes an IPv6 address apart at its colons, unless it comes as
-    a pair."""
+    a pair.
+
+    Raises StartFailure where Dask can't listen there.
+    """
     host, _, port = settings["dashboard_address"].rpartition(":")
     if host.startswith("[") and host.endswith("]"):
+        if tuple(map(int, distributed.__version__.split(".")[:2])) < IPV6_DASHBOARD:
+            version, since = distributed.__version__, ".".join(map(str, IPV6_DASHBOARD))
+            raise StartFailure(f"Dask {version} can't listen at {host}: IPv6 needs Dask {since} or newer")
         return host[1:-1], int(port)
     return settings["dashboard_address"]
 
