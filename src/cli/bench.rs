@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use super::failure::{Exit, Failure};
 use super::flags::whole;
 use super::measure::{Form, Memory, Outcome, Subject, Together, Ways};
+use super::signals::Signals;
 use super::{output, reach, source, workloads};
 use crate::cluster::{Cluster, FindError};
 use crate::engine::links::{Pair, Verdict};
@@ -81,16 +82,34 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
-    let outcome = reach::runtime()?.block_on(links.measure())?;
+    let (outcome, end) = reach::runtime()?.block_on(links.measure())?;
     let usual = if std::io::stdout().is_terminal() { Form::Heat } else { Form::Table };
-    outcome.show(links.output.unwrap_or(usual))?;
+    let whole = matches!(end, Ok(None));
+    if whole || !outcome.pairs.is_empty() {
+        outcome.show(links.output.unwrap_or(usual))?;
+    }
+    if !whole {
+        let count = outcome.pairs.len();
+        output::note(&match count {
+            0 => "it was ended before anything was measured".to_owned(),
+            1 => "it was ended after 1 measurement".to_owned(),
+            _ => format!("it was ended after {count} measurements"),
+        });
+    }
+    if let Some(number) = end? {
+        return Ok(Exit::Signal(number));
+    }
     let failed = |pair: &Pair| matches!(pair.verdict, Verdict::Failed(_));
     Ok(if outcome.pairs.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }
 
+/// How a measurement ended: by a signal, or whole.
+type End = Result<Option<u8>, Failure>;
+
 impl LinksArguments {
-    /// Measures a running cluster, or one that is started just for this measurement.
-    async fn measure(&self) -> Result<Outcome, Failure> {
+    /// Measures a running cluster, or one that is started just for this measurement. Returns what
+    /// was measured, and how it ended.
+    async fn measure(&self) -> Result<(Outcome, End), Failure> {
         let own_machine = self.topology.is_some() || self.n_workers.is_some();
         let found = crate::cluster::find(self.name.as_ref());
         if own_machine || (self.name.is_none() && matches!(found, Err(FindError::None { .. }))) {
@@ -103,13 +122,13 @@ impl LinksArguments {
         self.measured(&subject).await
     }
 
-    async fn measure_own(&self, cluster: &Cluster) -> Result<Outcome, Failure> {
+    async fn measure_own(&self, cluster: &Cluster) -> Result<(Outcome, End), Failure> {
         let plan = cluster.plan().clone();
         let root = cluster.paths().root().to_owned();
         self.measured(&Subject::new(plan.name.clone(), root, plan)?).await
     }
 
-    async fn measured(&self, subject: &Subject) -> Result<Outcome, Failure> {
+    async fn measured(&self, subject: &Subject) -> Result<(Outcome, End), Failure> {
         // Relative sizes have nothing to be relative to here; only absolute ones make sense.
         let sizes: Vec<u64> = self.size.iter().map(|size| size.of(0)).collect();
         let together = match (self.all_to_all, self.bidirectional) {
@@ -117,7 +136,15 @@ impl LinksArguments {
             (_, true) => Together::BothWays,
             _ => Together::None,
         };
-        self.ways.measure(subject, Memory::Host, |_| sizes.clone(), together).await
+        let (mut signals, mut outcome) = (Signals::new()?, Outcome::of(subject));
+        let sizes = |_| sizes.clone();
+        let end = tokio::select! {
+            done = self.ways.measure(subject, Memory::Host, sizes, together, &mut outcome) => {
+                done.map(|()| None)
+            }
+            number = signals.next() => Ok(Some(number)),
+        };
+        Ok((outcome, end))
     }
 
     /// Starts a cluster on this machine's GPUs, or on simulated ones.

@@ -6,6 +6,7 @@ use clap::Args;
 use super::failure::{Exit, Failure};
 use super::output::{self, Form};
 use super::reach;
+use super::sanitize::plain;
 use crate::cluster::doctor::{self, Verdict};
 
 /// Arguments of `doctor`.
@@ -36,9 +37,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
                     Verdict::Failed => ("FAILED", AnsiColor::Red),
                 };
                 let style = Style::new().fg_color(Some(colour.into()));
-                let (check, text) = (&finding.check, &finding.text);
+                let (check, text) = (&finding.check, plain(&finding.text));
                 output::print_text(&format!("{style}{word:7}{style:#}  {check:width$}  {text}\n"))?;
-                if let Some(hint) = &finding.hint {
+                if let Some(hint) = finding.hint.as_deref().map(plain) {
                     output::print_text(&format!("{:7}  {:width$}  hint: {hint}\n", "", ""))?;
                 }
             }

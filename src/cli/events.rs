@@ -10,6 +10,7 @@ use clap::Args;
 use super::failure::{Exit, Failure};
 use super::flags::whole;
 use super::logs::colour_of;
+use super::sanitize::plain;
 use super::workers;
 use super::{output, reach};
 use crate::ids::ClusterName;
@@ -109,6 +110,7 @@ fn show(line: &str, json: bool) -> Result<(), Failure> {
     match serde_json::from_str::<Record>(line) {
         Ok(record) => {
             let (time, sentence) = (Style::new().dimmed(), workers::sentence(&record));
+            let sentence = plain(&sentence);
             let who = record.process.as_deref().map(colour_of).unwrap_or_default();
             // The sentence begins with the name and a colon.
             let (name, what) = sentence.split_once(':').unwrap_or((&sentence, ""));

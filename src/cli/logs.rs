@@ -15,6 +15,7 @@ use crate::cluster;
 use crate::ids::ClusterName;
 use crate::os::log_file::{Line, LogReader, Selection};
 use crate::os::run_directory::Paths;
+use crate::plan::Plan;
 use crate::units::Span;
 
 /// How often a followed log is checked for new lines.
@@ -152,27 +153,34 @@ fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
         if !known.contains(word) {
             let error =
                 anyhow::anyhow!("no process {word:?} has a log in {}", paths.logs().display());
-            return Err(
-                Failure::new(Exit::Usage, error).hint(format!("there are: {}", known.join(", ")))
-            );
+            let hint = (!known.is_empty()).then(|| format!("there are: {}", known.join(", ")));
+            return Err(Failure::new(Exit::Usage, error).maybe_hint(hint));
         }
     }
     Ok((paths, rest.to_vec()))
 }
 
-/// Names of the processes that have a log: the scheduler first, then by name and number.
+/// Names of the processes that have a log, or will have one with their first line: the scheduler
+/// first, then by name and number.
 fn logged(paths: &Paths) -> Result<Vec<String>, Failure> {
     let folder = paths.logs();
     let entries = std::fs::read_dir(&folder).map_err(|error| unreadable(&folder, error))?;
     let names = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned));
-    let mut names: Vec<String> = names.collect();
+    // A directory without a readable plan still has logs.
+    let plan = std::fs::read_to_string(paths.plan()).ok().and_then(|text| Plan::parse(&text).ok());
+    let planned = plan.iter().flat_map(|plan| {
+        let scheduler = plan.scheduler.is_some().then(|| cluster::SCHEDULER.to_owned());
+        scheduler.into_iter().chain(plan.workers.iter().map(|worker| worker.name.clone()))
+    });
+    let mut names: Vec<String> = names.chain(planned).collect();
     let number = |name: &str| {
         let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
         digits.split('.').next().and_then(|digits| digits.parse::<u32>().ok())
     };
     names.sort_by_key(|name| (name != cluster::SCHEDULER, number(name), name.clone()));
+    names.dedup();
     Ok(names)
 }
 

@@ -221,14 +221,16 @@ async fn workers(subject: &Subject) -> Vec<ProcessState> {
 
 impl Ways {
     /// Measures each requested connection at the sizes that fit the memory; `usual` is the memory
-    /// measured unless another kind was requested.
+    /// measured unless another kind was requested. What is measured is in the outcome at once, so
+    /// that it can be shown if the rest fails or this is dropped.
     pub(super) async fn measure(
         &self,
         subject: &Subject,
         usual: Memory,
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
-    ) -> Result<Outcome, Failure> {
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
         if self.pin.is_some() && subject.is_dask() {
             let error = anyhow::anyhow!("--pin: Dask's workers measure on their event loops");
             let failure = Failure::new(Exit::Usage, error);
@@ -237,7 +239,7 @@ impl Ways {
         let ways = self.ordered_pairs(&subject.plan)?;
         let memory = self.memory.unwrap_or(usual);
         tokio::select! {
-            measured = self.measure_these(&ways, subject, memory, sizes, together) => measured,
+            measured = self.measure_these(&ways, subject, memory, sizes, together, outcome) => measured,
             failure = not_answering(subject, &ways) => Err(failure),
         }
     }
@@ -249,11 +251,11 @@ impl Ways {
         memory: Memory,
         sizes: impl Fn(MemoryKind) -> Vec<u64>,
         together: Together,
-    ) -> Result<Outcome, Failure> {
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
         let workers = workers(subject).await;
         let ways = &self.of_started(&subject.plan, ways, &workers);
         let mut meter = Meter::connect(&subject.root, &subject.plan).await?;
-        let (mut pairs, mut notes) = (Vec::new(), Vec::new());
         let mut memories = match memory {
             Memory::Host => vec![MemoryKind::Host],
             Memory::Device => vec![MemoryKind::Device],
@@ -265,7 +267,7 @@ impl Ways {
             if let Some(receiver) = receiver
                 && let Some(why) = meter.without_device_memory(receiver).await
             {
-                notes.push(format!("device memory was not measured: {receiver}: {why}"));
+                outcome.notes.push(format!("device memory was not measured: {receiver}: {why}"));
                 memories.pop();
             }
         }
@@ -301,13 +303,12 @@ impl Ways {
                     let streams = trials::fitted(&mut meter, streams, self.budget.0).await?;
                     let results =
                         meter.measure(&streams, trials::patience(&streams, self.budget.0)).await?;
-                    pairs.extend(rows(background, &streams, &results));
+                    outcome.pairs.extend(rows(background, &streams, &results));
                     progress.done(group.len() as u64);
                 }
             }
         }
-        let simulated = subject.plan.machine.simulated;
-        Ok(Outcome { name: subject.name.clone(), simulated, pairs, notes })
+        Ok(())
     }
 
     /// The ordered pairs that were requested.
@@ -414,6 +415,12 @@ fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured
 }
 
 impl Outcome {
+    /// The outcome of a measurement that has not begun.
+    pub(super) fn of(subject: &Subject) -> Self {
+        let simulated = subject.plan.machine.simulated;
+        Self { name: subject.name.clone(), simulated, pairs: Vec::new(), notes: Vec::new() }
+    }
+
     /// Prints the answer: how many pairs are as expected, and those that are not.
     pub(super) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
         output::print(&self.answer(strict))?;

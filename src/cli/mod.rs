@@ -45,7 +45,8 @@ mod workloads;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use failure::{Exit, Failure};
 
@@ -113,7 +114,7 @@ pub fn main() -> ExitCode {
     }
     let done = match Arguments::try_parse() {
         Ok(arguments) => run(arguments.command),
-        Err(error) => output::usage(&error),
+        Err(error) => output::usage(&error, elsewhere(&error).as_deref()),
     };
     let exit = done.unwrap_or_else(|failure| {
         output::failure(&failure);
@@ -128,6 +129,18 @@ pub fn main() -> ExitCode {
         }
         _ => exit.into(),
     }
+}
+
+/// Where the word is a command that clap did not find: below another one.
+fn elsewhere(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let program = Arguments::command();
+    let below = program.get_subcommands().filter(|one| one.find_subcommand(word).is_some());
+    let whole: Vec<String> =
+        below.map(|one| format!("{} {} {word}", program.get_name(), one.get_name())).collect();
+    (!whole.is_empty()).then(|| whole.join(", or: "))
 }
 
 fn run(command: Command) -> Result<Exit, Failure> {

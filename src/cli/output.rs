@@ -17,7 +17,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
-use super::sanitize::sanitized;
+use super::sanitize::{plain, sanitized, sanitized_lines};
 use super::screen::{self, To};
 
 /// Output formats of commands that print a table.
@@ -43,12 +43,15 @@ pub(super) fn failure(failure: &Failure) {
     let (red, cyan) = (heading(AnsiColor::Red), heading(AnsiColor::Cyan));
     let width = width(&io::stderr());
     let mut text =
-        format!("{red}error:{red:#} {}\n", wrapped(&failure.error.to_string(), 7, width));
+        format!("{red}error:{red:#} {}\n", wrapped(&plain(&failure.error.to_string()), 7, width));
     for cause in failure.error.chain().skip(1) {
-        text.push_str(&format!("  caused by: {}\n", wrapped(&cause.to_string(), 13, width)));
+        text.push_str(&format!(
+            "  caused by: {}\n",
+            wrapped(&plain(&cause.to_string()), 13, width)
+        ));
     }
     if let Some(hint) = &failure.hint {
-        text.push_str(&format!("{cyan}hint:{cyan:#} {}\n", wrapped(hint, 6, width)));
+        text.push_str(&format!("{cyan}hint:{cyan:#} {}\n", wrapped(&plain(hint), 6, width)));
     }
     tell(&text);
 }
@@ -74,7 +77,11 @@ fn emit(to: To, text: &[u8], wrote: Author) -> io::Result<()> {
         To::Output => (io::stdout().is_terminal(), AutoStream::choice(&io::stdout())),
         To::Error => (io::stderr().is_terminal(), AutoStream::choice(&io::stderr())),
     };
-    let harmless = if terminal { Cow::Owned(sanitized(text)) } else { Cow::Borrowed(text) };
+    let harmless = match (terminal, wrote) {
+        (true, Author::Us) => Cow::Owned(sanitized_lines(text)),
+        (true, Author::Program) => Cow::Owned(sanitized(text)),
+        (false, _) => Cow::Borrowed(text),
+    };
     let bytes = match wrote {
         Author::Program => harmless.into_owned(),
         Author::Us => {
@@ -93,8 +100,12 @@ fn emit(to: To, text: &[u8], wrote: Author) -> io::Result<()> {
 }
 
 /// Prints clap's messages: wrong usage on standard error, help and version on standard output.
-pub(super) fn usage(error: &clap::Error) -> Result<Exit, Failure> {
-    let text = error.render().ansi().to_string();
+pub(super) fn usage(error: &clap::Error, hint: Option<&str>) -> Result<Exit, Failure> {
+    let mut text = error.render().ansi().to_string();
+    if let Some(hint) = hint {
+        let cyan = heading(AnsiColor::Cyan);
+        text.push_str(&format!("{cyan}hint:{cyan:#} {hint}\n"));
+    }
     if error.use_stderr() {
         tell(&text);
         return Ok(Exit::Usage);
@@ -110,7 +121,7 @@ pub(super) fn note(text: &dyn std::fmt::Display) {
 /// Prints a remark with a heading of its own on standard error.
 pub(super) fn remark(word: &str, text: &dyn std::fmt::Display) {
     let yellow = heading(AnsiColor::Yellow);
-    let text = wrapped(&text.to_string(), word.len() + 2, width(&io::stderr()));
+    let text = wrapped(&plain(&text.to_string()), word.len() + 2, width(&io::stderr()));
     tell(&format!("{yellow}{word}:{yellow:#} {text}\n"));
 }
 
@@ -178,7 +189,7 @@ pub(super) fn print_text(text: &str) -> Result<(), Failure> {
 
 /// Prints a status message on standard error.
 pub(super) fn status(text: &str) {
-    tell(&format!("{}\n", wrapped(text, 0, width(&io::stderr()))));
+    tell(&format!("{}\n", wrapped(&plain(text), 0, width(&io::stderr()))));
 }
 
 /// Prints the answer on standard output.
@@ -333,7 +344,7 @@ pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String
         .load_preset(presets::NOTHING)
         .set_header(headings.iter().map(|heading| Cell::new(shouted(heading))));
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| plain(cell).into_owned()));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2)).set_constraint(ColumnConstraint::ContentWidth);

@@ -2,12 +2,17 @@
 //! visible.
 //!
 //! A log, a worker's output or a name in a topology file can contain sequences that retitle the
-//! window, clear the screen, or make the terminal type an answer. Nothing is dropped: an active
-//! control byte is shown as `\x1b`, so that an unfinished sequence can't swallow the text after it.
+//! window, clear the screen, hide text, or make the terminal type an answer, and characters that
+//! reverse the order of others or can't be seen. Nothing is dropped: an active control byte is
+//! shown as `\x1b`, so that an unfinished sequence can't swallow the text after it.
 //!
 //! *Invariant:* the output depends on the bytes alone, not on how they were split. It consists of
 //! printable UTF-8, line feeds (possibly after a carriage return), tabs, and complete SGR
-//! sequences.
+//! sequences that don't conceal.
+
+use std::borrow::Cow;
+
+use crate::text::is_deceptive;
 
 /// Longest SGR sequence that passes, in bytes; a 24-bit foreground and background need 40.
 const SGR_LIMIT: usize = 64;
@@ -94,6 +99,35 @@ pub(crate) fn sanitized(text: &[u8]) -> Vec<u8> {
     out
 }
 
+/// The safe form of a text in which each line has its own colours: one that a line does not end
+/// does not reach the next.
+pub(crate) fn sanitized_lines(text: &[u8]) -> Vec<u8> {
+    let safe = |line: &[u8]| match line.strip_suffix(b"\n") {
+        Some(line) => [sanitized(line), b"\n".to_vec()].concat(),
+        None => sanitized(line),
+    };
+    text.split_inclusive(|byte| *byte == b'\n').flat_map(safe).collect()
+}
+
+/// The safe form of words that are not to have colours, such as a name or a message: in our own
+/// text, between our own colours, they would be taken for ours.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    let harmless = |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || is_deceptive(c));
+    if text.chars().all(harmless) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len() + 16);
+    let mut character = [0; 4];
+    for c in text.chars() {
+        let bytes = c.encode_utf8(&mut character).as_bytes();
+        match harmless(c) {
+            true => out.extend_from_slice(bytes),
+            false => bytes.iter().for_each(|&byte| show(byte, &mut out)),
+        }
+    }
+    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
+}
+
 /// A byte in hexadecimal, or unchanged if it is printable.
 fn show(byte: u8, out: &mut Vec<u8>) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
@@ -134,15 +168,57 @@ fn sgr(bytes: &[u8]) -> Piece {
     let parameters = &known[2..];
     let length = parameters.iter().take_while(|byte| matches!(byte, b'0'..=b';')).count();
     match parameters.get(length) {
-        Some(b'm') => {
-            // `ESC [ m`, `ESC [ 0 m`, `ESC [ 31 ; 0 m`.
-            let last = parameters[..length].rsplit(|byte| *byte == b';').next();
-            let reset = last.is_none_or(|last| last.iter().all(|digit| *digit == b'0'));
-            Piece::Sgr(length + 3, !reset)
-        }
+        Some(b'm') => match effect(&parameters[..length]) {
+            Effect::Conceals => Piece::Hidden(1),
+            effect => Piece::Sgr(length + 3, effect == Effect::Styles),
+        },
         None if known.len() < SGR_LIMIT => Piece::Incomplete,
         _ => Piece::Hidden(1),
     }
+}
+
+/// What a whole SGR sequence does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// It ends with a reset, as `ESC [ m` and `ESC [ 31 ; 0 m` do.
+    Resets,
+    /// It leaves a colour or another style in effect.
+    Styles,
+    /// It makes the text after it invisible.
+    Conceals,
+}
+
+/// What the parameters of an SGR sequence do (ECMA-48, 8.3.117). Those of a colour, as in
+/// `38 ; 5 ; 8` and `48 ; 2 ; 8 ; 0 ; 0`, are not styles of their own.
+fn effect(parameters: &[u8]) -> Effect {
+    // Only the first of several parts with colons says what it is.
+    let number = |text: &[u8]| {
+        let digits = text.split(|byte| *byte == b':').next().unwrap_or_default();
+        digits.iter().fold(0u32, |all, digit| {
+            all.saturating_mul(10).saturating_add(u32::from(digit.saturating_sub(b'0')))
+        })
+    };
+    let mut numbers = parameters.split(|byte| *byte == b';').map(number).peekable();
+    let mut whole = parameters.split(|byte| *byte == b';');
+    let mut effect = Effect::Resets;
+    while let Some(style) = numbers.next() {
+        let is_alone = whole.next().is_some_and(|text| !text.contains(&b':'));
+        let arguments = match (style, numbers.peek()) {
+            (38 | 48 | 58, Some(5)) if is_alone => 2,
+            (38 | 48 | 58, Some(2)) if is_alone => 4,
+            _ => 0,
+        };
+        for _ in 0..arguments {
+            // A colour that is cut short ends the sequence.
+            let _ = (numbers.next(), whole.next());
+        }
+        effect = match style {
+            8 => return Effect::Conceals,
+            0 => Effect::Resets,
+            _ => Effect::Styles,
+        };
+    }
+    effect
 }
 
 /// Classifies bytes that begin with a character beyond ASCII, or with no valid character.
@@ -160,7 +236,10 @@ fn character(bytes: &[u8]) -> Piece {
     let first = text.chars().next();
     let length = first.map_or(length, char::len_utf8);
     // U+0080 to U+009F are control characters: many terminals read U+009B as an escape and '['.
-    if first.is_some_and(char::is_control) { Piece::Hidden(length) } else { Piece::Plain(length) }
+    match first.is_some_and(|first| first.is_control() || is_deceptive(first)) {
+        true => Piece::Hidden(length),
+        false => Piece::Plain(length),
+    }
 }
 
 #[cfg(test)]
@@ -194,8 +273,36 @@ mod tests {
             (b"caf\xe9!", "caf\\xe9!"),
             ("\u{9b}2J".as_bytes(), "\\xc2\\x9b2J"),
             (b"\x9b2J", "\\x9b2J"),
+            // Text that is hidden, or in another order than it is read.
+            (b"a\x1b[8mhidden", "a\\x1b[8mhidden"),
+            (b"\x1b[1;08;31mhidden", "\\x1b[1;08;31mhidden"),
+            (b"\x1b[38;8mhidden", "\\x1b[38;8mhidden"),
+            (b"\x1b[38;5;8mgrey\x1b[m", "\x1b[38;5;8mgrey\x1b[m"),
+            (b"\x1b[48;2;8;8;8mgrey\x1b[m", "\x1b[48;2;8;8;8mgrey\x1b[m"),
+            (b"\x1b[38;2;0;0;0;8mhidden", "\\x1b[38;2;0;0;0;8mhidden"),
+            (b"\x1b[38:5;8mhidden", "\\x1b[38:5;8mhidden"),
+            (b"\x1b[28mshown", "\x1b[28mshown\x1b[0m"),
+            (b"\x1b[38;5;0mblack", "\x1b[38;5;0mblack\x1b[0m"),
+            ("rm \u{202e}gnp.exe".as_bytes(), "rm \\xe2\\x80\\xaegnp.exe"),
+            ("\u{2066}a\u{2069}".as_bytes(), "\\xe2\\x81\\xa6a\\xe2\\x81\\xa9"),
+            ("zero\u{200b}width".as_bytes(), "zero\\xe2\\x80\\x8bwidth"),
+            ("\u{feff}bom".as_bytes(), "\\xef\\xbb\\xbfbom"),
+            ("\u{645}\u{6cc}\u{200c}\u{62e}".as_bytes(), "\u{645}\u{6cc}\u{200c}\u{62e}"),
         ] {
             assert_eq!(clean(from), to, "{:?}", from.escape_ascii().to_string());
+        }
+    }
+
+    #[test]
+    fn a_colour_ends_with_its_line_and_words_have_none() {
+        let lines = String::from_utf8(sanitized_lines(b"a\x1b[31mred\r\nb\x1b[8m\n\nc"));
+        assert_eq!(lines.expect("text"), "a\x1b[31mred\\x0d\x1b[0m\nb\\x1b[8m\n\nc");
+        for (from, to) in [
+            ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+            ("H100\x1b[31m", "H100\\x1b[31m"),
+            ("a\u{202e}b\u{9b}\r", "a\\xe2\\x80\\xaeb\\xc2\\x9b\\x0d"),
+        ] {
+            assert_eq!(plain(from), to);
         }
     }
 
@@ -222,6 +329,8 @@ mod tests {
             Just(b"\r".to_vec()),
             Just(b"\n".to_vec()),
             Just("\u{9b}\u{e9}\u{1f600}".as_bytes().to_vec()),
+            Just("\u{202e}\u{2069}".as_bytes().to_vec()),
+            Just(b";8".to_vec()),
             proptest::collection::vec(any::<u8>(), 0..6),
         ];
         proptest::collection::vec(pieces, 0..30).prop_map(|pieces| pieces.concat())
@@ -243,6 +352,7 @@ mod tests {
                     _ => return false,
                 },
                 control if control.is_control() => return false,
+                '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => return false,
                 plain => plain.len_utf8(),
             };
             rest = &rest[length..];
@@ -273,7 +383,7 @@ mod tests {
         }
 
         #[test]
-        fn printable_text_is_untouched(text in "[^\\p{Cc}]{0,80}") {
+        fn printable_text_is_untouched(text in "[^\\p{Cc}\\p{Cf}\\p{Zl}\\p{Zp}]{0,80}") {
             prop_assert_eq!(clean(text.as_bytes()), text);
         }
 

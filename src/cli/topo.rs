@@ -10,6 +10,7 @@ use anstyle::{AnsiColor, Color, Style};
 use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
+use super::sanitize::plain;
 use super::{output, plan, source};
 use crate::topology::{LinkKind, Occupant, Topology};
 
@@ -84,13 +85,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Yaml => output::print(&topology.to_yaml())?,
         // Without devices the matrix would be empty; the rest of the machine is still useful.
         Form::Matrix if topology.gpus.is_empty() && topology.nics.is_empty() => {
-            output::print_text(&topology.to_tree_with(&workers))?;
+            output::print_text(&plain(&topology.to_tree_with(&workers)))?;
         }
         Form::Matrix => {
             let width = output::columns().unwrap_or(usize::MAX);
-            output::print(&coloured(&topology.to_matrix_within(width)))?;
+            output::print(&coloured(&plain(&topology.to_matrix_within(width))))?;
         }
-        Form::Tree => output::print_text(&topology.to_tree_with(&workers))?,
+        Form::Tree => output::print_text(&plain(&topology.to_tree_with(&workers)))?,
         Form::Nccl => {
             let text = topology.to_nccl().map_err(|error| Failure::new(Exit::Usage, error))?;
             output::print(&text)?;

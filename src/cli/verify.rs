@@ -71,7 +71,9 @@ async fn measured(cluster: &Handle, ways: &Ways) -> Result<Outcome, Failure> {
         MemoryKind::Host => vec![host],
         MemoryKind::Device => vec![device],
     };
-    ways.measure(&subject, subject.memories(), size, Together::None).await
+    let mut outcome = Outcome::of(&subject);
+    ways.measure(&subject, subject.memories(), size, Together::None, &mut outcome).await?;
+    Ok(outcome)
 }
 
 /// Whether every connection is as expected.

@@ -85,6 +85,20 @@ impl fmt::Display for Form {
     }
 }
 
+/// Whether a character is not seen itself, but changes how others are: it orders them from right to
+/// left, breaks lines where there is no line feed, or takes no space.
+///
+/// These are Unicode's format characters (Cf) and its separators of lines and paragraphs, except
+/// for those that written languages and emoji need: the joiners, U+00AD, Arabic's number signs, and
+/// the tags of flags.
+pub(crate) fn is_deceptive(c: char) -> bool {
+    matches!(
+        c,
+        '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2064}' | '\u{2066}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+    )
+}
+
 /// Text escaped for XML, in quotes or between tags; characters that XML cannot hold are dropped.
 pub(crate) fn xml_escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -96,6 +110,7 @@ pub(crate) fn xml_escaped(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\u{fffe}' | '\u{ffff}' => {}
             c if c.is_control() => {}
+            c if is_deceptive(c) => out.push_str(&c.escape_unicode().to_string()),
             c => out.push(c),
         }
     }

@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sandbox::{Sandbox, eventually};
+use crate::screen::Screen;
 
 const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "2"];
 
@@ -386,4 +387,83 @@ fn tables_notes_and_answers_fit_a_terminal_of_80_columns() {
     assert!(narrow.contains("-o wide shows all") && narrow.contains("READY"), "{narrow}");
     assert_eq!(sandbox.run(&["down", "fits"]).code, 0);
     sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_name_from_outside_colours_hides_and_reorders_nothing_on_a_terminal() {
+    let sandbox = Sandbox::new();
+    let machine = sandbox.run(&["topo", "--topology", "rtx-4090-2", "-o", "yaml"]).stdout;
+    let evil = machine.replace("NVIDIA GeForce", "\"\\e[31mGeForce \\u202e\\e[8m");
+    let evil = evil.replace("RTX 4090,", "RTX 4090\",");
+    assert_ne!(evil, machine);
+    let file = sandbox.runtime().join("evil.yaml");
+    std::fs::write(&file, evil).expect("written");
+    let file = file.to_str().expect("a path");
+    let size = (100, 40);
+    for arguments in [
+        &["topo", "--topology", file, "-o", "tree"][..],
+        &["topo", "--topology", "\u{1b}[31mGeForce \u{202e}\u{1b}[8m"],
+    ] {
+        let mut screen = Screen::start(&sandbox, size, arguments);
+        screen.wait_for("\\x1b[31mGeForce \\xe2\\x80\\xae\\x1b[8m");
+        screen.wait();
+        assert!(!screen.text().contains('\u{202e}'), "{}", screen.text());
+    }
+}
+
+#[test]
+fn a_measurement_of_links_that_is_ended_shows_what_it_has_measured() {
+    let sandbox = Sandbox::new();
+    let running = sandbox.run(&[&up("cut")[..], &["--detach"]].concat());
+    assert_eq!(running.code, 0, "{running}");
+    // Two latencies, then eight bandwidths that take seconds each.
+    let bench = ["bench", "links", "cut", "-o", "table", "--size", "8,16,24,32", "--budget", "5s"];
+    let mut screen = Screen::start(&sandbox, (160, 40), &bench);
+    screen.wait_until("two bandwidths", |text| text.contains("4/10 measured"));
+    screen.signal(Signal::SIGINT);
+    assert_eq!(screen.wait(), Some(130));
+    screen.wait_for("it was ended after 2 measurements");
+    let text = screen.text();
+    assert!(text.contains("FROM") && text.contains("gpu3"), "{text}");
+    assert_eq!(sandbox.run(&["down", "cut"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_process_that_has_not_written_yet_has_an_empty_log_that_can_be_followed() {
+    let sandbox = Sandbox::new();
+    let go = sandbox.runtime().join("go");
+    let script =
+        format!("until [ -e {} ]; do sleep 0.1; done; echo first; exec sleep 1000", go.display());
+    let run = ["run", "--gpus", "none", "--cpu-workers", "1", "--name", "quiet", "--"];
+    let running = sandbox.spawn(&[&run[..], &["sh", "-c", &script]].concat());
+    until_ready(&sandbox, "quiet");
+    let state = sandbox.state("quiet");
+    let worker = state["workers"][0]["name"].as_str().expect("a name");
+    let logs = sandbox.run(&["logs", "quiet", worker]);
+    assert_eq!((logs.code, logs.stdout.as_str()), (0, ""), "{logs}");
+    let unknown = sandbox.run(&["logs", "quiet", "gpu77"]);
+    assert_eq!(unknown.code, 2, "{unknown}");
+    assert!(unknown.stderr.contains(&format!("hint: there are: {worker}")), "{unknown}");
+    let mut follower = sandbox.spawn(&["logs", "quiet", worker, "-f"]);
+    std::fs::write(&go, "").expect("written");
+    assert_eq!(follower.first_line(), "first");
+    assert_eq!(sandbox.run(&["down", "quiet"]).code, 0);
+    follower.wait();
+    running.wait();
+}
+
+#[test]
+fn a_command_that_is_below_another_one_is_named() {
+    let sandbox = Sandbox::new();
+    for (word, hint) in [
+        ("transpose", "hint: cuda-cluster bench transpose"),
+        ("check", "hint: cuda-cluster spec check"),
+    ] {
+        let said = sandbox.run(&[word]);
+        assert_eq!(said.code, 2, "{said}");
+        assert!(said.stderr.contains(hint), "{said}");
+    }
+    let unknown = sandbox.run(&["frobnicate"]);
+    assert!(!unknown.stderr.contains("hint:"), "{unknown}");
 }
