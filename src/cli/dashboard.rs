@@ -8,7 +8,7 @@ use clap::Args;
 use super::failure::{Exit, Failure};
 use super::signals::Signals;
 use super::{output, reach};
-use crate::dashboard::{Dashboard, DashboardError, Listen};
+use crate::dashboard::{Dashboard, DashboardError, Listen, Opening};
 use crate::ids::ClusterName;
 
 /// Arguments of `dashboard`.
@@ -44,6 +44,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         let mut signals = Signals::new()?;
         let dashboard = Dashboard::bind(&listen, arguments.token_file.as_deref()).await;
         let dashboard = dashboard.map_err(|error| failed(Exit::Failed, error))?;
+        // Until the end of the server.
+        let mut _opening = None;
         match dashboard.link() {
             Some(link) => {
                 let link = arguments
@@ -51,8 +53,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
                     .as_ref()
                     .map_or(link.clone(), |name| format!("{link}&cluster={name}"));
                 output::print(&format!("{link}\n"))?;
-                if !arguments.no_browser {
-                    open_browser(&link);
+                if !arguments.no_browser && has_screen() {
+                    _opening = opened(&link);
                 }
             }
             None => output::print(&format!("{}\n", arguments.listen))?,
@@ -72,16 +74,32 @@ fn failed(exit: Exit, error: DashboardError) -> Failure {
     Failure::new(exit, error).maybe_hint(hint)
 }
 
-/// Opens a browser where there is a screen for one. Its failure is not ours: the link is printed.
-fn open_browser(link: &str) {
+/// Whether there is a screen for a browser.
+fn has_screen() -> bool {
     let screen = ["DISPLAY", "WAYLAND_DISPLAY"];
-    if screen.iter().all(|name| std::env::var_os(name).is_none_or(|value| value.is_empty())) {
-        return;
-    }
+    screen.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
+/// Opens a browser, and returns the file that leads it to the page. A failure is only noted: the
+/// link is printed.
+fn opened(link: &str) -> Option<Opening> {
+    let opening = match Opening::write(link) {
+        Ok(opening) => opening,
+        Err(error) => {
+            output::note(&format!("no browser is opened: {}", crate::text::in_full(&error)));
+            return None;
+        }
+    };
     let mut browser = Command::new("xdg-open");
-    browser.arg(link).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if let Ok(mut child) = browser.spawn() {
-        // Reaped by a thread that has nothing else to do.
-        let _ = std::thread::Builder::new().spawn(move || child.wait());
-    }
+    // Not the link: everybody can read command lines, and it has the token.
+    browser.arg(opening.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = browser.spawn().ok()?;
+    output::status(&format!(
+        "a browser opens {}, which leads there; one that may not read this file (from snap) needs \
+         the link",
+        opening.path().display()
+    ));
+    // Reaped by a thread that has nothing else to do.
+    let _ = std::thread::Builder::new().spawn(move || child.wait());
+    Some(opening)
 }

@@ -62,6 +62,7 @@ pub(super) fn notice(text: &str, next: Option<&str>) -> (&'static str, String) {
     let next = next.map_or(String::new(), |next| {
         // Not a redirect: the browser would treat it as coming from the page with the link, and
         // would not send the cookie.
+        let next = crate::text::xml_escaped(next);
         format!("<meta http-equiv=\"refresh\" content=\"0; url={next}\">")
     });
     let page = format!(

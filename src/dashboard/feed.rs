@@ -3,10 +3,10 @@
 //! One task for each cluster that is looked at, however many look. It hears of changes by the
 //! supervisor's stream of events, and reads the state only then and every [`STATE_EVERY`].
 //!
-//! *Invariant:* nothing is read, measured or asked while no page is open; the last that was known
-//! of a cluster is kept when it has ended.
+//! *Invariant:* nothing is read, measured or asked from [`LINGERS`] after the last page was closed;
+//! the last that was known of a cluster is kept when it has ended.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,6 +40,10 @@ const AFTERMATH: Duration = Duration::from_secs(1);
 /// Number of readings that a new page gets: five minutes.
 const HISTORY: usize = 150;
 
+/// How long a cluster is measured while no page is open: a page that is opened then, or opened
+/// again, shows what happened before.
+const LINGERS: Duration = Duration::from_secs(300);
+
 /// Number of messages that a slow page may be behind.
 const BEHIND: usize = 256;
 
@@ -62,10 +66,21 @@ impl Message {
 pub(super) struct Feeds(Mutex<BTreeMap<ClusterName, Arc<Feed>>>);
 
 impl Feeds {
+    /// The feeds of the clusters that run now, kept up to date from now on as if a page had just
+    /// been closed. Needs an event loop.
+    pub(super) fn of_running() -> Self {
+        let feeds = Self::default();
+        // A page says why if the clusters can't be found.
+        for one in cluster::clusters().into_iter().flat_map(|found| found.running) {
+            drop(feeds.of(&one.name).open());
+        }
+        feeds
+    }
+
     /// The feed of a cluster.
     pub(super) fn of(&self, name: &ClusterName) -> Arc<Feed> {
         let mut feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Feed::new(name.clone(), FIGURES_EVERY));
+        let new = || Arc::new(Feed::new(name.clone(), FIGURES_EVERY, LINGERS));
         let feed = feeds.entry(name.clone()).or_insert_with(new);
         Arc::clone(feed)
     }
@@ -76,6 +91,8 @@ impl Feeds {
 pub(super) struct Feed {
     name: ClusterName,
     figures_every: Duration,
+    /// How long it is kept up to date for nobody.
+    lingers: Duration,
     sender: broadcast::Sender<Message>,
     known: Mutex<Known>,
 }
@@ -85,23 +102,27 @@ pub(super) struct Feed {
 struct Known {
     /// Whether a task keeps this up to date.
     fed: bool,
+    /// Since when nobody has looked.
+    left_at: Option<Instant>,
     /// The last message of each kind: state, lanes, verification, end.
     last: BTreeMap<&'static str, Message>,
     figures: VecDeque<Message>,
 }
 
 impl Feed {
-    /// The feed of a cluster, with this time between two readings of the figures.
-    pub(super) fn new(name: ClusterName, figures_every: Duration) -> Self {
+    /// The feed of a cluster, with this time between two readings of the figures; kept up to date
+    /// for a time after the last receiver has gone.
+    pub(super) fn new(name: ClusterName, figures_every: Duration, lingers: Duration) -> Self {
         let (sender, _) = broadcast::channel(BEHIND);
-        Self { name, figures_every, sender, known: Mutex::default() }
+        Self { name, figures_every, lingers, sender, known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known, and what will be. The feed is kept up to date while a receiver exists.
+    /// What is known, and what will be. The feed is kept up to date while a receiver exists, and
+    /// lingers.
     pub(super) fn open(self: &Arc<Self>) -> (Vec<Message>, broadcast::Receiver<Message>) {
         let mut known = self.known();
         let receiver = self.sender.subscribe();
@@ -115,9 +136,13 @@ impl Feed {
     /// Whether the feeder may end: nobody looks. The next page starts another.
     fn is_left(&self) -> bool {
         let mut known = self.known();
-        let left = self.sender.receiver_count() == 0;
+        if self.sender.receiver_count() > 0 {
+            known.left_at = None;
+            return false;
+        }
+        let left = known.left_at.get_or_insert_with(Instant::now).elapsed() >= self.lingers;
         if left {
-            known.fed = false;
+            (known.fed, known.left_at) = (false, None);
             known.figures.clear();
         }
         left
@@ -278,6 +303,7 @@ impl Feeder {
         let mut meter = Some(Meter::new(self.subject.machine.as_ref()));
         let mut figures_at = Instant::now();
         let mut looks = Looks::beginning(figures_at);
+        let mut stopped = BTreeSet::new();
         while !self.feed.is_left() {
             let now = Instant::now();
             if let Some(asks) = looks.due(now)
@@ -293,6 +319,11 @@ impl Feeder {
                 if let Ok((mut figures, reader)) = tokio::task::spawn_blocking(read).await {
                     meter = Some(reader);
                     figures.tasks = self.tasks.next();
+                    if figures.stopped() != stopped.iter().map(String::as_str).collect() {
+                        // The supervisor looks at its processes when it is asked for the state.
+                        looks.happened(Instant::now());
+                        stopped = figures.stopped().into_iter().map(str::to_owned).collect();
+                    }
                     self.feed.tell_figures(&figures);
                 }
                 figures_at = now + self.feed.figures_every;

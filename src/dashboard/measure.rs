@@ -2,13 +2,13 @@
 //!
 //! *Invariant:* the supervisor is not asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::os::process::{age, cpu_time, resident_bytes};
+use crate::os::process::{age, cpu_time, is_stopped, resident_bytes};
 use crate::probe::{GpuGauges, GpuMeter, Options, Traffic, nics, traffic};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::{Nic, Topology};
@@ -36,6 +36,12 @@ impl Figures {
         known.copied().unwrap_or_default()
     }
 
+    /// The processes that are stopped.
+    pub(super) fn stopped(&self) -> BTreeSet<&str> {
+        let stopped = self.processes.iter().filter(|(_, figures)| figures.is_stopped);
+        stopped.map(|(name, _)| name.as_str()).collect()
+    }
+
     /// What its GPU does.
     pub fn gauges(&self, process: &ProcessState) -> Option<&GpuGauges> {
         self.gpus.get(&process.gpu.as_ref()?.index)
@@ -61,6 +67,9 @@ pub struct ProcessFigures {
     pub resident_bytes: Option<u64>,
     /// Milliseconds since its start.
     pub age_ms: Option<u64>,
+    /// Whether it is stopped, by a signal or a debugger.
+    #[serde(default)]
+    pub is_stopped: bool,
 }
 
 /// Reads figures; rates are those since the last reading.
@@ -104,7 +113,9 @@ impl Meter {
             });
             self.processes.insert(*pid, (now, used));
             let age_ms = age(*pid).and_then(|age| u64::try_from(age.as_millis()).ok());
-            let own = ProcessFigures { cpus, resident_bytes: resident_bytes(*pid), age_ms };
+            let is_stopped = is_stopped(*pid) == Some(true);
+            let resident_bytes = resident_bytes(*pid);
+            let own = ProcessFigures { cpus, resident_bytes, age_ms, is_stopped };
             figures.processes.insert(name.clone(), own);
         }
         figures

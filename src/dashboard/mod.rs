@@ -9,6 +9,8 @@
 //! | `guard` | who may ask for what (pure) |
 //! | `server` | the requests and their answers |
 //! | `feed` | what open pages are told of a cluster |
+//! | `logs` | what open pages are told of a process's log |
+//! | `opening` | the file that leads a browser to the page |
 //! | `watch` | the same for this program's own screen |
 //! | `measure` | what processes, GPUs and NICs do now |
 //! | `metrics` | the same and all clusters' metrics, for Prometheus |
@@ -19,8 +21,10 @@
 mod assets;
 mod feed;
 mod guard;
+mod logs;
 mod measure;
 mod metrics;
+mod opening;
 mod server;
 mod watch;
 
@@ -33,9 +37,11 @@ use std::str::FromStr;
 use tokio::net::TcpListener;
 
 use crate::os::own_user::OwnUser;
+use crate::os::run_directory::RunDirectoryError;
 pub use feed::Lanes;
 use guard::{Door, Token};
 pub use measure::{Figures, Meter, ProcessFigures, processes_of};
+pub use opening::Opening;
 pub use watch::{Update, Watch};
 
 /// Where the page is served.
@@ -83,6 +89,18 @@ pub enum DashboardError {
         #[source]
         source: io::Error,
     },
+    /// The file that leads a browser to the page can't be written.
+    #[error("cannot write {} for a browser", path.display())]
+    Opening {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The directory of that file can't be used.
+    #[error(transparent)]
+    Directory(#[from] RunDirectoryError),
 }
 
 impl DashboardError {
@@ -101,7 +119,8 @@ impl DashboardError {
                  is closed to other users (chmod 600)"
                     .to_owned(),
             ),
-            Self::Token(_) => None,
+            Self::Directory(error) => error.hint(),
+            Self::Token(_) | Self::Opening { .. } => None,
         }
     }
 }
@@ -172,7 +191,7 @@ impl Dashboard {
     /// # Errors
     /// If connections can't be accepted any more.
     pub async fn serve(self) -> io::Result<()> {
-        let router = server::router(self.door);
+        let router = server::router(self.door, feed::Feeds::of_running());
         match self.listener {
             Listener::Loopback(listener) => axum::serve(listener, router).await,
             Listener::Socket(listener, path) => {

@@ -8,13 +8,14 @@
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
-//! | `GET /api/clusters/NAME/logs/PROCESS` | the last lines of its log |
+//! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
 //! | `GET /api/clusters/NAME/report` | a file to attach to an issue |
 //! | `POST /api/clusters/NAME/restart/PROCESS`, `…/scale?workers=N`, `…/stop`, `…/verify` | 202 |
 //!
 //! *Invariant:* secrets in plans, logs and crashes are masked.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -33,20 +34,17 @@ use tokio_stream::Stream;
 use super::assets::{Asset, notice};
 use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
-use super::{measure, metrics};
+use super::measure::processes_of;
+use super::{logs, measure, metrics};
 use crate::cluster::{self, BugReport, Control, ControlError, FindError, Paths, recorded_machine};
 use crate::ids::ClusterName;
-use crate::os::log_file::{LogReader, Selection};
 use crate::os::process;
 use crate::plan::Plan;
 use crate::supervise::ClusterState;
-use crate::text::{masked_json, masked_line};
+use crate::text::masked_json;
 
 /// Number of records that a page gets first.
 const RECORDS: usize = 500;
-
-/// Most lines of a log.
-const LINES: usize = 1000;
 
 struct Shared {
     door: Door,
@@ -58,14 +56,13 @@ struct Shared {
 type Here = State<Arc<Shared>>;
 
 /// The page behind its door.
-pub(super) fn router(door: Door) -> Router {
-    let shared =
-        Arc::new(Shared { door, feeds: Feeds::default(), verifying: std::sync::Mutex::default() });
+pub(super) fn router(door: Door, feeds: Feeds) -> Router {
+    let shared = Arc::new(Shared { door, feeds, verifying: std::sync::Mutex::default() });
     let of_cluster = Router::new()
         .route("/about", get(about))
         .route("/live", get(live))
         .route("/events", get(events))
-        .route("/logs/{process}", get(logs))
+        .route("/logs/{process}", get(log))
         .route("/crashes", get(crashes))
         .route("/report", get(report))
         .route("/restart/{process}", post(restart))
@@ -278,23 +275,14 @@ async fn events(Path(Named { name }): Path<Named>) -> Json<Vec<Value>> {
     Json(last.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-async fn logs(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
+async fn log(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
     // The word becomes part of a path.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let path = Paths::of(&name).log(&process);
-    if process.starts_with('.') || !process.chars().all(plain) || !path.exists() {
+    let paths = Paths::of(&name);
+    if process.starts_with('.') || !process.chars().all(plain) || !paths.logs().is_dir() {
         return StatusCode::NOT_FOUND.into_response();
     }
-    match LogReader::open(&path, Selection { tail: Some(LINES), since: None }) {
-        Ok((reader, lines)) => {
-            let text = |text: &[u8]| masked_line(&String::from_utf8_lossy(text));
-            let time = |at| humantime::format_rfc3339_millis(at).to_string();
-            let lines = lines.into_iter().chain(reader.unfinished());
-            let lines = lines.map(|line| json!({ "at": time(line.at), "text": text(&line.text) }));
-            Json(lines.collect::<Vec<_>>()).into_response()
-        }
-        Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
-    }
+    Sse::new(logs::stream(paths.log(&process))).keep_alive(KeepAlive::default()).into_response()
 }
 
 async fn crashes(Path(Named { name }): Path<Named>) -> Response {
@@ -364,7 +352,13 @@ async fn verify(State(shared): Here, Path(Named { name }): Path<Named>) -> Respo
     StatusCode::ACCEPTED.into_response()
 }
 
+/// The result of a measurement, with the processes that were measured: it says nothing about those
+/// that take their places later.
 async fn verified(name: &ClusterName) -> Value {
+    let control = Control::new(Paths::of(name).control());
+    let state = control.read::<ClusterState>("/v1/state").await.ok();
+    let processes = state.as_ref().map(processes_of).unwrap_or_default();
+    let processes: BTreeMap<String, u32> = processes.into_iter().collect();
     let mut command = tokio::process::Command::new(process::own_program());
     command.args(["verify", name.as_str(), "-o", "json"]).stdin(std::process::Stdio::null());
     let output = match command.kill_on_drop(true).output().await {
@@ -374,7 +368,7 @@ async fn verified(name: &ClusterName) -> Value {
     match serde_json::from_slice::<Value>(&output.stdout) {
         Ok(told) => {
             let at = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
-            json!({ "state": "done", "at": at, "pairs": told["pairs"] })
+            json!({ "state": "done", "at": at, "pairs": told["pairs"], "processes": processes })
         }
         Err(_) => {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();

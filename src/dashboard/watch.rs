@@ -51,7 +51,7 @@ impl Watch {
     /// Begins to follow a cluster, with this time between two readings of the figures. Needs an
     /// event loop.
     pub fn open(name: &ClusterName, figures_every: Duration) -> Self {
-        let feed = Arc::new(Feed::new(name.clone(), figures_every));
+        let feed = Arc::new(Feed::new(name.clone(), figures_every, Duration::ZERO));
         let (first, later) = feed.open();
         Self { feed, first: first.into(), later }
     }

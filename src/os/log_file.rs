@@ -387,6 +387,11 @@ impl LogReader {
         Line::parse(&self.rest)
     }
 
+    /// Length of the unfinished last line in bytes, with its time; 0 if there is none.
+    pub fn unfinished_bytes(&self) -> usize {
+        self.rest.len()
+    }
+
     fn take_lines(&mut self) -> Vec<Line> {
         let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let complete: Vec<u8> = self.rest.drain(..end).collect();

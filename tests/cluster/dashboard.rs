@@ -9,7 +9,7 @@ use cuda_cluster::topology;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::browser::{Answer, http};
+use super::browser::{Answer, Browser, http};
 use super::fake_machine::FakeMachine;
 use super::sandbox::{Running, Sandbox, eventually};
 use super::skip::skip;
@@ -50,6 +50,15 @@ impl Served {
     fn cookie(&self) -> String {
         let port = self.address.rsplit_once(':').expect("a port").1;
         format!("Cookie: other=1; cuda-cluster-{port}={}", self.token)
+    }
+
+    /// What Prometheus is told.
+    pub(crate) fn metrics(&self) -> Answer {
+        self.ask("GET /metrics", &[&format!("Authorization: Bearer {}", self.token)])
+    }
+
+    pub(crate) fn pid(&self) -> u64 {
+        self.running.pid()
     }
 
     pub(crate) fn end(mut self) {
@@ -191,6 +200,53 @@ fn the_page_listens_where_only_this_user_or_this_machine_can_reach_it() {
 }
 
 #[test]
+fn no_command_line_has_the_token_and_a_file_of_this_user_alone_leads_a_browser_to_the_page() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let [opened, token] = ["opened", "token"].map(|name| folder.path().join(name));
+    let program = folder.path().join("xdg-open");
+    let script = format!("#!/bin/sh\necho \"$*\" > {0}.new && mv {0}.new {0}\n", opened.display());
+    std::fs::write(&program, script).expect("written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("its mode");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let browser = Browser::start();
+    let token = token.to_str().expect("a path");
+    for flags in [&["dashboard"][..], &["dashboard", "--token-file", token]] {
+        let mut dashboard = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        dashboard.args(flags).env("DISPLAY", ":77");
+        dashboard.env("PATH", format!("{}:{path}", folder.path().display()));
+        let served = Served::of(sandbox.spawn_program(dashboard));
+        eventually("a browser is started", Duration::from_secs(30), || opened.exists());
+        let line = std::fs::read_to_string(&opened).expect("its arguments");
+        assert!(!line.contains(&served.token), "{line}");
+        for process in std::fs::read_dir("/proc").expect("proc").flatten() {
+            let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            assert!(!line.contains(&served.token), "{line}");
+        }
+        let file = std::path::Path::new(line.trim());
+        let mode = |path: &std::path::Path| {
+            let permissions = std::fs::metadata(path).expect("it exists").permissions();
+            std::os::unix::fs::PermissionsExt::mode(&permissions) & 0o777
+        };
+        assert_eq!((mode(file), mode(file.parent().expect("a directory"))), (0o600, 0o700));
+        let page = std::fs::read_to_string(file).expect("readable by its owner");
+        assert!(page.contains(&format!("url={}", served.link)), "{page}");
+        if let Some(browser) = &browser {
+            browser.open(&format!("file://{}", file.display()));
+            browser.wait_for(
+                "document.querySelector('#footer')?.textContent.includes('cuda-cluster')",
+            );
+        }
+        served.end();
+        assert!(!file.exists(), "the file goes with the server");
+        std::fs::remove_file(&opened).expect("removed");
+    }
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_report_has_machine_plan_state_events_and_logs_but_no_secrets() {
     let sandbox = Sandbox::new();
     let spec = sandbox.runtime().join("spec.yaml");
@@ -252,8 +308,7 @@ fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_
     let served = Served::of(sandbox.spawn_program(dashboard));
     assert_eq!(std::fs::read_to_string(&token).expect("a token").trim(), served.token);
 
-    let bearer = format!("Authorization: Bearer {}", served.token);
-    let metrics = served.ask("GET /metrics", &[&bearer]).body;
+    let metrics = served.metrics().body;
     for sample in [
         "cuda_cluster_ready{cluster=\"one\"} 1",
         "cuda_cluster_ready{cluster=\"two\"} 1",

@@ -1,8 +1,10 @@
 //! What a browser shows of running clusters, and what one can do there.
 
+use std::process::Command;
 use std::time::Duration;
 
 use cuda_cluster::cluster::Client;
+use nix::sys::signal::Signal;
 
 use super::browser::Browser;
 use super::dashboard::{EIGHT, Served, down};
@@ -210,4 +212,169 @@ fn what_a_program_writes_is_text_on_the_page() {
     served.end();
     down(&sandbox, "evil");
     run.wait();
+}
+
+#[test]
+fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let served = eight_shown(&browser, &sandbox, "measured");
+    let answer = "document.querySelector('#pairs-answer').textContent";
+    let values = "[...document.querySelectorAll('#matrix .cell.lane')].length";
+    browser.click("#verify");
+    browser.wait_for(&format!("/^56 of 56 ok/.test({answer})"));
+    assert_eq!(browser.script(&format!("return {values}")), 0, "all pairs have a rate");
+
+    // The next readings of the figures show it; nothing else has to happen.
+    browser.script(
+        "window.readings = 0; window.told = null; \
+         const live = new EventSource('api/clusters/measured/live'); \
+         live.addEventListener('figures', () => { readings += 1; }); \
+         live.addEventListener('state', (event) => { \
+             const silent = JSON.parse(event.data).workers.some((one) => one.state === 'unresponsive'); \
+             told = silent ? (told ?? readings) : null; })",
+    );
+    browser.wait_for("readings > 0");
+    let pid_of = |worker: usize| {
+        sandbox.state("measured")["workers"][worker]["pid"].as_u64().expect("a pid")
+    };
+    for worker in [1, 2, 3, 5] {
+        let pid = pid_of(worker);
+        let before = browser.script("return readings").as_u64().expect("a number");
+        sandbox.signal(pid, Signal::SIGSTOP);
+        browser.wait_for("told !== null");
+        let told = browser.script("return told").as_u64().expect("a number");
+        assert!(told - before <= 2, "{} readings until it is told", told - before);
+        if worker != 5 {
+            sandbox.signal(pid, Signal::SIGCONT);
+            browser.wait_for("told === null");
+        }
+    }
+    let pid = pid_of(5);
+    browser.wait_for("document.querySelector('#phase').textContent === '✕ gpu5 not answering'");
+    browser.wait_for(&format!("/^42 of 42 ok.*; 14 are out of date/.test({answer})"));
+    browser.wait_for(&format!("{values} === 14"));
+    let words = "document.querySelector('#machine .worker[data-worker=gpu5]')";
+    let apart = format!(
+        "const [name, doing] = ['.strong', '.doing'].map((part) => {words}.querySelector(part)); \
+         return doing.textContent === 'not answering' \
+             && doing.getBoundingClientRect().top > name.getBoundingClientRect().top + 4"
+    );
+    assert_eq!(browser.script(&apart), true, "the reason is below the name");
+    browser.picture("stopped-1440-light");
+
+    // Another process in its place was never measured.
+    sandbox.kill(pid);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 8");
+    browser.wait_for(&format!("/^42 of 42 ok.*; 14 are out of date/.test({answer})"));
+
+    // Without the server nothing is known to be READY.
+    let pid = served.pid();
+    sandbox.kill(pid);
+    browser.wait_for("document.querySelector('#phase').textContent === '✕ no connection'");
+    browser.wait_for("document.querySelector('#stop').disabled");
+    browser.picture("lost-1440-light");
+    down(&sandbox, "measured");
+}
+
+#[test]
+fn long_lines_of_a_log_are_cut_and_new_ones_leave_a_selection_alone() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let go = sandbox.runtime().join("go");
+    let script = format!(
+        "for line in 1 2 3; do head -c 10000000 /dev/zero | tr '\\0' x; echo; done; \
+         echo 'a line to select'; until [ -e {} ]; do sleep 0.1; done; \
+         printf 'one more\\033[31m, red\\n'; exec sleep 1000",
+        go.display()
+    );
+    // Nobody reads what it relays.
+    let mut run = Command::new("sh");
+    run.args(["-c", "exec \"$0\" \"$@\" > /dev/null", env!("CARGO_BIN_EXE_cuda-cluster"), "run"]);
+    run.args(["--gpus", "none", "--cpu-workers", "1", "--name", "long", "--", "sh", "-c", &script]);
+    let run = sandbox.spawn_program(run);
+    eventually("a worker", Duration::from_secs(60), || {
+        sandbox.try_state("long").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    browser.open(&served.link);
+    browser.wait_for("document.querySelector('#worker-table tbody button')");
+    browser.click("#worker-table tbody button");
+    let log = "document.querySelector('#details .log')";
+    browser.wait_for(&format!("{log}.textContent.includes('a line to select')"));
+    let length = browser.script(&format!("return {log}.textContent.length"));
+    assert!(length.as_u64().is_some_and(|length| (9_000..20_000).contains(&length)), "{length}");
+    let cut = browser.script(&format!("return {log}.textContent.match(/more bytes/g).length"));
+    assert_eq!(cut, 3);
+    browser.script(&format!("getSelection().selectAllChildren({log}.lastElementChild)"));
+    std::fs::write(&go, "").expect("written");
+    browser.wait_for(&format!("{log}.textContent.includes('one more, red')"));
+    let selected = browser.script("return String(getSelection())");
+    assert!(
+        selected.as_str().is_some_and(|text| text.ends_with("a line to select\n")),
+        "{selected}"
+    );
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    down(&sandbox, "long");
+    run.wait();
+}
+
+#[test]
+fn the_page_shows_what_happened_before_it_was_opened_and_every_text_as_it_is() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let spec = sandbox.runtime().join("spec.yaml");
+    let env = "version: 1\nworker: {env: {GREETING: \"a\\u202eb\\e[8mc\"}}\n";
+    std::fs::write(&spec, env).expect("written");
+    let spec = spec.to_str().expect("a path");
+    let sixteen = ["up", "--topology", "dgx-2", "--simulate", "--name", "wide", "--detach"];
+    let up = sandbox.run(&[&sixteen[..], &["-f", spec]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    // Takes the supervisor longer than the first reading of the figures, which begins before it.
+    served.metrics();
+    served.metrics();
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 16");
+    browser.script(
+        "window.first = null; const live = new EventSource('api/clusters/wide/live'); \
+         live.addEventListener('figures', (event) => { first ??= JSON.parse(event.data).at; })",
+    );
+    browser.wait_for("first !== null");
+    assert_eq!(browser.script("return first < performance.timeOrigin"), true, "history");
+    browser
+        .wait_for("/^measured since \\d/.test(document.querySelector('#time-since').textContent)");
+
+    // All of it is inside the picture, and no label lies over another.
+    let inside = "const place = document.querySelector('#machine'); \
+                  return place.scrollWidth - place.clientWidth";
+    assert_eq!(browser.script(inside), 0);
+    let over = "const boxes = (texts) => [...document.querySelectorAll(texts)].map((one) => one.getBoundingClientRect()); \
+        const meet = (a, b) => a.left < b.right && b.left < a.right && a.top + 1 < b.bottom && b.top + 1 < a.bottom; \
+        return ['#machine .legend text', '#charts .u-series', '#matrix text:not([transform])'].flatMap((texts) => \
+            boxes(texts).flatMap((a, at, all) => all.slice(at + 1).filter((b) => meet(a, b)).map(() => texts)))";
+    assert_eq!(browser.script(over).to_string(), "[]");
+    // Red is for what is wrong.
+    let red = "return [...document.querySelectorAll('#machine [stroke], #machine [fill]')].some((part) => \
+               ['stroke', 'fill'].some((name) => part.getAttribute(name) === '#e0555a'))";
+    assert_eq!(browser.script(red), false);
+
+    browser.click("#worker-table [data-row=gpu3] button");
+    let greeting = "[...document.querySelectorAll('#details dl.mono dt')].find((name) => name.textContent === 'GREETING')";
+    browser.wait_for(greeting);
+    let value = browser.script(&format!("return {greeting}.nextElementSibling.textContent"));
+    assert_eq!(value, "a\\u{202e}b\\u{1b}[8mc");
+    let why = browser.script("return document.querySelector('#details .why').textContent");
+    assert!(why.as_str().is_some_and(|why| why.contains("a\\u{202e}b\\u{1b}[8mc")), "{why}");
+
+    // The button that stops the cluster does not look like the others.
+    browser.click("#stop");
+    let kind = browser.script("return document.querySelector('#dialog-ok').className");
+    assert_eq!(kind, "danger filled");
+    browser.script("document.querySelector('#dialog').close()");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+    down(&sandbox, "wide");
 }

@@ -169,6 +169,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    pub(crate) fn pid(&self) -> u64 {
+        u64::from(self.child.id())
+    }
+
     /// Sends it a signal.
     pub(crate) fn signal(&mut self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));

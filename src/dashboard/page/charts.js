@@ -32,6 +32,9 @@ export class Charts {
 
   update(model) {
     const times = model.figures.map((figures) => figures.at / 1000);
+    const since = document.getElementById("time-since");
+    const words = times.length ? `measured since ${clock(times[0] * 1000)}; ` : "";
+    if (since.textContent !== words) since.textContent = words;
     if (times.length < 2) return;
     const names = model.workers.map((worker) => worker.name);
     const lines = names.length <= MOST_LINES;

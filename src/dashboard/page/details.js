@@ -3,20 +3,28 @@
 import { bytes, clock, h, rate, sentence } from "./model.js";
 import { gpuFigures } from "./machine.js";
 
-const LOG_EVERY_MS = 3000;
+/** Most lines and characters of a log that are kept on the page. */
+const LOG_LINES = 1000;
+const LOG_LENGTH = 512 * 1024;
 
 export class Details {
   constructor(place, actions) {
     this.place = place;
     this.actions = actions;
     this.open = new Set(["Why", "Log"]);
+    // A browser has few connections to a server, for all of its windows: one that nobody sees leaves them to others.
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.news?.close();
+      else this.resume?.();
+    });
   }
 
   /** Shows something else; `name` is a worker, `GPU3`, `NIC0` or null. */
   show(model, name) {
     this.name = name;
     this.facts = null;
-    clearInterval(this.timer);
+    this.news?.close();
+    this.resume = null;
     this.place.hidden = !name;
     if (!name) return;
     const process = model.process(name);
@@ -35,9 +43,8 @@ export class Details {
     if (process) {
       const log = h("pre", { class: "log", tabindex: 0, "aria-label": `log of ${name}` });
       this.section("Log", log);
-      const read = () => this.log(model, name, log);
-      read();
-      this.timer = setInterval(() => { if (!model.end) read(); }, LOG_EVERY_MS);
+      this.resume = () => this.follow(name, log);
+      this.resume();
       const ends = h("div");
       this.section("Restarts and crashes", ends);
       this.ends = ends;
@@ -58,14 +65,32 @@ export class Details {
       rejected.length ? h("ul", {}, rejected.map(({ what, why }) => h("li", { class: "muted" }, h("code", {}, what), `: ${why}`))) : null)));
   }
 
-  async log(model, name, place) {
-    const lines = await this.actions.read(`logs/${encodeURIComponent(name)}`).catch(() => null);
-    if (!lines || name !== this.name) return;
-    const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-    const text = lines.map((line) => `${clock(line.at)}${line.at.slice(19, 23)}  ${line.text}`).join("\n") || "nothing was logged";
-    if (place.textContent === text) return;
-    place.textContent = text;
-    if (atEnd) place.scrollTop = place.scrollHeight;
+  /** Shows the end of a log, and what is written to it. What is there already stays, and with it a selection. */
+  follow(name, place) {
+    const line = ({ at, text }) => h("span", {}, `${clock(at)}${at.slice(19, 23)}  ${text.replace(/\x1b\[[0-9;:]*m/g, "")}\n`);
+    let [length, unfinished] = [0, null];
+    this.news = new EventSource(this.actions.url(`logs/${encodeURIComponent(name)}`));
+    this.news.addEventListener("log", (event) => {
+      const news = JSON.parse(event.data);
+      const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+      unfinished?.remove();
+      if (news.begins) {
+        place.replaceChildren();
+        length = 0;
+      }
+      const lines = news.lines.map(line);
+      if (news.left_out) lines.unshift(h("span", { class: "muted" }, `[${news.left_out} lines were too many to be shown]\n`));
+      length += lines.reduce((sum, one) => sum + one.textContent.length, 0);
+      unfinished = news.unfinished ? line(news.unfinished) : null;
+      place.append(...lines, ...(unfinished ? [unfinished] : []));
+      // Somebody who reads or has selected something keeps it for as long as there is room for twice as much.
+      const room = atEnd && getSelection().isCollapsed ? 1 : 2;
+      while (place.childElementCount > LOG_LINES * room || length > LOG_LENGTH * room) {
+        length -= place.firstElementChild.textContent.length;
+        place.firstElementChild.remove();
+      }
+      if (atEnd) place.scrollTop = place.scrollHeight;
+    });
   }
 
   async crashes(model, name) {

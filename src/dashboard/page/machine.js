@@ -65,12 +65,18 @@ export class Machine {
     const figures = model.last.processes[worker.name];
     const tall = part.querySelector(".doing");
     const busy = figures?.cpus == null ? "" : `${figures.cpus.toFixed(1)} CPU`;
-    part.querySelector(".now").textContent = tone === "good" ? (tall ? busy : "") : short;
+    const now = part.querySelector(".now");
     if (tall) {
       const tasks = model.tasks(worker.name);
       const queue = tasks ? `${tasks.in_flight + tasks.queued} tasks` : "";
-      tall.textContent = [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ");
+      // A worker that does nothing has the line below its name for the reason.
+      now.textContent = tone === "good" ? busy : "";
+      tall.textContent = tone === "good" ? [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ") : short;
+    } else {
+      now.textContent = tone === "good" ? "" : short;
     }
+    // Beside a long name there is no room for more; the mark and the colour tell the same.
+    if (now.textContent && !fits(part, now)) now.textContent = "";
     const limit = model.planned(worker.name)?.memory_limit_bytes;
     gauge(part, limit ? (figures?.resident_bytes ?? 0) / limit : 0);
     part.setAttribute("aria-label", `${worker.name}, ${word}${busy ? `, ${busy}` : ""}`);
@@ -161,6 +167,13 @@ export function gpuFigures(model, index) {
     pcie: told?.pcie_bytes_per_s ?? [null, null],
     rate,
   };
+}
+
+/** Whether the words at the right end of a part leave its name free. */
+function fits(part, now) {
+  const name = part.querySelector(".strong");
+  const left = Number(name.getAttribute("x")) + name.getComputedTextLength();
+  return left + 4 <= Number(now.getAttribute("x")) - now.getComputedTextLength();
 }
 
 function tell(part, tone) {

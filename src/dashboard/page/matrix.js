@@ -17,10 +17,12 @@ export class Matrix {
     const names = model.workers.map((worker) => worker.name).join(" ");
     if (this.names !== names || this.room !== this.place.clientWidth) this.build(model, count);
     [this.names, this.room] = [names, this.place.clientWidth];
+    let unmeasured = false;
     for (const [key, cell] of this.cells ?? []) {
       const [a, b] = key.split(" ").map(Number);
       const pair = model.pair(a, b);
       const kind = pair.bad ? "bad" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
+      unmeasured ||= kind === "lane";
       const name = `cell ${kind}${this.at === key ? " at" : ""}`;
       if (cell.rect.getAttribute("class") !== name) cell.rect.setAttribute("class", name);
       if (cell.text) {
@@ -29,6 +31,7 @@ export class Matrix {
       }
     }
     this.legend?.classList.toggle("unmeasured", !model.measured && !model.last.tasks?.links.length);
+    this.legend?.classList.toggle("whole", !unmeasured);
     if (this.at) this.say(model);
     this.model = model;
   }
@@ -44,9 +47,12 @@ export class Matrix {
     const room = Math.max(260, this.place.clientWidth - left - 8);
     const size = Math.max(6, Math.min(44, Math.floor(room / count)));
     // Names that stand upright need as much room above as they have on the left.
-    const top = named && size > 34 ? 24 : left;
+    // Names in a row need room beside each other.
+    const longest = Math.max(...model.workers.map((worker) => worker.name.length));
+    const upright = size > 34 && longest * 6.8 + 6 < size;
+    const top = named && upright ? 24 : left;
     const svg = h("svg", {
-      class: "matrix", width: left + size * count + 4, height: top + size * count + 4, tabindex: 0,
+      class: "matrix", width: left + size * count + (upright ? 4 : longest * 4), height: top + size * count + 4, tabindex: 0,
       role: "application", "aria-label": "Bandwidth of each pair; arrow keys move, the line below says what is known",
     });
     if (named) svg.append(h("text", { x: 2, y: top - 8 }, "from\\to"));
@@ -54,7 +60,7 @@ export class Matrix {
       if (named) {
         svg.append(h("text", { x: left - 5, y: top + a * size + size / 2 + 4, "text-anchor": "end" }, worker.name));
         const x = left + a * size + size / 2;
-        svg.append(h("text", { x, y: top - 8, "text-anchor": size > 34 ? "middle" : "start", transform: size > 34 ? null : `rotate(-60 ${x} ${top - 8})` }, worker.name));
+        svg.append(h("text", { x, y: top - 8, "text-anchor": upright ? "middle" : "start", transform: upright ? null : `rotate(-60 ${x} ${top - 8})` }, worker.name));
       }
       model.workers.forEach((_, b) => {
         if (a === b) return;

@@ -16,6 +16,7 @@ export class Model {
     this.verification = null;
     this.end = null;
     this.silent = null;
+    this.lost = false;
     this.deaths = new Map();
     this.known = new Set();
     this.laneOf = new Map();
@@ -102,7 +103,8 @@ export class Model {
     const key = `${a} ${b}`;
     const from = this.workers[a]?.name;
     const to = this.workers[b]?.name;
-    const rows = this.measured?.get(`${from} ${to}`) ?? [];
+    const current = this.isAsMeasured(from) && this.isAsMeasured(to);
+    const rows = (current && this.measured?.get(`${from} ${to}`)) || [];
     const seen = this.last.tasks?.links.find((link) => link.from === from && link.to === to);
     const row = rows[rows.length - 1];
     return {
@@ -116,6 +118,54 @@ export class Model {
       seen,
       bad: this.lackOf.has(key) || rows.some((row) => row.verdict !== "ok" && !row.verdict.startsWith("slow")),
     };
+  }
+
+  /** Whether a process is still the one that was measured, and would do the same again. */
+  isAsMeasured(name) {
+    const process = this.process(name);
+    const pid = this.verification?.processes?.[name];
+    return Boolean(this.end) || (process?.state === "ready" && (pid === undefined || pid === process.pid));
+  }
+
+  /** The rows of the last measurement, without those of workers that have ended or don't answer. */
+  get valid() {
+    const rows = this.measured ? [...this.measured.values()].flat() : [];
+    return rows.filter((row) => this.isAsMeasured(row.from) && this.isAsMeasured(row.to));
+  }
+
+  /** The answer to how the pairs are connected, in a sentence. */
+  get answer() {
+    const { verification, lanes } = this;
+    const [bad, all] = [lanes.missing.length, lanes.pairs.length];
+    if (verification?.state === "running") return "measuring…";
+    if (verification?.state === "failed") return `not measured: ${verification.text}`;
+    const lacks = bad ? `${bad} of ${all} connections are not as planned` : "";
+    if (!this.measured) return lacks || (all ? `all ${all} connections use lanes as planned` : "");
+    const [rows, before] = [this.valid, verification.pairs.length];
+    const slow = rows.filter((row) => row.verdict.startsWith("slow")).length;
+    const ok = rows.filter((row) => row.verdict === "ok").length + slow;
+    const gone = before - rows.length;
+    return [
+      `${ok} of ${rows.length} ok${slow ? `, ${slow} of them slow` : ""}, measured at ${clock(verification.at)}`,
+      gone ? `${gone} are out of date: a worker has ended or does not answer` : "",
+      lacks,
+    ].filter(Boolean).join("; ");
+  }
+
+  /** What the cluster is, in a word with its mark and colour. */
+  get headline() {
+    const { state } = this;
+    const is = (tone, word) => ({ tone, word, mark: { good: "●", warn: "◐", bad: "✕", off: "■" }[tone] });
+    if (this.end) return is("off", "ended");
+    if (this.lost) return is("bad", "no connection");
+    if (this.silent) return is("bad", "not answering");
+    // What is stopped or hangs does not recover by itself.
+    const away = this.processes.filter((process) => !["ready", "stopped"].includes(process.state));
+    if (state.state === "recovering" && away.length && away.every((process) => process.state === "unresponsive")) {
+      return is("bad", `${away.length === 1 ? away[0].name : `${away.length} processes`} not answering`);
+    }
+    const tone = { ready: "good", degraded: "bad", failed: "bad", recovering: "bad", stopped: "off" }[state.state] ?? "warn";
+    return is(tone, state.state === "ready" ? "READY" : state.state);
   }
 
   setVerification(verification) {
@@ -184,6 +234,12 @@ export function sentence(record) {
   }
 }
 
+/** A text with the characters made visible that hide or reorder others: control characters but for line feeds and tabs, and those of `is_deceptive` in `text/mod.rs`. */
+export function visible(text) {
+  return String(text).replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb]/g,
+    (hidden) => `\\u{${hidden.codePointAt(0).toString(16)}}`);
+}
+
 /** Creates an element; texts become text, never markup. */
 export function h(tag, attributes = {}, ...children) {
   const svg = ["svg", "g", "rect", "text", "path", "title", "line"].includes(tag);
@@ -193,6 +249,6 @@ export function h(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => child instanceof Node ? child : String(child)));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map((child) => child instanceof Node ? child : visible(child)));
   return element;
 }

@@ -4,7 +4,7 @@ import { Charts } from "./charts.js";
 import { Details } from "./details.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
-import { Model, bytes, clock, h, isDeath, sentence, span } from "./model.js";
+import { Model, bytes, clock, h, isDeath, sentence, span, visible } from "./model.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -18,11 +18,12 @@ let opener = null;
 const actions = {
   select,
   read,
+  url: (path) => url(path),
   restart: (name) => confirm(`Restart ${name}? Its tasks run again elsewhere.`, "Restart", () => post(`restart/${encodeURIComponent(name)}`)),
 };
 const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
-const matrix = new Matrix($("matrix"), (text) => { $("pair").textContent = text; });
+const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
 const charts = new Charts($("charts"));
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
@@ -44,16 +45,17 @@ async function post(path) {
 }
 
 function say(text) {
-  $("banner").textContent = text;
+  set($("banner"), "textContent", text);
   $("banner").hidden = !text;
 }
 
-/** Asks before a change; `field` is an input whose value is given to `then`. */
-function confirm(text, word, then, field) {
+/** Asks before a change; `field` is an input whose value is given to `then`; `kind` is the look of the button that does it. */
+function confirm(text, word, then, { field, kind = "primary" } = {}) {
   const dialog = $("dialog");
   $("dialog-text").textContent = text;
   $("dialog-field").replaceChildren(...(field ? [field] : []));
   $("dialog-ok").textContent = word;
+  $("dialog-ok").className = kind;
   dialog.returnValue = "";
   dialog.onclose = () => { if (dialog.returnValue === "yes") then(field?.value); };
   dialog.showModal();
@@ -128,6 +130,7 @@ function draw() {
   if (!model) return;
   const state = model.state;
   document.body.classList.toggle("ended", Boolean(model.end));
+  document.body.classList.toggle("lost", model.lost && !model.end);
   banner();
   if (state) {
     head(state);
@@ -146,7 +149,7 @@ function banner() {
   // The program tells times as texts of UTC; this page has one clock.
   const end = model.end?.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, clock);
   if (model.end) say(`${model.name}: ${end}. The page shows the last that was known.`);
-  else if (model.lost) say("The page has lost its server, and tries again.");
+  else if (model.lost) say("The page has lost its server, and tries again. It shows the last that was known.");
   else if (model.silent) say(model.silent);
   else if (model.state?.cause) say(model.state.cause.text);
   else say("");
@@ -155,15 +158,13 @@ function banner() {
 function head(state) {
   const ready = model.workers.filter((worker) => worker.state === "ready").length;
   const wanted = model.workers.filter((worker) => !["stopped"].includes(worker.state)).length;
-  const tone = model.end ? "off" : { ready: "good", degraded: "bad", failed: "bad", recovering: "bad", stopped: "off" }[state.state] ?? "warn";
-  const mark = { good: "●", warn: "◐", bad: "✕", off: "■" }[tone];
-  const word = model.end ? "ended" : state.state === "ready" ? "READY" : state.state;
+  const { tone, mark, word } = model.headline;
   set($("phase"), "className", `pill ${tone}`);
   set($("phase"), "textContent", `${mark} ${word}`);
-  const up = model.end ? null : `up ${span(Date.now() - Date.parse(state.started_at))}`;
+  const up = model.end || model.lost ? null : `up ${span(Date.now() - Date.parse(state.started_at))}`;
   const all = Object.values(model.last.processes).reduce((sum, one) => sum + (one.resident_bytes ?? 0), 0);
   const count = model.end ? `${model.workers.length} workers` : `${ready} of ${wanted} workers READY`;
-  const words = [count, `${state.engine} engine`, state.simulated ? "simulated GPUs" : null, up, all ? bytes(all) : null];
+  const words = [model.lost ? `last known: ${count}` : count, `${state.engine} engine`, state.simulated ? "simulated GPUs" : null, up, all ? bytes(all) : null];
   set($("summary"), "textContent", words.filter(Boolean).join(" · "));
   const facts = model.about?.machine;
   const gpus = facts?.gpus.length ?? 0;
@@ -213,19 +214,8 @@ function workers() {
 
 function pairs() {
   matrix.update(model);
-  const { verification, measured } = model;
-  const bad = model.lanes.missing.length;
-  let words = bad ? `${bad} of ${model.lanes.pairs.length} connections are not as planned` : model.lanes.pairs.length ? `all ${model.lanes.pairs.length} connections use lanes as planned` : "";
-  if (verification?.state === "running") words = "measuring…";
-  else if (verification?.state === "failed") words = `not measured: ${verification.text}`;
-  else if (measured) {
-    const rows = verification.pairs;
-    const slow = rows.filter((row) => row.verdict.startsWith("slow")).length;
-    const ok = rows.filter((row) => row.verdict === "ok").length + slow;
-    words = `${ok} of ${rows.length} ok${slow ? `, ${slow} of them slow` : ""}, measured at ${clock(verification.at)}`;
-  }
-  set($("pairs-answer"), "textContent", words);
-  $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !measured);
+  set($("pairs-answer"), "textContent", model.answer);
+  $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !model.measured && !model.verification);
 }
 
 function events() {
@@ -243,19 +233,20 @@ function buttons() {
   const nav = $("actions");
   if (!nav.children.length) {
     nav.append(
-      h("button", { class: "live native", id: "verify", onclick: () => post("verify") }, "Verify links"),
+      h("button", { class: "live", id: "verify", onclick: () => post("verify") }, "Verify links"),
       h("button", { class: "live", id: "scale", onclick: scale }, "Scale…"),
       h("a", { class: "button", id: "report", download: true }, "Bug report"),
       h("a", { class: "button", id: "dask", target: "_blank", rel: "noreferrer noopener", hidden: true }, "Dask dashboard"),
-      h("button", { class: "live danger", id: "stop", onclick: () => confirm(`Stop ${model.name}? All of its processes end.`, "Stop the cluster", () => post("stop")) }, "Stop…"));
+      h("button", { class: "live danger", id: "stop", onclick: () => confirm(`Stop ${model.name}? All of its processes end.`, "Stop the cluster", () => post("stop"), { kind: "danger filled" }) }, "Stop…"));
   }
   $("report").setAttribute("href", url("report"));
   const dask = model.state?.scheduler?.dashboard;
   $("dask").hidden = !dask;
   if (dask?.startsWith("http")) $("dask").setAttribute("href", dask);
-  const dead = Boolean(model.end) || !model.state;
+  const dead = Boolean(model.end) || model.lost || !model.state;
   for (const button of document.querySelectorAll(".live")) button.disabled = dead;
-  $("verify").hidden = model.state?.engine !== "native" || model.workers.length < 2;
+  // Programs of the command engine answer no questions.
+  $("verify").hidden = !model.state || model.state.engine === "command" || model.workers.length < 2;
   $("verify").disabled = dead || model.verification?.state === "running";
 }
 
@@ -263,11 +254,12 @@ function scale() {
   const most = model.workers.length;
   const now = model.workers.filter((worker) => worker.state !== "stopped").length;
   const field = h("input", { type: "number", min: 0, max: most, value: now, "aria-label": "workers" });
-  confirm(`How many of the ${most} planned workers are to run?`, "Scale", (value) => post(`scale?workers=${Number(value)}`), field);
+  confirm(`How many of the ${most} planned workers are to run?`, "Scale", (value) => post(`scale?workers=${Number(value)}`), { field });
 }
 
 function set(element, name, value) {
-  if (element[name] !== value) element[name] = value;
+  const shown = visible(value);
+  if (element[name] !== shown) element[name] = shown;
 }
 
 /** Which clusters there are; opens the one in the address, or the first. */

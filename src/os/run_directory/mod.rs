@@ -377,6 +377,16 @@ pub fn base() -> PathBuf {
     }
 }
 
+/// The [`base`] directory, created if it is missing, and closed to other users.
+///
+/// # Errors
+/// If it can't be created, is not this user's, or is open to others.
+pub fn private_base() -> Result<PathBuf, RunDirectoryError> {
+    let base = base();
+    make_private(&base)?;
+    Ok(base)
+}
+
 /// Names of all clusters with a run directory below this user's [`base`], running or not, sorted.
 ///
 /// # Errors

@@ -97,13 +97,21 @@ pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
     let place = nic.pci.map(short).unwrap_or_default();
     canvas.text(rect.x + 9.0, rect.y + 42.0, "mono", "", &place);
     let (colour, words) = health(&nic.ports);
+    let look = match canvas.live && colour == DOWN {
+        // A port that nothing needs may be down: on a page red is for what is wrong.
+        true => "fill=\"none\" stroke=\"#7b8799\" stroke-width=\"1.6\"".to_owned(),
+        false => format!("fill=\"{colour}\""),
+    };
     canvas.push(&format!(
-        "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.6\" fill=\"{colour}\"><title>{words}</title></circle>",
+        "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.6\" {look}><title>{words}</title></circle>",
         rect.right() - 10.0,
         rect.y + 12.0
     ));
     canvas.close();
 }
+
+/// The colour of ports that carry nothing.
+const DOWN: &str = "#e0555a";
 
 /// A colour for the ports; one port that carries data is enough for green.
 fn health(ports: &[Port]) -> (&'static str, &'static str) {
@@ -113,7 +121,7 @@ fn health(ports: &[Port]) -> (&'static str, &'static str) {
     } else if ports.is_empty() || ports.iter().any(|port| port.state.is_none()) {
         ("#b4bccb", "state unknown")
     } else {
-        ("#e0555a", "down")
+        (DOWN, "down")
     }
 }
 

@@ -22,6 +22,8 @@ use layout::{Layout, Rect, Room, SWITCH_BAR, Step, Wire};
 use nvlinks::Fabric;
 
 const MARGIN: f64 = 28.0;
+/// Width of a character of the legend in the widest of its fonts.
+const LEGEND_CHARACTER: f64 = 5.8;
 const HEAD: f64 = 104.0;
 const LIVE_HEAD: f64 = 34.0;
 /// As wide as the legend's sentence.
@@ -33,6 +35,8 @@ const PXB: &str = "#0fa3a3";
 const PHB: &str = "#8e5bd6";
 const NODE: &str = "#e8a13a";
 const SYS: &str = "#e0555a";
+/// On a page, where red is for what is wrong.
+const LIVE_SYS: &str = "#7b8799";
 
 const STYLE: &str = "\
 text{font-family:'Inter','Segoe UI','Helvetica Neue',Arial,'DejaVu Sans',sans-serif;fill:#26324a}\
@@ -156,6 +160,7 @@ impl Canvas {
     }
 
     fn line(&mut self, from: (f64, f64), to: (f64, f64), colour: &str, width: f64) {
+        let colour = if self.live && colour == SYS { LIVE_SYS } else { colour };
         self.push(&format!(
             "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" \
              stroke-width=\"{width}\" stroke-linecap=\"round\"/>",
@@ -305,13 +310,17 @@ fn legend(
     ];
     let pci = kinds.iter().filter(|(drawn, ..)| *drawn);
     let pci = pci.map(|(_, colour, words)| ((*colour).to_owned(), (*words).to_owned()));
-    let (mut x, top) = (MARGIN, fabric.bottom + 34.0);
+    let (mut x, mut top) = (MARGIN, fabric.bottom + 34.0);
     canvas.open("legend", &[]);
+    let right = layout.right.max(if canvas.live { LIVE_NARROWEST } else { NARROWEST - MARGIN });
+    let length = |words: &str| words.chars().count() as f64 * LEGEND_CHARACTER;
     for (colour, words) in fabric.colours.iter().cloned().chain(pci) {
+        if x > MARGIN && x + 29.0 + length(&words) > right {
+            (x, top) = (MARGIN, top + 16.0);
+        }
         canvas.line((x, top), (x + 22.0, top), &colour, 3.6);
         canvas.text(x + 29.0, top + 4.0, "small", "", &words);
-        let width = words.chars().count() as f64 * 5.8;
-        x += 29.0 + width + 18.0;
+        x += 29.0 + length(&words) + 18.0;
     }
     canvas.close();
     if topology.links.is_empty() {
@@ -320,7 +329,7 @@ fn legend(
     let (first, rest) =
         ("The outermost colour on the way between two devices", "is the kind of their link.");
     let whole = format!("{first} {rest}");
-    if MARGIN + whole.len() as f64 * 5.8 <= layout.right.max(LIVE_NARROWEST) {
+    if MARGIN + length(&whole) <= layout.right.max(LIVE_NARROWEST) {
         canvas.text(MARGIN, top + 22.0, "small", "", &whole);
         return top + 22.0;
     }
