@@ -5,8 +5,10 @@
 
 mod native;
 
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use cuda_cluster::cluster::Client;
 use cuda_cluster::wire::status::Status;
 use native::Cluster;
 use nix::sys::signal::Signal;
@@ -93,6 +95,23 @@ fn a_worker_with_another_secret_is_refused() {
     let (code, log) = cluster.wait_end("gpu7");
     assert_eq!(code, Some(1), "{log}");
     assert!(matches!(cluster.last_status("gpu7"), Some(Status::Failed { .. })), "{log}");
+    cluster.stop();
+}
+
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let mut cluster = Cluster::start(2);
+    cluster.ready();
+    let silent = |process: &str| {
+        let path = cluster.directory().join(format!("{process}.sock"));
+        let connect = |_| UnixStream::connect(&path).expect("a socket");
+        (0..300).map(connect).collect::<Vec<_>>()
+    };
+    let held = ["scheduler", "gpu0", "gpu1"].map(silent);
+    let client = Client::connect(cluster.directory()).expect("a scheduler");
+    let object = client.put(b"through both sockets").expect("a worker");
+    assert_eq!(object.bytes().expect("a worker"), b"through both sockets");
+    drop((held, object, client));
     cluster.stop();
 }
 

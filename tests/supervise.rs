@@ -5,7 +5,9 @@
 mod bench;
 
 use bench::{Bench, eventually, launch, lives, marked, until, worker};
-use cuda_cluster::supervise::{ClusterPhase, Escalation, Outcome, ProcessPhase};
+use cuda_cluster::supervise::{
+    ClusterPhase, Escalation, Options, Outcome, ProcessPhase, StartError, Supervisor,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_comes_up_and_goes_down_and_leaves_nothing() {
@@ -25,6 +27,28 @@ async fn a_cluster_comes_up_and_goes_down_and_leaves_nothing() {
     assert_eq!(supervisor.wait().await, Outcome::Stopped { degraded: None });
     assert!(!pids.iter().any(|pid| lives(*pid)));
     assert!(!state.run_directory.exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guardian_that_was_killed_is_told_from_a_program_that_is_none() {
+    let bench = Bench::new();
+    for (script, error, hint) in [
+        ("kill -9 $$", "was ended by signal 9 (SIGKILL) before it was ready", None),
+        ("exit 0", "does not answer as guardian", Some("dispatch()")),
+    ] {
+        let helper = bench.file("helper");
+        std::fs::write(&helper, format!("#!/bin/sh\n{script}\n")).expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&helper, mode).expect("its mode");
+        let directory = bench.acquire("none");
+        let options = Options { helper, ..Options::default() };
+        let refused = Supervisor::start(launch("none", &["ready"]), directory, options).await;
+        let Err(StartError::Guardian(told)) = refused else { panic!("{refused:?}") };
+        assert!(told.to_string().contains(error), "{told}");
+        let hinted = told.hint();
+        assert_eq!(hinted.is_some(), hint.is_some(), "{hinted:?}");
+        assert!(hint.is_none_or(|hint| hinted.unwrap_or_default().contains(hint)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

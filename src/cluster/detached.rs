@@ -84,7 +84,8 @@ pub enum Report {
         message: String,
         /// What to do.
         hint: Option<String>,
-        /// Whether a resource has run out, so that the request is not to blame.
+        /// Whether a resource has run out, or a process was killed, so that the request is not to
+        /// blame.
         #[serde(default)]
         exhausted: bool,
         /// The name and the run directory of a running cluster that is in the way.

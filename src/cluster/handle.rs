@@ -102,6 +102,13 @@ impl Handle {
         self.current()?.order(&format!("/v1/scale?workers={workers}")).await
     }
 
+    /// Whether a process of the cluster is left. The lock of the run directory is free when only
+    /// the supervisor is, which tells its starter of the end.
+    pub(super) fn has_processes(&self) -> bool {
+        let another = |own: &Identity| own.pid != std::process::id();
+        self.is_running() || self.supervisor.filter(another).is_some_and(|own| own.lives())
+    }
+
     /// Waits until nothing of the cluster is left but the files that explain its end, and tells how
     /// it ended. May be dropped at any time.
     pub async fn wait(&self) -> Outcome {
@@ -114,7 +121,7 @@ impl Handle {
                 break outcome;
             }
         };
-        while self.is_running() {
+        while self.has_processes() {
             tokio::time::sleep(LOOK).await;
         }
         outcome

@@ -86,7 +86,8 @@ pub enum UpError {
         message: String,
         /// A hint for the user.
         hint: Option<String>,
-        /// Whether a resource has run out, so that the request is not to blame.
+        /// Whether a resource has run out, or a process was killed, so that the request is not to
+        /// blame.
         exhausted: bool,
     },
 }

@@ -24,11 +24,12 @@ use tokio::task::JoinHandle;
 use super::detached::{Instructions, Lifetime, OutputForm, Report, Word};
 use super::{UpError, start};
 use crate::os::exhausted::Exhausted;
+use crate::os::guardian::GuardianError;
 use crate::os::pidfd::{self, PidFd};
 use crate::os::run_directory::RunDirectoryError;
 use crate::os::{event_loop, memory, process};
 use crate::supervise::{
-    ClusterState, Escalation, Outcome, OutputPipe, Record, Stopper, Supervisor,
+    ClusterState, Escalation, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
 };
 
 /// How long to wait for a starter to take the last report.
@@ -61,7 +62,14 @@ fn refusal(error: impl Into<anyhow::Error>) -> Report {
     Report::Refused {
         message: format!("{error:#}"),
         hint: up.and_then(UpError::hint).or_else(|| exhausted.map(Exhausted::hint)),
-        exhausted: exhausted.is_some() || matches!(up, Some(UpError::Limits(_))),
+        exhausted: exhausted.is_some()
+            || matches!(
+                up,
+                Some(
+                    UpError::Limits(_)
+                        | UpError::Supervisor(StartError::Guardian(GuardianError::Ended { .. }))
+                )
+            ),
         taken: match up {
             Some(UpError::RunDirectory(RunDirectoryError::Taken { name, path })) => {
                 Some((name.clone(), path.clone()))
@@ -285,5 +293,20 @@ impl Signals {
         }
         self.count += 1;
         Escalation::of_request(self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::process::Exit;
+
+    #[test]
+    fn a_killed_guardian_is_no_mistake_of_the_request() {
+        let guardian = GuardianError::Ended { pid: 7, exit: Exit::by_signal(9) };
+        let refused = refusal(UpError::from(StartError::Guardian(guardian)));
+        let Report::Refused { message, hint, exhausted, .. } = refused else { panic!() };
+        assert!(message.contains("the guardian (process 7) was ended by signal 9"), "{message}");
+        assert!(exhausted && hint.is_none(), "{hint:?}");
     }
 }

@@ -78,8 +78,7 @@ impl Handle {
         }
         let deadline = Instant::now() + within;
         self.ask_to_end(how, deadline).await?;
-        // The lock of the run directory is free when no process of the cluster is left.
-        while self.is_running() {
+        while self.has_processes() {
             if Instant::now() >= deadline {
                 let (name, within) = (self.name.clone(), Span(within));
                 return Err(TakeDownError::StillEnding { name, within });

@@ -63,6 +63,11 @@ impl Identity {
         Some(Self { pid, started: started(pid)? })
     }
 
+    /// Whether the process has not ended yet.
+    pub(crate) fn lives(&self) -> bool {
+        self.open().is_some_and(|process| !process.wait(Duration::ZERO))
+    }
+
     /// Kills the process and waits at most this long for its end; returns whether it is gone.
     pub(super) fn kill(&self, within: Duration) -> bool {
         let Some(process) = self.open() else { return true };

@@ -4,9 +4,11 @@
 //!
 //! *Invariant:* everything reported has been read from the kernel.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -110,6 +112,18 @@ pub fn own_program() -> PathBuf {
         Ok(path) if path.exists() => path,
         _ => PathBuf::from("/proc/self/exe"),
     }
+}
+
+/// What has become of the file of this process's program since it was started; `None` if nothing
+/// has. Who needs the program again uses [`own_program`].
+pub fn own_program_note() -> Option<String> {
+    let link = std::fs::read_link("/proc/self/exe").ok()?;
+    // What the kernel appends to the name of a file that has no name any more, proc(5).
+    let path = link.as_os_str().as_bytes().strip_suffix(b" (deleted)")?;
+    let path = Path::new(OsStr::from_bytes(path));
+    let what = if path.exists() { "replaced" } else { "deleted" };
+    let path = path.display();
+    (!link.exists()).then(|| format!("{path} was {what}: this cluster goes on with the former one"))
 }
 
 /// Leaves the terminal's session, so that its hang-up and Ctrl-C no longer reach this process.

@@ -11,7 +11,7 @@ use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -21,9 +21,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::argument;
 use super::binding::{self, InForce};
 use super::containment::Cgroup;
+use super::{argument, process};
 use crate::plan::{LimitPlan, Program};
 use crate::wire::status::{self, Status};
 
@@ -53,6 +53,8 @@ pub struct Instructions {
     pub keep_status: bool,
     /// Whether to fail if a part of the binding could not be applied.
     pub strict: bool,
+    /// Whether the program is the one that this shim runs, whatever has become of its file.
+    pub own: bool,
 }
 
 /// Why the program was not executed.
@@ -117,7 +119,7 @@ fn become_program(
     let bound = status::encode(&Status::Bound { cpus, mems, notes });
     // If the supervisor is gone, this process will be killed; ignore the error.
     let _ = pipe.write_all(bound.as_bytes());
-    execute(&instructions.program.argv)
+    execute(&instructions.program.argv, instructions.own)
 }
 
 /// Requests SIGKILL for when the guardian's thread ends, and checks that it has not ended yet.
@@ -223,7 +225,7 @@ fn close_the_rest(pipe: &File, keep_status: bool) {
     debug_assert_eq!(pipe.as_raw_fd(), STATUS_FD);
 }
 
-fn execute(argv: &[String]) -> Result<std::convert::Infallible, Refusal> {
+fn execute(argv: &[String], own: bool) -> Result<std::convert::Infallible, Refusal> {
     let argv: Vec<OsString> = argv.iter().map(|text| argument::decoded(text)).collect();
     let program = argv.first().map(|program| program.to_string_lossy().into_owned());
     let program = program.unwrap_or_default();
@@ -232,7 +234,12 @@ fn execute(argv: &[String]) -> Result<std::convert::Infallible, Refusal> {
         argv.iter().map(|argument| CString::new(argument.as_bytes())).collect();
     let arguments = arguments.map_err(|_| refusal(Errno::EINVAL))?;
     let first = arguments.first().ok_or_else(|| refusal(Errno::ENOENT))?;
+    let file = match own {
+        true => CString::new(process::own_program().into_os_string().into_vec()),
+        false => Ok(first.clone()),
+    };
+    let file = file.map_err(|_| refusal(Errno::EINVAL))?;
     // Rust's runtime ignores SIGPIPE, which the program would inherit.
     super::default_broken_pipe();
-    nix::unistd::execvp(first, &arguments).map_err(refusal)
+    nix::unistd::execvp(&file, &arguments).map_err(refusal)
 }

@@ -180,6 +180,7 @@ async fn state(
         true => shared.fresh_state().await,
         false => shared.checked_state().await,
     };
+    state.notes.extend(process::own_program_note());
     for process in state.scheduler.iter_mut().chain(&mut state.workers) {
         if query.fresh || query.wide {
             measure(process);

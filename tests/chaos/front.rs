@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use cuda_cluster::supervise::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
@@ -21,6 +21,8 @@ enum Fault {
     KillWorker,
     KillTwoWorkers,
     KillScheduler,
+    KillSchedulerAfterScaleDown,
+    DeleteProgram,
     StopWorkerForAWhile,
     StopSchedulerForAWhile,
     StopGuardianForAWhile,
@@ -59,10 +61,12 @@ enum Fault {
     KillSupervisorAndDown,
 }
 
-const FAULTS: [Fault; 38] = [
+const FAULTS: [Fault; 40] = [
     Fault::KillWorker,
     Fault::KillTwoWorkers,
     Fault::KillScheduler,
+    Fault::KillSchedulerAfterScaleDown,
+    Fault::DeleteProgram,
     Fault::StopWorkerForAWhile,
     Fault::StopSchedulerForAWhile,
     Fault::StopGuardianForAWhile,
@@ -151,7 +155,15 @@ impl<'a> Front<'a> {
         let workers = 2 + random.below(3);
         let count = workers.to_string();
         let spec = spec.display().to_string();
-        let command = place.command(&[
+        // A name of its own, which a fault takes away.
+        let program = place.sandbox.runtime().join("program");
+        let built = env!("CARGO_BIN_EXE_cuda-cluster");
+        let _ = std::fs::remove_file(&program);
+        std::fs::hard_link(built, &program)
+            .or_else(|_| std::fs::copy(built, &program).map(drop))
+            .expect("a program");
+        let mut command = Command::new(&program);
+        command.args([
             "up",
             "-f",
             &spec,
@@ -163,6 +175,7 @@ impl<'a> Front<'a> {
             "--name",
             "front",
         ]);
+        place.adopt(&mut command);
         let mut terminal = Terminal::open(false);
         let stopped = random.below(4) == 0;
         if stopped {
@@ -377,6 +390,31 @@ impl<'a> Front<'a> {
                     if random.below(4) == 0 { "scheduler" } else { &state.workers[victim].name };
                 self.post(&format!("/v1/restart/{name}"));
                 self.dead.extend(if name == "scheduler" { scheduler } else { pid });
+            }
+            Fault::KillSchedulerAfterScaleDown => {
+                let fewer = 1 + random.below(self.workers - 1);
+                self.post(&format!("/v1/scale?workers={fewer}"));
+                if random.below(2) == 0 {
+                    Self::pause(random);
+                }
+                self.kill(scheduler);
+                self.place.wait_until("READY with fewer workers", || {
+                    let state = self.told()?;
+                    let pid = state.scheduler.as_ref()?.pid?;
+                    let ready = processes(&state).filter(|it| it.state == ProcessPhase::Ready);
+                    let is_whole = state.state == ClusterPhase::Ready && ready.count() == 1 + fewer;
+                    (is_whole && !self.dead.contains(&pid)).then_some(())
+                });
+                self.post(&format!("/v1/scale?workers={}", self.workers));
+            }
+            Fault::DeleteProgram => {
+                let program = self.place.sandbox.runtime().join("program");
+                // It may have been deleted before.
+                let _ = std::fs::remove_file(&program);
+                if random.below(2) == 0 {
+                    std::fs::write(&program, "another program").expect("written");
+                }
+                self.kill(if random.below(2) == 0 { scheduler } else { pid });
             }
             Fault::ScaleDownAndUp => {
                 self.post("/v1/scale?workers=1");

@@ -31,6 +31,7 @@ enum Fault {
     KillSeveral,
     KillShim,
     KillScheduler,
+    KillSchedulerAfterScaleDown,
     KillSupervisor,
     KillGuardian,
     StopWorkerAndRestartIt,
@@ -49,11 +50,12 @@ enum Fault {
     StopTwice,
 }
 
-const FAULTS: [Fault; 20] = [
+const FAULTS: [Fault; 21] = [
     Fault::KillWorker,
     Fault::KillSeveral,
     Fault::KillShim,
     Fault::KillScheduler,
+    Fault::KillSchedulerAfterScaleDown,
     Fault::KillSupervisor,
     Fault::KillGuardian,
     Fault::StopWorkerAndRestartIt,
@@ -194,6 +196,23 @@ impl<'a> Round<'a> {
                 signal(scheduler.expect("alive"), Signal::SIGKILL);
                 self.expect_all();
             }
+            Fault::KillSchedulerAfterScaleDown => {
+                let workers = 1 + random.below(WORKERS.len() - 1);
+                self.scale_down(workers);
+                let scheduler = self.state().scheduler.and_then(|process| process.pid);
+                signal(scheduler.expect("alive"), Signal::SIGKILL);
+                self.expect_restart("scheduler");
+                for worker in &state.workers[..workers] {
+                    self.expect_restart(&worker.name);
+                }
+                wait_until("READY with fewer workers", || {
+                    let state = told_state(&self.keeper.run_directory)?;
+                    let counted = processes(&state)
+                        .all(|process| self.expected[&process.name] == process.restarts);
+                    (state.state == ClusterPhase::Ready && counted).then_some(())
+                });
+                self.post(&format!("/v1/scale?workers={}", WORKERS.len()));
+            }
             Fault::KillSupervisor => {
                 self.keeper.signal(Signal::SIGKILL);
                 self.gone(tally);
@@ -296,6 +315,11 @@ impl<'a> Round<'a> {
 
     /// A worker that is started again because it is needed again does not count as restarted.
     fn scale(&self, workers: usize) {
+        self.scale_down(workers);
+        self.post(&format!("/v1/scale?workers={}", WORKERS.len()));
+    }
+
+    fn scale_down(&self, workers: usize) {
         self.post(&format!("/v1/scale?workers={workers}"));
         wait_until("fewer workers", || {
             let state = self.state();
@@ -303,7 +327,6 @@ impl<'a> Round<'a> {
             rest.iter().all(|worker| worker.state == ProcessPhase::Stopped).then_some(())
         });
         assert_eq!(self.state().state, ClusterPhase::Ready);
-        self.post(&format!("/v1/scale?workers={}", WORKERS.len()));
     }
 
     /// Makes every write fail as on a full disk.

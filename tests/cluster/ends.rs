@@ -56,6 +56,32 @@ fn a_cluster_whose_programs_have_all_done_their_work_is_over() {
 }
 
 #[test]
+fn a_cluster_is_down_when_its_supervisor_has_ended_too() {
+    let sandbox = Sandbox::new();
+    let spec = tempfile::NamedTempFile::new().expect("a file");
+    let text = "version: 1\ntopology: dgx-h100\nsimulate: true\nworkers: 8\nengine: command\n\
+                command: {argv: [sleep, '1000']}\n";
+    fs::write(spec.path(), text).expect("written");
+    let path = spec.path().to_str().expect("a path");
+    let mut up = sandbox.spawn(&["up", "-f", path, "--name", "unheard"]);
+    up.wait_for_a_line();
+    eventually("READY", Duration::from_secs(60), || sandbox.state("unheard")["state"] == "ready");
+    let supervisor = sandbox.state("unheard")["supervisor_pid"].as_u64().expect("a pid");
+    // Its starter reads nothing, so the supervisor has to wait for it at the end.
+    up.signal(Signal::SIGSTOP);
+    for _ in 0..6 {
+        assert_eq!(sandbox.run(&["scale", "unheard", "1"]).code, 0);
+        assert_eq!(sandbox.run(&["scale", "unheard", "8"]).code, 0);
+    }
+    let down = sandbox.run(&["down", "unheard"]);
+    assert_eq!(down.code, 0, "{down}");
+    assert!(!sandbox.pids().contains(&supervisor), "it is down, but its supervisor lives: {down}");
+    up.signal(Signal::SIGCONT);
+    up.wait();
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_stopped_supervisor_does_not_answer_and_is_killed_with_its_cluster() {
     let sandbox = Sandbox::new();
     let (healthy, _) = up_well(&sandbox, "healthy");

@@ -349,6 +349,40 @@ fn a_scheduler_that_is_lost_after_a_scale_down_gets_its_workers_back() {
 }
 
 #[test]
+fn processes_are_started_again_after_the_program_was_deleted_or_replaced() {
+    let sandbox = Sandbox::new();
+    let built = std::path::Path::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    let folder = tempfile::tempdir_in(built.parent().expect("a directory")).expect("a directory");
+    let program = folder.path().join("cuda-cluster");
+    std::fs::hard_link(built, &program).expect("a second name");
+    let mut up = std::process::Command::new(&program);
+    up.args([&UP[..], &["--name", "moved", "--detach", "--n-workers", "2"]].concat());
+    let up = sandbox.spawn_program(up).wait();
+    assert_eq!(up.code, 0, "{up}");
+    assert!(!sandbox.run(&["ps", "moved"]).stdout.contains("former"), "nothing has happened to it");
+    std::fs::remove_file(&program).expect("it is there");
+    for what in ["deleted", "replaced"] {
+        if what == "replaced" {
+            std::fs::write(&program, "#!/bin/sh\nexit 3\n").expect("another program");
+        }
+        let note = format!("note: {} was {what}: ", program.display());
+        let ps = sandbox.run(&["ps", "moved"]);
+        assert!(ps.stdout.contains(&note), "{ps}");
+        for process in ["/workers/0/pid", "/scheduler/pid"] {
+            let pid = |state: &serde_json::Value| state.pointer(process).and_then(|it| it.as_u64());
+            let before = pid(&sandbox.state("moved")).expect("a pid");
+            sandbox.kill(before);
+            eventually("it is READY again", Duration::from_secs(40), || {
+                let state = sandbox.state("moved");
+                state["state"] == "ready" && pid(&state).is_some_and(|pid| pid != before)
+            });
+        }
+    }
+    assert_eq!(sandbox.run(&["down", "moved"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("moved");
+}
+
+#[test]
 fn questions_about_clusters_that_do_not_run_have_clear_answers() {
     let sandbox = Sandbox::new();
     for arguments in [["down", "nobody"], ["logs", "nobody"]] {

@@ -113,6 +113,7 @@ impl ClientError {
             | ConversationError::Role { .. }
             | ConversationError::TooMany { .. }
             | ConversationError::NotRead
+            | ConversationError::Displaced
             | ConversationError::Slow => ClientError::Stranger { path },
         }
     }

@@ -5,15 +5,19 @@
 //!
 //! *Invariant:* until both sides have authenticated, a frame is at most [`GREETING_LIMIT`] bytes.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
 
 use super::error::{ConversationError, Error};
 use super::process::random;
@@ -75,7 +79,7 @@ pub(crate) async fn receive<T: DeserializeOwned>(
 }
 
 /// The listener's side of the greeting. `accept` decides which roles may connect.
-pub(super) async fn welcome<A>(
+async fn welcome<A>(
     stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin),
     secret: &Secret,
     accept: impl FnOnce(Role) -> Option<A>,
@@ -90,6 +94,54 @@ pub(super) async fn welcome<A>(
     let accepted = accept(role).ok_or(ConversationError::Role { role })?;
     send(stream, &answer.welcome(secret, &challenge)).await?;
     Ok(accepted)
+}
+
+/// Time that a connection has to authenticate.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+
+/// Connections that may be authenticating at the same time.
+const GREETINGS: usize = 64;
+
+/// The connections that are authenticating, the oldest first. It gives way to a new one when there
+/// are too many, so that silent ones keep nobody out.
+#[derive(Default)]
+pub(super) struct Greetings {
+    /// Dropping one ends its connection.
+    places: VecDeque<oneshot::Sender<Infallible>>,
+}
+
+/// A connection's place among those that are authenticating.
+pub(super) struct Place {
+    given_away: oneshot::Receiver<Infallible>,
+}
+
+impl Greetings {
+    /// A place for a new connection.
+    pub(super) fn place(&mut self) -> Place {
+        self.places.retain(|place| !place.is_closed());
+        if self.places.len() >= GREETINGS {
+            self.places.pop_front();
+        }
+        let (place, given_away) = oneshot::channel();
+        self.places.push_back(place);
+        Place { given_away }
+    }
+}
+
+impl Place {
+    /// As [`welcome`], within a time, and as long as the connection keeps its place.
+    pub(super) async fn welcome<A>(
+        self,
+        stream: &mut UnixStream,
+        secret: &Secret,
+        accept: impl FnOnce(Role) -> Option<A>,
+    ) -> Result<A, ConversationError> {
+        let greeting = tokio::time::timeout(GREETING_TIME, welcome(stream, secret, accept));
+        tokio::select! {
+            greeted = greeting => greeted.unwrap_or(Err(ConversationError::Slow)),
+            _ = self.given_away => Err(ConversationError::Displaced),
+        }
+    }
 }
 
 /// The connecting side of the greeting.

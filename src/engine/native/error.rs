@@ -201,6 +201,9 @@ pub enum ConversationError {
         /// The system's error.
         reason: String,
     },
+    /// The other side had not authenticated when many others wanted to.
+    #[error("the other side had not authenticated yet, and many others wanted to")]
+    Displaced,
     /// The other side took too long to authenticate.
     #[error("the other side did not authenticate in time")]
     Slow,

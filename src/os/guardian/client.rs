@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -24,10 +24,11 @@ use super::{Report, Request, SUBCOMMAND, Start};
 use crate::os::containment::Cgroup;
 use crate::os::descendants::kill_marked;
 use crate::os::pidfd::PidFd;
+use crate::os::process;
 use crate::os::run_directory::RunDirectory;
 use crate::os::shared_memory;
 use crate::os::shim::Instructions;
-use crate::wire::process::{Containment, Key};
+use crate::wire::process::{Containment, Exit, Key};
 
 /// How long dropping a [`Guardian`] waits for its process to end.
 const LAST_WAIT: Duration = Duration::from_secs(5);
@@ -49,6 +50,13 @@ pub enum GuardianError {
     /// The program does not respond like a guardian.
     #[error("{} does not answer as guardian", helper.display())]
     Mute { helper: PathBuf },
+    /// It was ended before it was ready.
+    #[error("the guardian (process {pid}) {exit} before it was ready")]
+    Ended {
+        /// Its process id.
+        pid: u32,
+        exit: Exit,
+    },
     /// It accepts no requests.
     #[error("the guardian (process {pid}) does not take requests")]
     Deaf {
@@ -68,7 +76,7 @@ impl GuardianError {
                  or names the cuda-cluster binary as its helper"
                     .to_owned(),
             ),
-            Self::Spawn { .. } | Self::Deaf { .. } => None,
+            Self::Spawn { .. } | Self::Ended { .. } | Self::Deaf { .. } => None,
         }
     }
 }
@@ -133,6 +141,9 @@ impl Guardian {
         };
         let first = tokio::time::timeout(FIRST_WAIT, guardian.report()).await;
         if !matches!(first, Ok(Some(Report::Watching))) {
+            if let Some(exit) = guardian.ended_by_a_signal() {
+                return Err(GuardianError::Ended { pid: guardian.pid(), exit });
+            }
             return Err(GuardianError::Mute { helper: helper.to_owned() });
         }
         // The guardian joins the group before it answers, or is not permitted to.
@@ -147,6 +158,15 @@ impl Guardian {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw().cast_unsigned()
+    }
+
+    /// How it ended, if by a signal: no program that is not a guardian ends so.
+    fn ended_by_a_signal(&self) -> Option<Exit> {
+        // Its end of the channel is closed a moment before it has ended.
+        self.process.wait(LAST_WAIT);
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let exit = process::exit(waitid(Id::Pid(self.pid), flags).ok()?);
+        exit.filter(|exit| exit.signal.is_some())
     }
 
     /// The containment mechanism in use.

@@ -34,6 +34,7 @@ use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
     RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
 };
+use crate::os::argument;
 use crate::os::exhausted::Exhausted;
 use crate::os::guardian::{Guardian, Report, Start};
 use crate::os::owners::{Identity, Owners};
@@ -57,6 +58,8 @@ pub(super) struct Actor {
     core: Core,
     launch: Launch,
     guardian: Arc<Guardian>,
+    /// The helper, as the first argument of processes that are this program.
+    helper: String,
     directory: Option<RunDirectory>,
     paths: Paths,
     mark: String,
@@ -149,6 +152,7 @@ impl Actor {
             core,
             launch,
             guardian: Arc::new(guardian),
+            helper: argument::encoded(options.helper.as_os_str()),
             journal: open_journal(&paths),
             initial_files: InitialFiles::of(&paths),
             presence: Presence::watch(paths.root()),
@@ -379,6 +383,7 @@ impl Actor {
 
     fn instructions(&self, spec: &ProcessSpec) -> Instructions {
         let mut program = spec.program.clone();
+        let own = program.argv.first() == Some(&self.helper);
         let root = self.paths.root().display().to_string();
         program.env.extend([
             (RUN_DIRECTORY_VARIABLE.to_owned(), root),
@@ -391,6 +396,7 @@ impl Actor {
             cgroup: None,
             keep_status: spec.ready == ReadyWhen::Said,
             strict: self.launch.strict,
+            own,
         }
     }
 

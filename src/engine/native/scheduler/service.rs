@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::core::{Action, Core, Event};
 use super::outbox::{Frames, Gauge, Outbox, outbox};
 use super::relay::Relay;
-use crate::engine::native::connection::{self, ConnectionId};
+use crate::engine::native::connection::{self, ConnectionId, Greetings};
 use crate::engine::native::error::{ConversationError, Error};
 use crate::engine::native::process::{LaunchEnvironment, StatusPipe, log_to_standard_error};
 use crate::engine::native::tasks::service::TaskService;
@@ -33,17 +33,11 @@ use crate::wire::peer::Member;
 use crate::wire::secret::Secret;
 use crate::wire::status::{Condition, PeerLanes};
 
-/// Time that a connection has to authenticate.
-const GREETING_TIME: Duration = Duration::from_secs(5);
-
 /// Messages that are handled before the answers are sent.
 const EVENTS: usize = 256;
 
 /// Frames of one connection that wait to be handled.
 const FRAMES: usize = 4;
-
-/// Connections that may be authenticating at the same time.
-const GREETINGS: usize = 64;
 
 /// Runs the scheduler until it is told to end.
 ///
@@ -92,7 +86,7 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
         outboxes: BTreeMap::new(),
         workers: BTreeMap::new(),
         secret: Arc::new(launch.secret),
-        greetings: Arc::new(Semaphore::new(GREETINGS)),
+        greetings: Greetings::default(),
         events,
         next: 0,
     };
@@ -195,28 +189,23 @@ struct Service {
     outboxes: BTreeMap<ConnectionId, Outbox>,
     workers: BTreeMap<ConnectionId, Worker>,
     secret: Arc<Secret>,
-    greetings: Arc<Semaphore>,
+    greetings: Greetings,
     events: mpsc::Sender<Incoming>,
     next: ConnectionId,
 }
 
 impl Service {
     fn accept(&mut self, mut stream: UnixStream) {
-        let Ok(permit) = Arc::clone(&self.greetings).try_acquire_owned() else {
-            tracing::warn!("too many connections are authenticating; one is refused");
-            return;
-        };
+        let place = self.greetings.place();
         self.next += 1;
         let (id, secret, events) = (self.next, Arc::clone(&self.secret), self.events.clone());
         tokio::spawn(async move {
-            let greeting = connection::welcome(&mut stream, &secret, |role| match role {
+            let greeting = place.welcome(&mut stream, &secret, |role| match role {
                 Role::Worker => Some(Peer::Worker),
                 Role::Client => Some(Peer::Client),
                 Role::Bulk => None,
             });
-            let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
-            drop(permit);
-            match greeted.unwrap_or(Err(ConversationError::Slow)) {
+            match greeting.await {
                 Ok(peer) => converse(id, peer, stream, events).await,
                 Err(error) => tracing::warn!("a connection is refused: {}", in_full(&error)),
             }

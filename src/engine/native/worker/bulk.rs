@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
-use crate::engine::native::connection;
+use crate::engine::native::connection::{self, Greetings};
 use crate::engine::native::error::{ConversationError, Error};
 use crate::os::peer_memory;
 use crate::text::in_full;
@@ -30,9 +30,6 @@ use crate::wire::frame::FRAME_LIMIT;
 use crate::wire::greeting::Role;
 use crate::wire::secret::Secret;
 use crate::wire::tasks::{Bulk, BulkReply, OBJECT_LIMIT, ObjectId, Report};
-
-/// Time that a connection has to authenticate.
-const GREETING_TIME: Duration = Duration::from_secs(5);
 
 /// Connections served at the same time; others wait.
 const CONNECTIONS: usize = 64;
@@ -64,25 +61,26 @@ async fn accept(
     store: Arc<Store>,
     events: mpsc::UnboundedSender<WorkerEvent>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    while let Ok(permit) = Arc::clone(&places).acquire_owned().await {
+    let served = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut greetings = Greetings::default();
+    loop {
         let Ok((mut stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let (secret, store, events) = (secret.clone(), Arc::clone(&store), events.clone());
+        let (served, place) = (Arc::clone(&served), greetings.place());
         tokio::spawn(async move {
             let is_bulk = |role| (role == Role::Bulk).then_some(());
-            let greeting = connection::welcome(&mut stream, &secret, is_bulk);
-            let greeted = tokio::time::timeout(GREETING_TIME, greeting).await;
-            match greeted.unwrap_or(Err(ConversationError::Slow)) {
+            match place.welcome(&mut stream, &secret, is_bulk).await {
                 Ok(()) => {
+                    // Nobody closes the semaphore.
+                    let _permit = served.acquire_owned().await;
                     // A broken connection concerns only the other side.
                     let _ = converse(stream, store, events).await;
                 }
                 Err(error) => tracing::warn!("a connection is refused: {}", in_full(&error)),
             }
-            drop(permit);
         });
     }
 }
