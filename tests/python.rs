@@ -106,6 +106,11 @@ fn memory_that_native_connections_share_is_never_changed_by_others() {
 }
 
 #[test]
+fn native_connections_heed_the_memory_limits_of_dasks_workers() {
+    told_by("test_comm_limits.py");
+}
+
+#[test]
 fn strangers_stopped_peers_and_lost_networks_harm_no_native_connection() {
     told_by("test_comm_strangers.py");
 }

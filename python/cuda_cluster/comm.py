@@ -26,7 +26,8 @@ Configuration, under ``distributed.comm.native``:
     Whether device memory goes over UCX; if false, through host memory.
 ``keep-memory``
     How much memory a process keeps for later messages, and how much it shares at most (an eighth of
-    the machine's, at most 512 MiB).
+    the machine's and of the worker's memory limit, at most 512 MiB). When a worker has nearly as much
+    memory as lets Dask spill, it keeps none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_timedelta
 from distributed.comm.addressing import parse_host_port, unparse_host_port
 from distributed.comm.core import (
     BaseListener,
@@ -58,11 +59,10 @@ from distributed.comm.core import (
 from distributed.comm.registry import backends
 from distributed.comm.tcp import BaseTCPBackend, RequireEncryptionMixin, _getaddrinfo
 from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
-from distributed.system import MEMORY_LIMIT
 from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
-from cuda_cluster import _plane
+from cuda_cluster import _limits, _plane
 
 logger = logging.getLogger(__name__)
 
@@ -152,9 +152,7 @@ class _Loop:
         loop = asyncio.get_running_loop()
         found = cls.loops.get(loop)
         if found is None or found.process != os.getpid():
-            if found is None and not cls.loops:
-                limit = min(MEMORY_LIMIT // 8, 512 << 20)
-                _comm.keep_memory(parse_bytes(_setting("keep-memory", limit)))
+            _limits.bound(_comm)
             found = cls.loops[loop] = cls(loop)
         return found
 
@@ -526,6 +524,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
         sockets.sort(key=lambda sock: sock.family != socket.AF_INET)
         self._bound = sockets[0].getsockname()[:2]
         self._loop = _Loop.running()
+        _limits.follow(getattr(self.comm_handler, "__self__", None), _comm)
         for sock in sockets:
             for each in (sock, _listen_unix(sock, backlog)):
                 if each is None:

@@ -20,6 +20,7 @@ import pytest
 from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import dumps, to_serialize
+from distributed.system import MEMORY_LIMIT
 
 from test_comm import ADDRESS, comm, in_a_loop, message, pair, travelling
 
@@ -74,7 +75,7 @@ async def test_mapped_memory_is_bounded_and_beyond_it_the_socket_carries_on(monk
     with travelling("mapped", monkeypatch):
         async with pair() as (ours, theirs):
             before, kept = comm.received(), []
-            limit = min(comm.MEMORY_LIMIT // 8, 512 * MIB)
+            limit = min(MEMORY_LIMIT // 8, 512 * MIB)
             for _ in range(limit // data.size + 2):
                 kept.append(await moved(ours, theirs, data))
                 assert comm._comm.shared_memory()[0] <= limit
@@ -298,6 +299,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 import numpy as np
 from distributed.comm import connect, listen
 from distributed.protocol import dumps, to_serialize
+from distributed.system import MEMORY_LIMIT
 import cuda_cluster.comm as comm
 
 async def main():

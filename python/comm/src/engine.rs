@@ -27,14 +27,15 @@ use crate::greeting::{LENGTH, Role};
 use crate::lanes;
 use crate::listener::Listener;
 use crate::mapped::Mappings;
-use crate::memory::{Block, Pool};
+use crate::memory::{Block, Limits, Pool};
 use crate::reader::Message;
 
 mod entry;
 mod service;
 
-/// Bytes of memory that the pool keeps, unless [`Engine::keep`] says otherwise.
+/// What [`Engine::bound`] has said last: bytes of memory that are kept, and of the whole process.
 static KEEP: AtomicUsize = AtomicUsize::new(256 << 20);
+static PROCESS: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// The engine of this process, or of the one that this process is a fork of.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
@@ -74,6 +75,7 @@ pub struct Engine {
     epoll: Epoll,
     wake: EventFd,
     commands: Mutex<Vec<Command>>,
+    limits: Arc<Limits>,
     pool: Arc<Pool>,
     token: [u8; LENGTH],
     ids: AtomicU64,
@@ -136,10 +138,27 @@ impl Engine {
         }
     }
 
-    /// Sets how many bytes of memory are kept for later messages. Engines that have been started
-    /// keep what they were started with.
-    pub fn keep(bytes: usize) {
-        KEEP.store(bytes, Ordering::Relaxed);
+    /// Sets how many bytes of memory are kept for later messages, and the resident memory of the
+    /// process from which on none is ([`usize::MAX`] for any).
+    pub fn bound(keep: usize, process: usize) {
+        KEEP.store(keep, Ordering::Relaxed);
+        PROCESS.store(process, Ordering::Relaxed);
+        if let Some(engine) = engine_at(ENGINE.load(Ordering::Acquire))
+            && engine.is_alive_here()
+        {
+            engine.limits.set(keep, process);
+            engine.relieve();
+            // Its thread looks at what the process has from now on.
+            let _ = engine.wake.write(1);
+        }
+    }
+
+    /// Gives back what this process has too much of: memory of the pool, and page tables of the
+    /// memory of peers.
+    fn relieve(&self) {
+        let excess = self.limits.excess(0);
+        let freed = self.pool.free_up(excess);
+        self.mappings.free_up(excess.saturating_sub(freed));
     }
 
     /// Memory of the pool.
@@ -246,7 +265,8 @@ impl Engine {
     }
 
     fn new() -> io::Result<Self> {
-        let keep = KEEP.load(Ordering::Relaxed);
+        let limits = Limits::new(KEEP.load(Ordering::Relaxed));
+        limits.set(limits.keep(), PROCESS.load(Ordering::Relaxed));
         let mut token = [0; LENGTH];
         getrandom::fill(&mut token)?;
         Ok(Self {
@@ -254,11 +274,12 @@ impl Engine {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             commands: Mutex::default(),
-            pool: Pool::new(keep),
+            pool: Pool::new(&limits),
             token,
             ids: AtomicU64::new(2),
             copiers: Arc::default(),
-            mappings: Mappings::new(keep),
+            mappings: Mappings::new(&limits),
+            limits,
             lanes: Mutex::new(lanes::Knowledge::NONE),
             received: Received::default(),
             #[cfg(feature = "plane")]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::greeting::{Greeting, Hello, LENGTH, Role, Step as Greeted};
-use crate::memory::Pool;
+use crate::memory::{Limits, Pool};
 use crate::reader::{Message, Reader, Span, Step, Waiting};
 
 /// Whatever the pieces in which bytes arrive, the same comes of them.
@@ -65,7 +65,7 @@ fn read<'a>(
     granted: bool,
     pieces: impl Iterator<Item = &'a [u8]>,
 ) -> Vec<String> {
-    let mut reader = Reader::new(Pool::new(0), waiting);
+    let mut reader = Reader::new(Pool::new(&Limits::new(0)), waiting);
     if granted {
         let message = Message { number: 1, ..Message::default() };
         reader.wait_for(message, VecDeque::new());

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Pid;
 
 use crate::copy::{self, Part, Piece};
+use crate::memory::Limits;
 use crate::memory::arena::{Arena, Budget};
 
 /// What to ask a peer to write to mapped memory costs more than to copy: two more messages.
@@ -103,7 +104,7 @@ impl Knowledge {
 /// Copies some MiB of this process both ways. None if one of them isn't there.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn measure() -> Option<Speeds> {
-    let arena = Arena::new(&Budget::new(SAMPLE)).ok()?;
+    let arena = Arena::new(&Budget::new(&Limits::new(SAMPLE))).ok()?;
     let range = arena.take(SAMPLE)?;
     let from = vec![1_u8; SAMPLE];
     let own = Pid::this();

@@ -20,6 +20,8 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 
+use crate::memory::Limits;
+
 /// How long page tables are kept that nobody uses.
 const KEEP: Duration = Duration::from_secs(10);
 
@@ -42,7 +44,7 @@ struct Touched {
 /// All of them, by file.
 #[derive(Debug)]
 pub(crate) struct Mappings {
-    limit: usize,
+    limits: Arc<Limits>,
     files: Mutex<HashMap<(u64, u64), Weak<Mapped>>>,
 }
 
@@ -52,9 +54,9 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mappings {
-    /// So many bytes stay in the page tables of this process.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, files: Mutex::default() }
+    /// No more bytes than it may hold stay in the page tables of this process.
+    pub(crate) fn new(limits: &Arc<Limits>) -> Self {
+        Self { limits: Arc::clone(limits), files: Mutex::default() }
     }
 
     /// The arena that a peer has sent.
@@ -99,11 +101,26 @@ impl Mappings {
         let mut all = self.all();
         all.sort_by_key(|mapped| (Arc::ptr_eq(mapped, this), mapped.touched().last));
         let mut sum: usize = all.iter().map(|mapped| mapped.touched().bytes).sum();
+        let mut excess = self.limits.excess(len);
         for mapped in all {
-            if sum.saturating_add(len) <= self.limit {
+            if sum.saturating_add(len) <= self.limits.keep() && excess == 0 {
                 return;
             }
-            sum -= mapped.forget();
+            let forgotten = mapped.forget();
+            sum -= forgotten;
+            excess = excess.saturating_sub(forgotten);
+        }
+    }
+
+    /// Takes so many bytes out of the page tables, those first that have not been used for longest.
+    pub(crate) fn free_up(&self, mut bytes: usize) {
+        let mut all = self.all();
+        all.sort_by_key(|mapped| mapped.touched().last);
+        for mapped in all {
+            if bytes == 0 {
+                return;
+            }
+            bytes = bytes.saturating_sub(mapped.forget());
         }
     }
 
@@ -181,7 +198,7 @@ mod tests {
     use crate::memory::arena::{Arena, Budget};
 
     fn arena() -> (Arc<Arena>, OwnedFd) {
-        let arena = Arena::new(&Budget::new(8 << 20)).unwrap();
+        let arena = Arena::new(&Budget::new(&Limits::new(8 << 20))).unwrap();
         let file = arena.as_fd().try_clone_to_owned().unwrap();
         (arena, file)
     }
@@ -190,7 +207,7 @@ mod tests {
     fn what_is_written_is_seen_by_whoever_granted_it_and_nothing_beyond_is_written() {
         let (arena, file) = arena();
         let range = arena.take(1 << 20).unwrap();
-        let mappings = Mappings::new(8 << 20);
+        let mappings = Mappings::new(&Limits::new(8 << 20));
         let mapped = mappings.map(&file, Instant::now()).unwrap();
         assert!(Arc::ptr_eq(&mapped, &mappings.map(&file, Instant::now()).unwrap()));
         let offset = range.place().1 as u64;
@@ -208,7 +225,7 @@ mod tests {
     fn what_counts_as_memory_of_this_process_is_bounded_and_goes_when_it_is_not_used() {
         let arenas = [arena(), arena()];
         let ranges = [arenas[0].0.take(2 << 20).unwrap(), arenas[1].0.take(2 << 20).unwrap()];
-        let mappings = Mappings::new(3 << 20);
+        let mappings = Mappings::new(&Limits::new(3 << 20));
         let now = Instant::now();
         let mapped = [&arenas[0].1, &arenas[1].1].map(|file| mappings.map(file, now).unwrap());
         for (mapped, range) in mapped.iter().zip(&ranges) {
@@ -225,6 +242,6 @@ mod tests {
     fn a_file_that_may_shrink_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        assert!(Mappings::new(1 << 20).map(&file.into(), Instant::now()).is_err());
+        assert!(Mappings::new(&Limits::new(1 << 20)).map(&file.into(), Instant::now()).is_err());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Large blocks are regions of their own, which go back to a [`Pool`] when their last user is gone
 //! and are given to the next message of that size: memory that has been touched costs no page
-//! faults. What the pool keeps is bounded, and is returned to the system when it is not used.
+//! faults. What the pool keeps is bounded ([`Limits`]), and is returned to the system when it is not
+//! used, or when the process has nearly as much memory as it may have.
 //!
 //! A region is private at first. One that is used again and again is replaced by one that peers may
 //! map and write ([`arena`]): that takes longer to make than a private one, and pays only then.
@@ -19,9 +20,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arena::{Arena, Budget, Range};
+pub use limits::Limits;
 use pages::Pages;
 
 pub(crate) mod arena;
+mod limits;
 mod pages;
 
 /// From this size on, in bytes, a block is a region of the pool. Smaller ones are the allocator's.
@@ -41,7 +44,7 @@ const USES: u32 = 3;
 pub struct Pool {
     /// The process whose threads take its lock; a fork of it may have been made while it was held.
     process: u32,
-    limit: usize,
+    limits: Arc<Limits>,
     free: Mutex<Free>,
     /// Whether regions are replaced by shared ones.
     shares: AtomicBool,
@@ -150,14 +153,14 @@ impl Region {
 }
 
 impl Pool {
-    /// A pool that keeps at most `limit` bytes for later use, and shares at most as many.
-    pub fn new(limit: usize) -> Arc<Self> {
+    /// A pool that keeps no more than it may for later use, and shares at most as many bytes.
+    pub fn new(limits: &Arc<Limits>) -> Arc<Self> {
         Arc::new(Self {
             process: std::process::id(),
-            limit,
+            limits: Arc::clone(limits),
             free: Mutex::default(),
             shares: AtomicBool::new(false),
-            budget: Budget::new(limit),
+            budget: Budget::new(limits),
             shared: Mutex::default(),
             wake: OnceLock::new(),
         })
@@ -171,8 +174,14 @@ impl Pool {
         }
         let size = region_size(len).ok_or(io::ErrorKind::OutOfMemory)?;
         let kept = self.free().take(size);
-        let region = kept.map_or_else(|| Region::private(size), Ok)?;
+        let region = kept.map_or_else(|| self.make_private(size), Ok)?;
         Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
+    }
+
+    fn make_private(&self, size: usize) -> io::Result<Region> {
+        // What is kept of other sizes makes room.
+        self.free_up(self.limits.excess_after(size, size));
+        Region::private(size)
     }
 
     /// As [`Self::take`], where peers may write it if that is possible.
@@ -247,7 +256,8 @@ impl Pool {
         };
         let mut next = wanted(false);
         while let Some(size) = next {
-            if let Some(region) = self.make_shared(size) {
+            let has_room = self.limits.excess(size) == 0;
+            if let Some(region) = has_room.then(|| self.make_shared(size)).flatten() {
                 // It takes the place of a private one.
                 let replaced = self.free().take_kind(size, Kind::Private);
                 drop(replaced);
@@ -272,6 +282,25 @@ impl Pool {
         oldest.map(|(_, since)| *since + KEEP).min()
     }
 
+    /// Returns as many bytes to the system, those first that nobody has used for longest, and what it
+    /// may not keep any more. How many it returned.
+    pub fn free_up(&self, bytes: usize) -> usize {
+        let mut freed = Vec::new();
+        let mut sum = 0;
+        {
+            let mut free = self.free();
+            while (sum < bytes || free.bytes > self.limits.keep())
+                && let Some(oldest) = free.take_oldest()
+            {
+                sum += oldest.len();
+                freed.push(oldest);
+            }
+        }
+        // Unmapping takes time: not under the lock.
+        drop(freed);
+        sum
+    }
+
     /// What it keeps, in bytes.
     pub fn kept(&self) -> usize {
         self.free().bytes
@@ -284,23 +313,17 @@ impl Pool {
             return;
         }
         let len = region.len();
-        if len > self.limit || !region.is_usable() {
+        if len > self.limits.keep() || !region.is_usable() {
             return;
         }
-        let mut freed = Vec::new();
-        let is_first;
-        {
+        let is_first = {
             let mut free = self.free();
-            while free.bytes + len > self.limit {
-                freed.extend(free.take_oldest());
-            }
-            is_first = free.bytes == 0;
             free.bytes += len;
             let key = (len, region.kind());
             free.regions.entry(key).or_default().push_back((region, Instant::now()));
-        }
-        // Unmapping takes time: not under the lock.
-        drop(freed);
+            free.bytes == len
+        };
+        self.free_up(self.limits.excess_after(len, 0));
         if is_first && let Some(Wake(wake)) = self.wake.get() {
             wake();
         }

@@ -339,7 +339,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::Pool;
+    use crate::memory::{Limits, Pool};
     use crate::reader::{self, Reader, Step};
 
     fn places(frames: &[Vec<u8>]) -> Vec<Frame> {
@@ -378,7 +378,7 @@ mod tests {
             wait: bool,
         ) {
             let mut outbox = Outbox::default();
-            let mut reader = Reader::new(Pool::new(0), reader::Waiting::Copied);
+            let mut reader = Reader::new(Pool::new(&Limits::new(0)), reader::Waiting::Copied);
             let mut numbers = Vec::new();
             for frames in &messages {
                 // SAFETY: the frames outlive the outbox.

@@ -42,7 +42,7 @@ mod _comm {
     use super::plane::{Transfer, fetch, fetched, has_context, memory, offer, open_plane};
     #[pymodule_export]
     use super::{
-        Connection, Events, Held, Listener, Memory, connect, is_of_this_user, keep_memory,
+        Connection, Events, Held, Listener, Memory, bound_memory, connect, is_of_this_user,
         kept_memory, least_written, listen, received, shared_memory,
     };
 }
@@ -158,11 +158,12 @@ fn listen(
     Ok(Listener { listener, engine })
 }
 
-/// Sets how many bytes of memory a process keeps for later messages. To be called before the first
-/// connection.
+/// Sets how many bytes of memory this process keeps for later messages, and how much memory it may have
+/// in all before it keeps none (None for any).
 #[pyfunction]
-fn keep_memory(bytes: usize) {
-    Engine::keep(bytes);
+#[pyo3(signature = (keep, process=None))]
+fn bound_memory(keep: usize, process: Option<usize>) {
+    Engine::bound(keep, process.unwrap_or(usize::MAX));
 }
 
 /// Whether a process of this user is at the other end of a Unix socket.

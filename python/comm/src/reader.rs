@@ -301,9 +301,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::memory::Limits;
 
     fn reader() -> Reader {
-        Reader::new(Pool::new(0), Waiting::Copied)
+        Reader::new(Pool::new(&Limits::new(0)), Waiting::Copied)
     }
 
     fn contents(message: &mut Message) -> Vec<Vec<u8>> {

@@ -344,7 +344,10 @@ impl Entry {
         }
         let connection = Arc::clone(&self.connection);
         let copiers = &engine.copiers;
-        let job = move || connection.write(&writing, mapped.as_deref(), copiers);
+        let job = move || {
+            connection.write(&writing, mapped.as_deref(), copiers);
+            engine.relieve();
+        };
         if len <= AT_ONCE {
             job();
         } else {

@@ -35,6 +35,10 @@ const ACCEPTED: usize = 64;
 /// How long a listener waits that has run out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How often a process with a limit looks how much memory it has, while it holds some that it need
+/// not: as often as Dask does.
+const LOOK: Duration = Duration::from_millis(100);
+
 struct Service {
     engine: &'static Engine,
     entries: HashMap<u64, Entry>,
@@ -48,6 +52,8 @@ struct Service {
     strangers: Waiting<u64>,
     /// Listeners that wait for descriptors.
     paused: Waiting<u64>,
+    /// When it looks again whether the process has too much memory.
+    look: Instant,
     scratch: Scratch,
 }
 
@@ -98,6 +104,7 @@ impl Service {
             greeting: VecDeque::new(),
             strangers: VecDeque::new(),
             paused: VecDeque::new(),
+            look: Instant::now(),
             scratch: Scratch::new(),
         }
     }
@@ -124,9 +131,16 @@ impl Service {
         }
         let trim = self.engine.pool.trim(now);
         let forget = self.engine.mappings.trim(now);
+        let look = (trim.or(forget).is_some() && self.engine.limits.bounds_process()).then(|| {
+            if self.look <= now {
+                self.engine.relieve();
+                self.look = now + LOOK;
+            }
+            self.look
+        });
         let due = |waiting: &Waiting<u64>| waiting.front().map(|(due, _)| *due);
         let times = [&self.greeting, &self.strangers, &self.paused].map(due);
-        times.into_iter().chain([trim, forget]).flatten().min()
+        times.into_iter().chain([trim, forget, look]).flatten().min()
     }
 
     fn on(&mut self, command: Command) {

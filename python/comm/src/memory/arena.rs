@@ -22,6 +22,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::unistd::ftruncate;
 
+use super::Limits;
+
 /// Addresses that an arena takes for each byte that may be in use: ranges have many sizes, and each
 /// keeps its place.
 const SPARE: usize = 64;
@@ -52,7 +54,7 @@ pub(crate) struct Arena {
 /// How many bytes may be in use.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    limit: usize,
+    limits: Arc<Limits>,
     used: AtomicUsize,
 }
 
@@ -87,8 +89,8 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Budget {
-    pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+    pub(crate) fn new(limits: &Arc<Limits>) -> Arc<Self> {
+        Arc::new(Self { limits: Arc::clone(limits), used: AtomicUsize::new(0) })
     }
 
     /// In bytes.
@@ -97,7 +99,7 @@ impl Budget {
     }
 
     fn take(&self, len: usize) -> bool {
-        let more = |used: usize| used.checked_add(len).filter(|sum| *sum <= self.limit);
+        let more = |used: usize| used.checked_add(len).filter(|sum| *sum <= self.limits.keep());
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
@@ -112,7 +114,7 @@ impl Arena {
         WATCH.call_once(watch_forks);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = memfd_create(c"cuda-cluster-comm", flags)?;
-        let len = budget.limit.saturating_mul(SPARE).checked_next_multiple_of(1 << 21);
+        let len = budget.limits.keep().saturating_mul(SPARE).checked_next_multiple_of(1 << 21);
         let len = len.and_then(NonZeroUsize::new).ok_or(io::ErrorKind::OutOfMemory)?;
         ftruncate(&file, i64::try_from(len.get()).map_err(|_| io::ErrorKind::OutOfMemory)?)?;
         // Who maps it must not be hit by a signal because it has shrunk.
@@ -322,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_range_that_is_gone_gives_its_bytes_back_and_its_place_is_used_again() {
-        let budget = Budget::new(2 * MIB);
+        let budget = Budget::new(&Limits::new(2 * MIB));
         let arena = Arena::new(&budget).unwrap();
         let one = arena.take(MIB).unwrap();
         fill(&one, 1);
@@ -339,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_retired_arena_gives_nothing_out_and_is_freed_with_its_last_range() {
-        let budget = Budget::new(8 * MIB);
+        let budget = Budget::new(&Limits::new(8 * MIB));
         let arena = Arena::new(&budget).unwrap();
         let (one, other) = (arena.take(MIB).unwrap(), arena.take(MIB).unwrap());
         fill(&other, 7);

@@ -1,0 +1,118 @@
+"""native://, Dask's memory limits: workers that hold more than they need would be paused, or ended."""
+
+import gc
+import os
+
+import dask
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker
+
+from conftest import MACHINE
+from test_comm import comm, in_a_loop, pair, travelling
+from test_comm_memory import moved, until
+
+MB = 1_000_000
+SIZE = 20 * MB
+LIMIT = 500 * MB
+
+
+def crosswise(client, factor):
+    """Every second array is made on one of two workers and looked at on the other."""
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    processes = client.run(os.getpid)
+
+    def array(seed):
+        return np.full(SIZE, seed, dtype="u1")
+
+    def look(array, seed):
+        from cuda_cluster.comm import metrics
+
+        held = metrics(None)
+        return bool((array == seed).all()), max(held[of] for of in ("kept", "shared", "written"))
+
+    arrays, looks = [], []
+    for seed in range(int(factor * LIMIT / SIZE)):
+        here, there = (dict(workers=[workers[(seed + at) % 2]], pure=False) for at in (0, 1))
+        arrays.append(client.submit(array, seed, **here))
+        looks.append(client.submit(look, arrays[-1], seed, **there))
+    right, most = zip(*(look.result(timeout=300) for look in looks), strict=True)
+    assert all(right)
+    assert client.run(os.getpid) == processes, "a worker was ended"
+    return max(most)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 2])
+@pytest.mark.parametrize("protocol", ["native", "tcp"])
+def test_workers_with_little_memory_move_as_much_and_more_and_none_is_ended(
+    protocol, factor, tmp_path
+):
+    with (
+        LocalCluster(
+            protocol=protocol, n_workers=2, threads_per_worker=1, memory_limit=LIMIT,
+            dashboard_address=None, local_directory=str(tmp_path),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert crosswise(client, factor) <= LIMIT // 8
+
+
+def test_a_cluster_of_ours_with_little_memory_does_so_too(tmp_path, nothing_is_left):
+    from cuda_cluster.dask import LocalCUDACluster
+
+    with (
+        LocalCUDACluster(
+            n_workers=2, protocol="native", memory_limit=LIMIT, device_memory_limit=None,
+            dashboard_address=None, local_directory=str(tmp_path), **MACHINE,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert crosswise(client, 2) <= LIMIT // 8
+
+
+@pytest.mark.parametrize("lane", ["copied", "mapped"])
+@in_a_loop
+async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(lane, monkeypatch):
+    """Whatever the worker was started with: a limit, "auto" or none."""
+    metrics = comm._comm
+    has, plenty = psutil.Process().memory_info().rss, 1 << 40
+    data = np.ones(4 * MB, dtype="u1")
+
+    async def holds(anything):
+        """Whether something is held after messages have come."""
+        async with pair() as (ours, theirs):
+            for _ in range(3):
+                await moved(ours, theirs, data)
+            gc.collect()
+            await until(lambda: (metrics.kept_memory() + metrics.shared_memory()[1] > 0) == anything)
+
+    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        for given, limited in [(has // 2, True), ("auto", False), (0, False), (has, True)]:
+            with travelling(lane, monkeypatch):
+                async with Worker(scheduler.address, nthreads=1, memory_limit=given) as worker:
+                    await holds(not limited)
+                    for now, limited in [(plenty, False), (has // 2, True), (None, False)]:
+                        worker.memory_manager.memory_limit = now
+                        await until(lambda: comm._limits._told == comm._limits._bounds())
+                        await holds(not limited)
+    # A worker that is closed limits nobody.
+    await holds(True)
+
+
+@in_a_loop
+async def test_what_is_held_goes_before_dask_acts():
+    """A worker's own data grow, without any message."""
+    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        limit = 2 * psutil.Process().memory_info().rss + 400 * MB
+        async with Worker(scheduler.address, nthreads=1, memory_limit=limit) as worker:
+            async with pair() as (ours, theirs):
+                await moved(ours, theirs, np.ones(20 * MB, dtype="u1"))
+                await until(lambda: comm._comm.kept_memory() >= 20 * MB)
+                own = []
+                while psutil.Process().memory_info().rss < limit * dask.config.get(
+                    "distributed.worker.memory.target"
+                ):
+                    own.append(np.ones(MB, dtype="u1"))
+                await until(lambda: comm._comm.kept_memory() == 0)
+                assert worker.status.name == "running" and own
