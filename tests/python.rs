@@ -111,6 +111,16 @@ fn native_connections_heed_the_memory_limits_of_dasks_workers() {
 }
 
 #[test]
+fn who_speaks_another_language_than_native_connections_is_told() {
+    told_by("test_comm_languages.py");
+}
+
+#[test]
+fn native_connections_carry_on_whatever_is_killed_or_stopped() {
+    told_by("test_comm_chaos.py");
+}
+
+#[test]
 fn strangers_stopped_peers_and_lost_networks_harm_no_native_connection() {
     told_by("test_comm_strangers.py");
 }

@@ -62,7 +62,7 @@ from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
-from cuda_cluster import _limits, _plane
+from cuda_cluster import _limits, _plane, _refusals
 
 logger = logging.getLogger(__name__)
 
@@ -453,7 +453,10 @@ class NativeConnector(Connector, RequireEncryptionMixin):
         error: OSError | None = None
         for family, _, _, _, place in await _getaddrinfo(host, port, family=socket.AF_UNSPEC):
             try:
-                return await self._connect(family, place, address, deserialize)
+                await _refusals.pause(PREFIX + address)
+                comm = await self._connect(family, place, address, deserialize)
+                _refusals.forget(PREFIX + address)
+                return comm
             except FatalCommClosedError:
                 raise
             except OSError as failure:
@@ -482,6 +485,7 @@ class NativeConnector(Connector, RequireEncryptionMixin):
                 await loop.wait(connection.id)
             local = (host, 0) if unix else connection.addresses[0]
         except PermissionError as error:
+            _refusals.note(PREFIX + address, str(error))
             raise FatalCommClosedError(f"cannot connect to {PREFIX}{address}: {error}") from error
         except BaseException:
             connection.abort()
@@ -552,6 +556,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
                 self._loop.handlers.pop(listener.id, None)
 
     def _accept(self, listener: Any) -> None:
+        _refusals.tell(self.listen_address, listener.refused())
         for connection in listener.accept():
             task = asyncio.ensure_future(self._handle(connection))
             self._tasks.add(task)

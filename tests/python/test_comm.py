@@ -320,7 +320,7 @@ async def test_strangers_get_nowhere_and_harm_nobody():
     async with listen(ADDRESS, accepted.put) as listener:
         host, port = listener.get_host_port()
         chance = random.Random(0)
-        greeting = b"ccnative\x01\0\0\0\0\0\0\0" + bytes(120)
+        greeting = comm._comm.preamble() + b"\x01\0\0\0\0\0\0\0" + bytes(120)
         strangers = []
         for number in range(300):
             stranger = socket.create_connection((host, port))

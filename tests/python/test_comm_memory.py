@@ -213,7 +213,7 @@ async def test_a_peer_that_grants_nonsense_is_disconnected(tmp_path):
 
     def hello():
         return (
-            b"ccnative" + struct.pack("<IBBB", 2, 0, 0, 1) + b"\0" + os.urandom(32) + bytes(40)
+            comm._comm.preamble() + struct.pack("<IBBB", 2, 0, 0, 1) + b"\0" + os.urandom(32) + bytes(40)
             + bytes(48)
         )
 
@@ -243,8 +243,9 @@ async def test_a_peer_that_grants_nonsense_is_disconnected(tmp_path):
             liar.connect(name)
             await loop.sock_sendall(liar, hello())
             got = b""
-            while len(got) < 136 + 40:
-                got += await loop.sock_recv(liar, 136 + 40 - len(got))
+            whole = len(hello()) + 40
+            while len(got) < whole:
+                got += await loop.sock_recv(liar, whole - len(got))
             await loop.sock_sendall(liar, bytes(40))
 
             async def talk():

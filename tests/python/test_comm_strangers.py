@@ -283,7 +283,7 @@ def greeted(name, maps=False):
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(60)
     sock.connect(name)
-    hello = b"ccnative" + struct.pack("<IBBBx", 2, 0, 0, maps)
+    hello = comm._comm.preamble() + struct.pack("<IBBBx", 2, 0, 0, maps)
     sock.sendall(hello + os.urandom(32) + bytes(40 + 48) + bytes(40))
     return sock
 

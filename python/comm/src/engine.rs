@@ -362,7 +362,6 @@ fn prepare_tcp(socket: &OwnedFd, timeout: Duration) -> nix::Result<()> {
     setsockopt(socket, sockopt::TcpUserTimeout, &whole.saturating_mul(1000))
 }
 
-#[cfg(feature = "python")]
 /// The addresses of both ends of a TCP connection: this one's, and the peer's.
 pub(crate) fn tcp_addresses(
     connection: &Connection,

@@ -8,7 +8,7 @@
 //! *Invariant:* a proof is valid for one pair of hellos and one direction only.
 
 /// Length of a hello, in bytes.
-pub const HELLO: usize = 136;
+pub const HELLO: usize = PREAMBLE.len() + 128;
 
 /// Length of a finish, in bytes.
 pub const FINISH: usize = 40;
@@ -16,9 +16,53 @@ pub const FINISH: usize = 40;
 /// Length of secrets, nonces, tokens and proofs, in bytes.
 pub const LENGTH: usize = 32;
 
-const MAGIC: [u8; 8] = *b"ccnative";
 const VERSION: u32 = 2;
 const HOST: usize = 47;
+
+/// What whoever expects Dask's `tcp://` reads.
+const TEXT: &[u8] = b"the peer speaks native://, and this process another protocol; \
+hint: give both ends an address that begins with native://";
+
+/// Of a message of `tcp://`: its value, in msgpack, whose parts refer to what follows, and what says
+/// how that is read. Who reads objects finds one that its sender could not serialize, and raises the
+/// text; who leaves them as they are (a scheduler) names it as what `dask` does not have.
+const VALUE: &[u8] = b"\x82\xa6native\x81\xae__Serialized__\x01\xa2or\x83\xa8__Enum__\xa0\
+\xaa__module__\xa4dask\xa8__name__\xd9";
+const READ_AS: &[u8] = b"\x82\xaaserializer\xa5error\xaenum-sub-frames\x01";
+
+/// How a hello begins, in all versions: a whole message of Dask's `tcp://`, so that who speaks that
+/// does not take our bytes for a length, and is told.
+pub const PREAMBLE: [u8; 8 * 5 + VALUE.len() + 1 + TEXT.len() + READ_AS.len() + TEXT.len()] =
+    preamble();
+
+#[allow(clippy::cast_possible_truncation, reason = "the text is shorter than 256 bytes")]
+const fn preamble<const LEN: usize>() -> [u8; LEN] {
+    let value = VALUE.len() + 1 + TEXT.len();
+    let lengths = [LEN - 8, 3, value, READ_AS.len(), TEXT.len()];
+    let len = [TEXT.len() as u8];
+    let parts: [&[u8]; 5] = [VALUE, &len, TEXT, READ_AS, TEXT];
+    let mut bytes = [0; LEN];
+    let mut at = 0;
+    while at < lengths.len() {
+        let length = (lengths[at] as u64).to_le_bytes();
+        let mut byte = 0;
+        while byte < 8 {
+            bytes[8 * at + byte] = length[byte];
+            byte += 1;
+        }
+        at += 1;
+    }
+    let (mut to, mut part) = (8 * lengths.len(), 0);
+    while part < parts.len() {
+        let mut from = 0;
+        while from < parts[part].len() {
+            bytes[to] = parts[part][from];
+            (to, from) = (to + 1, from + 1);
+        }
+        part += 1;
+    }
+    bytes
+}
 
 /// Which end of the connection a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +95,9 @@ pub struct Hello {
 /// Why a greeting failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It doesn't begin as ours does.
-    #[error("the peer does not speak native://")]
-    Stranger,
+    /// It doesn't begin as ours does, but as a language that we know, perhaps.
+    #[error("the peer {}", of_stranger(*.0))]
+    Stranger(Option<&'static str>),
     /// It does, in another version.
     #[error("the peer speaks version {0} of native://, and this process version {VERSION}")]
     Version(u32),
@@ -69,6 +113,27 @@ pub enum Refusal {
     /// Both have one.
     #[error("the peer has another secret")]
     OtherSecret,
+}
+
+fn of_stranger(language: Option<&str>) -> String {
+    match language {
+        Some(language) => format!(
+            "speaks {language}, and this process native://; hint: give both ends an address that \
+             begins with the same word"
+        ),
+        None => "does not speak native://".to_owned(),
+    }
+}
+
+/// What a peer speaks that begins like this.
+fn language(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        // A length of less than a TiB.
+        [_, _, _, _, _, 0, 0, 0, ..] => Some("tcp:// of Dask"),
+        [0x15 | 0x16, 3, ..] => Some("tls://"),
+        [b'G', b'E', b'T', b' ', ..] | [b'H', b'T', b'T', b'P', ..] => Some("http://"),
+        _ => None,
+    }
 }
 
 fn ends(peer: bool) -> (&'static str, &'static str) {
@@ -100,50 +165,52 @@ pub struct Greeting {
 
 impl Hello {
     fn encode(&self) -> [u8; HELLO] {
-        let mut bytes = [0; HELLO];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12] = match self.role {
+        let mut whole = [0; HELLO];
+        let (preamble, bytes) = whole.split_at_mut(PREAMBLE.len());
+        preamble.copy_from_slice(&PREAMBLE);
+        bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[4] = match self.role {
             Role::Connector => 0,
             Role::Listener => 1,
         };
-        bytes[13] = u8::from(self.has_secret);
-        bytes[14] = u8::from(self.maps);
-        bytes[16..48].copy_from_slice(&self.nonce);
-        bytes[48..56].copy_from_slice(&self.token_at.to_le_bytes());
-        bytes[56..88].copy_from_slice(&self.token);
+        bytes[5] = u8::from(self.has_secret);
+        bytes[6] = u8::from(self.maps);
+        bytes[8..40].copy_from_slice(&self.nonce);
+        bytes[40..48].copy_from_slice(&self.token_at.to_le_bytes());
+        bytes[48..80].copy_from_slice(&self.token);
         let host = self.host.as_bytes();
         let len = host.len().min(HOST);
-        bytes[88] = u8::try_from(len).unwrap_or(0);
-        bytes[89..89 + len].copy_from_slice(&host[..len]);
-        bytes
+        bytes[80] = u8::try_from(len).unwrap_or(0);
+        bytes[81..81 + len].copy_from_slice(&host[..len]);
+        whole
     }
 
     fn decode(bytes: &[u8; HELLO]) -> Result<Self, Refusal> {
+        let bytes = &bytes[PREAMBLE.len()..];
         let array = |at: usize| {
             let mut part = [0; LENGTH];
             part.copy_from_slice(&bytes[at..at + LENGTH]);
             part
         };
-        let role = match bytes[12] {
+        let role = match bytes[4] {
             0 => Role::Connector,
             1 => Role::Listener,
             _ => return Err(Refusal::Nonsense),
         };
-        let host = bytes[89..].get(..usize::from(bytes[88])).ok_or(Refusal::Nonsense)?;
+        let host = bytes[81..].get(..usize::from(bytes[80])).ok_or(Refusal::Nonsense)?;
         let host = std::str::from_utf8(host).map_err(|_| Refusal::Nonsense)?;
         if host.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(Refusal::Nonsense);
         }
         let mut at = [0; 8];
-        at.copy_from_slice(&bytes[48..56]);
+        at.copy_from_slice(&bytes[40..48]);
         Ok(Self {
             role,
-            has_secret: bytes[13] != 0,
-            maps: bytes[14] != 0,
-            nonce: array(16),
+            has_secret: bytes[5] != 0,
+            maps: bytes[6] != 0,
+            nonce: array(8),
             token_at: u64::from_le_bytes(at),
-            token: array(56),
+            token: array(48),
             host: host.to_owned(),
         })
     }
@@ -164,11 +231,11 @@ impl Greeting {
         *input = rest;
         if self.peer.is_none() {
             // Strangers are recognised by their first bytes: they may never send as many as a hello.
-            let known = self.bytes.len().min(MAGIC.len());
-            if self.bytes[..known] != MAGIC[..known] {
-                return Err(Refusal::Stranger);
+            let known = self.bytes.len().min(PREAMBLE.len());
+            if self.bytes[..known] != PREAMBLE[..known] {
+                return Err(Refusal::Stranger(language(&self.bytes)));
             }
-            if let Some(version) = self.bytes.get(8..12) {
+            if let Some(version) = self.bytes.get(known..known + 4) {
                 let version = version.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
                 if version != VERSION {
                     return Err(Refusal::Version(version));
@@ -311,13 +378,16 @@ mod tests {
     #[test]
     fn strangers_are_known_by_their_first_bytes_and_other_versions_by_their_number() {
         let (mut a, hello) = Greeting::new(hello(Role::Connector, false, 1), None);
-        assert_eq!(a.feed(&mut &b"GET / HTTP/1.1"[..]), Err(Refusal::Stranger));
+        assert_eq!(a.feed(&mut &b"GET / HTTP/1.1"[..]), Err(Refusal::Stranger(Some("http://"))));
+        let (mut a, _) = Greeting::new(a.own.clone(), None);
+        assert_eq!(a.feed(&mut &b"SSH-2.0"[..]), Err(Refusal::Stranger(None)));
         let (mut a, _) = Greeting::new(a.own.clone(), None);
         assert_eq!(a.feed(&mut &hello[..]), Err(Refusal::Nonsense), "its own hello");
         let mut newer = hello;
-        newer[8] = 3;
+        newer[PREAMBLE.len()] = 3;
         let (mut a, _) = Greeting::new(a.own.clone(), None);
-        assert_eq!(a.feed(&mut &newer[..12]), Err(Refusal::Version(3)));
+        let begin = &newer[..PREAMBLE.len() + 4];
+        assert_eq!(a.feed(&mut &begin[..]), Err(Refusal::Version(3)));
     }
 
     #[test]

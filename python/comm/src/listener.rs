@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* the event loop sees connections only after both ends have proven what they must.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,7 +25,14 @@ pub struct Listener {
 struct Accepted {
     waiting: VecDeque<Arc<Connection>>,
     closed: bool,
+    /// Hosts that were not let in and why, each once.
+    refused: BTreeSet<(String, String)>,
+    /// Those of them that the event loop does not know.
+    untold: Vec<(String, String)>,
 }
+
+/// Most refusals that are told of: anybody can cause them.
+const TOLD: usize = 16;
 
 impl Listener {
     pub(crate) fn new(
@@ -47,6 +54,22 @@ impl Listener {
     pub fn accept(&self) -> Vec<Arc<Connection>> {
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
         accepted.waiting.drain(..).collect()
+    }
+
+    /// Takes the hosts that were not let in for the first time, and why.
+    pub fn refused(&self) -> Vec<(String, String)> {
+        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut accepted.untold)
+    }
+
+    /// A peer that was not let in.
+    pub(crate) fn refuse(&self, host: &str, why: &str) {
+        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusal = (host.to_owned(), why.to_owned());
+        if accepted.refused.len() < TOLD && accepted.refused.insert(refusal.clone()) {
+            accepted.untold.push(refusal);
+            self.completions.push(self.id);
+        }
     }
 
     /// Accepts no more, and ends connections that nobody has taken.

@@ -25,7 +25,7 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 use crate::completions::Completions;
 use crate::connection::{self, Ending, Receipt, Submitted};
 use crate::engine::{Engine, Lane, Settings, tcp_addresses};
-use crate::greeting::LENGTH;
+use crate::greeting::{LENGTH, PREAMBLE};
 use crate::listener;
 use crate::memory::Block;
 use crate::outbox::Frame;
@@ -43,7 +43,7 @@ mod _comm {
     #[pymodule_export]
     use super::{
         Connection, Events, Held, Listener, Memory, bound_memory, connect, is_of_this_user,
-        kept_memory, least_written, listen, received, shared_memory,
+        kept_memory, least_written, listen, preamble, received, shared_memory,
     };
 }
 
@@ -164,6 +164,12 @@ fn listen(
 #[pyo3(signature = (keep, process=None))]
 fn bound_memory(keep: usize, process: Option<usize>) {
     Engine::bound(keep, process.unwrap_or(usize::MAX));
+}
+
+/// How each end of a connection begins, in all versions.
+#[pyfunction]
+fn preamble() -> &'static [u8] {
+    &PREAMBLE
 }
 
 /// Whether a process of this user is at the other end of a Unix socket.
@@ -387,6 +393,11 @@ impl Listener {
     fn accept(&self) -> Vec<Connection> {
         let connections = self.listener.accept().into_iter();
         connections.map(|connection| Connection { connection, engine: self.engine }).collect()
+    }
+
+    /// Takes the hosts that were not let in for the first time, and why.
+    fn refused(&self) -> Vec<(String, String)> {
+        self.listener.refused()
     }
 
     /// Accepts no more.

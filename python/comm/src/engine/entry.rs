@@ -14,10 +14,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::Pid;
 
-use super::{Command, End, Engine, Settings};
+use super::{Command, End, Engine, Settings, tcp_addresses};
 use crate::connection::{Connection, Ending, Peer};
 use crate::copy;
-use crate::greeting::{Greeting, Hello, LENGTH, Step as Greeted};
+use crate::greeting::{Greeting, Hello, LENGTH, Refusal, Step as Greeted};
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
 use crate::reader::{Granted, Message, Reader, Span, Step, Waiting};
@@ -227,7 +227,7 @@ impl Entry {
             match &mut self.stage {
                 Stage::Greeting(greeting) => {
                     let step = greeting.feed(&mut input);
-                    match step.map_err(|refusal| Ending::Refused(refusal.to_string()))? {
+                    match step.map_err(|refusal| refused(&self.connection, &self.end, refusal))? {
                         Greeted::More => return Ok(()),
                         Greeted::Heard(hello) => {
                             let process = self.process.filter(|_| hello.token_at != 0);
@@ -380,6 +380,16 @@ impl Entry {
         }));
         Ok(())
     }
+}
+
+/// The end of a connection whose peer is not let in, which the listener's owner is told of.
+fn refused(connection: &Connection, end: &End, refusal: Refusal) -> Ending {
+    let why = refusal.to_string();
+    if let End::Listener(listener) = end {
+        let host = tcp_addresses(connection).map(|(_, peer)| peer.ip().to_string());
+        listener.refuse(&host.unwrap_or_else(|_| "this machine".to_owned()), &why);
+    }
+    Ending::Refused(why)
 }
 
 fn count(sum: &AtomicU64, bytes: usize) {

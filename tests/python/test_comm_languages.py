@@ -1,0 +1,103 @@
+"""native://, peers that speak another protocol or know another secret: both ends are told why, once."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+import dask
+import pytest
+from distributed import Client, Scheduler, Worker
+from distributed.comm import connect, listen
+from distributed.comm.core import FatalCommClosedError
+from distributed.protocol import loads
+from distributed.protocol.utils import unpack_frames
+
+from test_comm import ADDRESS, comm, in_a_loop
+from test_comm_memory import until
+
+TEXT = "the peer speaks native://, and this process another protocol"
+
+
+def said(caplog, logger="cuda_cluster.comm"):
+    return [record.getMessage() for record in caplog.records if record.name == logger]
+
+
+def test_a_greeting_is_a_message_of_dasks_that_cannot_be_read_because_of_what_it_says():
+    preamble = comm._comm.preamble()
+    assert int.from_bytes(preamble[:8], "little") == len(preamble) - 8
+    frames, missing = unpack_frames(preamble[8:], partial=True)
+    assert not missing
+    with pytest.raises(TypeError, match=TEXT):
+        loads(frames)
+    with pytest.raises(AttributeError, match=TEXT):
+        loads(frames, deserialize=False)
+
+
+@in_a_loop
+async def test_a_client_of_tcp_and_a_scheduler_of_native_are_told(caplog):
+    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        address = scheduler.address.replace("native://", "tcp://")
+        with caplog.at_level(logging.WARNING, "cuda_cluster.comm"):
+            for _ in range(3):
+                with pytest.raises(TypeError, match=TEXT):
+                    async with Client(address, asynchronous=True, timeout=10):
+                        pass
+            await until(lambda: said(caplog))
+        (line,) = said(caplog)
+        assert "from 127.0.0.1: the peer speaks tcp:// of Dask" in line, line
+
+
+@in_a_loop
+async def test_a_client_of_native_and_a_scheduler_of_tcp_are_told(caplog):
+    async with Scheduler(protocol="tcp", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        address = scheduler.address.replace("tcp://", "native://")
+        with pytest.raises(FatalCommClosedError, match="the peer speaks tcp:// of Dask"):
+            await connect(address, timeout=10)
+        # As `deserialize` is off, it sees the text as the name of something.
+        await until(lambda: TEXT in caplog.text)
+
+
+@pytest.mark.parametrize("first, language", [
+    (bytes.fromhex("16030100c8010000c40303"), "tls://"), (b"GET / HTTP/1.1\r\n\r\n", "http://"),
+])
+@in_a_loop
+async def test_other_strangers_are_named_once(first, language, caplog):
+    async with listen(ADDRESS, None) as listener:
+        for _ in range(5):
+            with socket.create_connection(listener.get_host_port()) as stranger:
+                stranger.sendall(first)
+                with contextlib.suppress(OSError):
+                    while await asyncio.to_thread(stranger.recv, 1 << 16):
+                        pass
+        await until(lambda: said(caplog))
+        (line,) = said(caplog)
+        assert f"the peer speaks {language}" in line
+
+
+@in_a_loop
+async def test_a_worker_with_another_secret_says_why_once_and_tries_more_slowly(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(comm, "_connect_unix", lambda names: None)
+    monkeypatch.setattr(comm._refusals, "_refused", {})
+    for number in range(2):
+        (tmp_path / str(number)).write_text(f"{number:064x}\n")
+    key = "distributed.comm.native.secret-file"
+    pauses, sleep = [], asyncio.sleep
+
+    async def slept(seconds):
+        pauses.append(seconds)
+        await sleep(0)
+
+    with dask.config.set({key: str(tmp_path / "0")}):
+        async with listen(ADDRESS, None) as listener:
+            with dask.config.set({key: str(tmp_path / "1")}):
+                monkeypatch.setattr(comm._refusals.asyncio, "sleep", slept)
+                for _ in range(8):
+                    with pytest.raises(FatalCommClosedError, match="the peer has another secret"):
+                        await connect(listener.contact_address)
+                monkeypatch.undo()
+            await until(lambda: len(said(caplog)) == 2)
+            assert [pause < 4 for pause in pauses] == [True] * 7 and pauses == sorted(pauses)
+            assert all("another secret" in line for line in said(caplog))
