@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Runs the chaos tests with many faults of each kind, and prints the faults and the longest time to
-# end: scripts/chaos.sh [SEED [FAULTS]]
+# Runs the chaos tests with many faults of each kind, those of native:// too, and prints the faults
+# and the longest time to end: scripts/chaos.sh [SEED [FAULTS]]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}" \
-    cargo test --locked --test chaos --no-fail-fast -- --nocapture | tee "$log" || status=$?
+export CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}"
+cargo test --locked --test chaos --no-fail-fast -- --nocapture | tee "$log" || status=$?
+cargo build --locked --lib --package cuda-cluster --package cuda-cluster-comm
+"${PYTHON:-.venv/bin/python}" -m pytest -q -s -p no:cacheprovider tests/python/test_comm_chaos.py |
+    tee -a "$log" || status=$?
 echo
 grep -E '^[a-z]+: (seed|after)' "$log"
 exit "$status"
