@@ -22,6 +22,8 @@ if [ "${1:-}" = --short ]; then
     pytest tests/python/test_cluster.py
     pytest tests/python/test_work.py -k native
     pytest tests/python/test_comm.py -k cluster
+    # Where there is no dask-cuda.
+    pytest tests/python/test_as_dask_cuda.py -k without
 else
     for file in tests/python/test_*.py; do
         pytest "$file"

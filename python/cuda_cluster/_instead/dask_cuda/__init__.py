@@ -1,8 +1,12 @@
 """Stands for dask-cuda: see `cuda_cluster.as_dask_cuda`.
 
-Modules that are not here are dask-cuda's own where it is installed; else those of `fallback`.
+Modules that are not here are dask-cuda's own where it is installed and can be imported; else those
+of `fallback`.
 """
 
+import sys
+import warnings
+from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -11,14 +15,34 @@ _here = Path(__file__).resolve().parent
 
 def _installed():
     """The folders of an installed dask-cuda, this one being passed over."""
-    import sys
-
     path = [one for one in sys.path if Path(one or ".").resolve() != _here.parent]
     found = PathFinder.find_spec("dask_cuda", path)
     return list(found.submodule_search_locations or ()) if found is not None else []
 
 
-__path__ = [str(_here), *_installed(), str(_here / "fallback")]
+def _usable(folders):
+    """The folders, if what is in them can be imported: dask-cuda may lack what it needs."""
+    global __path__
+    if not folders:
+        return []
+    __path__ = folders
+    try:
+        for module in ("utils", "initialize"):
+            import_module(f"{__name__}.{module}")
+    except Exception as error:
+        for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
+            del sys.modules[name]
+        warnings.warn(
+            f"the installed dask-cuda can't be imported ({type(error).__name__}: {error}), "
+            "so modules of cuda-cluster's stand for it; install what it lacks",
+            stacklevel=2,
+        )
+        return []
+    return folders
+
+
+__path__ = [str(_here)]
+__path__ = [str(_here), *_usable(_installed()), str(_here / "fallback")]
 
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster  # noqa: E402
 from cuda_cluster.dask.client import _register_serializers  # noqa: E402

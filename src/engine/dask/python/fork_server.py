@@ -32,8 +32,10 @@ def start(fork):
     path = fork["socket"]
     if os.path.exists(path):
         os.unlink(path)
-    imports.load(fork["imports"])
-    imports.load_early()
+    # What a worker can do without, or tells better itself.
+    later = [name for name in fork["imports"] if name.startswith("dask_cuda.")]
+    imports.load([name for name in fork["imports"] if name not in later])
+    imports.load_early(later)
     reason = unsafe()
     if reason is not None:
         print(f"workers are executed, not forked: {reason}", file=sys.stderr)

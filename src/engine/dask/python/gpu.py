@@ -8,7 +8,7 @@ import ctypes
 
 import dask
 
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_dask.failure import StartFailure, describe
 
 
 def create_context(protocol):
@@ -36,12 +36,20 @@ def _check(driver, function, *arguments):
         raise StartFailure(f"no CUDA context: {function}: {text.value.decode()} (code {code})")
 
 
-def storage(settings):
+def storage(settings, status):
     """Where results are kept: Dask's own for None, or device, host and disk in turn."""
     limit = settings["device_memory_limit"]
     if limit is None:
         return None
-    from dask_cuda.device_host_file import DeviceHostFile
+    try:
+        from dask_cuda.device_host_file import DeviceHostFile
+    except Exception as error:
+        # As without dask-cuda (`engine::dask::prepare`).
+        status.note(
+            f"device memory is not spilled: dask-cuda can't be imported ({describe(error)}); "
+            "install what it lacks"
+        )
+        return None
 
     return DeviceHostFile, {
         "device_memory_limit": limit,
@@ -53,9 +61,16 @@ def plugins(settings):
     """Worker plugins for RMM and cuDF."""
     chosen = []
     rmm, cudf = settings["rmm"], settings["cudf_spill"]
+    if rmm is None and cudf is None:
+        return ()
+    try:
+        from dask_cuda.plugins import CUDFSetup, RMMSetup
+    except Exception as error:
+        raise StartFailure(
+            f"RMM memory pools and cuDF's spilling need dask-cuda, which can't be imported "
+            f"({describe(error)}); install what it lacks"
+        ) from error
     if rmm is not None:
-        from dask_cuda.plugins import RMMSetup
-
         chosen.append(
             RMMSetup(
                 initial_pool_size=rmm["pool_bytes"],
@@ -69,7 +84,5 @@ def plugins(settings):
             )
         )
     if cudf is not None:
-        from dask_cuda.plugins import CUDFSetup
-
         chosen.append(CUDFSetup(spill=True, spill_stats=cudf))
     return tuple(chosen)

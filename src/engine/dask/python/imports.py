@@ -8,9 +8,9 @@ import dask
 from cuda_cluster_dask.failure import StartFailure, describe
 
 
-def load_early():
+def load_early(more):
     """Imports and looks up what each worker would for itself: once before the fork, it is shared."""
-    names = ["cuda_cluster_dask.worker", "tornado.platform.asyncio"]
+    names = ["cuda_cluster_dask.worker", "tornado.platform.asyncio", *more]
     names += dask.config.get("distributed.worker.http.routes", [])
     for name in names:
         # The worker reports what it cannot import.

@@ -9,6 +9,9 @@ import os
 import site
 import sys
 
+#: Where `cuda_cluster.as_dask_cuda` has what stands for dask-cuda, without its storage and plugins.
+STAND_IN = os.path.join("cuda_cluster", "_instead")
+
 
 def add_directories(directory, name, known):
     """In place of `site.addpackage`, which also executes what a file says."""
@@ -27,6 +30,8 @@ def add_directories(directory, name, known):
 
 def distributions(path):
     """The names and versions of what is installed at an entry of `sys.path`."""
+    if path.endswith(STAND_IN):
+        return
     try:
         entries = [entry for entry in os.scandir(path or ".") if entry.name[:1].isalnum()]
     except OSError:

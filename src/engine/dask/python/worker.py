@@ -35,7 +35,7 @@ async def serve(settings, status):
         gpu.create_context(settings["protocol"])
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
-    data, plugins = gpu.storage(settings), gpu.plugins(settings)
+    data, plugins = gpu.storage(settings, status), gpu.plugins(settings)
     security = process.security(settings["tls"], "worker")
     name = full_name(settings, settings["dask_name"])
     status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
