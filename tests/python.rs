@@ -81,6 +81,11 @@ fn what_dasks_users_do_gives_the_same_over_it() {
 }
 
 #[test]
+fn what_workers_print_is_seen_where_their_cluster_was_started() {
+    told_by("test_relay.py");
+}
+
+#[test]
 fn programs_that_cannot_be_edited_run_over_it() {
     told_by("test_as_dask_cuda.py");
 }

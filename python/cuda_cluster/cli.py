@@ -14,6 +14,7 @@ import click
 
 from cuda_cluster import program
 from cuda_cluster.dask import client, cuda_worker
+from cuda_cluster.errors import ClusterError
 
 #: Options with a value.
 _VALUES = (
@@ -21,7 +22,7 @@ _VALUES = (
     "rmm-pool-size rmm-maximum-pool-size rmm-release-threshold rmm-log-directory pid-file resources "
     "dashboard-address local-directory scheduler-file protocol interface death-timeout "
     "dashboard-prefix tls-ca-file tls-cert tls-key worker-class pre-import lifetime "
-    "lifetime-stagger"
+    "lifetime-stagger topology"
 ).split()
 
 #: Options that are on or off, with the opposite.
@@ -62,12 +63,23 @@ def cuda() -> None:
 @click.option("--preload", type=str, multiple=True)
 @click.option("--set-rmm-allocator-for-libs", "rmm_allocator_external_lib_list", default=None)
 @click.option("--multiprocessing-method", default=None, help="Has no effect.")
+@click.option("--simulate", is_flag=True, default=None, help="Rehearse without GPUs, with --topology.")
 @_with_options
 def worker(scheduler: str | None, preload_argv: tuple[str, ...], **options: Any) -> None:
     """Launch workers, one for each GPU, that join a scheduler.
 
     The options are those of dask-cuda; `cuda-cluster up --join` has more.
     """
+    try:
+        launch(scheduler, preload_argv, options)
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from error
+    except ClusterError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def launch(scheduler: str | None, preload_argv: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Translates the options, and becomes the program."""
     if isinstance(scheduler, str) and scheduler.startswith("-"):
         raise ValueError(
             "The scheduler address can't start with '-'. Please check "

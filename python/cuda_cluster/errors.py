@@ -9,6 +9,16 @@ from collections.abc import Sequence
 #: has not seen.
 _MAPPING = re.compile(r"/proc/self/fd/\d+(:\d+:\d+)?")
 
+#: How the program's reader of flags refuses one's value; here flags are keywords.
+_FLAG = re.compile(r"invalid value '(.*)' for '--([a-z-]+)(?: <[^>]*>)?': ")
+_SEE_HELP = "\nFor more information, try '--help'."
+
+
+def _of_keywords(text: str) -> str:
+    """The program's words for who has given keywords."""
+    text = _FLAG.sub(lambda found: f"{found[2].replace('-', '_')}={found[1]!r}: ", text)
+    return _MAPPING.sub("spec", text).removesuffix(_SEE_HELP)
+
 
 class ClusterError(RuntimeError):
     """The program refused a request, or a cluster failed. The text has the cause and a hint."""
@@ -62,7 +72,7 @@ class ClusterError(RuntimeError):
     ) -> ClusterError:
         """An error of the kind that the exit code means: 2 is wrong input."""
         kind = WrongInput if exit_code == 2 else cls
-        message, *causes = (_MAPPING.sub("spec", text) for text in (message, *causes))
+        message, *causes = map(_of_keywords, (message, *causes))
         return kind(message, causes=causes, hint=hint, exit_code=exit_code)
 
 

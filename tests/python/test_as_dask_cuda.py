@@ -99,11 +99,49 @@ def test_an_unmodified_program_runs_without_dask_cuda(arguments, tmp_path):
         )
     )
     path = os.pathsep.join([str(hide), str(ROOT / "python")])
-    out = python(*arguments, keywords(device_memory_limit=None), env={"PYTHONPATH": path}, cwd=tmp_path)
+    out = python(*arguments, keywords(), env={"PYTHONPATH": path}, cwd=tmp_path)
     found = json.loads(out.splitlines()[-1])
     assert found["module"] == "cuda_cluster.dask.cluster"
     assert found["devices"] == [0, 1]
     assert "fallback" in found["utils"]
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """An environment whose dask-cuda can't be imported, for want of a package that it imports."""
+    pytest.importorskip("dask_cuda")
+    package = tmp_path / "broken/cuda"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('there is no cuda.bindings')")
+    return {"PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "python")])}
+
+
+def test_an_unmodified_program_runs_beside_a_dask_cuda_that_cannot_be_imported(
+    arguments, tmp_path, broken
+):
+    out = python(*arguments, keywords(), env=broken, cwd=tmp_path)
+    found = json.loads(out.splitlines()[-1])
+    assert found["module"] == "cuda_cluster.dask.cluster"
+    assert found["devices"] == [0, 1]
+    assert "fallback" in found["utils"]
+
+
+def test_a_cluster_says_what_the_dask_cuda_lacks_that_it_does_without(tmp_path, broken):
+    script = textwrap.dedent(
+        f"""
+        import cuda_cluster
+        from cuda_cluster.dask import LocalCUDACluster
+        from distributed import Client
+        if __name__ == "__main__":
+            with LocalCUDACluster(**{QUIET!r}, n_workers=1, protocol="tcp") as cluster:
+                with Client(cluster) as client:
+                    assert client.submit(sum, [1, 2]).result() == 3
+                print(cuda_cluster.attach(cluster.name).state().workers[0].json)
+        """
+    )
+    told = python("-c", script, env=broken)
+    assert "device memory is not spilled: dask-cuda can't be imported" in told
+    assert "there is no cuda.bindings" in told and "install what it lacks" in told
 
 
 def test_the_real_one_is_not_replaced_behind_a_programs_back():
@@ -163,6 +201,31 @@ def test_the_worker_command_joins_a_scheduler(command, tmp_path, made_up_machine
         except FutureCancelledError:
             pytest.xfail("workers that are ended at the same moment sometimes lose data: a known race")
         assert handed_on == list(range(30)), "they hand their data on"
+
+
+def test_the_worker_command_is_rehearsed_on_a_machine_that_is_not_here():
+    from cuda_cluster.dask import LocalCUDACluster
+    from distributed import Client
+
+    with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+        options = ["--nthreads", "3", "--topology", "dgx-a100", "--simulate", "--nworkers", "2"]
+        command = [sys.executable, "-m", "cuda_cluster.cli", cluster.scheduler_address, *options]
+        with joining([], *command):
+            client.wait_for_workers(3, timeout=120)
+            assert sorted(client.nthreads().values()) == [1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--nthreads", "0"], "nthreads must be higher than 0"),
+        (["tcp://127.0.0.1:9", "--topology", "nowhere", "--simulate", "--worker-port", "9000:9001"], "nowhere"),
+    ],
+)
+def test_the_worker_command_refuses_without_a_traceback(options, words):
+    command = [sys.executable, "-m", "cuda_cluster.cli", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
 
 
 @contextlib.contextmanager

@@ -378,6 +378,9 @@ class TestStarts:
     [
         ({"threads_per_worker": 0}, ValueError, "threads_per_worker must be higher than 0"),
         ({"n_workers": 0}, ValueError, "cannot be less than 1"),
+        ({"n_workers": "two"}, TypeError, "n_workers must be a whole number, not 'two'"),
+        ({"threads_per_worker": "x"}, TypeError, "threads_per_worker must be a whole number, not 'x'"),
+        ({"memory_limit": "5 bananas"}, ValueError, r"^memory_limit='5bananas': (?!.*--help)"),
         ({"protocol": "tcp", "enable_nvlink": True}, TypeError, "requires protocol='ucx'"),
         ({"processes": False}, ValueError, "Processes are necessary"),
         ({"rmm_allocator_external_lib_list": 3}, ValueError, "comma-separated string"),

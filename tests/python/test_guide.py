@@ -67,6 +67,7 @@ SHOWN_BY = {
         "workers named by their GPUs": "test_workers_are_called_by_the_numbers_of_their_gpus",
         "`cluster.scheduler`": "test_a_scheduler_elsewhere_says_how_it_is_asked",
         "`worker_class=`": "test_classes_and_options_of_the_users_own_reach_the_workers",
+        "what workers print": "test_what_workers_print_is_seen_as_with_a_local_cluster",
         "`cluster.scale(n)`, `adapt`": "test_scaling_reaches_the_gpus_that_n_workers_left_out",
         '`memory_limit="auto"`': "test_limits_are_a_workers_share",
         "fewer `n_workers` than GPUs": "test_fewer_workers_are_on_the_best_connected_gpus",

@@ -34,6 +34,7 @@ from tornado.ioloop import PeriodicCallback
 from cuda_cluster import cluster as core
 from cuda_cluster import program
 from cuda_cluster.dask import client, keywords, views
+from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
 from cuda_cluster.errors import ClusterError
 from cuda_cluster.model import ClusterState, Event, Plan
@@ -71,6 +72,10 @@ class LocalCUDACluster(Cluster):
         The cluster's name, for `cuda-cluster ps NAME`, `logs`, `verify`.
     strict, verify
         Notes are errors; READY means that every pair of workers has moved data as it should.
+
+    silence_logs, relay
+        What tasks print, and records of Dask's loggers from this level on (False: all), are shown
+        here, too, as `LocalCluster` shows them; with `relay=False` they are only in the logs.
 
     Every other flag of `cuda-cluster up` is a keyword, too, with `_` for `-` (`net_devices`,
     `workers_per_gpu`, `ready_within`, …), apart from those that this class decides (`engine`,
@@ -119,9 +124,12 @@ class LocalCUDACluster(Cluster):
         asynchronous: bool = False,
         loop: Any = None,
         scheduler_sync_interval: Any = 1,
+        silence_logs: Any = logging.WARNING,
+        relay: bool = True,
         **kwargs: Any,
     ) -> None:
         given = locals()
+        self._relayed = relay_module.level_of(silence_logs) if relay else None
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
         if topology is not None:
             asked["topology"] = os.fspath(topology)
@@ -173,6 +181,7 @@ class LocalCUDACluster(Cluster):
         self._addresses: dict[Name, str | None] = {}
         self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
+        self._relay: relay_module.Relay | None = None
         self._release = contextlib.ExitStack()
         super().__init__(
             asynchronous=asynchronous,
@@ -260,6 +269,12 @@ class LocalCUDACluster(Cluster):
             self.name = state.name
         finally:
             self._cluster_manager_logs += [(None, note) for note in self._owned.notes]
+        if self._relayed is not None:
+            self._relay = relay_module.Relay(
+                state.run_directory, self._relayed, simulated=state.simulated
+            )
+            weakref.finalize(self, self._relay.expect_end)
+            self._release.callback(self._relay.stop)
         self._owned.subscribe(_Subscriber(self))
         return state
 
@@ -323,6 +338,8 @@ class LocalCUDACluster(Cluster):
 
     async def _close(self) -> None:
         await self._cancel_start()
+        if self._relay is not None:
+            self._relay.expect_end()
         if self._owned is not None:
             self._owned.release()
         await super()._close()
@@ -545,6 +562,9 @@ def _close_all() -> None:
             with contextlib.suppress(Exception):
                 one.close(timeout=2)
     owned = [cluster._owned for cluster in list(_living) if cluster._owned is not None]
+    for cluster in list(_living):
+        if cluster._relay is not None:
+            cluster._relay.expect_end()
     for one in owned:
         one.release()
     for one in owned:

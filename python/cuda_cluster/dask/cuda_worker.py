@@ -27,7 +27,7 @@ def translate(given: dict[str, Any]) -> keywords.Request:
     if isinstance(scheduler, Cluster):
         given["security"] = given.get("security") or getattr(scheduler, "security", None)
         scheduler = scheduler.scheduler_address
-    threads = given.pop("nthreads", 1)
+    threads = keywords.whole("nthreads", given.pop("nthreads", 1))
     if threads < 1:
         raise ValueError("nthreads must be higher than 0.")
     address = scheduler or file or dask.config.get("scheduler-address", None)

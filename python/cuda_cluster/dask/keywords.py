@@ -1,7 +1,7 @@
 """Translates Dask's and dask-cuda's keywords into flags of the program.
 
 Keywords without a flag are passed to the worker, or are errors that say what to do instead. Those
-without a meaning here are ignored (`silence_logs`: logs are files).
+without a meaning here are ignored.
 
 *Invariant:* every keyword of `dask_cuda.LocalCUDACluster` is known here.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import os
 import re
 import sys
@@ -61,7 +62,7 @@ REFUSED = {
 }
 
 #: Keywords without a meaning here, which are accepted.
-WITHOUT_MEANING = {"silence_logs", "processes", "start", "nanny", "diagnostics_port"}
+WITHOUT_MEANING = {"processes", "start", "nanny", "diagnostics_port"}
 
 #: Dask's configuration that is of one process alone: a client's, and its UCX's.
 OF_ONE_PROCESS = set(
@@ -80,6 +81,14 @@ class Request:
     worker: dict[str, Any] = field(default_factory=dict)
     security: Security = field(default_factory=Security)
     protocol: str = "tcp"
+
+
+def whole(name: str, value: Any) -> int:
+    """A keyword's value, which must be a whole number; raises TypeError otherwise."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def limit(value: Any, usual: str | None = None) -> Any:
@@ -173,12 +182,11 @@ def translate(keywords: dict[str, Any]) -> Request:
     Raises ValueError and TypeError as dask-cuda does, and for keywords that are refused here.
     """
     threads = keywords.pop("threads_per_worker", 1)
-    if threads is None:
-        threads = 1
+    threads = 1 if threads is None else whole("threads_per_worker", threads)
     if threads < 1:
         raise ValueError("threads_per_worker must be higher than 0.")
     n_workers = keywords.pop("n_workers", None)
-    if n_workers is not None and n_workers < 1:
+    if n_workers is not None and whole("n_workers", n_workers) < 1:
         raise ValueError("Number of workers cannot be less than 1.")
     if keywords.pop("processes", None) is False:
         raise ValueError("Processes are necessary in order to use multiple GPUs with Dask")

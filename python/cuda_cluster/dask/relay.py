@@ -1,0 +1,189 @@
+"""Shows here what a cluster's processes print, as `LocalCluster` shows it.
+
+They write into log files. A thread follows these and passes on what is new: what tasks print to
+standard output, records of Dask's loggers to standard error.
+
+*Invariant:* the logs keep everything; nothing waits for whoever reads here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from datetime import datetime
+from typing import IO, Any
+
+#: Seconds between two looks at the logs.
+LOOK = 0.1
+
+#: A record of a logger in Dask's own format, `distributed.admin.log-format`.
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - ([A-Z]+) - ")
+
+#: What a record's further lines begin with.
+PARTS = {
+    "Traceback (most recent call last):": "traceback",
+    "Key: ": "fields",
+    "The above exception was": "between",
+    "During handling of": "between",
+}
+
+#: On machines that are not here, of each start.
+OF_SIMULATION = "Ignoring provided memory limit"
+
+
+def level_of(silence_logs: Any) -> int:
+    """The least level of records to show, by `LocalCluster`'s keyword: all for False."""
+    if silence_logs is False:
+        return logging.NOTSET
+    if silence_logs in (None, True):
+        return logging.WARNING
+    if isinstance(silence_logs, str):
+        silence_logs = getattr(logging, silence_logs.upper(), silence_logs)
+    if not isinstance(silence_logs, int):
+        raise ValueError(f"silence_logs must be a level such as 'error', or False, not {silence_logs!r}")
+    return silence_logs
+
+
+class _Log:
+    """A log file, of which what is appended is read; also of the files that take its place."""
+
+    def __init__(self, path: str, *, at_end: bool) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._rest = b""
+        if at_end and self._open():
+            assert self._file is not None
+            self._file.seek(0, os.SEEK_END)
+        #: Whether the last record is shown.
+        self.shows_record = False
+        #: What of the last record the last line was; None if it was a task's.
+        self._part: str | None = None
+
+    def lines(self) -> list[str]:
+        """The complete lines since the last call."""
+        if self._file is None and not self._open():
+            return []
+        assert self._file is not None
+        data = self._rest + self._file.read()
+        if self._was_replaced() and self._open():
+            data += self._file.read()
+        *whole, self._rest = data.split(b"\n")
+        # Each has the time at which it was written first.
+        return [line.partition(b" ")[2].decode(errors="replace") for line in whole]
+
+    def begin_record(self, *, may_go_on: bool) -> None:
+        """Takes note of a record's first line."""
+        self._part = "between" if may_go_on else None
+
+    def belongs_to_record(self, line: str) -> bool:
+        """Whether a line is one of the last record: of a traceback, or of a task that failed."""
+        if self._part == "between":
+            starts = [part for start, part in PARTS.items() if line.startswith(start)]
+            self._part = starts[0] if starts else None if line else "between"
+            return self._part is not None
+        if self._part == "fields":
+            self._part = self._part if line else None
+            return True
+        if self._part == "traceback":
+            # The error stands at the end, at the beginning of its line.
+            self._part = self._part if line[:1] in ("", " ") else "between"
+            return True
+        return False
+
+    def _open(self) -> bool:
+        try:
+            file = open(self._path, "rb")
+        except OSError:
+            return False
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        return True
+
+    def _was_replaced(self) -> bool:
+        assert self._file is not None
+        try:
+            return os.stat(self._path).st_ino != os.fstat(self._file.fileno()).st_ino
+        except OSError:
+            return False  # The cluster has ended.
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Relay:
+    """Follows the logs of a run directory from now on."""
+
+    def __init__(self, run_directory: str, least: int, *, simulated: bool) -> None:
+        self._folder = os.path.join(run_directory, "logs")
+        self._least = least
+        self._simulated = simulated
+        self._logs: dict[str, _Log] = {}
+        #: Since when the cluster ends, in the form of records.
+        self._ends_since: str | None = None
+        self._stopped = threading.Event()
+        self._find(at_end=True)
+        self._thread = threading.Thread(target=self._follow, name="cuda-cluster relay", daemon=True)
+        self._thread.start()
+
+    def expect_end(self) -> None:
+        """From now on only what tasks print is shown: records are those of a wanted end."""
+        self._ends_since = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
+
+    def stop(self) -> None:
+        """Shows what is left, also of files that are deleted already, and ends."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(LOOK):
+            self._find(at_end=False)
+            self._pass_on()
+        self._pass_on()
+        for log in self._logs.values():
+            log.close()
+
+    def _find(self, *, at_end: bool) -> None:
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return  # The cluster has ended.
+        for name in names:
+            if name.endswith(".log") and name not in self._logs:
+                self._logs[name] = _Log(os.path.join(self._folder, name), at_end=at_end)
+
+    def _pass_on(self) -> None:
+        for log in self._logs.values():
+            for line in log.lines():
+                self._show(log, line)
+
+    def _show(self, log: _Log, line: str) -> None:
+        record = RECORD.match(line)
+        if record is not None:
+            level = logging.getLevelName(record[1])
+            shown = not isinstance(level, int) or level >= self._least
+            shown = shown and not (self._simulated and OF_SIMULATION in line)
+            is_of_end = self._ends_since is not None and line[:23] >= self._ends_since
+            log.shows_record = shown and not is_of_end
+            # Only these have more lines; as a wanted end is told of, others too.
+            grave = not isinstance(level, int) or level >= logging.WARNING
+            log.begin_record(may_go_on=grave or is_of_end)
+            if log.shows_record:
+                _write(sys.stderr, line)
+        elif not log.belongs_to_record(line):
+            _write(sys.stdout, line)
+        elif log.shows_record:
+            _write(sys.stderr, line)
+
+
+def _write(stream: Any, line: str) -> None:
+    try:
+        stream.write(line + "\n")
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # There is none, it is closed, or nobody reads it.
