@@ -85,7 +85,7 @@ fn what_a_spec_asks_for_in_vain_is_noted_and_refused_under_strict() {
             Some("overrides[0]: no worker is meant"),
         ),
         ("overrides: [{match: {worker: gpu1}, threads: 3}]\n", None),
-        ("engine: dask\ncommand: {argv: [a]}\n", Some("command: ignored: the engine is dask")),
+        ("engine: dask\ncommand: {argv: [a]}\n", Some("command.argv: ignored: the engine is dask")),
         ("native: {disk_limit: 1GB}\n", None),
         (
             "engine: dask\ndask: {join: 'tcp://10.0.0.1:8786', protocol: ucxx}\n",

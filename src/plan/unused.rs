@@ -5,22 +5,24 @@
 //! *Invariant:* a key that does not change a plan has a note, or is refused
 //! (`tests/plan_keys.rs`).
 
+use serde_json::Value;
+
 use super::context::Context;
 use super::variables::{PRIORITY, Variables, is_used, protocol};
-use crate::spec::{
-    ClusterSpec, CommandSpec, DaskSpec, EngineKind, NativeSpec, TlsSpec, WorkerNames,
-};
+use crate::spec::{ClusterSpec, EngineKind, TlsSpec, WorkerNames};
 use crate::topology::Note;
 
 /// Everything in a spec that has no effect.
 pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
     let (spec, engine) = (context.spec, context.engine);
     let mut notes = Vec::new();
+    for key in of_other_engines(spec, engine) {
+        notes.push(Note::new(key, format!("ignored: the engine is {engine}")));
+    }
     let mut ignored = |keys: &[(&str, bool)], reason: &str| {
         let asked = keys.iter().filter(|(_, asked)| *asked);
         notes.extend(asked.map(|(key, _)| Note::new(*key, format!("ignored: {reason}"))));
     };
-    ignored(&sections(spec, engine), &format!("the engine is {engine}"));
     match engine {
         EngineKind::Dask => {}
         EngineKind::Native => {
@@ -91,14 +93,22 @@ pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
     notes
 }
 
-/// Sections of other engines.
-fn sections(spec: &ClusterSpec, engine: EngineKind) -> [(&'static str, bool); 4] {
-    [
-        ("dask", engine != EngineKind::Dask && spec.dask != DaskSpec::default()),
-        ("command", engine != EngineKind::Command && spec.command != CommandSpec::default()),
-        ("native", engine != EngineKind::Native && spec.native != NativeSpec::default()),
-        ("verify", engine == EngineKind::Command && spec.verify == Some(true)),
-    ]
+/// Keys of other engines.
+fn of_other_engines(spec: &ClusterSpec, engine: EngineKind) -> Vec<String> {
+    let mut keys = Vec::new();
+    let mut section = |of: EngineKind, values: serde_json::Result<Value>| {
+        if let (true, Ok(Value::Object(values))) = (of != engine, values) {
+            let values = values.into_iter().filter(|(_, value)| !value.is_null());
+            keys.extend(values.map(|(key, _)| format!("{of}.{key}")));
+        }
+    };
+    section(EngineKind::Dask, serde_json::to_value(&spec.dask));
+    section(EngineKind::Command, serde_json::to_value(&spec.command));
+    section(EngineKind::Native, serde_json::to_value(&spec.native));
+    if engine == EngineKind::Command && spec.verify == Some(true) {
+        keys.push("verify".to_owned());
+    }
+    keys
 }
 
 /// What only Dask's processes listen on.

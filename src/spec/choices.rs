@@ -385,9 +385,10 @@ impl FromStr for UcxVersion {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let mut parts = text.trim().splitn(3, '.').map(|part| part.parse::<u32>().ok());
+        // UCX itself keeps each of them in eight bits (`UCP_VERSION` in `ucp.h`).
+        let mut parts = text.trim().splitn(3, '.').map(|part| part.parse::<u8>().ok());
         match (parts.next().flatten(), parts.next().flatten()) {
-            (Some(major), Some(minor)) => Ok(Self { major, minor }),
+            (Some(major), Some(minor)) => Ok(Self { major: major.into(), minor: minor.into() }),
             _ => Err(unit_error(text, "a UCX version, like 1.18")),
         }
     }

@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use super::error::{Found, refuse};
-use super::implausible;
 use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices};
+use super::{implausible, texts};
 use crate::text::{self, nearest};
 use crate::units::{Size, Span};
 
 /// Checks a spec against itself.
 pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
+    texts::check(spec)?;
     numbers(spec)?;
     gpus(spec)?;
     rmm(spec)?;

@@ -64,7 +64,7 @@ impl SpecError {
             write!(f, "{line}:{column}:")?;
         }
         if !self.key.is_empty() {
-            write!(f, " {}:", self.key)?;
+            write!(f, " {}:", text::shown(&self.key))?;
         }
         write!(f, " {}", self.problem)
     }

@@ -17,6 +17,7 @@ mod schema;
 mod sections;
 mod substitution;
 mod template;
+mod texts;
 
 use std::path::{Path, PathBuf};
 
@@ -168,7 +169,8 @@ impl ClusterSpec {
         let topology = self.topology.as_mut().filter(|topology| {
             topology.contains('/') || Path::new(topology.as_str()).extension().is_some()
         });
-        for path in paths.into_iter().flatten().chain(programs).chain(preload).chain(topology) {
+        let paths = paths.into_iter().flatten().filter(|path| !path.is_empty());
+        for path in paths.chain(programs).chain(preload).chain(topology) {
             // The components leave out every '.' between them.
             *path = base.join(&*path).components().collect::<PathBuf>().display().to_string();
         }

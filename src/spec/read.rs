@@ -5,6 +5,7 @@
 //! *Invariant:* a spec that is returned has passed every check of `contradictions`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -29,11 +30,11 @@ pub fn parse(text: &str, origin: &str) -> Result<ClusterSpec, SpecError> {
 /// Reads a spec as [`parse`] does, with the variables that it names (`${NAME}`).
 ///
 /// # Errors
-/// As [`parse`], and if a variable that has no default is not set.
+/// As [`parse`], and if a variable that has no default is not set, or is not UTF-8.
 pub fn parse_with(
     text: &str,
     origin: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
+    variable: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<ClusterSpec, SpecError> {
     let text = text::without_mark(text);
     let told = |error: text::ReadError| SpecError {

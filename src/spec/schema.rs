@@ -209,7 +209,12 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
         ("UcxSpec", "env", names("^UCX(PY)?_[A-Za-z0-9_]*$")),
         ("WorkerSpec", "env", names("^(?!UCX_)[A-Za-z_][A-Za-z0-9_]*$")),
         ("SchedulerSpec", "env", names("^(?!UCX_)[A-Za-z_][A-Za-z0-9_]*$")),
-        ("CommandSpec", "argv", json!({"minItems": 1})),
+        (
+            "CommandSpec",
+            "argv",
+            // A program may be given empty arguments.
+            json!({"minItems": 1, "items": {"type": ["string", "number", "boolean"]}}),
+        ),
         ("DaskSpec", "start_workers", least(1)),
         ("DaskSpec", "protocol", words(PROTOCOLS)),
         ("DaskSpec", "start_method", words(START_METHODS)),
@@ -217,7 +222,7 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
             "DaskSpec",
             "join",
             json!({
-                "type": ["string", "number", "boolean", "null"], "minimum": 0, "pattern": "^(?!-)",
+                "type": ["string", "number", "boolean", "null"], "minimum": 0, "pattern": "^(?!-).",
             }),
         ),
         ("RmmSpec", "set_allocator_for", json!({"items": {"enum": ALLOCATORS}})),
@@ -288,8 +293,10 @@ fn finish(property: &mut Map<String, Value>) {
 fn unquoted(property: &mut Map<String, Value>) {
     if is_plain_text(property) {
         property.insert("type".to_owned(), json!(["string", "number", "boolean", "null"]));
+        property.insert("minLength".to_owned(), 1.into());
     } else if property.get("items") == Some(&json!({"type": "string"})) {
-        property.insert("items".to_owned(), json!({"type": ["string", "number", "boolean"]}));
+        let items = json!({"type": ["string", "number", "boolean"], "minLength": 1});
+        property.insert("items".to_owned(), items);
     }
 }
 

@@ -7,8 +7,13 @@
 //!
 //! *Invariant:* the value of a variable is one text. It never adds keys, items or lines.
 
+use std::ffi::OsString;
+
 use super::{Problem, SpecError};
 use crate::text::{self, Document, Style};
+
+/// Looks a variable up by its name.
+type Lookup<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
 /// Puts variables into every scalar, and makes the values in `env`, `argv` and `dask.config` texts.
 /// Errors have their places in `text`.
@@ -19,7 +24,7 @@ pub(super) fn apply(
     document: &mut Document<'_>,
     text: &str,
     origin: &str,
-    lookup: &dyn Fn(&str) -> Option<String>,
+    lookup: &Lookup<'_>,
 ) -> Result<(), SpecError> {
     document.scalars(|path, content, style| {
         let written = !content.is_empty();
@@ -38,11 +43,7 @@ pub(super) fn apply(
 struct Fault(String, &'static str);
 
 /// Puts variables into a scalar.
-fn fill(
-    content: &mut String,
-    style: &mut Style,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<(), Fault> {
+fn fill(content: &mut String, style: &mut Style, lookup: &Lookup<'_>) -> Result<(), Fault> {
     if !content.contains('$') {
         return Ok(());
     }
@@ -69,14 +70,16 @@ fn keep(
     path: &str,
     content: &mut String,
     style: &mut Style,
-    lookup: &dyn Fn(&str) -> Option<String>,
+    lookup: &Lookup<'_>,
 ) -> Result<(), Fault> {
     if *style != Style::Plain {
         return Ok(());
     }
     let empty = matches!(content.as_str(), "" | "~" | "null");
     match path.rsplit_once(".env.") {
-        Some((_, name)) if empty => *content = lookup(name).ok_or_else(|| unset(name))?,
+        Some((_, name)) if empty => {
+            *content = looked_up(name, lookup)?.ok_or_else(|| unset(name))?;
+        }
         Some(_) => {}
         // Dask reads the texts of its configuration as YAML reads these words.
         None if (is_argument(path) || path.starts_with("dask.config.")) && !empty => {}
@@ -99,7 +102,7 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// A text with the values of its variables.
-fn filled(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
+fn filled(text: &str, lookup: &Lookup<'_>) -> Result<String, Fault> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
@@ -123,13 +126,13 @@ fn filled(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String,
     Ok(out)
 }
 
-fn value(inside: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
+fn value(inside: &str, lookup: &Lookup<'_>) -> Result<String, Fault> {
     let end = inside.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let (name, rest) = inside.split_at(end.unwrap_or(inside.len()));
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(wrong(inside));
     }
-    match (lookup(name), rest) {
+    match (looked_up(name, lookup)?, rest) {
         (Some(value), "") => Ok(value),
         (None, "") => Err(unset(name)),
         (found, rest) => {
@@ -143,6 +146,14 @@ fn value(inside: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String
             }
         }
     }
+}
+
+fn looked_up(name: &str, lookup: &Lookup<'_>) -> Result<Option<String>, Fault> {
+    let no_text = |_| {
+        let message = format!("the variable {name} is not UTF-8, as a spec is");
+        Fault(message, "set it to a text in UTF-8")
+    };
+    lookup(name).map(OsString::into_string).transpose().map_err(no_text)
 }
 
 fn unset(name: &str) -> Fault {
@@ -159,16 +170,19 @@ fn wrong(inside: &str) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
 
-    fn known(name: &str) -> Option<String> {
+    fn known(name: &str) -> Option<OsString> {
         match name {
-            "N" => Some("4".to_owned()),
-            "EMPTY" => Some(String::new()),
-            "WILD" => Some("a: b\n# \"c\" \\ {[".to_owned()),
+            "N" => Some("4".into()),
+            "EMPTY" => Some(OsString::new()),
+            "WILD" => Some("a: b\n# \"c\" \\ {[".into()),
+            "LATIN" => Some(OsString::from_vec(b"caf\xe9".to_vec())),
             _ => None,
         }
     }
@@ -178,10 +192,7 @@ mod tests {
         put_with(text, &known)
     }
 
-    fn put_with(
-        text: &str,
-        lookup: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<serde_json::Value, String> {
+    fn put_with(text: &str, lookup: &Lookup<'_>) -> Result<serde_json::Value, String> {
         let mut document = Document::parse(text).map_err(|error| error.to_string())?;
         apply(&mut document, text, "test", lookup).map_err(|error| error.to_string())?;
         document.read().map_err(|(error, _)| error.to_string())
@@ -231,6 +242,10 @@ mod tests {
     fn a_name_without_a_value_is_inherited() {
         assert_eq!(variables("worker:\n  env:\n    N:\n    A: 1\n"), ["A=1", "N=4"]);
         assert_eq!(variables("x-a: &a {N: ~}\nworker: {env: *a}\n"), ["N=4"]);
+        for latin in ["worker: {env: {LATIN: }}", "name: ${LATIN}", "name: '${LATIN:-a}'"] {
+            let error = read(latin).expect_err(latin);
+            assert!(error.contains("the variable LATIN is not UTF-8"), "{error}");
+        }
         let error = read("worker: {env: {M: }}").expect_err("not set");
         assert!(error.contains("test:2:16: worker.env.M: the variable M is not set"), "{error}");
     }
@@ -254,7 +269,7 @@ mod tests {
         #[test]
         fn a_value_is_one_text_whatever_is_in_it(value in "\\PC*|[\\x00-\\x7f]*", before in "[a-z]{0,3}") {
             let text = format!("a: {{b: \"{before}${{V}}\", c: 1}}\n");
-            let read = put_with(&text, &|_| Some(value.clone())).expect("set");
+            let read = put_with(&text, &|_| Some(value.clone().into())).expect("set");
             prop_assert_eq!(read, json!({"a": {"b": format!("{before}{value}"), "c": 1}}));
         }
     }

@@ -33,13 +33,23 @@ impl fmt::Display for ReadError {
             write!(f, "{position}: ")?;
         }
         if !self.key.is_empty() {
-            write!(f, "{}: ", self.key)?;
+            write!(f, "{}: ", shown(&self.key))?;
         }
         self.problem.fmt(f)
     }
 }
 
 impl std::error::Error for ReadError {}
+
+/// A key path with its control characters written out.
+pub(crate) fn shown(key: &str) -> String {
+    let escaped = |c: char| {
+        let (plain, code) =
+            if c.is_control() { (None, Some(c.escape_default())) } else { (Some(c), None) };
+        plain.into_iter().chain(code.into_iter().flatten())
+    };
+    key.chars().flat_map(escaped).collect()
+}
 
 /// What is wrong with a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

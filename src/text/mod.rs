@@ -18,7 +18,7 @@ mod wrap;
 use std::fmt;
 
 pub use error::{Problem, ReadError};
-pub(crate) use error::{did_you_mean, in_full, nearest};
+pub(crate) use error::{did_you_mean, in_full, nearest, shown};
 pub(crate) use mask::{masked, masked_json, masked_line};
 pub(crate) use outline::find;
 pub(crate) use read::{Document, given_twice, read, without_mark};

@@ -248,6 +248,8 @@ fn in_words(message: &str) -> String {
         return message.to_owned();
     };
     let found = match found {
+        // It fits, but for its sign, which serde does not tell.
+        "integer `0`" if expected.starts_with('u') => "-0".to_owned(),
         "sequence" => "a list".to_owned(),
         "map" => "a mapping".to_owned(),
         "unit value" => "an empty value".to_owned(),
@@ -277,6 +279,12 @@ fn people_say(expected: &str) -> String {
         "a map" => "a mapping of names to values".to_owned(),
         "a sequence" => "a list".to_owned(),
         other if other.starts_with("struct ") => "a section with keys of its own".to_owned(),
+        // Enums: serde's own name, and `serde_yaml`'s.
+        other if other.starts_with("enum ") || other.starts_with("a YAML tag") => {
+            "one of the words that can stand here".to_owned()
+        }
+        "field identifier" => "a key".to_owned(),
+        "variant identifier" => "one of the words that can stand here".to_owned(),
         other => other.to_owned(),
     }
 }
@@ -339,6 +347,12 @@ mod tests {
             let wrong = "[{\"index\": 1},\n {\"index\": true}]";
             let words = "line 2, column 12: [1].index: true is not a whole number from 0 to ";
             assert!(said(wrong, form).starts_with(words), "{}", said(wrong, form));
+            let negative = "[{\"index\": -0}]";
+            let words = "line 1, column 12: [0].index: -0";
+            assert!(said(negative, form).starts_with(words), "{}", said(negative, form));
+            let hidden = "[{\"in\\u001bdex\": 1}]";
+            let words = "line 1, column 3: [0].in\\u{1b}dex: unknown key";
+            assert_eq!(said(hidden, form), words);
             let unknown = "[{\"index\": 1, \"uuid\": 2}]";
             let words = "line 1, column 15: [0].uuid: unknown key; expected one of index";
             assert_eq!(said(unknown, form), words);

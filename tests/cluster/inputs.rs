@@ -44,6 +44,12 @@ fn options_that_cannot_be_meant_are_refused() {
         (&["--host", "999.1.1.1"], &["--host: 999.1.1.1 is no IPv4 address", "hint: "]),
         (&["--host=-x"], &["--host: \"-x\" looks like an option", "hint: "]),
         (&["--contact-address", ""], &["--contact-address: it is empty"]),
+        (&["--local-directory", ""], &["--local-directory: it is empty", "hint: "]),
+        (&["--preload", ""], &["--preload: it is empty", "hint: "]),
+        (&["--pid-file", ""], &["--pid-file: it is empty", "hint: "]),
+        (&["--ucx", ""], &["--ucx: it is empty", "hint: "]),
+        (&["--resources", "GPU=1,GPU=2"], &["--resources", "GPU is given twice"]),
+        (&["--ucx-version", "999.999.999"], &["--ucx-version", "a UCX version, like 1.18"]),
         (
             &["--interface", "nosuch0"],
             &["--interface: there is no network interface nosuch0", "lo"],
@@ -74,6 +80,8 @@ fn options_that_mean_nothing_to_the_engine_are_noted_and_refused_under_strict() 
         ["--scheduler-port", "8786"],
         ["--rmm-log-directory", "/proc/x"],
         ["--worker-port", "9000:9100"],
+        ["--start-workers", "1"],
+        ["--preload", "module"],
     ] {
         let said = with(&sandbox, "exec", &[&option[..], &["--rank", "0", "--", "true"]].concat());
         assert_eq!(said.code, 0, "{said}");
@@ -101,7 +109,7 @@ fn errors_of_flags_speak_of_flags_and_errors_of_a_file_of_keys() {
         ),
         (&["--tls-cert", "x"], &["needs all three of --tls-ca-file, --tls-cert and --tls-key"]),
         (&["--n-workers", "99"], &["99 GPUs are asked for", "use --workers-per-gpu"]),
-        (&["--strict", "--adapt-minimum", "1"], &["dask: ignored"]),
+        (&["--strict", "--adapt-minimum", "1"], &["--adapt-minimum: ignored"]),
     ] {
         let said = with(&sandbox, "plan", flags);
         assert_refused(&said, 2, words);
@@ -136,6 +144,43 @@ fn small_fractions_are_fractions() {
     ] {
         assert_eq!(with(&sandbox, "plan", flags).code, 0, "{flags:?}");
     }
+}
+
+#[test]
+fn texts_that_no_program_can_be_given_are_refused_whatever_their_key() {
+    let sandbox = Sandbox::new();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("text");
+    for (text, words) in [
+        (
+            "command: {argv: ['true', \"a\\0b\"]}",
+            &["command.argv[1]: \"a\\0b\" has a NUL byte"][..],
+        ),
+        ("worker: {env: {A: \"a\\0b\"}}", &["worker.env.A: ", "NUL"]),
+        ("dask: {preload: [\"a\\0b\"]}", &["dask.preload[0]: ", "NUL"]),
+        ("dask: {config: {\"a\\0b\": 1}}", &["dask.config.a\\u{0}b: ", "NUL"]),
+        ("worker: {resources: {\"a\\0b\": 1}}", &["worker.resources.a\\u{0}b: ", "NUL"]),
+        ("worker: {local_directory: ''}", &["worker.local_directory: it is empty", "hint: "]),
+        ("tls: {ca_file: '', cert: '', key: ''}", &["tls.ca_file: it is empty"]),
+        ("dask: {python: ''}", &["dask.python: it is empty"]),
+        ("rmm: {log_directory: ''}", &["rmm.log_directory: it is empty"]),
+        ("topology: ''", &["topology: it is empty"]),
+        ("workers: -0", &["workers: -0 is not a whole number"]),
+        ("engine: []", &["engine: a list is not one of the words"]),
+        ("\"a\\e[31mb\": 1", &[":2:1: a\\u{1b}[31mb: unknown key"]),
+        ("name: ${LATIN}", &["name: the variable LATIN is not UTF-8", "hint: "]),
+    ] {
+        std::fs::write(file.path(), format!("version: 1\n{text}\n")).expect("written");
+        for reader in [&["spec", "check"][..], &["plan", "-f"]] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+            command.args(reader).arg(path).env("LATIN", OsStr::from_bytes(b"\xe9"));
+            assert_refused(&sandbox.spawn_program(command).wait(), 2, words);
+        }
+    }
+    let empty = "version: 1\nengine: command\nworker: {env: {A: ''}}\ncommand: {argv: [a, '']}\n";
+    std::fs::write(file.path(), empty).expect("written");
+    let said = with(&sandbox, "plan", &["-f", path]);
+    assert_eq!(said.code, 0, "a program may be given these: {said}");
 }
 
 #[test]

@@ -158,9 +158,11 @@ impl<'a> Keys<'a> {
     /// The failure for values that contradict each other.
     pub(in crate::cli) fn contradiction(&self, error: &SpecError) -> Failure {
         let problem = self.in_flags(&error.problem.to_string());
-        let text = match self.flag(&error.key) {
+        // A flag sets all items of a list.
+        let key = error.key.split('[').next().unwrap_or_default();
+        let text = match self.flag(key) {
             Some((flag, _)) => format!("{flag}: {problem}"),
-            None if self.0.contains(&error.key.as_str()) => format!("{}: {problem}", error.key),
+            None if self.0.contains(&key) => format!("{}: {problem}", error.key),
             None => problem,
         };
         self.failure(text, error.hint())

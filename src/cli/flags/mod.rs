@@ -336,15 +336,17 @@ type Resources = BTreeMap<String, f64>;
 
 /// Reads `GPU=1 MEM=10e9`, separated by spaces or commas.
 fn resources(text: &str) -> Result<Resources, String> {
-    let parts = text.split([' ', ',']).filter(|part| !part.is_empty());
-    let one = |part: &str| {
-        let (name, amount) = part.split_once('=')?;
-        let amount: f64 = amount.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0)?;
-        (!name.is_empty()).then(|| (name.to_owned(), amount))
-    };
-    parts
-        .map(|part| one(part).ok_or_else(|| format!("{part:?} is no resource like GPU=1")))
-        .collect()
+    let mut resources = Resources::new();
+    for part in text.split([' ', ',']).filter(|part| !part.is_empty()) {
+        let (name, amount) = part.split_once('=').unwrap_or_default();
+        let amount = amount.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
+        let amount = amount.filter(|_| !name.is_empty());
+        let amount = amount.ok_or_else(|| format!("{part:?} is no resource like GPU=1"))?;
+        if resources.insert(name.to_owned(), amount).is_some() {
+            return Err(format!("{name} is given twice"));
+        }
+    }
+    Ok(resources)
 }
 
 /// The value of a pair of on and off flags.
@@ -505,7 +507,7 @@ fn read_spec(path: &Path) -> Result<ClusterSpec, Failure> {
 /// Reads a spec as [`read_spec`] does, with its text.
 pub(super) fn read_spec_and_text(path: &Path) -> Result<(ClusterSpec, String), Failure> {
     let text = input::read(path, spec::SIZE_LIMIT).map_err(|error| error.failure("spec", path))?;
-    let variable = |name: &str| std::env::var(name).ok();
+    let variable = |name: &str| std::env::var_os(name);
     let mut spec = spec::parse_with(&text, &input::shown(path), &variable).map_err(wrong_spec)?;
     spec.resolve_paths(&input::folder(path));
     Ok((spec, text))
