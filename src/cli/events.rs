@@ -116,7 +116,9 @@ fn show(line: &str, json: bool) -> Result<(), Failure> {
             let (name, what) = sentence.split_once(':').unwrap_or((&sentence, ""));
             output::print_text(&format!("{time}{}{time:#}  {who}{name}{who:#}:{what}\n", record.at))
         }
-        // The last line may be incomplete, because the file is still being written.
-        Err(_) => Ok(()),
+        // The last line may be incomplete, because the file is still being written. A complete one
+        // is an event that another version of this program knows.
+        Err(_) if serde_json::from_str::<serde_json::Value>(line).is_err() => Ok(()),
+        Err(_) => output::print_text(&format!("{line}\n")),
     }
 }

@@ -6,8 +6,11 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use crate::ids::ClusterName;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+use crate::supervise::state::VERSION;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
 
 /// How long to wait for readers that hold the run directory's lock.
@@ -20,8 +23,11 @@ pub struct Ended {
     pub name: ClusterName,
     /// Paths of its files: logs, records, crash bundles.
     pub paths: Paths,
-    /// Its last state, including outcome and cause; `None` if it ended before it wrote one.
+    /// Its last state, including outcome and cause; `None` if it ended before it wrote one, or
+    /// this program cannot read it.
     pub state: Option<ClusterState>,
+    /// Why its last state cannot be read: another version of the program has written it.
+    unreadable: Option<String>,
 }
 
 impl Ended {
@@ -32,20 +38,24 @@ impl Ended {
         if !traces.iter().any(|trace| trace.exists()) {
             return None;
         }
-        let state = fs::read(paths.state()).ok();
-        let state = state.and_then(|text| serde_json::from_slice::<ClusterState>(&text).ok());
-        let state = state.map(|state| match state.state.is_end() {
-            true => state,
-            false => vanished(state, &paths),
-        });
-        Some(Self { name: name.clone(), paths, state })
+        let (state, unreadable) = match fs::read(paths.state()).ok().map(|text| last_state(&text)) {
+            None => (None, None),
+            Some(Err(reason)) => (None, Some(reason)),
+            Some(Ok(state)) if state.state.is_end() => (Some(state), None),
+            Some(Ok(state)) => (Some(vanished(state, &paths)), None),
+        };
+        Some(Self { name: name.clone(), paths, state, unreadable })
     }
 
     /// How, when and why it ended, such as `failed at 2026-01-31T12:00:00.000Z: gpu1 ended with
     /// status 3`.
     pub fn summary(&self) -> String {
-        let Some(state) = &self.state else {
-            return "ended before it started a process".to_owned();
+        let state = match (&self.state, &self.unreadable) {
+            (Some(state), _) => state,
+            (None, Some(reason)) => {
+                return format!("ended; its last state is unreadable: {reason}");
+            }
+            (None, None) => return "ended before it started a process".to_owned(),
         };
         let mut text = state.state.to_string();
         if let Some(at) = &state.ended_at {
@@ -64,6 +74,19 @@ impl Ended {
     pub fn sweep(&self) -> Result<(), RunDirectoryError> {
         sweep(&self.name, &self.paths)
     }
+}
+
+/// The state that a file tells, or why none.
+fn last_state(text: &[u8]) -> Result<ClusterState, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let version = serde_json::from_slice(text).map(|Versioned { version }| version);
+    if let Some(version) = version.ok().filter(|version| *version != VERSION) {
+        return Err(format!("it has version {version}, and this program reads version {VERSION}"));
+    }
+    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 /// Kills processes that an ended cluster has left running; keeps the files that explain its end.

@@ -26,6 +26,7 @@ mod skip;
 mod terminals;
 mod top;
 mod verify;
+mod versions;
 
 use std::time::{Duration, Instant};
 
