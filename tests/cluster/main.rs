@@ -18,6 +18,7 @@ mod memory;
 mod neighbours;
 mod page;
 mod programs;
+mod readme;
 mod run;
 mod sandbox;
 mod screen;

@@ -1,0 +1,71 @@
+//! The commands of the documents: their options exist, and what is shown of their output is what they
+//! print.
+
+use std::path::Path;
+
+use crate::sandbox::Sandbox;
+
+/// Commands of a document's blocks, with the lines that are shown of what they print.
+fn commands(document: &str) -> Vec<(Vec<String>, Vec<String>)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
+    let text = std::fs::read_to_string(&path).expect(document);
+    let mut commands: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    let mut shows = false;
+    for line in text.lines() {
+        let line = line.strip_prefix("    ").unwrap_or("");
+        let typed = line.strip_prefix("$ ").unwrap_or(line);
+        if let Some(arguments) = typed.strip_prefix("cuda-cluster ") {
+            let (arguments, _) = arguments.split_once(" #").unwrap_or((arguments, ""));
+            let arguments = arguments.split_whitespace().map(str::to_owned).collect();
+            commands.push((arguments, Vec::new()));
+            shows = line.starts_with("$ ");
+        } else if line.is_empty() || line.starts_with('…') {
+            shows &= !line.starts_with('…');
+        } else if let (true, Some((_, shown))) = (shows, commands.last_mut()) {
+            shown.push(line.to_owned());
+        }
+    }
+    commands
+}
+
+#[test]
+fn every_option_of_the_documents_commands_is_one() {
+    let sandbox = Sandbox::new();
+    let mut tried = 0;
+    for document in ["README.md", "configs/from-dask-cuda.md"] {
+        for (mut arguments, _) in commands(document) {
+            // What follows is another program's.
+            let own = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+            arguments.truncate(own);
+            arguments.push("--help".to_owned());
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let said = sandbox.run(&arguments);
+            assert_eq!(said.code, 0, "{document}: {arguments:?}: {said}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 20, "{tried} commands");
+}
+
+#[test]
+fn what_the_readme_shows_of_a_command_is_what_it_prints() {
+    let sandbox = Sandbox::new();
+    let shown = commands("README.md").into_iter().filter(|(_, shown)| !shown.is_empty());
+    let shown: Vec<_> = shown.collect();
+    assert_eq!(shown.len(), 1, "{shown:?}");
+    for (arguments, shown) in shown {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let said = sandbox.run(&arguments);
+        let printed: Vec<&str> = said.stdout.lines().filter(|line| !line.is_empty()).collect();
+        assert_eq!(said.code, 0, "{said}");
+        assert_eq!(printed[..shown.len()], shown, "{arguments:?}");
+    }
+    let mut plans = commands("README.md").into_iter().map(|(arguments, _)| arguments);
+    let explained = plans.find(|words| words.iter().any(|word| word == "--explain"));
+    let explained = explained.expect("an example of reasons");
+    let explained: Vec<&str> = explained.iter().map(String::as_str).collect();
+    let said = sandbox.run(&explained);
+    for words in ["CPUs near GPU 3", "mlx5_1:1  PIX, the nearest", "not mlx5_0:1: PHB, farther"] {
+        assert!(said.code == 0 && said.stdout.contains(words), "{words}: {said}");
+    }
+}
