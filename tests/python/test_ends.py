@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import MACHINE, QUIET, eventually, files, others
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
-from distributed import Client
+from distributed import Client, Event
 from distributed.core import Status
 from distributed.scheduler import WorkerStatusPlugin
 
@@ -88,6 +88,20 @@ def test_twenty_clusters_one_after_the_other_leave_nothing():
     eventually(lambda: set(others()) <= processes, "no process is left", 30)
     nothing_more = lambda: all(now <= then for now, then in zip(held(), before))
     eventually(nothing_more, f"descriptors, threads, children: {held()}, before {before}", 30)
+
+
+def test_a_task_that_runs_does_not_hold_the_end_up_until_its_worker_is_killed():
+    cluster = LocalCUDACluster(**QUIET, n_workers=2)
+    happened = []
+    cluster._owned.subscribe(happened.append)
+    with Client(cluster) as client:
+        began = Event("began", client=client)
+        client.submit(lambda: Event("began").set() or time.sleep(600))
+        began.wait(60)
+        cluster.close()
+    known = {(one.event, one.process) for one in happened if one is not None}
+    assert {("exited", "gpu0"), ("exited", "gpu1")} <= known
+    assert "killed" not in {event for event, _ in known}
 
 
 def test_it_outlives_the_thread_that_made_it():

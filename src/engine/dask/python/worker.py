@@ -18,7 +18,8 @@ from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import Nanny
 
 # Why `distributed` closes a worker that is not wanted any more.
-UNWANTED = ("scheduler-close", "scheduler-close-worker", "worker-close")
+CLUSTER_ENDS = "scheduler-close"
+UNWANTED = (CLUSTER_ENDS, "scheduler-close-worker", "worker-close")
 LIFETIME = "worker-lifetime-reached"
 
 # Why it closes that the scheduler has removed: it was told so, or its heartbeat found out first.
@@ -174,8 +175,8 @@ def remember_why_it_closes(kind):
             self.was_retired |= self.status == Phase.closing_gracefully
             self.reason = self.reason or reason
             kwargs["nanny"] = False  # Else it would ask itself.
-            if self.is_to_return or self.reason in REMOVED:
-                kwargs["executor_wait"] = False  # Whoever restarts it does not wait for its tasks.
+            if self.is_to_return or self.reason in (*REMOVED, CLUSTER_ENDS):
+                kwargs["executor_wait"] = False  # Nobody waits for its tasks.
             return await super().close(*args, reason=reason, **kwargs)
 
         def then(self):
