@@ -5,11 +5,15 @@
 
 mod libucp;
 
+use std::collections::BTreeSet;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use cuda_cluster::ucx::{
-    Buffer, Library, Payload, Protocol, Setting, UcpContext, UcpEndpoint, UcpWorker, environment,
+    Buffer, Library, Payload, Protocol, Setting, Sleeper, UcpContext, UcpEndpoint, UcpWorker,
+    environment,
 };
 
 /// A context of this process, with the variables that its workers set for themselves.
@@ -157,4 +161,58 @@ fn a_closed_peer_gives_every_buffer_back() {
         assert_eq!(completion.take_payload().buffer().map(Buffer::len), Some(1 << 20));
     }
     drop(back);
+}
+
+/// The abstract sockets of this process.
+fn abstract_sockets() -> BTreeSet<String> {
+    let own = |inode: &str| {
+        let entries = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+        let mut targets = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        targets.any(|target| target.to_string_lossy() == format!("socket:[{inode}]"))
+    };
+    let table = std::fs::read_to_string("/proc/net/unix").expect("sockets");
+    let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = lines.filter(|fields| fields.len() > 7 && own(fields[6]));
+    named.filter_map(|fields| Some(fields[7].strip_prefix('@')?.to_owned())).collect()
+}
+
+#[test]
+fn datagrams_of_strangers_wake_a_worker_and_do_nothing_else() {
+    // In a process of its own: a worker of another test may be about to be made.
+    if libucp::named().is_none() {
+        return libucp::each(&["datagrams_of_strangers_wake_a_worker_and_do_nothing_else"]);
+    }
+    let before = abstract_sockets();
+    // One with a connection, and one that nobody has used yet: UCX treats their sockets differently.
+    let pair = Pair::new();
+    let idle = UcpWorker::<&str>::new(&context()).expect("a worker");
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");
+    pair.until(|| pair.b.next_arrival());
+    let sleeper = Sleeper::new().expect("an event");
+    let stranger = UnixDatagram::unbound().expect("a socket");
+    stranger.set_nonblocking(true).expect("its mode");
+    let sockets: Vec<SocketAddr> = (&abstract_sockets() - &before)
+        .iter()
+        .map(|name| SocketAddr::from_abstract_name(name).expect("a name"))
+        .collect();
+    assert!(sockets.len() >= 3, "each worker has one: {sockets:?}");
+    let long = [0; 4000];
+    for sent in [&b""[..], b"x", &long, b""] {
+        for socket in &sockets {
+            for _ in 0..20 {
+                // A queue is full soon.
+                let _ = stranger.send_to_addr(sent, socket);
+            }
+        }
+        for worker in [&pair.a, &pair.b, &idle] {
+            for _ in 0..30 {
+                worker.progress();
+                let limit = Some(Duration::from_millis(1));
+                sleeper.sleep(worker, limit, || false).expect("UCX goes on");
+            }
+            assert!(worker.arm().expect("UCX goes on"), "it can sleep when nothing comes");
+        }
+    }
+    pair.there.send(b"x", Payload::Empty, Protocol::Auto, "sends").expect("a short header");
+    pair.until(|| pair.b.next_arrival());
 }

@@ -119,9 +119,11 @@ class _Plane:
             except (OSError, RuntimeError) as error:
                 self._give_up(error)
             else:
-                self._address, version, self._transports, self._no_devices = opened
+                self._address, version, self._transports, self._no_devices, exposed = opened
                 transports = ", ".join(self._transports)
                 logger.info("native:// uses UCX %s with %s", version, transports)
+                if exposed is not None:
+                    logger.warning("%s", exposed)
         return self._address is not None and self.usable
 
     def _forced(self) -> bool:

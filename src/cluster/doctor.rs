@@ -72,6 +72,7 @@ pub async fn doctor() -> Vec<Finding> {
         Err(error) => vec![broken(error)],
     };
     findings.extend(ucx());
+    findings.push(other_users());
     findings.extend([containment(), run_directories(), shared_memory(), locked_memory()]);
     findings.extend(ptrace());
     findings.push(python().await);
@@ -216,6 +217,26 @@ fn registration_cache(
     );
     let mend = "unset it, or use a UCX that has the fix for openucx/ucx#11485";
     Some(Finding::warning("ucx registration cache", text).hint(mend))
+}
+
+/// What other users can do to processes that use UCX's shared memory.
+fn other_users() -> Finding {
+    match ucx::try_guarding_wakeups() {
+        Ok(()) => Finding::ok(
+            "other users",
+            "can wake processes that use UCX within this machine, which costs CPU time, but not \
+             end them",
+        ),
+        Err(error) => {
+            let text = format!(
+                "can end processes that use UCX within this machine with an empty datagram: {error}"
+            );
+            Finding::warning("other users", text).hint(
+                "the system must have /proc and let processes filter their sockets \
+                 (SO_ATTACH_FILTER); a sandbox or a seccomp profile may forbid it",
+            )
+        }
+    }
 }
 
 fn containment() -> Finding {

@@ -25,6 +25,7 @@ mod memory;
 mod operation;
 mod sleep;
 mod status;
+mod wakeup;
 mod worker;
 
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ pub use memory::{Buffer, Payload};
 pub use operation::{Completion, EndpointFailure, EndpointId, HEADER_LIMIT, Protocol};
 pub use sleep::{Sleeper, Waker};
 pub use status::Status;
+pub use wakeup::try_guard as try_guarding_wakeups;
 pub use worker::{Arrival, UcpWorker};
 
 /// Why an operation of UCX failed.

@@ -33,7 +33,8 @@ struct Shared {
 /// sender, and whenever it wants to sleep, it is told that there is something to receive.
 ///
 /// A thread that is refused polls for a while before it asks again, so it asks some thousand
-/// times a second.
+/// times a second. Only refusals without a wake-up count: while the queue is blocked, no peer sends
+/// one, and strangers can send as many as they like (`wakeup`).
 const STUCK_AFTER: (u32, Duration) = (10_000, Duration::from_secs(10));
 
 /// Consecutive refusals to sleep.
@@ -44,8 +45,12 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Counts one; returns whether UCX is stuck.
-    fn is_stuck(&mut self, now: Instant) -> bool {
+    /// Counts one, unless somebody has woken the worker; returns whether UCX is stuck.
+    fn is_stuck(&mut self, now: Instant, woken: bool) -> bool {
+        if woken {
+            *self = Self::default();
+            return false;
+        }
         self.count = self.count.saturating_add(1);
         let since = *self.since.get_or_insert(now);
         let (count, time) = STUCK_AFTER;
@@ -109,8 +114,9 @@ impl Sleeper {
     }
 
     fn wait<P>(&self, worker: &UcpWorker<P>, limit: Option<Duration>) -> Result<(), Error> {
-        if !worker.arm()? {
-            let stuck = self.refusals.borrow_mut().is_stuck(Instant::now());
+        let woken = self.refusals.borrow().count > 0 && worker.take_wakeups();
+        if woken || !worker.arm()? {
+            let stuck = self.refusals.borrow_mut().is_stuck(Instant::now(), woken);
             return if stuck { Err(Error::Stuck) } else { Ok(()) };
         }
         self.refusals.take();
@@ -174,10 +180,19 @@ mod tests {
     fn only_many_refusals_over_a_long_time_mean_that_ucx_is_stuck() {
         let (begin, (count, time)) = (Instant::now(), STUCK_AFTER);
         let mut refusals = Refusals::default();
-        assert!((0..2 * count).all(|_| !refusals.is_stuck(begin)), "it may just be busy");
-        assert!(refusals.is_stuck(begin + time + Duration::from_secs(1)));
+        assert!((0..2 * count).all(|_| !refusals.is_stuck(begin, false)), "it may just be busy");
+        assert!(refusals.is_stuck(begin + time + Duration::from_secs(1), false));
         let mut refusals = Refusals::default();
-        assert!(!refusals.is_stuck(begin));
-        assert!(!refusals.is_stuck(begin + 2 * time), "it was seldom asked");
+        assert!(!refusals.is_stuck(begin, false));
+        assert!(!refusals.is_stuck(begin + 2 * time, false), "it was seldom asked");
+    }
+    #[test]
+    fn a_worker_that_somebody_keeps_waking_is_not_stuck() {
+        let (begin, (count, time)) = (Instant::now(), STUCK_AFTER);
+        let mut refusals = Refusals::default();
+        for turn in 0..3 * count {
+            let now = begin + time * turn / count;
+            assert!(!refusals.is_stuck(now, turn % 100 == 99), "{turn}");
+        }
     }
 }

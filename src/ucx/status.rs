@@ -25,6 +25,8 @@ impl Status {
     pub const NO_MEMORY: Status = Status(-4);
     /// `UCS_ERR_BUSY`: events are waiting, so the worker cannot be armed.
     pub const BUSY: Status = Status(-15);
+    /// `UCS_ERR_CONNECTION_RESET`.
+    pub const CONNECTION_RESET: Status = Status(-25);
 
     /// Whether it is a failure (negative, in UCX's convention).
     pub fn is_error(self) -> bool {

@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use super::operation::{
     Completion, Data, EndpointFailure, HEADER_LIMIT, Kept, Operation, RawArrival, Records, received,
 };
 use super::status::{RawStatus, Status};
+use super::wakeup::{Before, WakeupSockets};
 
 /// The only active message id in use; headers distinguish the kinds of messages.
 pub(super) const MESSAGE_ID: c_uint = 0;
@@ -43,6 +45,8 @@ pub(super) struct WorkerInner<P: 'static> {
     pub(super) raw: ucp_worker_h,
     pub(super) records: Rc<Records<P>>,
     event: c_int,
+    /// An error if UCX's sockets could not be closed to empty datagrams.
+    wakeups: io::Result<WakeupSockets>,
 }
 
 impl<P> UcpWorker<P> {
@@ -57,11 +61,13 @@ impl<P> UcpWorker<P> {
         // single-threaded use, which `!Send` keeps.
         let params: ucp_worker_params_t = unsafe { zeroed() };
         let mut raw = std::ptr::null_mut();
+        let before = Before::look();
         // SAFETY: a live context, valid parameters, a place for the result.
         let status = unsafe {
             (functions.ucp_worker_create)(context.inner.raw, &raw const params, &raw mut raw)
         };
         Status(status).result("ucp_worker_create")?;
+        let wakeups = before.and_then(|before| WakeupSockets::guard(&before));
         let records = Rc::new(Records {
             context: Rc::clone(&context.inner),
             in_flight: Cell::new(0),
@@ -75,7 +81,7 @@ impl<P> UcpWorker<P> {
             had_peers: Cell::new(false),
         });
         // From here on, the worker is destroyed on every return.
-        let mut inner = WorkerInner { raw, records, event: -1 };
+        let mut inner = WorkerInner { raw, records, event: -1, wakeups };
         // SAFETY: a live worker and a place for the result.
         let status = unsafe { (functions.ucp_worker_get_efd)(raw, &raw mut inner.event) };
         Status(status).result("ucp_worker_get_efd")?;
@@ -131,10 +137,25 @@ impl<P> UcpWorker<P> {
         // SAFETY: a live worker with the wake-up feature.
         let status =
             Status(unsafe { (self.inner.records.functions().ucp_worker_arm)(self.inner.raw) });
-        if status == Status::BUSY {
+        // A reset is an empty datagram, which nobody but a stranger sends (`wakeup`).
+        if [Status::BUSY, Status::CONNECTION_RESET].contains(&status) {
             return Ok(false);
         }
         status.result("ucp_worker_arm").map(|()| true)
+    }
+
+    /// Takes what peers, or strangers, have sent to wake this worker; returns whether that was
+    /// anything. A worker that was woken looks for work before it sleeps.
+    pub(super) fn take_wakeups(&self) -> bool {
+        self.inner.wakeups.as_ref().is_ok_and(WakeupSockets::take)
+    }
+
+    /// A warning, if other users of this machine can end this process.
+    pub fn exposed(&self) -> Option<String> {
+        let error = self.inner.wakeups.as_ref().err()?;
+        Some(format!(
+            "other users of this machine can end this process by an empty datagram to UCX: {error}"
+        ))
     }
 
     /// The next operation that ended.

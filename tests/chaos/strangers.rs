@@ -125,7 +125,9 @@ fn attack(place: &Place, folder: &Path, nobody: &User, tally: &mut Tally) {
         doors.extend(["mem", "environ", "maps"].map(|what| format!("read=/proc/{pid}/{what}")));
         doors.push(format!("list=/proc/{pid}/fd"));
     }
-    doors.extend(names.iter().map(|name| format!("connect={name}")));
+    for verb in ["connect", "send"] {
+        doors.extend(names.iter().map(|name| format!("{verb}={name}")));
+    }
     doors.extend(ports.iter().map(|port| format!("tcp={port}")));
     for door in &doors {
         tally.count(door.split('=').next().unwrap_or_default());
@@ -138,6 +140,7 @@ fn attack(place: &Place, folder: &Path, nobody: &User, tally: &mut Tally) {
         .stdin(Stdio::null())
         .output()
         .expect("a stranger");
+    assert!(!names.is_empty(), "UCX has a socket for each worker");
     let told = String::from_utf8_lossy(&said.stdout);
     assert!(inside.iter().any(|path| path.ends_with("control.sock")), "{inside:?}");
     assert_eq!(told, "tried\n", "{}", String::from_utf8_lossy(&said.stderr));

@@ -22,6 +22,7 @@ mod sandbox;
 #[path = "../skip/mod.rs"]
 mod skip;
 mod slurm;
+mod strangers;
 mod table;
 mod work;
 

@@ -1,7 +1,8 @@
 //! Another user of this machine, who tries doors: `stranger DOOR...` prints those that are open.
 //!
 //! A door is `connect=SOCKET` (`@NAME` for an abstract one), `tcp=PORT`, `read=FILE`, `write=FILE`,
-//! `list=DIRECTORY`, or `make=DIRECTORY` (creates a file in it). `all=DIRECTORY` stands for
+//! `list=DIRECTORY`, or `make=DIRECTORY` (creates a file in it). `send=@NAME` sends datagrams, which
+//! may arrive: whoever they reach must go on. `all=DIRECTORY` stands for
 //! everything visible below it.
 #![allow(clippy::print_stdout, reason = "it speaks by printing")]
 
@@ -9,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::Path;
 
 fn main() {
@@ -29,6 +30,7 @@ fn try_door(verb: &str, object: &str) {
             stream.write_all(b"GET /v1/state HTTP/1.1\r\nHost: x\r\n\r\n")?;
             std::io::Read::read_exact(&mut stream, &mut [0])
         }),
+        "send" => return send(object).expect("a socket"),
         "tcp" => TcpStream::connect(("127.0.0.1", object.parse().expect("a port"))).map(drop),
         "read" => File::open(path).map(drop),
         "write" => OpenOptions::new().write(true).open(path).map(drop),
@@ -47,6 +49,20 @@ fn connect(name: &str) -> std::io::Result<UnixStream> {
         Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?),
         None => UnixStream::connect(name),
     }
+}
+
+/// Sends datagrams of several lengths, each more often than a queue has room for.
+fn send(name: &str) -> std::io::Result<()> {
+    let name = SocketAddr::from_abstract_name(name.trim_start_matches('@'))?;
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    for bytes in [0, 1, 4000, 0] {
+        for _ in 0..50 {
+            // It may be full, of another kind, or gone.
+            let _ = socket.send_to_addr(&vec![0; bytes], &name);
+        }
+    }
+    Ok(())
 }
 
 fn explore(folder: &Path) {

@@ -2,8 +2,10 @@
 it where machines have RDMA."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +80,42 @@ async def test_frames_arrive_unchanged_in_memory_that_is_used_again():
         assert echo.comm.extra_info["ucx"], echo.comm.extra_info
     assert comm.received()["ucx"] - before["ucx"] > 1_000_000
     assert comm.received()["device"] == before["device"]
+
+
+def datagram_sockets(pid):
+    """The abstract sockets of a process that take datagrams, as UCX's do to be woken."""
+    own = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(entry))
+        except OSError:
+            continue
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [
+        "\0" + line[7][1:]
+        for line in lines
+        if line[4] == "0002" and line[7:8] and line[7][0] == "@" and f"socket:[{line[6]}]" in own
+    ]
+
+
+@in_a_loop
+async def test_datagrams_of_strangers_cost_nothing_that_goes_over_ucx():
+    sent = np.arange(1_000_000)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    stranger.setblocking(False)
+    async with Echo() as echo:
+        await echo(sent)
+        for datagram in (b"", b"x", bytes(4000), b""):
+            for pid in (os.getpid(), echo.process.pid):
+                names = datagram_sockets(pid)
+                assert names, "UCX has one"
+                for name in names * 50:
+                    with contextlib.suppress(BlockingIOError):
+                        stranger.sendto(datagram, name)
+            before = comm.received()["ucx"]
+            assert np.array_equal((await echo(sent))[0], sent)
+            assert comm.received()["ucx"] - before == sent.nbytes
+    stranger.close()
 
 
 @in_a_loop

@@ -14,7 +14,7 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 19] = files![
+const FILES: [(&str, &str); 20] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -33,6 +33,7 @@ const FILES: [(&str, &str); 19] = files![
     "scheduler.py",
     "status.py",
     "verify.py",
+    "wakeup.py",
     "worker.py",
 ];
 

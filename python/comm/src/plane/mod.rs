@@ -70,6 +70,7 @@ pub struct Plane {
     library: Arc<str>,
     transports: Vec<String>,
     devices: Result<(), String>,
+    exposed: Option<String>,
     queue: Arc<Queue>,
     fetched: Arc<Fetched>,
 }
@@ -177,6 +178,11 @@ impl Plane {
     /// Why not.
     pub fn devices(&self) -> Result<(), String> {
         self.devices.clone()
+    }
+
+    /// A warning, if other users of this machine can end this process.
+    pub fn exposed(&self) -> Option<&str> {
+        self.exposed.as_deref()
     }
 
     /// Bytes of host and of device memory that this process has fetched.

@@ -143,6 +143,7 @@ fn open(
         library: version,
         transports,
         devices,
+        exposed: worker.exposed(),
         queue,
         fetched: Arc::clone(&fetched),
     };

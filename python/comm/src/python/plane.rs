@@ -18,9 +18,9 @@ use crate::plane::{self, Place, Plane, Range};
 /// `__cuda_array_interface__`; or in a buffer.
 type Given = (Py<PyAny>, Option<(u64, usize, Option<u64>)>);
 
-/// The address that peers need, UCX's version, what it has opened, and why it does not move device
-/// memory.
-type Opened = (Vec<u8>, String, Vec<String>, Option<String>);
+/// The address that peers need, UCX's version, what it has opened, why it does not move device
+/// memory, and a warning, if other users can end this process.
+type Opened = (Vec<u8>, String, Vec<String>, Option<String>, Option<String>);
 
 /// What keeps memory where it is.
 #[expect(dead_code, reason = "held until UCX is done with it")]
@@ -57,7 +57,8 @@ pub(super) fn open_plane(py: Python<'_>, library: Option<PathBuf>) -> PyResult<O
     let engine = Engine::of_this_process()?;
     let plane = py.detach(|| engine.plane(library.as_deref())).map_err(PyRuntimeError::new_err)?;
     let (address, library) = (plane.address().to_vec(), plane.library().to_owned());
-    Ok((address, library, plane.transports().to_vec(), plane.devices().err()))
+    let exposed = plane.exposed().map(str::to_owned);
+    Ok((address, library, plane.transports().to_vec(), plane.devices().err(), exposed))
 }
 
 /// Bytes of host and of device memory that this process has fetched.

@@ -15,7 +15,7 @@ from distributed import Scheduler
 from distributed.comm import get_address_host, get_address_host_port
 from distributed.utils import format_dashboard_link
 
-from cuda_cluster_dask import control, dashboard, ports, process
+from cuda_cluster_dask import control, dashboard, ports, process, wakeup
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import RESTARTS
 
@@ -54,6 +54,8 @@ async def serve(settings, status):
 
 async def start(settings, status, file):
     """Starts a scheduler that writes its address to `file`."""
+    if (exposed := wakeup.open_ucx(settings["protocol"])) is not None:
+        status.note(exposed)
     for _ in range(5):
         port = ports.free(settings, settings["ports"], settings["ports_required"])
         status.step(f"listening on port {port}" if port else "listening on any free port")

@@ -13,7 +13,7 @@ from distributed.core import Status as Phase
 from distributed.security import Security
 from distributed.utils import import_term
 
-from cuda_cluster_dask import control, dashboard, gpu, lanes, measure, ports, process, verify
+from cuda_cluster_dask import control, dashboard, gpu, lanes, measure, ports, process, verify, wakeup
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import Nanny
 
@@ -34,6 +34,8 @@ async def serve(settings, status):
     if settings["cuda_context"]:
         status.step("creating a CUDA context")
         gpu.create_context(settings["protocol"])
+    if (exposed := wakeup.open_ucx(settings["protocol"])) is not None:
+        status.note(exposed)
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
     data, plugins = gpu.storage(settings, status), gpu.plugins(settings)

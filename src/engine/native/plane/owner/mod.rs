@@ -113,6 +113,7 @@ impl Owner {
         let library = Library::open(opening.library.as_deref())?;
         let context = UcpContext::new(&library, &opening.settings)?;
         let worker = UcpWorker::new(&context)?;
+        worker.exposed().inspect(|warning| tracing::warn!("{warning}"));
         let address_key = secret.key(ADDRESS_PURPOSE);
         let address = worker.address()?.seal(&address_key);
         let (path, resources) = (library.name().to_owned(), context.resources()?);

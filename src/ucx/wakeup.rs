@@ -1,0 +1,155 @@
+//! The sockets by which peers wake a worker: each of UCX's transports over shared memory has one.
+//!
+//! Their names are in the abstract namespace, which knows no permissions, so every user of the
+//! machine can send to them. A peer sends one byte. UCX takes an empty datagram for the end of a
+//! peer: `ucp_worker_arm` fails (`uct_mm_iface_event_fd_arm`), or, on a transport that nobody uses
+//! yet, UCX ends the process (`ucp_worker_iface_check_events_do`). So the kernel is told to
+//! discard empty datagrams. What is left to a stranger is to wake the worker.
+//!
+//! *Invariant:* no empty datagram reaches UCX once the worker exists.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, SockType, UnixAddr, getsockname, getsockopt, recv, sockopt};
+
+/// More than a queue has (`net.unix.max_dgram_qlen`, 10), so that a flood keeps nobody here.
+const AT_ONCE: u32 = 4096;
+
+/// The sockets that this process has before UCX opens its own, by what `/proc` calls them.
+pub(super) struct Before(BTreeSet<PathBuf>);
+
+/// UCX's sockets, which are open as long as their worker.
+pub(super) struct WakeupSockets(Vec<RawFd>);
+
+impl Before {
+    pub(super) fn look() -> io::Result<Self> {
+        Ok(Self(sockets()?.into_iter().map(|(_, socket)| socket).collect()))
+    }
+}
+
+impl WakeupSockets {
+    /// Finds the sockets that UCX has opened, and closes them to empty datagrams.
+    pub(super) fn guard(before: &Before) -> io::Result<Self> {
+        let mut found = Vec::new();
+        for (number, socket) in sockets()? {
+            if !before.0.contains(&socket)
+                && let Some(socket) = duplicate(number)
+                && is_wakeup(&socket)
+            {
+                discard_empty(&socket)?;
+                // One may have come before.
+                drain(socket.as_raw_fd());
+                found.push(number);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Takes what has come; returns whether that was anything.
+    pub(super) fn take(&self) -> bool {
+        self.0.iter().fold(false, |any, socket| drain(*socket) | any)
+    }
+}
+
+/// Whether this system can discard empty datagrams, tried on a socket that has no name.
+///
+/// # Errors
+/// What the system refuses.
+pub fn try_guard() -> io::Result<()> {
+    Before::look()?;
+    discard_empty(&OwnedFd::from(UnixDatagram::unbound()?))
+}
+
+/// The sockets of this process: descriptor, and name in `/proc`.
+fn sockets() -> io::Result<Vec<(RawFd, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        // Another thread may close it meanwhile.
+        if let (Some(number), Ok(target)) = (number, std::fs::read_link(entry.path()))
+            && target.to_string_lossy().starts_with("socket:")
+        {
+            found.push((number, target));
+        }
+    }
+    Ok(found)
+}
+
+/// Another descriptor of the same socket; `None` if there is none under this number any more.
+fn duplicate(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: takes no pointers; a number that is not open is an error.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    // SAFETY: a new descriptor, which nobody else knows.
+    (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Whether a socket is like UCX's: for datagrams, with an abstract name.
+fn is_wakeup(socket: &OwnedFd) -> bool {
+    getsockopt(socket, sockopt::SockType) == Ok(SockType::Datagram)
+        && getsockname::<UnixAddr>(socket.as_raw_fd())
+            .is_ok_and(|name| name.as_abstract().is_some())
+}
+
+/// Has the kernel drop empty datagrams before they are queued; their sender is told nothing.
+fn discard_empty(socket: &OwnedFd) -> io::Result<()> {
+    const LOAD_LENGTH: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_LEN) as u16;
+    const RETURN_IT: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
+    const SIZE: libc::socklen_t = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // A filter returns how many bytes to keep, and 0 drops the datagram.
+    let mut steps =
+        [LOAD_LENGTH, RETURN_IT].map(|code| libc::sock_filter { code, jt: 0, jf: 0, k: 0 });
+    let program = libc::sock_fprog { len: 2, filter: steps.as_mut_ptr() };
+    // SAFETY: an open socket; the kernel copies the program, which has as many steps as it says.
+    let outcome = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            SIZE,
+        )
+    };
+    Errno::result(outcome).map(drop).map_err(io::Error::from)
+}
+
+/// Takes what is in the queue; returns whether that was anything.
+fn drain(socket: RawFd) -> bool {
+    let taken = (0..AT_ONCE).take_while(|_| recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT).is_ok());
+    taken.count() > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn a_guarded_socket_gets_every_datagram_but_empty_ones() {
+        let before = Before::look().unwrap();
+        let name = format!("cuda-cluster-test-{}", std::process::id());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        let socket = UnixDatagram::bind_addr(&name).unwrap();
+        let (stream, _peer) = UnixDatagram::pair().unwrap();
+        let peer = UnixDatagram::unbound().unwrap();
+        peer.send_to_addr(b"", &name).unwrap();
+        let guarded = WakeupSockets::guard(&before).unwrap();
+        assert!(guarded.0.contains(&socket.as_raw_fd()));
+        assert!(!guarded.0.contains(&stream.as_raw_fd()), "it has no name");
+        for sent in [&b""[..], b"x", b"", b"longer"] {
+            peer.send_to_addr(sent, &name).unwrap();
+        }
+        let mut bytes = [0; 10];
+        assert_eq!([0; 2].map(|_: i32| socket.recv(&mut bytes).unwrap()), [1, 6]);
+        assert!(!guarded.take());
+        peer.send_to_addr(b"x", &name).unwrap();
+        assert!(guarded.take() && !guarded.take());
+    }
+}
