@@ -31,6 +31,10 @@ logger = logging.getLogger("cuda_cluster.comm")
 #: ones of host memory, over UCX.
 DEVICES, HOST = "native-devices", "native-host-by-ucx"
 
+#: The key of the process at an end of a connection, with which others seal UCX's addresses for it. Only
+#: who has been let in is told, so UCX gets no address from anybody else.
+KEY = "native-ucx-key"
+
 #: How messages between two processes with GPUs are serialized.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
 
@@ -68,7 +72,7 @@ class _Plane:
 
     def __init__(self, native: Any):
         self._native = native
-        self._address: bytes | None = None
+        self._is_open = False
         self._transports: list[str] = []
         self._no_devices: str | None = None
         self._allocate: Callable[[int], Any] | None = None
@@ -78,6 +82,11 @@ class _Plane:
         #: What has not failed.
         self.usable = True
         self.moves_devices = True
+
+    @property
+    def key(self) -> bytes:
+        """This process's key (`KEY`)."""
+        return bytes(self._native.plane_key())
 
     def takes_devices(self) -> bool:
         """Whether this process has device memory that others may send to."""
@@ -113,18 +122,19 @@ class _Plane:
         return self.moves_devices
 
     def _opens(self) -> bool:
-        if self._address is None and self.usable:
+        if not self._is_open and self.usable:
             try:
                 opened = self._native.open_plane(_library())
             except (OSError, RuntimeError) as error:
                 self._give_up(error)
             else:
-                self._address, version, self._transports, self._no_devices, exposed = opened
+                version, self._transports, self._no_devices, exposed = opened
+                self._is_open = True
                 transports = ", ".join(self._transports)
                 logger.info("native:// uses UCX %s with %s", version, transports)
                 if exposed is not None:
                     logger.warning("%s", exposed)
-        return self._address is not None and self.usable
+        return self._is_open and self.usable
 
     def _forced(self) -> bool:
         return _lane() == "ucx"
@@ -163,29 +173,29 @@ class _Plane:
         self.usable = False
 
     def offer(
-        self, connection: Any, events: Any, frames: list[Any], host: bool
+        self, connection: Any, events: Any, frames: list[Any], host: bool, peer: bytes
     ) -> tuple[list[Any], Any]:
         """The frames as they go over the connection, a description of the others as the last of
         them; and what offers those, if there are any. `host` says whether large frames of host
-        memory are among them."""
+        memory are among them; `peer` is the other end's key."""
         own = {
             at: (frame, place(frame))
             for at, frame in enumerate(frames)
             if is_device(frame) or (host and memoryview(frame).nbytes >= LARGE)
         }
-        if not own or self._address is None:
+        if not own or not self._is_open:
             return [*frames, b""], None
         transfer = self._native.offer(connection, events, list(own.values()))
         sizes = [
             (at, on_device is not None, on_device[1] if on_device else memoryview(frame).nbytes)
             for at, (frame, on_device) in own.items()
         ]
-        description = msgpack.packb((self._address, transfer.id, sizes))
+        description = msgpack.packb((self._native.address_for(peer), transfer.id, sizes))
         return [*(b"" if at in own else frame for at, frame in enumerate(frames)), description], transfer
 
-    def fetch(self, connection: Any, events: Any, frames: list[Any]) -> Any:
+    def fetch(self, connection: Any, events: Any, frames: list[Any], peer: bytes) -> Any:
         """Takes the description from a message, and puts memory for what it describes into it; what
-        fills that from the peer, if there is anything to fill."""
+        fills that from the peer, if there is anything to fill. `peer` is the other end's key."""
         description = frames.pop()
         if not len(description):
             return None
@@ -193,12 +203,12 @@ class _Plane:
             raise ConnectionError("UCX cannot fetch what the peer offers")
         own = []
         try:
-            peer, number, sizes = msgpack.unpackb(description)
+            address, number, sizes = msgpack.unpackb(description)
             for at, on_device, length in sizes:
                 memory = self._memory(on_device, length)
                 frames[at] = memory if on_device else memoryview(memory)
                 own.append((memory, place(memory)))
-            return self._native.fetch(connection, events, peer, number, own)
+            return self._native.fetch(connection, events, address, peer, number, own)
         except WRONG as error:
             raise ConnectionError(f"the frames that the peer offers cannot be taken: {error}") from error
 

@@ -282,11 +282,19 @@ class Native(Comm):
             # Who only passes messages on, as a scheduler does, gets them in host memory.
             _plane.DEVICES: self.deserialize and plane.takes_devices(),
             _plane.HOST: plane.takes_host(elsewhere),
+            _plane.KEY: plane.key,
         }
 
     def _agreed(self, what: str) -> bool:
         """Whether both ends have said that they take this over UCX."""
-        return bool(self.local_info.get(what) and self.remote_info.get(what))
+        agreed = self.local_info.get(what) and self.remote_info.get(what)
+        return bool(agreed and self._peer_key is not None)
+
+    @property
+    def _peer_key(self) -> bytes | None:
+        """The other end's key, if that is one."""
+        key = self.remote_info.get(_plane.KEY)
+        return key if isinstance(key, bytes) and len(key) == 32 else None
 
     @property
     def _plane(self) -> Any:
@@ -300,7 +308,7 @@ class Native(Comm):
             while (frames := self._connection.receive()) is None:
                 await self._loop.wait(self._connection.id)
             if (plane := self._plane) is not None:
-                await self._over(plane.fetch(self._connection, self._loop.events, frames))
+                await self._over(plane.fetch(self._connection, self._loop.events, frames, self._peer_key))
         except OSError as error:
             self._fail(error)
         except BaseException:
@@ -365,7 +373,8 @@ class Native(Comm):
         try:
             if plane is not None:
                 host = self._agreed(_plane.HOST) and self._by_ucx and plane.usable
-                sent, transfer = plane.offer(self._connection, self._loop.events, frames, host)
+                own = (self._connection, self._loop.events)
+                sent, transfer = plane.offer(*own, frames, host, self._peer_key)
             held = self._connection.send(sent)
             while held is not None and not held.done:
                 await self._loop.wait(self._connection.id + 1)

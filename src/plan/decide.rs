@@ -273,6 +273,7 @@ impl<'a> Context<'a> {
             all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
             capability: chosen.iter().filter_map(|chosen| chosen.gpu.compute_capability).max(),
             rails,
+            rdma: !self.topology.nics.is_empty(),
             elastic: elastic.0,
             other_nics: elastic.1,
             nvlink: self.nvlink(),

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
-use super::variables::{NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_used};
+use super::variables::{
+    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_used, protocol,
+};
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
 
@@ -153,7 +155,8 @@ struct Listed {
 ///
 /// All native workers are on one machine, where TCP carries nothing, so it is listed only on
 /// request. The other engines' processes connect by address and port, or to other machines.
-fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
+fn listed(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> Option<Listed> {
+    let ucx = &spec.ucx;
     let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
     let switched = switched(ucx).or(all_off.then_some((false, false, false)));
     let native = engine == EngineKind::Native;
@@ -164,6 +167,9 @@ fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
     };
     let tcp = match engine {
         EngineKind::Native => ucx.tcp == Some(true),
+        EngineKind::Dask if protocol(spec) == "native" => {
+            ucx.tcp.unwrap_or_else(|| native_needs_tcp(spec, rdma))
+        }
         // Dask connects by address and port, which takes TCP unless RDMA does it.
         EngineKind::Dask => ucx.tcp != Some(false) || ucx.rdmacm != Some(true),
         EngineKind::Command => ucx.tcp != Some(false),
@@ -171,11 +177,20 @@ fn listed(ucx: &UcxSpec, engine: EngineKind) -> Option<Listed> {
     Some(Listed { tcp, infiniband, nvlink })
 }
 
+/// Whether UCX needs TCP for `native://`, which tells UCX's addresses in its own messages: for
+/// device memory between machines without RDMA.
+fn native_needs_tcp(spec: &ClusterSpec, rdma: bool) -> bool {
+    let may_leave_this_machine = spec.dask.join.is_some()
+        || spec.scheduler.host.is_some()
+        || spec.scheduler.interface.is_some();
+    may_leave_this_machine && !rdma
+}
+
 /// Whether TCP is the only network transport and connects workers of one machine only, so that
 /// loopback is enough.
 pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind) -> bool {
     let ours = spec.ucx.compat.is_none() && engine == EngineKind::Native;
-    ours && listed(&spec.ucx, engine).is_some_and(|listed| listed.tcp && !listed.infiniband)
+    ours && listed(spec, engine, false).is_some_and(|listed| listed.tcp && !listed.infiniband)
 }
 
 /// Whether Elastic Fabric Adapters need `srd`; they have no reliable connections
@@ -211,8 +226,16 @@ fn are_adapters(names: &[String]) -> String {
 /// segments are in a directory of the cluster's own.
 fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let ucx = &situation.spec.ucx;
-    let Some(Listed { tcp, infiniband, nvlink }) = listed(ucx, situation.engine) else {
-        if situation.engine == EngineKind::Dask {
+    let rdma = situation.rdma;
+    let native = situation.engine == EngineKind::Dask && protocol(situation.spec) == "native";
+    let Some(Listed { tcp, infiniband, nvlink }) = listed(situation.spec, situation.engine, rdma)
+    else {
+        if native && !native_needs_tcp(situation.spec, rdma) {
+            let reason = "no transport is switched on or off: UCX takes the best it has, but for \
+                          System V segments, which are open to the user's group, and TCP, on \
+                          which it would listen to everybody, and which native:// does not need";
+            variables.set(TLS, "^sysv,tcp", reason);
+        } else if situation.engine == EngineKind::Dask {
             let reason = "no transport is switched on or off: UCX takes the best it has, but for \
                           System V segments, which are open to the user's group";
             variables.set(TLS, "^sysv", reason);
@@ -272,6 +295,10 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
             EngineKind::Native => {
                 "shared memory reaches every worker, and any user of this machine could connect \
                  to a listener"
+            }
+            EngineKind::Dask if native => {
+                "native:// does not need it, and any user of this machine could connect to a \
+                 listener"
             }
             _ => "switched off",
         };

@@ -32,6 +32,8 @@ pub(super) struct Situation<'a> {
     pub(super) capability: Option<ComputeCapability>,
     /// The largest number of NICs of one worker.
     pub(super) rails: usize,
+    /// Whether the machine has RDMA adapters.
+    pub(super) rdma: bool,
     /// Elastic Fabric Adapters among the NICs, by name.
     pub(super) elastic: Vec<String>,
     /// Whether there are other NICs.

@@ -14,7 +14,7 @@ const SEAL: usize = 32;
 /// The address of a worker, as UCX packs it.
 ///
 /// UCX trusts these bytes, so they only come from a worker, or from a sealed text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WorkerAddress(Vec<u8>);
 
 impl WorkerAddress {

@@ -65,7 +65,8 @@ impl<P> UcpWorker<P> {
             abi::as_declared!(failed::<P>, ErrorCallback, ucx1_sys::ucp_err_handler_cb_t);
         params.err_handler.arg = link.cast();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a live worker; an address that a worker of UCX wrote; `failed` expects the link.
+        // SAFETY: a live worker; an address that a worker of UCX wrote, as the seal proves;
+        // `failed` expects the link.
         let status = unsafe {
             (records.functions().ucp_ep_create)(self.inner.raw, &raw const params, &raw mut raw)
         };

@@ -183,7 +183,8 @@ async def test_after_some_failures_in_a_row_sockets_carry_on_with_one_warning(mo
     assert await transfer() == "by ucx"
     with monkeypatch.context() as patch:
         fetch = comm._comm.fetch
-        nobody = lambda connection, events, peer, *rest: fetch(connection, events, b"nobody", *rest)  # noqa: E731
+        # It asks for what nobody offers.
+        nobody = lambda *a: fetch(*a[:4], a[4] ^ 1, *a[5:])  # noqa: E731
         patch.setattr(comm._comm, "fetch", nobody)
         assert await transfer() == "lost"
     # One that fails is not all.
@@ -194,6 +195,19 @@ async def test_after_some_failures_in_a_row_sockets_carry_on_with_one_warning(mo
     assert found == ["lost"] * _plane.FAILURES + ["otherwise"] * (5 - _plane.FAILURES)
     assert caplog.text.count("native:// does without UCX") == 1, caplog.text
     monkeypatch.setattr(_plane, "_plane", None)
+
+
+@in_a_loop
+async def test_where_a_peer_has_told_no_key_sockets_carry_everything():
+    async with pair() as ends:
+        sent = np.arange(100_000)
+        for key in (None, b"short", "x" * 32):
+            for end in ends:
+                end.remote_info[_plane.KEY] = key
+            before = comm.received()["ucx"]
+            _, got = await asyncio.gather(ends[0].write(to_serialize(sent)), ends[1].read())
+            assert np.array_equal(got, sent)
+            assert comm.received()["ucx"] == before
 
 
 @pytest.mark.parametrize(
@@ -214,7 +228,7 @@ async def test_after_some_failures_in_a_row_sockets_carry_on_with_one_warning(mo
 async def test_a_wrong_description_ends_the_connection_alone(said, monkeypatch):
     async with pair() as (ours, theirs), pair() as (others, of_others):
         with monkeypatch.context() as patch:
-            wrong = lambda self, connection, events, frames, host: ([*frames, said], None)  # noqa: E731
+            wrong = lambda self, connection, events, frames, *more: ([*frames, said], None)  # noqa: E731
             patch.setattr(_plane._Plane, "offer", wrong)
             writing = asyncio.ensure_future(ours.write({"x": 1}))
             with pytest.raises(CommClosedError):
@@ -302,7 +316,7 @@ def test_where_ucx_reaches_a_peer_without_rdma_sockets_carry_on_with_one_warning
     # As if it had opened a port from which the peer is not to be reached.
     opened = """
 native = comm._comm.open_plane
-comm._comm.open_plane = lambda *a: (*native(*a)[:2], ["rc_verbs"], *native(*a)[3:])
+comm._comm.open_plane = lambda *a: (*native(*a)[:1], ["rc_verbs"], *native(*a)[2:])
 """
     lines = elsewhere(tmp_path, "4: ACTIVE", more=opened).splitlines()
     told = [line for line in lines if "a port of RDMA is active here" in line]

@@ -85,6 +85,9 @@ pub struct Engine {
     received: Received,
     #[cfg(feature = "plane")]
     pub(crate) plane: OnceLock<Result<crate::plane::Plane, String>>,
+    /// Seals addresses for this process.
+    #[cfg(feature = "plane")]
+    pub(crate) plane_key: crate::plane::Key,
 }
 
 /// Bytes of frames that have arrived, by the way that they took.
@@ -269,6 +272,12 @@ impl Engine {
         limits.set(limits.keep(), PROCESS.load(Ordering::Relaxed));
         let mut token = [0; LENGTH];
         getrandom::fill(&mut token)?;
+        #[cfg(feature = "plane")]
+        let plane_key = {
+            let mut key = [0; 32];
+            getrandom::fill(&mut key)?;
+            key
+        };
         Ok(Self {
             process: std::process::id(),
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -284,6 +293,8 @@ impl Engine {
             received: Received::default(),
             #[cfg(feature = "plane")]
             plane: OnceLock::new(),
+            #[cfg(feature = "plane")]
+            plane_key,
         })
     }
 

@@ -430,7 +430,10 @@ impl Block {
     /// Its bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the block owns `len` bytes from `start` on, which the kernel or the allocator has
-        // filled with zeros and messages with other bytes; nobody else refers to them.
+        // filled with zeros and messages with other bytes; nobody else in this process refers to
+        // them. A peer that has mapped them writes only while they are lent to it, and they are
+        // used only after it has said that it is done: one that does not behave could change them
+        // at any time, as it could run code here by any message that it sends to Dask.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
     }
 }

@@ -39,7 +39,9 @@ const DETACHED: usize = 1 << 20;
 #[pymodule(gil_used = true)]
 mod _comm {
     #[pymodule_export]
-    use super::plane::{Transfer, fetch, fetched, has_context, memory, offer, open_plane};
+    use super::plane::{
+        Transfer, address_for, fetch, fetched, has_context, memory, offer, open_plane, plane_key,
+    };
     #[pymodule_export]
     use super::{
         Connection, Events, Held, Listener, Memory, bound_memory, connect, is_of_this_user,

@@ -19,13 +19,14 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_cluster::cuda::{DeviceBuffer, ForeignContext, HostMemory};
-use cuda_cluster::ucx::{self, Buffer, Waker};
+use cuda_cluster::ucx::{self, Buffer, Waker, WorkerAddress};
 
 use crate::completions::Completions;
 use crate::engine::Engine;
 
-/// Seals addresses of this protocol. It proves nothing of who sent one: the connection does.
-const SEAL: [u8; 32] = *b"native:// address of data by UCX";
+/// A process's key, with which others seal addresses for it. It tells those whom it has let in, so
+/// an address with this seal is one that such a process has taken from its UCX.
+pub type Key = [u8; 32];
 
 /// A range of memory of another library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +66,10 @@ pub struct Transfer {
 #[derive(Debug)]
 pub struct Plane {
     /// Makes the numbers of transfers, which nobody guesses who is not told.
-    key: [u8; 32],
-    address: Vec<u8>,
+    numbers: Key,
+    /// Opens what others have sealed for this process.
+    key: Key,
+    address: WorkerAddress,
     library: Arc<str>,
     transports: Vec<String>,
     devices: Result<(), String>,
@@ -82,9 +85,9 @@ struct Fetched {
     device: AtomicU64,
 }
 
-/// What the owner's thread is to do.
+/// What the owner's thread is to do; why it does nothing more, once that thread has ended.
 struct Queue {
-    commands: Mutex<Vec<Command>>,
+    commands: Mutex<Result<Vec<Command>, String>>,
     waker: Waker,
 }
 
@@ -92,9 +95,15 @@ enum Command {
     /// Keeps ranges until they are asked for.
     Offer { transfer: Arc<Transfer>, ranges: Vec<Range> },
     /// Fills ranges with what the process at this address offers under a number.
-    Fetch { transfer: Arc<Transfer>, from: Vec<u8>, offer: u64, ranges: Vec<Range> },
+    Fetch { transfer: Arc<Transfer>, from: Peer, offer: u64, ranges: Vec<Range> },
     /// Nobody waits for a transfer any more.
     Cancel(u64),
+}
+
+/// Another process that offers something.
+struct Peer {
+    address: WorkerAddress,
+    key: Key,
 }
 
 /// Whether this thread has a CUDA context, so that its process may have device memory.
@@ -137,7 +146,8 @@ impl Engine {
         // SAFETY: it belongs to RMM or CuPy, which use the device's primary context and leave it to
         // the end of the process.
         let context = || unsafe { ForeignContext::current() };
-        let plane = self.plane.get_or_init(|| Plane::open(context(), library));
+        let open = || Plane::open(context(), library, self.plane_key);
+        let plane = self.plane.get_or_init(open);
         plane.as_ref().map_err(Clone::clone)
     }
 
@@ -148,18 +158,22 @@ impl Engine {
 }
 
 impl Plane {
-    fn open(context: Option<ForeignContext>, library: Option<&Path>) -> Result<Self, String> {
+    fn open(
+        context: Option<ForeignContext>,
+        library: Option<&Path>,
+        key: Key,
+    ) -> Result<Self, String> {
         let (tell, hear) = mpsc::channel();
         let library = library.map(Path::to_owned);
         let thread = std::thread::Builder::new().name("native ucx".into());
-        let run = move || owner::run(context, library.as_deref(), &tell);
+        let run = move || owner::run(context, library.as_deref(), key, &tell);
         thread.spawn(run).map_err(|error| error.to_string())?;
         hear.recv().map_err(|_| "UCX's thread has ended".to_owned())?
     }
 
-    /// Where other processes ask for what this one offers.
-    pub fn address(&self) -> &[u8] {
-        &self.address
+    /// Where a process asks for what this one offers, sealed with that process's key.
+    pub fn address_for(&self, peer: &Key) -> Vec<u8> {
+        self.address.seal(peer)
     }
 
     /// The UCX that it uses, by its version.
@@ -206,7 +220,11 @@ impl Plane {
         transfer
     }
 
-    /// Fills ranges with what a process offers; the transfer ends when they are full.
+    /// Fills ranges with what a process offers, which has this key and has sealed its address for
+    /// this one; the transfer ends when they are full.
+    ///
+    /// # Errors
+    /// If the address has not the seal.
     ///
     /// # Safety
     /// The ranges stay allocated, their streams exist, and nobody uses them until the transfer is
@@ -214,21 +232,21 @@ impl Plane {
     pub unsafe fn fetch(
         &self,
         from: &[u8],
+        key: Key,
         offer: u64,
         ranges: Vec<Range>,
         completions: &Arc<Completions>,
-    ) -> Arc<Transfer> {
+    ) -> Result<Arc<Transfer>, ucx::Error> {
+        let from = Peer { address: WorkerAddress::open(from, &self.key)?, key };
         let transfer = self.transfer(completions);
-        let command =
-            Command::Fetch { transfer: Arc::clone(&transfer), from: from.to_vec(), offer, ranges };
-        self.queue.push(command);
-        transfer
+        self.queue.push(Command::Fetch { transfer: Arc::clone(&transfer), from, offer, ranges });
+        Ok(transfer)
     }
 
     fn transfer(&self, completions: &Arc<Completions>) -> Arc<Transfer> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let count = LAST.fetch_add(1, Ordering::Relaxed);
-        let hash = blake3::keyed_hash(&self.key, &count.to_le_bytes());
+        let hash = blake3::keyed_hash(&self.numbers, &count.to_le_bytes());
         let number =
             hash.as_bytes().first_chunk().map_or(count, |bytes| u64::from_le_bytes(*bytes));
         Arc::new(Transfer {
@@ -291,17 +309,52 @@ impl Transfer {
 }
 
 impl Queue {
+    fn new(waker: Waker) -> Self {
+        Self { commands: Mutex::new(Ok(Vec::new())), waker }
+    }
+
     fn push(&self, command: Command) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(command);
-        self.waker.wake();
+        let refused = match &mut *self.locked() {
+            Ok(commands) => {
+                commands.push(command);
+                None
+            }
+            Err(reason) => Some((command, reason.clone())),
+        };
+        match refused {
+            None => self.waker.wake(),
+            Some((command, reason)) => command.refuse(&reason),
+        }
     }
 
     fn take(&self) -> Vec<Command> {
-        std::mem::take(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+        self.locked().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn is_empty(&self) -> bool {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.locked().as_ref().is_ok_and(Vec::is_empty)
+    }
+
+    /// Refuses what has not been taken, and everything from now on.
+    fn close(&self, reason: &str) {
+        let left = std::mem::replace(&mut *self.locked(), Err(reason.to_owned()));
+        left.into_iter().flatten().for_each(|command| command.refuse(reason));
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Result<Vec<Command>, String>> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Command {
+    /// Ends its transfer without having begun it.
+    fn refuse(self, reason: &str) {
+        match self {
+            Command::Offer { transfer, .. } | Command::Fetch { transfer, .. } => {
+                transfer.end(Err(reason.to_owned()));
+            }
+            Command::Cancel(_) => {}
+        }
     }
 }
 
@@ -315,5 +368,101 @@ fn told(error: &ucx::Error) -> String {
     match error.hint() {
         Some(hint) => format!("{error}; hint: {hint}"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A plane of its own, as another process has one.
+    fn plane(key: u8) -> Plane {
+        Plane::open(None, None, [key; 32]).expect("libucp is installed")
+    }
+
+    fn range(bytes: &mut [u8]) -> Range {
+        Range { place: Place::Host(bytes.as_mut_ptr().expose_provenance()), len: bytes.len() }
+    }
+
+    fn outcome(transfer: &Transfer) -> Result<(), String> {
+        let begun = Instant::now();
+        while transfer.outcome().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        transfer.outcome().expect("it has ended")
+    }
+
+    #[test]
+    fn an_offer_that_is_asked_for_twice_is_sent_once_and_ends() {
+        let (giver, taker) = (plane(1), plane(2));
+        let completions = Arc::new(Completions::new().expect("an event"));
+        let (mut from, mut to, mut more) = (vec![7; 1 << 24], vec![0; 1 << 24], vec![0; 1 << 24]);
+        // SAFETY: they live until both transfers are released, and are not touched before.
+        let offer = unsafe { giver.offer(vec![range(&mut from)], &completions) };
+        let at = giver.address_for(&[2; 32]);
+        let fetches = [&mut to, &mut more].map(|buffer| {
+            // SAFETY: as above.
+            let fetch =
+                unsafe { taker.fetch(&at, [1; 32], offer.id(), vec![range(buffer)], &completions) };
+            fetch.expect("the seal is right")
+        });
+        assert_eq!(outcome(&fetches[0]), Ok(()));
+        assert_eq!(outcome(&fetches[1]), Err("the peer does not offer it any more".to_owned()));
+        assert_eq!(outcome(&offer), Ok(()));
+        assert!(offer.is_released() && fetches.iter().all(|fetch| fetch.is_released()));
+        assert!(to == from && more.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn an_address_without_the_seal_for_this_process_never_reaches_ucx() {
+        let (giver, taker) = (plane(1), plane(2));
+        let completions = Arc::new(Completions::new().expect("an event"));
+        // A seal that everybody knew once, and one for another process.
+        let known = *b"native:// address of data by UCX";
+        let random = [0xa5; 215];
+        let forged = [&blake3::keyed_hash(&known, &random).as_bytes()[..], &random].concat();
+        for address in [forged, giver.address_for(&[3; 32]), giver.address_for(&known)] {
+            // SAFETY: there is no memory.
+            let refused = unsafe { taker.fetch(&address, [1; 32], 1, Vec::new(), &completions) };
+            assert!(matches!(refused, Err(ucx::Error::Address { .. })), "{refused:?}");
+        }
+        // An asker whose own address is sealed for somebody else is not answered.
+        let mut bytes = [7; 100];
+        // SAFETY: it is kept until the end.
+        let offer = unsafe { giver.offer(vec![range(&mut bytes)], &completions) };
+        let at = giver.address_for(&[2; 32]);
+        // SAFETY: there is no memory.
+        let wrong = unsafe { taker.fetch(&at, [9; 32], offer.id(), Vec::new(), &completions) };
+        let mut to = [0; 100];
+        // SAFETY: it is kept until the transfer is released.
+        let right =
+            unsafe { taker.fetch(&at, [1; 32], offer.id(), vec![range(&mut to)], &completions) };
+        assert_eq!(outcome(&right.expect("the seal is right")), Ok(()));
+        assert_eq!((to, wrong.expect("the seal is right").outcome()), (bytes, None));
+    }
+
+    #[test]
+    fn a_plane_whose_ucx_cannot_go_on_refuses_what_waits_and_what_comes() {
+        let plane = plane(1);
+        let completions = Arc::new(Completions::new().expect("an event"));
+        let waker = plane.queue.waker.clone();
+        let queue = Queue::new(waker);
+        let offer = || {
+            let transfer = plane.transfer(&completions);
+            queue.push(Command::Offer { transfer: Arc::clone(&transfer), ranges: Vec::new() });
+            transfer
+        };
+        let waits = offer();
+        queue.close("UCX is stuck");
+        let comes = offer();
+        for transfer in [waits, comes] {
+            assert_eq!(transfer.outcome(), Some(Err("UCX is stuck".to_owned())));
+            assert!(transfer.is_released());
+        }
+        assert!(queue.is_empty() && queue.take().is_empty());
     }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuda_cluster::cuda::ForeignContext;
 use cuda_cluster::ucx::{
@@ -15,15 +15,16 @@ use cuda_cluster::ucx::{
     Sleeper, Status, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress, lane_transports,
 };
 
+use super::Peer as Offerer;
 use super::wire::{Header, LENGTH};
-use super::{Command, Fetched, Place, Plane, Queue, Range, SEAL, Transfer, told, waited_for};
+use super::{Command, Fetched, Key, Place, Plane, Queue, Range, Transfer, told, waited_for};
 
 /// How often UCX is asked for work before this thread sleeps: a transfer is some messages, each
 /// within microseconds of the last.
 const ROUNDS: u32 = 2_000;
 
-/// After UCX has said that it cannot go on.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Longest time that UCX gets to return what it has, once it cannot go on.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
 
 const _: () = assert!(LENGTH <= HEADER_LIMIT, "headers fit into UCX's messages");
 
@@ -44,13 +45,13 @@ struct Offer {
     /// Ranges that UCX is sending, once somebody has asked.
     sending: Option<usize>,
     /// Who has asked.
-    to: Vec<u8>,
+    to: Option<WorkerAddress>,
     failure: Option<String>,
 }
 
 struct Fetch {
     transfer: Arc<Transfer>,
-    from: Vec<u8>,
+    from: WorkerAddress,
     /// Those that nothing has come for.
     buffers: Vec<Option<Box<Buffer>>>,
     /// In host and in device memory, of all of them.
@@ -69,21 +70,22 @@ struct Peer {
 
 struct Owner {
     worker: UcpWorker<Purpose>,
-    address: Vec<u8>,
-    /// By the sealed address.
-    peers: HashMap<Vec<u8>, Peer>,
+    address: WorkerAddress,
+    key: Key,
+    peers: HashMap<WorkerAddress, Peer>,
     offers: BTreeMap<u64, Offer>,
     fetches: BTreeMap<u64, Fetch>,
     fetched: Arc<Fetched>,
 }
 
-/// Opens UCX, tells how that went, and serves until the process ends.
+/// Opens UCX, tells how that went, and serves until the process ends, or UCX cannot go on.
 pub(super) fn run(
     context: Option<ForeignContext>,
     library: Option<&Path>,
+    key: Key,
     tell: &mpsc::Sender<Result<Plane, String>>,
 ) {
-    let (mut owner, sleeper, queue) = match open(context, library) {
+    let (mut owner, sleeper, queue) = match open(context, library, key) {
         Ok((owner, sleeper, plane)) => {
             let queue = Arc::clone(&plane.queue);
             if tell.send(Ok(plane)).is_err() {
@@ -108,8 +110,7 @@ pub(super) fn run(
         if idle > ROUNDS
             && let Err(error) = sleeper.sleep(&owner.worker, None, || !queue.is_empty())
         {
-            owner.fail_all(&told(&error));
-            std::thread::sleep(PAUSE);
+            return owner.stop(&queue, &told(&error));
         }
     }
 }
@@ -117,6 +118,7 @@ pub(super) fn run(
 fn open(
     context: Option<ForeignContext>,
     library: Option<&Path>,
+    key: Key,
 ) -> Result<(Owner, Sleeper, Plane), String> {
     let devices = context.ok_or_else(|| "there was no CUDA context when UCX was opened".to_owned());
     let devices = devices.and_then(|one| one.make_current().map_err(|error| error.to_string()));
@@ -131,13 +133,14 @@ fn open(
         knows.then_some(()).ok_or_else(|| format!("UCX {version} has no CUDA transports"))
     });
     let worker = UcpWorker::new(&ucx).map_err(|error| told(&error))?;
-    let address = worker.address().map_err(|error| told(&error))?.seal(&SEAL);
+    let address = worker.address().map_err(|error| told(&error))?;
     let sleeper = Sleeper::new().map_err(|error| told(&error))?;
-    let queue = Arc::new(Queue { commands: Mutex::default(), waker: sleeper.waker() });
+    let queue = Arc::new(Queue::new(sleeper.waker()));
     let fetched = Arc::<Fetched>::default();
-    let mut key = [0; 32];
-    getrandom::fill(&mut key).map_err(|error| error.to_string())?;
+    let mut numbers = [0; 32];
+    getrandom::fill(&mut numbers).map_err(|error| error.to_string())?;
     let plane = Plane {
+        numbers,
         key,
         address: address.clone(),
         library: version,
@@ -150,6 +153,7 @@ fn open(
     let owner = Owner {
         worker,
         address,
+        key,
         peers: HashMap::new(),
         offers: BTreeMap::new(),
         fetches: BTreeMap::new(),
@@ -162,12 +166,12 @@ impl Owner {
     fn on(&mut self, command: Command) {
         match command {
             Command::Offer { transfer, ranges } => {
-                let (sending, to, failure) = (None, Vec::new(), None);
+                let (sending, to, failure) = (None, None, None);
                 let offer = Offer { ranges, sending, to, failure, transfer };
                 self.offers.insert(offer.transfer.id(), offer);
             }
             Command::Fetch { transfer, from, offer, ranges } => {
-                if let Err(error) = self.fetch(&transfer, &from, offer, &ranges) {
+                if let Err(error) = self.fetch(&transfer, from, offer, &ranges) {
                     self.fetches.remove(&transfer.id());
                     transfer.end(Err(error));
                 }
@@ -191,7 +195,7 @@ impl Owner {
     fn fetch(
         &mut self,
         transfer: &Arc<Transfer>,
-        from: &[u8],
+        from: Offerer,
         offer: u64,
         ranges: &[Range],
     ) -> Result<(), String> {
@@ -207,7 +211,7 @@ impl Owner {
         };
         let fetch = Fetch {
             transfer: Arc::clone(transfer),
-            from: from.to_vec(),
+            from: from.address.clone(),
             buffers: buffers.collect::<Result<_, String>>()?,
             bytes: [bytes(false), bytes(true)],
             filling: 0,
@@ -215,39 +219,39 @@ impl Owner {
         };
         let id = transfer.id();
         self.fetches.insert(id, fetch);
-        let address = self.address.clone();
-        self.say(from, Header::Ask { offer, fetch: id }, address.into())
+        let own = self.address.seal(&from.key);
+        self.say(&from.address, Header::Ask { offer, fetch: id }, own.into())
     }
 
-    fn say(&mut self, to: &[u8], header: Header, payload: Payload) -> Result<(), String> {
+    fn say(&mut self, to: &WorkerAddress, header: Header, payload: Payload) -> Result<(), String> {
         let endpoint = self.endpoint(to)?;
         let sent = endpoint.send(&header.encode(), payload, Protocol::Auto, Purpose::Word);
         sent.map_err(|error| told(&error))
     }
 
     /// The endpoint to a process, which is opened when it is first needed.
-    fn endpoint(&mut self, to: &[u8]) -> Result<&UcpEndpoint<Purpose>, String> {
+    fn endpoint(&mut self, to: &WorkerAddress) -> Result<&UcpEndpoint<Purpose>, String> {
         if !self.peers.contains_key(to) {
-            let address = WorkerAddress::open(to, &SEAL).map_err(|error| told(&error))?;
-            let endpoint = self.worker.connect(&address).map_err(|error| told(&error))?;
-            self.peers.insert(to.to_vec(), Peer { endpoint, lanes: None });
+            let endpoint = self.worker.connect(to).map_err(|error| told(&error))?;
+            self.peers.insert(to.clone(), Peer { endpoint, lanes: None });
         }
         self.peers.get(to).map(|peer| &peer.endpoint).ok_or_else(|| "no endpoint".to_owned())
     }
 
-    /// Handles what UCX has done; returns whether that was anything.
+    /// Handles what UCX has done; returns whether that was anything. What a peer has sent comes
+    /// before its end.
     fn take_events(&mut self) -> bool {
         let mut any = false;
-        while let Some(failure) = self.worker.next_failure() {
-            self.failed(failure);
+        while let Some(arrival) = self.worker.next_arrival() {
+            self.arrived(arrival);
             any = true;
         }
         while let Some(completion) = self.worker.next_completion() {
             self.completed(&completion);
             any = true;
         }
-        while let Some(arrival) = self.worker.next_arrival() {
-            self.arrived(arrival);
+        while let Some(failure) = self.worker.next_failure() {
+            self.failed(failure);
             any = true;
         }
         any
@@ -256,9 +260,12 @@ impl Owner {
     fn arrived(&mut self, arrival: Arrival<Purpose>) {
         match Header::decode(arrival.header()) {
             Some(Header::Ask { offer, fetch }) => {
-                let Some(from) = arrival.bytes().map(<[u8]>::to_vec) else { return };
+                // Without the seal, a stranger has sent it.
+                let from = arrival.bytes().map(|bytes| WorkerAddress::open(bytes, &self.key));
                 drop(arrival);
-                self.answer(offer, fetch, &from);
+                if let Some(Ok(from)) = from {
+                    self.answer(offer, fetch, &from);
+                }
             }
             Some(Header::Data { index, fetch: id }) => {
                 let Some(fetch) = self.fetches.get_mut(&id) else { return };
@@ -289,15 +296,19 @@ impl Owner {
     }
 
     /// Sends all ranges of an offer at once.
-    fn answer(&mut self, id: u64, fetch: u64, to: &[u8]) {
-        let Some(mut offer) = self.offers.remove(&id).filter(|offer| offer.sending.is_none())
-        else {
-            // Who asks may be gone by now, which its endpoint says.
-            let _ = self.say(to, Header::Nothing { fetch }, Payload::Empty);
+    fn answer(&mut self, id: u64, fetch: u64, to: &WorkerAddress) {
+        let is_open = self.offers.get(&id).is_some_and(|offer| offer.sending.is_none());
+        let Some(mut offer) = is_open.then(|| self.offers.remove(&id)).flatten() else {
+            // Nobody is connected to for that. Who offers nothing any more has ended the connection
+            // over which it did, and who asks learns it there.
+            if self.peers.contains_key(to) {
+                // Who asks may be gone by now, which its endpoint says.
+                let _ = self.say(to, Header::Nothing { fetch }, Payload::Empty);
+            }
             return;
         };
         offer.sending = Some(0);
-        offer.to = to.to_vec();
+        offer.to = Some(to.clone());
         for (index, range) in (0..).zip(&offer.ranges) {
             // SAFETY: who offers keeps the range as it is until the transfer is over, which is when
             // UCX has sent all of them.
@@ -349,7 +360,7 @@ impl Owner {
             return;
         }
         let Some(offer) = self.offers.remove(&id) else { return };
-        self.end(&offer.transfer, &offer.to, offer.failure);
+        self.end(&offer.transfer, offer.to.as_ref(), offer.failure);
     }
 
     /// Ends a fetch that is full or has failed, once UCX does not fill anything of it any more.
@@ -368,13 +379,13 @@ impl Owner {
             self.fetched.device.fetch_add(device, Ordering::Relaxed);
         }
         drop(fetch.buffers);
-        self.end(&fetch.transfer, &fetch.from, fetch.failure);
+        self.end(&fetch.transfer, Some(&fetch.from), fetch.failure);
     }
 
     /// Ends a transfer with a process, and says what has carried it.
-    fn end(&mut self, transfer: &Transfer, with: &[u8], failure: Option<String>) {
+    fn end(&mut self, transfer: &Transfer, with: Option<&WorkerAddress>, failure: Option<String>) {
         if failure.is_none()
-            && let Some(peer) = self.peers.get_mut(with)
+            && let Some(peer) = with.and_then(|with| self.peers.get_mut(with))
         {
             let lanes = || peer.endpoint.lanes().unwrap_or_default().into();
             let _ = transfer.lanes.set(Arc::clone(peer.lanes.get_or_insert_with(lanes)));
@@ -397,14 +408,26 @@ impl Owner {
         }
     }
 
-    /// UCX cannot go on.
-    fn fail_all(&mut self, error: &str) {
+    /// UCX cannot go on: everything that is under way ends with an error, and what comes later.
+    fn stop(mut self, queue: &Queue, error: &str) {
+        queue.close(error);
+        // Their operations end through their callbacks.
         self.peers.clear();
-        for fetch in self.fetches.values_mut() {
-            fetch.failure.get_or_insert_with(|| error.to_owned());
+        let began = Instant::now();
+        while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
+            self.worker.progress();
+            self.take_events();
         }
-        for id in self.fetches.keys().copied().collect::<Vec<_>>() {
-            self.end_fetch(id);
+        let idle = self.worker.operations_in_flight() == 0;
+        let offers = std::mem::take(&mut self.offers).into_values().map(|one| one.transfer);
+        let fetches = std::mem::take(&mut self.fetches).into_values().map(|one| one.transfer);
+        for transfer in offers.chain(fetches) {
+            // What UCX has not returned it may still use.
+            if idle {
+                transfer.end(Err(error.to_owned()))
+            } else {
+                transfer.tell(Err(error.to_owned()))
+            }
         }
     }
 }

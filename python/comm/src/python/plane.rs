@@ -7,20 +7,20 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyConnectionError, PyRuntimeError};
+use pyo3::exceptions::{PyBufferError, PyConnectionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::{Connection, Events, Memory};
 use crate::engine::Engine;
-use crate::plane::{self, Place, Plane, Range};
+use crate::plane::{self, Key, Place, Plane, Range};
 
 /// An object with memory: on a device, with address, length in bytes and stream as in
 /// `__cuda_array_interface__`; or in a buffer.
 type Given = (Py<PyAny>, Option<(u64, usize, Option<u64>)>);
 
-/// The address that peers need, UCX's version, what it has opened, why it does not move device
-/// memory, and a warning, if other users can end this process.
-type Opened = (Vec<u8>, String, Vec<String>, Option<String>, Option<String>);
+/// UCX's version, what it has opened, why it does not move device memory, and a warning, if other
+/// users can end this process.
+type Opened = (String, Vec<String>, Option<String>, Option<String>);
 
 /// What keeps memory where it is.
 #[expect(dead_code, reason = "held until UCX is done with it")]
@@ -50,15 +50,28 @@ pub(super) fn has_context() -> bool {
     plane::has_context()
 }
 
+/// This process's key, for those whom it lets in: they seal addresses of UCX with it.
+#[pyfunction]
+pub(super) fn plane_key() -> PyResult<Key> {
+    Ok(Engine::of_this_process()?.plane_key)
+}
+
 /// Opens UCX, once a process. It moves device memory if the calling thread has a CUDA context.
 #[pyfunction]
 #[pyo3(signature = (library=None))]
 pub(super) fn open_plane(py: Python<'_>, library: Option<PathBuf>) -> PyResult<Opened> {
     let engine = Engine::of_this_process()?;
     let plane = py.detach(|| engine.plane(library.as_deref())).map_err(PyRuntimeError::new_err)?;
-    let (address, library) = (plane.address().to_vec(), plane.library().to_owned());
-    let exposed = plane.exposed().map(str::to_owned);
-    Ok((address, library, plane.transports().to_vec(), plane.devices().err(), exposed))
+    let (library, exposed) = (plane.library().to_owned(), plane.exposed().map(str::to_owned));
+    Ok((library, plane.transports().to_vec(), plane.devices().err(), exposed))
+}
+
+/// Where a peer asks for what this process offers, sealed with the peer's key.
+#[pyfunction]
+pub(super) fn address_for(peer: Key) -> PyResult<Vec<u8>> {
+    let plane = Engine::of_this_process()?.opened_plane();
+    let plane = plane.ok_or_else(|| PyConnectionError::new_err("UCX is not open"))?;
+    Ok(plane.address_for(&peer))
 }
 
 /// Bytes of host and of device memory that this process has fetched.
@@ -85,18 +98,19 @@ pub(super) fn offer(
         // SAFETY: the keepers hold the memory until the transfer is released, and with it its stream:
         // whoever exports one keeps it as long as the object (CUDA Array Interface, version 3).
         // Nobody changes what is being sent: the promise of who sends it, as over sockets.
-        unsafe { plane.offer(ranges, &events.completions) }
+        Ok(unsafe { plane.offer(ranges, &events.completions) })
     })
 }
 
-/// Fills memory, which nobody else uses yet, with what the process at an address offers under a
-/// number.
+/// Fills memory, which nobody else uses yet, with what a process offers under a number: the one with
+/// this key and this address, which it has sealed for us.
 #[pyfunction]
 pub(super) fn fetch(
     py: Python<'_>,
     connection: &Connection,
     events: &Events,
     from: Vec<u8>,
+    key: Key,
     offer: u64,
     frames: Vec<Given>,
 ) -> PyResult<Transfer> {
@@ -108,7 +122,8 @@ pub(super) fn fetch(
     }
     begin(py, connection, frames, |plane, ranges| {
         // SAFETY: as in `offer`; the caller has just allocated them.
-        unsafe { plane.fetch(&from, offer, ranges, &events.completions) }
+        let transfer = unsafe { plane.fetch(&from, key, offer, ranges, &events.completions) };
+        transfer.map_err(|error| PyValueError::new_err(error.to_string()))
     })
 }
 
@@ -116,7 +131,7 @@ fn begin(
     py: Python<'_>,
     connection: &Connection,
     frames: Vec<Given>,
-    begin: impl FnOnce(&Plane, Vec<Range>) -> Arc<plane::Transfer>,
+    begin: impl FnOnce(&Plane, Vec<Range>) -> PyResult<Arc<plane::Transfer>>,
 ) -> PyResult<Transfer> {
     let here = connection.here()?;
     let Some(plane) = connection.engine.opened_plane() else {
@@ -130,7 +145,7 @@ fn begin(
     let frames: Vec<(Range, Keeper)> =
         frames.into_iter().map(|given| range(py, given)).collect::<PyResult<_>>()?;
     let (ranges, keepers) = frames.into_iter().unzip();
-    let transfer = begin(plane, ranges);
+    let transfer = begin(plane, ranges)?;
     here.attach(&transfer);
     Ok(Transfer { transfer, engine: connection.engine, keepers: Mutex::new(keepers) })
 }
