@@ -283,7 +283,7 @@ pub struct Supervision {
     /// The time in which deaths count for both limits.
     pub window: Span,
     /// First delay before a restart; it doubles with each further restart. A worker that was READY
-    /// is restarted at once the first time.
+    /// is restarted at once the first time, and always if it had begun a task.
     pub backoff: Span,
     /// Longest delay.
     pub backoff_max: Span,

@@ -190,7 +190,8 @@ section! {
         /// `StartLimitIntervalSec`. Default: `1m`.
         window: Span,
         /// First delay before a restart; it doubles with each further restart. A worker that was
-        /// READY is restarted at once the first time. Default: `100ms`.
+        /// READY is restarted at once the first time, and always if it had begun a task. Default:
+        /// `100ms`.
         backoff: Span,
         /// Longest delay; after a death while READY it is at most 5 s. Default: `30s`.
         backoff_max: Span,

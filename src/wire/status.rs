@@ -64,6 +64,9 @@ pub enum Status {
         #[serde(default, skip_serializing_if = "Condition::is_empty")]
         condition: Condition,
     },
+    /// A worker that is ready begins its first task: from now on a task can be the cause of its
+    /// end.
+    Working,
     /// The answer to a [`QUESTION`].
     Alive {
         /// What it reports about itself now.

@@ -64,6 +64,8 @@ pub(super) struct StatusPipe {
     file: Option<File>,
     /// After READY: the socket over which the supervisor asks and is answered.
     questions: Option<UnixStream>,
+    /// Whether the supervisor knows that the process has begun a task.
+    works: bool,
 }
 
 impl StatusPipe {
@@ -71,14 +73,14 @@ impl StatusPipe {
     pub(super) fn open() -> Result<Self, Error> {
         let variable = FD_VARIABLE;
         let Some(number) = std::env::var_os(variable) else {
-            return Ok(Self { file: None, questions: None });
+            return Ok(Self { file: None, questions: None, works: false });
         };
         let number: i32 = number
             .to_str()
             .and_then(|number| number.parse().ok())
             .ok_or(Error::Variable { variable })?;
         let own = process::inherited(number).map_err(|_| Error::Variable { variable })?;
-        Ok(Self { file: Some(File::from(own)), questions: None })
+        Ok(Self { file: Some(File::from(own)), questions: None, works: false })
     }
 
     /// Reports what the process is doing.
@@ -125,6 +127,15 @@ impl StatusPipe {
             }
         }
         std::future::pending().await
+    }
+
+    /// Reports, once, that the process begins to run tasks.
+    pub(super) fn works(&mut self) {
+        if let Some(questions) = self.questions.as_ref().filter(|_| !self.works) {
+            self.works = true;
+            // As above: one line, for which there is room.
+            let _ = questions.try_write(status::encode(&Status::Working).as_bytes());
+        }
     }
 
     /// Answers the supervisor.

@@ -18,6 +18,7 @@ enum Happening {
     Ready(usize),
     Step(usize),
     Forks(usize),
+    Work(usize),
     Fail(usize),
     Leave(usize, AfterLeaving),
     Die(usize, Exit),
@@ -46,6 +47,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         10 => slot.clone().prop_map(Happening::Ready),
         2 => slot.clone().prop_map(Happening::Step),
         2 => slot.clone().prop_map(Happening::Forks),
+        4 => slot.clone().prop_map(Happening::Work),
         1 => slot.clone().prop_map(Happening::Fail),
         1 => (slot.clone(), prop_oneof![
             Just(AfterLeaving::Rest), Just(AfterLeaving::Return), Just(AfterLeaving::EndCluster)
@@ -92,6 +94,7 @@ impl World {
                 living(self, slot).map(|key| said(key, Status::Step { step: "s".to_owned() }))
             }
             Happening::Forks(slot) => living(self, slot).map(|key| said(key, Status::Forks)),
+            Happening::Work(slot) => living(self, slot).map(|key| said(key, Status::Working)),
             Happening::Fail(slot) => {
                 living(self, slot).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }

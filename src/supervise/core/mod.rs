@@ -346,6 +346,7 @@ impl Core {
                 slot.reports(condition);
                 self.ready(number, now);
             }
+            Status::Working => slot.has_worked = slot.ready.is_some(),
             Status::Alive { condition } => {
                 slot.reports(condition);
                 self.answered(number, now);

@@ -26,8 +26,8 @@ pub(super) enum AfterStop {
     CountAsDeath,
 }
 
-/// Longest delay before the restart of a worker that died while READY, because the workload waits
-/// that long for the worker.
+/// Longest delay before the restart of a worker that died while READY and without a task, because
+/// the workload waits that long for the worker.
 const LONGEST_AT_WORK: Duration = Duration::from_secs(5);
 
 /// What follows a death.
@@ -53,6 +53,8 @@ pub(super) struct Slot {
     pub(super) started: Moment,
     /// When the living process became READY.
     pub(super) ready: Option<Moment>,
+    /// Whether the living process has begun a task.
+    pub(super) has_worked: bool,
     /// Deadline for the living process to become READY.
     pub(super) ready_by: Option<Moment>,
     /// When to kill the living process, if it was asked to end.
@@ -73,8 +75,8 @@ pub(super) struct Slot {
     recent: VecDeque<Moment>,
     /// Times of deaths while READY within the window, if they are limited.
     recent_at_work: VecDeque<Moment>,
-    /// Number of deaths since it was last healthy; the first delay follows the second death, or the
-    /// first if the process was not READY.
+    /// Number of deaths since it was last healthy, except those of processes that had begun a task;
+    /// the first delay follows the second death, or the first if the process was not READY.
     strikes: u32,
     /// Whether its next start does not count as a restart, because it had ended as requested.
     pub(super) afresh: bool,
@@ -93,6 +95,7 @@ impl Slot {
             key: None,
             started: Moment::ZERO,
             ready: None,
+            has_worked: false,
             ready_by: None,
             kill_at: None,
             give_up_at: None,
@@ -132,6 +135,7 @@ impl Slot {
         self.afresh = false;
         self.started = now;
         self.ready = None;
+        self.has_worked = false;
         self.ready_by = Some(ready_by);
         self.kill_at = None;
         self.give_up_at = None;
@@ -193,8 +197,10 @@ impl Slot {
     /// the workload can cause the death, as it can for a worker.
     ///
     /// A process that repeatedly dies before it is READY can't run, and is given up. One that dies
-    /// while READY can run, and its next task may succeed: it is restarted with growing delays, as
-    /// often as `limit_at_work` says.
+    /// while READY can run, and its next task may succeed: it is restarted as often as
+    /// `limit_at_work` says, with growing delays. They are for processes that end by themselves. If
+    /// the process had begun a task, there is no delay: schedulers give up tasks that kill, so such
+    /// deaths are as rare as the tasks, and the other tasks wait for the worker.
     pub(super) fn judge(
         &mut self,
         succeeded: bool,
@@ -231,15 +237,17 @@ impl Slot {
             let reason = format!("it was restarted {times} within {}{kind}", policy.window);
             return AfterDeath::Fail { reason };
         }
-        // A process that was READY is restarted at once the first time; if it dies again soon, it
-        // waits.
-        let at_once = self.strikes == 0 && self.ready.is_some();
+        // A process that was READY is restarted at once the first time; if it dies again soon, and
+        // not of a task, it waits.
+        let at_once = self.has_worked || (self.strikes == 0 && self.ready.is_some());
         let earlier = self.strikes.saturating_sub(1);
         let longest = policy.backoff_max.0;
         let longest = if at_work { longest.min(LONGEST_AT_WORK) } else { longest };
         let grown = || delay(earlier, policy.backoff.0, longest, jitter);
         let delay = if at_once { Duration::ZERO } else { grown() };
-        self.strikes = self.strikes.max(u32::from(!at_once)) + 1;
+        if !self.has_worked {
+            self.strikes = self.strikes.max(u32::from(!at_once)) + 1;
+        }
         if at_work {
             self.shown.deaths_at_work += 1;
             if policy.limit_at_work.is_some() {

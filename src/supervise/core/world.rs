@@ -10,7 +10,7 @@ use crate::plan::{EngineKind, Program, RestartWhen, Supervision};
 use crate::supervise::record::What;
 use crate::supervise::{
     ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec,
-    ProcessState, ReadyWhen,
+    ProcessState, ReadyWhen, Record,
 };
 use crate::units::Span;
 use crate::wire::process::{Containment, Exit, Key};
@@ -80,6 +80,8 @@ pub(super) struct World {
     pub(super) restarts: BTreeMap<usize, Vec<Moment>>,
     /// Processes that were READY.
     worked: BTreeSet<Key>,
+    /// Processes that have begun a task while READY.
+    pub(super) busy: BTreeSet<Key>,
     /// Slots whose last process died while READY.
     died_at_work: BTreeSet<usize>,
     /// Slots whose GPU is lost.
@@ -115,6 +117,7 @@ impl World {
             starts: BTreeMap::new(),
             restarts: BTreeMap::new(),
             worked: BTreeSet::new(),
+            busy: BTreeSet::new(),
             died_at_work: BTreeSet::new(),
             lost: BTreeSet::new(),
             stopped: BTreeSet::new(),
@@ -162,8 +165,22 @@ impl World {
             Event::Verified => self.launch.to_be_verified = false,
             _ => {}
         }
+        if let Event::Said { key, status: Status::Working } = &event
+            && self.worked.contains(key)
+        {
+            self.busy.insert(*key);
+        }
+        let of_a_task = match &event {
+            Event::Exited { key, .. } | Event::NotStarted { key, .. } => self.busy.contains(key),
+            _ => false,
+        };
         let over = self.outcome.is_some();
         let actions = self.core.handle(event, self.now);
+        for action in actions.iter().filter(|_| of_a_task) {
+            if let Action::Record(Record { what: What::Restarting { in_ms, .. }, .. }) = action {
+                assert_eq!(*in_ms, 0, "work waits for it");
+            }
+        }
         assert!(!over || actions.is_empty(), "nothing follows the end: {actions:?}");
         for action in actions {
             self.check_action(action);

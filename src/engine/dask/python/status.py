@@ -73,6 +73,10 @@ class Status:
         finally:
             self._tell(status="alive", condition=condition)
 
+    def working(self):
+        """The worker begins its first task, which may be the cause of its end."""
+        self._tell(status="working")
+
     def dashboard(self, link):
         self._tell(status="dashboard", link=link)
 

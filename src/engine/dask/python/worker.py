@@ -90,6 +90,7 @@ async def serve(settings, status):
         if obstacle is not None:
             status.note(obstacle)
         status.ready(worker.address, lanes.Peers(worker, proven))
+        worker.tell_first_task = status.working
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
@@ -152,6 +153,13 @@ def remember_why_it_closes(kind):
         was_retired = False
         is_to_return = False
         env = os.environ
+        tell_first_task = None
+
+        async def execute(self, *args, **kwargs):
+            if self.tell_first_task is not None:
+                tell, self.tell_first_task = self.tell_first_task, None
+                tell()
+            return await super().execute(*args, **kwargs)
 
         @property
         def nanny(self):

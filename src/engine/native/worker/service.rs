@@ -35,7 +35,7 @@ use crate::wire::greeting::Role;
 use crate::wire::native::{FromWorker, Registration, ToWorker};
 use crate::wire::peer::Member;
 use crate::wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
-use crate::wire::tasks::Report as TaskReport;
+use crate::wire::tasks::{Order, Report as TaskReport};
 
 /// Longest time between the scheduler's end and the signal to this process.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
@@ -212,7 +212,12 @@ async fn run(
                     }
                 }
                 message = scheduler.incoming.recv() => match message {
-                    Some(ToWorker::Work(orders)) => runner.execute(orders),
+                    Some(ToWorker::Work(orders)) => {
+                        if orders.iter().any(|order| matches!(order, Order::Run { .. })) {
+                            status.works();
+                        }
+                        runner.execute(orders);
+                    }
                     Some(message) => plane.notify(message),
                     None => break Err(Error::SchedulerGone),
                 },
