@@ -1,12 +1,55 @@
 """What deaths of workers and of the scheduler mean to those who use the cluster meanwhile."""
 
+import contextlib
+import json
+import os
+import signal
+import socket
 import time
+from concurrent.futures import CancelledError
 
 import pytest
-from conftest import QUIET
+from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
 from distributed import Client
+from distributed.comm import get_address_host_port
 from distributed.scheduler import KilledWorker
+
+#: Every port is the system's choice.
+ANYWHERE = {**MACHINE, "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
+
+
+def records(cluster):
+    with open(f"{cluster.run_directory}/events.jsonl") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@contextlib.contextmanager
+def without_scheduler(cluster):
+    """Kills the scheduler, and afterwards waits for another one."""
+    state = cluster._attached.state()
+    restarts = state.scheduler.restarts
+    os.kill(state.supervisor_pid, signal.SIGSTOP)
+    try:
+        os.kill(state.scheduler.pid, signal.SIGKILL)
+        yield
+    finally:
+        os.kill(state.supervisor_pid, signal.SIGCONT)
+    is_back = lambda state: state.state == "ready" and state.scheduler.restarts > restarts
+    eventually(lambda: is_back(cluster._attached.state()), "another scheduler", 120)
+
+
+def take(address):
+    """Listens on a port as soon as nobody else does."""
+    taken = []
+
+    def is_free():
+        with contextlib.suppress(OSError):
+            taken.append(socket.create_server(get_address_host_port(address)))
+        return taken
+
+    eventually(is_free, f"{address} is free")
+    return taken[0]
 
 
 def fill_memory():
@@ -18,9 +61,60 @@ def fill_memory():
 
 def test_a_task_beyond_the_memory_limit_is_given_up_and_the_reason_names_memory():
     limits = {"n_workers": 1, "memory_limit": "500MB"}
-    with LocalCUDACluster(**QUIET, **limits, protocol="tcp") as cluster, Client(cluster) as client:
+    with LocalCUDACluster(**ANYWHERE, **limits, protocol="tcp") as cluster, Client(cluster) as client:
         with pytest.raises(KilledWorker):
             client.submit(fill_memory).result(timeout=60)
         worker = cluster._attached.state().workers[0]
         reason = worker.json["last_exit"]["reason"]
         assert reason.startswith("reached 95 % of its memory limit of 500 MB ("), reason
+
+
+def test_workers_that_die_of_tasks_are_back_without_delay():
+    with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
+        for future in client.map(lambda _: os._exit(1), range(3)):
+            with pytest.raises(KilledWorker):
+                future.result(timeout=120)
+        waits = [record["in_ms"] for record in records(cluster) if record["event"] == "restarting"]
+        assert len(waits) >= 4 and not any(waits), waits
+
+
+@pytest.mark.parametrize("protocol", ["native", "tcp", "ucxx"])
+def test_a_scheduler_that_dies_is_back_where_it_was_and_so_are_its_clients(protocol):
+    if protocol == "ucxx":
+        pytest.importorskip("distributed_ucxx")
+    asked = {**ANYWHERE, "n_workers": 1, "protocol": protocol}
+    with LocalCUDACluster(**asked) as cluster, Client(cluster) as client:
+        before = cluster.scheduler_address, cluster.dashboard_link
+        [data] = client.scatter([list(range(1000))], hash=False)
+        with without_scheduler(cluster):
+            pass
+        assert (cluster.scheduler_address, cluster.dashboard_link) == before
+        eventually(lambda: len(cluster.scheduler_info["workers"]) == 1, "the class follows")
+        with Client(cluster) as another:
+            assert another.submit(sum, [1, 2]).result(timeout=60) == 3
+        with pytest.raises(CancelledError):
+            data.result(timeout=60)
+        client.wait_for_workers(1, timeout=60)
+        assert client.submit(sum, [3, 4]).result(timeout=60) == 7
+        assert any("scattered data" in record.get("text", "") for record in records(cluster))
+
+
+def test_who_asks_for_a_scheduler_whose_port_was_taken_is_told_the_new_one():
+    with LocalCUDACluster(**ANYWHERE, n_workers=1, protocol="tcp") as cluster:
+        found = LocalCUDACluster.from_name(cluster.name)
+        before = cluster.scheduler_address
+        with without_scheduler(cluster):
+            taken = take(before)
+        with taken:
+            now = cluster._attached.env()["DASK_SCHEDULER_ADDRESS"]
+            assert now != before
+            with open(f"{cluster.run_directory}/scheduler.json") as file:
+                assert json.load(file)["address"] == now
+            eventually(lambda: cluster.scheduler_address == now, "the class follows")
+            eventually(lambda: found.scheduler_address == now, "whoever found it follows")
+            held = f"port {get_address_host_port(before)[1]} is held by "
+            assert any(held in record.get("text", "") for record in records(cluster))
+            with Client(cluster) as client, Client(found) as other:
+                assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+                assert other.submit(sum, [3, 4]).result(timeout=60) == 7
+        found.close()

@@ -46,6 +46,9 @@ Name = views.Name
 #: Seconds after which the end of a cluster takes too long.
 PATIENCE = 30
 
+#: Seconds for a scheduler to say what it has, before it is looked for again.
+ANSWER = 5
+
 #: States of a worker that nothing starts but a request.
 NOT_RUNNING = ("stopped", "failed")
 
@@ -182,6 +185,7 @@ class LocalCUDACluster(Cluster):
         self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
         self._relay: relay_module.Relay | None = None
+        self._following: asyncio.Future[None] | None = None
         self._release = contextlib.ExitStack()
         super().__init__(
             asynchronous=asynchronous,
@@ -222,10 +226,7 @@ class LocalCUDACluster(Cluster):
             self._planned = self._attached.plan()
             self._configure_client(self._planned)
             assert self._state.scheduler is not None
-            self.scheduler_comm = rpc(
-                self._state.scheduler.address,
-                connection_args=self.security.get_connection_args("client"),
-            )
+            self.scheduler_comm = self._ask_at(self._state.scheduler.address)
             if self._owned is not None:
                 await super()._start()
             else:
@@ -241,14 +242,50 @@ class LocalCUDACluster(Cluster):
         to one subscriber only (`distributed.scheduler.WorkerStatusPlugin`), which is its owner."""
 
         async def poll() -> None:
-            with contextlib.suppress(OSError):
-                self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
+            if await self._find_scheduler():
+                # The scheduler may end meanwhile, and its port belong to a program that says nothing.
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    identity = await asyncio.wait_for(self.scheduler_comm.identity(), ANSWER)
+                    self.scheduler_info = SchedulerInfo(identity)
 
         await poll()
         callback = PeriodicCallback(poll, 500)
         self.periodic_callbacks["identity"] = callback
         callback.start()
         self.status = Status.running
+
+    async def _find_scheduler(self) -> bool:
+        """Turns to the scheduler that there is now; returns whether there is one."""
+        assert self._attached is not None
+        try:
+            state = await asyncio.to_thread(self._attached.state)
+        except ClusterError:
+            return False
+        if state.scheduler is None or state.scheduler.state != "ready":
+            return False
+        self._state = state
+        if state.scheduler.address != self.scheduler_comm.address:
+            before = self.scheduler_comm
+            self.scheduler_comm = self._ask_at(state.scheduler.address)
+            await before.close_rpc()
+        return True
+
+    async def _follow_scheduler(self) -> None:
+        """Subscribes again after another scheduler has taken the place of one that ended."""
+        async with self._correcting:
+            if self.status != Status.running or not await self._find_scheduler():
+                return
+            logger.warning(
+                "The scheduler of %s ended, and another is at %s: results and scattered data are lost",
+                self.name,
+                self.scheduler_address,
+            )
+            self._sync_cluster_info_task.cancel()
+            with contextlib.suppress(OSError):  # It ended, too; the next one is reported.
+                await super()._start()
+
+    def _ask_at(self, address: str | None) -> Any:
+        return rpc(address, connection_args=self.security.get_connection_args("client"))
 
     async def _bring_up(self) -> ClusterState:
         """Starts the program, and waits for READY."""
@@ -521,15 +558,24 @@ _OURS = ("topology", "simulate", "spec", "name", "strict", "verify")
 
 
 class _Subscriber:
-    """Closes the cluster object when its cluster has ended, without keeping the object alive."""
+    """Has the cluster object follow its scheduler, and closes it when its cluster has ended, without
+    keeping the object alive."""
 
     def __init__(self, cluster: LocalCUDACluster) -> None:
         self._cluster = weakref.ref(cluster)
         self._end = core.in_this_loop(self._has_ended)
+        self._follow = core.in_this_loop(self._scheduler_is_back)
 
     def __call__(self, event: Event | None) -> None:
         if event is None:
             self._end()
+        elif event.process == "scheduler" and event.event == "ready":
+            self._follow()
+
+    def _scheduler_is_back(self) -> None:
+        cluster = self._cluster()
+        if cluster is not None:
+            cluster._following = asyncio.ensure_future(cluster._follow_scheduler())
 
     def _has_ended(self) -> None:
         cluster = self._cluster()

@@ -50,6 +50,8 @@ pub struct SchedulerSettings {
     /// Whether the port must be one of these; otherwise any free port will do.
     ports_required: bool,
     dashboard_address: String,
+    /// File with the ports of the scheduler before this one, to be written again.
+    ports_file: PathBuf,
     /// Files to write its address to; the first is the run directory's.
     scheduler_files: Vec<PathBuf>,
     /// File to write the variables that clients need to.
@@ -188,6 +190,7 @@ pub(super) fn scheduler(
         ports: (dask.scheduler_ports.low, dask.scheduler_ports.high),
         ports_required: dask.scheduler_ports_required,
         dashboard_address: dask.dashboard_address.clone(),
+        ports_file: paths.root().join("scheduler-ports.json"),
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
         client_env: client_env(plan, dask, paths),

@@ -2,13 +2,20 @@
 //!
 //! *Invariant:* a request has no effect once the end has begun.
 
-use super::slot::AfterStop;
+use super::slot::{AfterStop, Slot};
 use super::{Core, Moment, SlotNumber};
 use crate::supervise::ProcessPhase;
+use crate::supervise::record::What;
 
 impl Core {
     /// Asks living workers to end; they are restarted when the scheduler is READY.
     pub(super) fn recall_workers(&mut self, reason: &str, now: Moment) {
+        let scheduler = (0..self.workers_from).next();
+        if self.slots[self.workers_from..].iter().any(Slot::is_at_work) {
+            let text = "results and scattered data that the workers held are lost, and clients \
+                        must submit again";
+            self.record(now, scheduler, What::Note { text: text.to_owned() });
+        }
         for number in self.workers_from..self.slots.len() {
             match self.slots[number].phase() {
                 _ if self.slots[number].is_at_work() => {

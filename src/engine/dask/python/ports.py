@@ -19,6 +19,15 @@ def free(settings, ports, required):
 
     Raises StartFailure naming who holds the ports.
     """
+    return _first_free(*_place(settings), ports, required)
+
+
+def is_free(settings, port):
+    return is_free_at(*_place(settings), port)
+
+
+def _place(settings):
+    """The host to listen on, and whether closed connections leave a port free."""
     if settings["protocol"].startswith("ucx"):
         # Its listener is on every address, whatever the host is (distributed#6901), and takes a
         # port that closed connections still hold only if it is told to.
@@ -27,7 +36,7 @@ def free(settings, ports, required):
         host, reuse = settings["host"], True
         if host is None and settings["interface"] is not None:
             host = get_ip_interface(settings["interface"])
-    return _first_free(host, reuse, ports, required)
+    return host, reuse
 
 
 def dashboard_address(settings):
@@ -49,7 +58,7 @@ def _first_free(host, reuse, ports, required):
     low, high = ports
     busy = []
     for port in range(low, high + 1):
-        if port == 0 or _is_free(host, port, reuse):
+        if port == 0 or is_free_at(host, reuse, port):
             return port
         busy.append(port)
     if not required:
@@ -59,7 +68,7 @@ def _first_free(host, reuse, ports, required):
     raise StartFailure(f"no free port to listen on: {holders}{more}")
 
 
-def _is_free(host, port, reuse):
+def is_free_at(host, reuse, port):
     host = host and host.strip("[]")
     family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -305,6 +305,8 @@ fn a_dead_scheduler_takes_the_workers_with_it_and_brings_them_back() {
     let mut world = up(launch(true, 2, false));
     world.die(0, Exit::by_signal(9));
     assert_eq!(world.told.len(), 2);
+    let lost = |what: &What| matches!(what, What::Note { text } if text.contains("are lost"));
+    assert!(world.records.iter().any(lost), "what the workers held");
     world.die(1, Exit::by_signal(15));
     world.now += Duration::from_millis(500);
     world.tell(Event::Tick);
