@@ -264,7 +264,7 @@ impl HumanBytes {
             ("kB", 1000),
         ];
         let (name, unit) =
-            units.into_iter().find(|(_, unit)| self.0 >= *unit && self.0 % unit == 0)?;
+            units.into_iter().find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit))?;
         Some((self.0 / unit, name)).filter(|(count, _)| *count < 10_000)
     }
 }
