@@ -332,7 +332,7 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.locked().as_ref().is_ok_and(Vec::is_empty)
+        self.locked().as_ref().map_or(true, Vec::is_empty)
     }
 
     /// Refuses what has not been taken, and everything from now on.
