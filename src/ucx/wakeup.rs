@@ -97,6 +97,7 @@ fn is_wakeup(socket: &OwnedFd) -> bool {
 }
 
 /// Has the kernel drop empty datagrams before they are queued; their sender is told nothing.
+#[allow(clippy::cast_possible_truncation, reason = "constants, all below 256")]
 fn discard_empty(socket: &OwnedFd) -> io::Result<()> {
     const LOAD_LENGTH: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_LEN) as u16;
     const RETURN_IT: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
