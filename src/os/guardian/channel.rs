@@ -36,20 +36,12 @@ impl Channel {
         Self(descriptor)
     }
 
-    /// Sends a message, or fails with `WouldBlock`.
-    pub(super) fn send(
-        &self,
-        message: &impl Serialize,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<()> {
-        let text = serde_json::to_vec(message)?;
-        if text.len() > LIMIT {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
-        }
+    /// Sends an [`encoded`] message, or fails with `WouldBlock`.
+    pub(super) fn send(&self, text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
-        let packet = [IoSlice::new(&text)];
+        let packet = [IoSlice::new(text)];
         let flags = MsgFlags::MSG_NOSIGNAL;
         sendmsg::<()>(self.0.as_raw_fd(), &packet, control, flags, None)?;
         Ok(())
@@ -103,6 +95,15 @@ impl AsRawFd for Channel {
     }
 }
 
+/// The text of a message, if it fits.
+pub(super) fn encoded(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let text = serde_json::to_vec(message)?;
+    if text.len() > LIMIT {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long"));
+    }
+    Ok(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,7 +113,7 @@ mod tests {
     fn a_message_comes_with_its_descriptors_and_the_end_is_seen() {
         let (here, there) = Channel::pair().expect("a pair");
         let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
-        here.send(&"take this", &[writer.as_fd()]).expect("sent");
+        here.send(&encoded(&"take this").expect("short"), &[writer.as_fd()]).expect("sent");
         writer.write_all(b"one ").expect("written");
         drop(writer);
         let (text, mut descriptors) =
@@ -130,7 +131,6 @@ mod tests {
 
     #[test]
     fn a_message_that_would_not_fit_is_not_sent() {
-        let (here, _there) = Channel::pair().expect("a pair");
-        assert!(here.send(&"x".repeat(LIMIT), &[]).is_err());
+        assert!(encoded(&"x".repeat(LIMIT)).is_err());
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -15,10 +15,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
 
 use super::channel::Channel;
+use super::outbox::Outbox;
 use super::process::{CHANNEL_FD, LOCK_FD, NO_CGROUP, OUTPUT_FD, WITH_OUTPUT};
 use super::{Report, Request, SUBCOMMAND, Start};
 use crate::os::containment::Cgroup;
@@ -72,8 +73,8 @@ impl GuardianError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Mute { .. } => Some(
-                "a program that starts clusters calls cuda_cluster::os::dispatch() first in main, \
-                 or names the cuda-cluster binary as its helper"
+                "a program that starts clusters calls cuda_cluster::cluster::dispatch() first in \
+                 main, or names the cuda-cluster binary as its helper"
                     .to_owned(),
             ),
             Self::Spawn { .. } | Self::Ended { .. } | Self::Deaf { .. } => None,
@@ -85,6 +86,8 @@ impl GuardianError {
 #[derive(Debug)]
 pub struct Guardian {
     channel: AsyncFd<Channel>,
+    /// Requests that the guardian has not had time for.
+    waiting: Outbox,
     pid: Pid,
     process: PidFd,
     cgroup: Option<Cgroup>,
@@ -132,6 +135,7 @@ impl Guardian {
         let channel = unsafe { AsyncFd::register(here) }.map_err(|error| failed(error.into()))?;
         let mut guardian = Self {
             channel,
+            waiting: Outbox::default(),
             pid,
             process,
             cgroup,
@@ -198,8 +202,8 @@ impl Guardian {
         instructions.cgroup = start.cgroup.clone();
         let paper = write_down(&instructions).map_err(deaf)?;
         let (status, its_end) = UnixStream::pair().map_err(deaf)?;
-        let descriptors = [paper.as_fd(), its_end.as_fd()];
-        self.channel.get_ref().send(&Request::Start(start), &descriptors).map_err(deaf)?;
+        let descriptors = vec![paper.into(), its_end.into()];
+        self.request(&Request::Start(start), descriptors)?;
         Ok(status)
     }
 
@@ -208,7 +212,7 @@ impl Guardian {
     /// # Errors
     /// If the guardian accepts no requests.
     pub fn signal(&self, key: Key, signal: i32) -> Result<(), GuardianError> {
-        self.request(&Request::Signal { key, signal })
+        self.request(&Request::Signal { key, signal }, Vec::new())
     }
 
     /// Sends SIGKILL to a process and all its descendants.
@@ -216,7 +220,7 @@ impl Guardian {
     /// # Errors
     /// If the guardian accepts no requests.
     pub fn kill(&self, key: Key) -> Result<(), GuardianError> {
-        self.request(&Request::Kill { key })
+        self.request(&Request::Kill { key }, Vec::new())
     }
 
     /// Asks for [`Report::Alive`].
@@ -224,7 +228,7 @@ impl Guardian {
     /// # Errors
     /// If the guardian accepts no requests.
     pub fn ask(&self) -> Result<(), GuardianError> {
-        self.request(&Request::Ask)
+        self.request(&Request::Ask, Vec::new())
     }
 
     /// Asks the guardian to kill the remaining processes, to deliver the ranks' remaining output,
@@ -234,14 +238,30 @@ impl Guardian {
     /// # Errors
     /// If the guardian accepts no requests.
     pub fn deliver(&self, hurry: bool) -> Result<(), GuardianError> {
-        self.request(&Request::Deliver { hurry })
+        self.request(&Request::Deliver { hurry }, Vec::new())
     }
 
-    /// The next report; `None` if the guardian is gone.
+    /// The next report; `None` if the guardian is gone. Requests that wait are sent meanwhile, so
+    /// this is to be called anew after each.
     pub async fn report(&self) -> Option<Report> {
-        let received =
-            self.channel.async_io(Interest::READABLE, |channel| channel.receive::<Report>()).await;
-        received.ok().flatten().map(|(report, _)| report)
+        loop {
+            let waits = !self.waiting.is_empty();
+            let interest =
+                if waits { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+            let mut ready = self.channel.ready(interest).await.ok()?;
+            if ready.ready().is_writable() && waits {
+                self.waiting.flush(self.channel.get_ref()).ok()?;
+                if !self.waiting.is_empty() {
+                    ready.clear_ready_matching(Ready::WRITABLE);
+                }
+            }
+            if ready.ready().is_readable() {
+                match ready.try_io(|channel| channel.get_ref().receive::<Report>()) {
+                    Ok(received) => return received.ok().flatten().map(|(report, _)| report),
+                    Err(_) => {} // Nothing to read after all.
+                }
+            }
+        }
     }
 
     /// Lets the guardian end everything, and waits for it: milliseconds, unless a process can't be
@@ -277,8 +297,8 @@ impl Guardian {
     /// Asks the guardian to kill the remaining processes and end. Closing the channel has the same
     /// effect, but the guardian then records that the supervisor disappeared.
     fn say_farewell(&self) {
-        // A guardian that accepts no requests is killed at the end.
-        let _ = self.request(&Request::Finish);
+        // A guardian that accepts no requests is killed at the end; those that wait are in vain.
+        let _ = Outbox::default().send(self.channel.get_ref(), &Request::Finish, Vec::new());
         self.channel.get_ref().close();
     }
 
@@ -290,8 +310,9 @@ impl Guardian {
         }
     }
 
-    fn request(&self, request: &Request) -> Result<(), GuardianError> {
-        self.channel.get_ref().send(request, &[]).map_err(|source| self.deaf(source))
+    fn request(&self, request: &Request, descriptors: Vec<OwnedFd>) -> Result<(), GuardianError> {
+        let sent = self.waiting.send(self.channel.get_ref(), request, descriptors);
+        sent.map_err(|source| self.deaf(source))
     }
 
     fn deaf(&self, source: io::Error) -> GuardianError {

@@ -20,7 +20,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 
-use super::channel::Channel;
+use super::channel::{Channel, encoded};
 use crate::wire::status::{self, Status};
 
 /// How long to wait for an answer, in seconds; the guardian is blocked meanwhile.
@@ -55,7 +55,7 @@ pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<P
     setsockopt(&end, SendTimeout, &patience)?;
     connect(end.as_raw_fd(), &UnixAddr::new(path)?)?;
     let channel = Channel::from_descriptor(end);
-    channel.send(&Question { guardian: getpid().as_raw() }, &descriptors)?;
+    channel.send(&encoded(&Question { guardian: getpid().as_raw() })?, &descriptors)?;
     let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the fork server is gone");
     let (answer, _) = channel.receive::<Answer>()?.ok_or_else(gone)?;
     let pid = match answer {
@@ -64,7 +64,7 @@ pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<P
     };
     // Fails unless the process is a child of this one.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT)?;
-    channel.send(&Begin { begin: true }, &[])?;
+    channel.send(&encoded(&Begin { begin: true })?, &[])?;
     Ok(pid)
 }
 

@@ -25,6 +25,7 @@ mod channel;
 mod client;
 mod fork;
 mod helper;
+mod outbox;
 mod output;
 mod process;
 

@@ -3,7 +3,7 @@
 //! *Invariant:* a child is in `children` until it is reaped, and is reaped only after its group,
 //! its control group and its marked orphans have been sent SIGKILL.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
 use super::channel::Channel;
+use super::outbox::Outbox;
 use super::output::{Delivery, Ends, Output};
 use super::{Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
@@ -81,7 +82,7 @@ struct Guard {
     cgroup: Option<Cgroup>,
     children: BTreeMap<Key, Child>,
     /// Reports that did not fit into the socket.
-    unsent: VecDeque<Report>,
+    unsent: Outbox,
     /// Control groups of dead processes, to be removed when empty.
     leaving: Vec<Cgroup>,
     logs: BTreeMap<PathBuf, Arc<Mutex<LogWriter>>>,
@@ -149,7 +150,7 @@ fn watch(
         shared_memory,
         cgroup,
         children: BTreeMap::new(),
-        unsent: VecDeque::from([Report::Watching]),
+        unsent: Outbox::default(),
         leaving: Vec::new(),
         logs: BTreeMap::new(),
         ends: Ends::new()?,
@@ -158,6 +159,7 @@ fn watch(
         patience: Patience::Short,
         dismissed: false,
     };
+    guard.tell(&Report::Watching);
     // If the channel fails, nothing of the cluster may be left.
     while guard.turn(&supervisor, &signals).unwrap_or(false) {}
     let (dismissed, ended) = (guard.dismissed, std::time::SystemTime::now());
@@ -223,7 +225,8 @@ impl Guard {
         if requested && !self.obey()? {
             return Ok(false);
         }
-        self.flush();
+        // Without room, or a supervisor, the reports stay.
+        let _ = self.unsent.flush(&self.channel);
         Ok(true)
     }
 
@@ -245,7 +248,7 @@ impl Guard {
                 Ok(Some((Request::Start(start), descriptors))) => self.start(start, descriptors),
                 Ok(Some((Request::Signal { key, signal }, _))) => self.signal(key, signal),
                 Ok(Some((Request::Kill { key }, _))) => self.kill(key),
-                Ok(Some((Request::Ask, _))) => self.tell(Report::Alive),
+                Ok(Some((Request::Ask, _))) => self.tell(&Report::Alive),
                 Ok(Some((Request::Deliver { hurry }, _))) => {
                     self.dismissed = true;
                     self.patience = if hurry { Patience::WhileTaking } else { Patience::Full };
@@ -267,12 +270,12 @@ impl Guard {
         let key = start.key;
         match self.spawn(&start, &descriptors) {
             Ok((pid, streams)) => {
-                self.tell(Report::Started { key, pid: pid.as_raw().cast_unsigned() });
+                self.tell(&Report::Started { key, pid: pid.as_raw().cast_unsigned() });
                 let child = Child { start, pid, exit: None, streams, report_by: None };
                 self.children.insert(key, child);
             }
             Err(error) => {
-                self.tell(Report::NotStarted { key, reason: Explained(&error).to_string() });
+                self.tell(&Report::NotStarted { key, reason: Explained(&error).to_string() });
             }
         }
     }
@@ -426,23 +429,14 @@ impl Guard {
                 self.leaving.push(Cgroup::at(path));
             }
             if let Some(exit) = child.exit {
-                self.tell(Report::Exited { key, exit });
+                self.tell(&Report::Exited { key, exit });
             }
         }
     }
 
-    fn tell(&mut self, report: Report) {
-        self.unsent.push_back(report);
-    }
-
-    /// Sends pending reports as far as there is room. A lost supervisor is detected elsewhere.
-    fn flush(&mut self) {
-        while let Some(report) = self.unsent.front() {
-            if self.channel.send(report, &[]).is_err() {
-                return;
-            }
-            self.unsent.pop_front();
-        }
+    /// Reports to the supervisor. A lost one is detected elsewhere.
+    fn tell(&self, report: &Report) {
+        let _ = self.unsent.send(&self.channel, report, Vec::new());
     }
 
     /// Kills all descendants of this process until none is left, and cleans up.
