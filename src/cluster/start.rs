@@ -135,6 +135,9 @@ pub async fn start(
         EnginePlan::Command(_) => 2,
     };
     limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
+    if let EnginePlan::Native(_) = plan.engine {
+        limits::check_memory(plan.workers.len())?;
+    }
     let locked = locked_memory(&prepared.launched)?;
     let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let name = plan.name.clone();

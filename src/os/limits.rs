@@ -26,6 +26,11 @@ const THREADS: u64 = 3;
 /// of 8256 bytes, and that of `ud`, which sets connections up, half as much.
 const LOCKED: u64 = 64 << 20;
 
+/// Memory of a native worker without peers, and for each peer more, in bytes: its own and UCX's
+/// queues, measured with 2 to 48 workers.
+const MEMORY: u64 = 4_800_000;
+const MEMORY_FOR_EACH: u64 = 25_000;
+
 /// Above this limit the user's threads are not counted, because that reads a file per process.
 const MANY_THREADS: u64 = 1 << 14;
 
@@ -56,6 +61,20 @@ pub enum TooFew {
         /// In bytes.
         limit: u64,
     },
+    /// The machine's memory, which connections between all workers take.
+    #[error(
+        "{workers} workers that are all connected need at least {} of memory, and {} is available",
+        HumanBytes(*needed),
+        HumanBytes(*available)
+    )]
+    Memory {
+        /// Number of workers.
+        workers: u64,
+        /// The minimum that they need, in bytes.
+        needed: u64,
+        /// In bytes.
+        available: u64,
+    },
     /// On processes and threads of this user.
     #[error(
         "a cluster of {processes} processes needs at least {needed} threads; this user has {present}, and the limit is {limit}"
@@ -79,6 +98,9 @@ impl TooFew {
             Self::LockedMemory { .. } => {
                 "raise it with 'ulimit -l unlimited', memlock in limits.conf, LimitMEMLOCK of a \
                  unit, or --ulimit memlock=-1 of a container"
+            }
+            Self::Memory { .. } => {
+                "start fewer workers: each pair has a connection, so half as many need a quarter"
             }
             Self::Threads { .. } => "raise it with 'ulimit -u', or LimitNPROC of a unit",
         }
@@ -108,6 +130,30 @@ pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
         }
     }
     Ok(())
+}
+
+/// Checks that so many native workers can be connected with each other: their connections, without
+/// any data, can be more than the machine's memory.
+///
+/// # Errors
+/// If they can't.
+pub fn check_memory(workers: usize) -> Result<(), TooFew> {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    judge_memory(workers as u64, available(&text))
+}
+
+fn judge_memory(workers: u64, available: Option<u64>) -> Result<(), TooFew> {
+    let needed = workers.saturating_mul(MEMORY + MEMORY_FOR_EACH.saturating_mul(workers));
+    match available.filter(|available| *available < needed) {
+        Some(available) => Err(TooFew::Memory { workers, needed, available }),
+        None => Ok(()),
+    }
+}
+
+/// `MemAvailable` of a `/proc/meminfo`, in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(value.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
 }
 
 /// Checks that UCX can lock the memory that it needs for RDMA. `planned` is the limit that the
@@ -187,6 +233,21 @@ mod tests {
         assert_eq!(judge_locked_memory(Some(64 << 10), root), Ok(None), "it is not limited");
         let container = "CapEff:\t00000000a80425fb\n";
         assert!(judge_locked_memory(Some(64 << 10), container).is_err(), "Docker's root");
+    }
+
+    #[test]
+    fn more_workers_than_memory_has_room_for_are_refused_and_eight_always_fit() {
+        let meminfo = "MemTotal:       24683520 kB\nMemAvailable:   20971520 kB\n";
+        let room = available(meminfo);
+        assert_eq!(room, Some(20 << 30));
+        assert_eq!(judge_memory(128, room), Ok(()));
+        let refused = judge_memory(1000, room).expect_err("a million connections");
+        let expected = "1000 workers that are all connected need at least 27.8 GiB of memory, and \
+                        20.0 GiB is available";
+        assert_eq!(refused.to_string(), expected);
+        assert!(refused.hint().contains("start fewer workers"));
+        assert_eq!(judge_memory(8, Some(64 << 20)), Ok(()));
+        assert_eq!(judge_memory(1000, available("")), Ok(()), "who knows");
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::supervise::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
 /// After SIGKILL, only a driver or a failing disk can delay a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
+/// So many processes are named in a cause; `ps` has all.
+const MOST_NAMED: usize = 8;
+
 impl Core {
     /// Asks a living process to end.
     pub(super) fn terminate(
@@ -136,8 +139,14 @@ impl Core {
             })
             .collect();
         let guardian = self.guardian.silent_since.map(|_| "the guardian (does not answer)");
-        let hanging: Vec<String> = hanging.into_iter().chain(guardian.map(str::to_owned)).collect();
-        let text = format!("not ready within {}: {}", self.policy.ready_within, hanging.join(", "));
+        let mut named: Vec<String> =
+            guardian.map(str::to_owned).into_iter().chain(hanging).collect();
+        let others = named.len().saturating_sub(MOST_NAMED);
+        named.truncate(MOST_NAMED);
+        if others > 0 {
+            named.push(format!("and {others} more"));
+        }
+        let text = format!("not ready within {}: {}", self.policy.ready_within, named.join(", "));
         let mut cause = self.cluster_cause(text);
         // What a process that hangs has said is in its log; the first one stands for all.
         let first =

@@ -215,3 +215,22 @@ fn a_guardians_silence_lasts_from_the_question_to_the_answer() {
     let lasted = lasted.expect("it answered");
     assert!((5_000..60_000).contains(&lasted), "{lasted}");
 }
+
+#[test]
+fn of_many_processes_that_are_not_ready_in_time_a_few_are_named() {
+    let mut world = World::new(launch(false, 300, false));
+    while world.phase() == ClusterPhase::Starting {
+        world.wait();
+        world.answer();
+    }
+    for slot in 0..300 {
+        world.die(slot, Exit::by_signal(15));
+    }
+    let Some(Outcome::NotReady(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
+    assert!(
+        cause.text.starts_with("not ready within ") && cause.text.contains(": gpu0 ("),
+        "{}",
+        cause.text
+    );
+    assert!(cause.text.ends_with(", and 292 more"), "{}", cause.text);
+}
