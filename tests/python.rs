@@ -46,6 +46,11 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn keywords_and_settings_of_wrong_types_are_refused_by_their_names() {
+    told_by("test_keywords.py");
+}
+
+#[test]
 fn tasks_that_kill_are_given_up_and_a_scheduler_that_dies_is_found_again() {
     told_by("test_deaths.py");
 }

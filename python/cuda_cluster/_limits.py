@@ -13,12 +13,13 @@ import functools
 import weakref
 from typing import Any
 
-import dask
 from dask.utils import parse_bytes
 from distributed.core import Status
 from distributed.system import MEMORY_LIMIT
 from distributed.worker_memory import WorkerMemoryManager
 from tornado.ioloop import PeriodicCallback
+
+from cuda_cluster._settings import setting
 
 #: Of the memory limit of a worker, or of the machine's memory: at most this is held.
 SHARE = 8
@@ -60,7 +61,7 @@ def _bounds() -> tuple[int, int | None]:
     limited = [manager for manager in managers if manager.memory_limit]
     limits = [manager.memory_limit for manager in limited]
     keep = min([MOST, *(limit // SHARE for limit in (MEMORY_LIMIT, *limits))])
-    keep = parse_bytes(dask.config.get("distributed.comm.native.keep-memory", default=keep))
+    keep = parse_bytes(setting("distributed.comm.native.keep-memory", keep))
     return keep, min(map(_threshold, limited), default=None)
 
 
@@ -70,6 +71,6 @@ def _threshold(manager: Any) -> int:
         manager.memory_target_fraction,
         manager.memory_spill_fraction,
         manager.memory_pause_fraction,
-        dask.config.get("distributed.worker.memory.terminate"),
+        setting("distributed.worker.memory.terminate"),
     )
     return int(manager.memory_limit * min([one for one in fractions if one], default=1.0))

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask
 import msgpack
+
+from cuda_cluster._settings import setting
 
 logger = logging.getLogger("cuda_cluster.comm")
 
@@ -92,7 +93,7 @@ class _Plane:
         """Whether this process has device memory that others may send to."""
         # A context may still be made: the next connection asks again.
         self._has_devices = self._has_devices or (
-            bool(dask.config.get("distributed.comm.native.devices", default=True))
+            setting("distributed.comm.native.devices", True)
             and self._native.has_context()
             and importlib.util.find_spec("rmm") is not None
         )
@@ -261,7 +262,7 @@ def _contiguous(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
 
 
 def _lane() -> str:
-    return str(dask.config.get("distributed.comm.native.lane", default="auto"))
+    return str(setting("distributed.comm.native.lane", "auto"))
 
 
 def _has_rdma() -> bool:

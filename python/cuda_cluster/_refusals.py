@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import dask
 from dask.utils import parse_timedelta
+
+from cuda_cluster._settings import setting
 
 logger = logging.getLogger("cuda_cluster.comm")
 
@@ -25,7 +26,7 @@ async def pause(address: str) -> None:
     times, _ = _refused.get(address, (0, ""))
     if times:
         # Dask gives up an attempt after a fifth of this time.
-        connect = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+        connect = parse_timedelta(setting("distributed.comm.timeouts.connect"))
         await asyncio.sleep(min(PAUSE * 2 ** min(times - 1, 10), connect / 10))
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 from urllib.parse import quote
 
-from cuda_cluster import control, program
+from cuda_cluster import accepted, control, program
 from cuda_cluster.errors import ClusterError
 from cuda_cluster.model import ClusterState, Event, Plan, read
 
@@ -272,16 +272,19 @@ class Cluster:
 
     def scale(self, workers: int) -> None:
         """Has this many workers run: the first ones of the plan."""
+        workers = accepted.WHOLE.take("workers", workers)
         control.order(self.run_directory, f"/v1/scale?workers={workers}")
 
     def restart(self, process: str) -> None:
         """Starts a worker again, or with `scheduler` the whole cluster."""
+        process = accepted.TEXT.take("process", process)
         control.order(self.run_directory, f"/v1/restart/{quote(process, safe='')}")
 
     def logs(self, process: str, *, tail: int | None = None) -> list[str]:
         """The lines of a process's log; of its last process, if it was restarted."""
+        process = accepted.TEXT.take("process", process)
         path = f"/v1/logs?process={quote(process, safe='')}"
-        path += "" if tail is None else f"&tail={tail}"
+        path += "" if tail is None else f"&tail={accepted.WHOLE.take('tail', tail)}"
         return [line["text"] for line in control.read(self.run_directory, path)]
 
     def events(self) -> Iterator[Event]:
@@ -317,6 +320,7 @@ def up(*, spec: program.Specs = None, **flags: Any) -> Cluster:
 
     Raises ClusterError; nothing of the cluster is left then.
     """
+    flags = accepted.taken(flags)
     named = {"name": made_up_name(), **flags}
     owned = Owned(named if spec is None else flags, spec)
     try:
@@ -328,4 +332,5 @@ def up(*, spec: program.Specs = None, **flags: Any) -> Cluster:
 
 def attach(name: str | None = None) -> Cluster:
     """A cluster that runs already, by its name; without one, the only one that runs."""
-    return Cluster(read(ClusterState, program.ask(["ps", *([] if name is None else [name])])))
+    known = [] if name is None else [accepted.TEXT.take("name", name)]
+    return Cluster(read(ClusterState, program.ask(["ps", *known])))

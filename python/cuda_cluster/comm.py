@@ -46,7 +46,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import dask
 from dask.utils import parse_timedelta
 from distributed.comm.addressing import parse_host_port, unparse_host_port
 from distributed.comm.core import (
@@ -63,6 +62,7 @@ from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
 from cuda_cluster import _limits, _plane, _refusals
+from cuda_cluster._settings import setting
 
 logger = logging.getLogger(__name__)
 
@@ -102,17 +102,13 @@ def _load() -> Any:
 _comm = _load()
 
 
-def _setting(key: str, default: Any) -> Any:
-    return dask.config.get(f"distributed.comm.native.{key}", default=default)
-
-
 def _settings() -> dict[str, Any]:
-    timeout = dask.config.get("distributed.comm.timeouts.tcp")
+    timeout = setting("distributed.comm.timeouts.tcp")
     return {
-        "secret": _secret(_setting("secret-file", None)),
+        "secret": _secret(setting("distributed.comm.native.secret-file")),
         "tcp_timeout": float(parse_timedelta(timeout, default="seconds")),
         # What UCX does not carry goes over sockets.
-        "lane": str(_setting("lane", "auto")).replace("ucx", "socket"),
+        "lane": str(setting("distributed.comm.native.lane", "auto")).replace("ucx", "socket"),
     }
 
 
@@ -530,7 +526,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        backlog = int(dask.config.get("distributed.comm.socket-backlog"))
+        backlog = setting("distributed.comm.socket-backlog")
         settings = _settings()
         sockets = self._bind(backlog)
         # If on IPv4 and IPv6, the address is that of IPv4, as with TCP.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from cuda_cluster import program
+from cuda_cluster import accepted, program
 from cuda_cluster.model import Plan, Topology, read
 
 
@@ -16,7 +16,7 @@ def topology(source: str | os.PathLike[str] | None = None) -> Topology:
     """
     arguments = ["topo"]
     if source is not None:
-        arguments.append(f"--topology={os.fspath(source)}")
+        arguments.append(f"--topology={accepted.PATH.take('source', source)}")
     return read(Topology, program.ask(arguments))
 
 
@@ -27,6 +27,7 @@ def plan(*, spec: program.Specs = None, **flags: Any) -> Plan:
 
     Raises ClusterError.
     """
+    flags = accepted.taken(flags)
     with program.SpecFiles(spec, flags) as files:
         arguments = ["plan", *files.arguments, *program.flags(flags)]
         return read(Plan, program.ask(arguments, pass_fds=files.descriptors))

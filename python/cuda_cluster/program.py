@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cuda_cluster import accepted
 from cuda_cluster.errors import ClusterError, ProgramNotFound
 
 #: The path of a spec file, or what would stand in one.
@@ -188,8 +189,5 @@ def each(specs: Specs) -> list[Spec]:
     """What is one spec, several, or none, as a list."""
     if specs is None:
         return []
-    if isinstance(specs, str | os.PathLike | Mapping):
-        return [specs]
-    if isinstance(specs, list | tuple):
-        return list(specs)
-    raise TypeError(f"a spec is a path, a mapping, or a list of them, not {type(specs).__name__}")
+    taken: Any = accepted.SPEC.take("spec", specs)
+    return list(taken) if isinstance(taken, list | tuple) else [taken]

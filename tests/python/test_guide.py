@@ -191,7 +191,7 @@ def test_keywords_mean_what_they_mean_to_dask():
     assert flags(dashboard_address=None)["dashboard"] is False
     with pytest.raises(ValueError, match="two names of one choice"):
         flags(CUDA_VISIBLE_DEVICES="2", gpus="1")
-    with pytest.raises(TypeError, match="a path, a mapping, or a list of them, not int"):
+    with pytest.raises(TypeError, match="spec must be a path, a mapping, or a list of them, not 5"):
         flags(spec=5)
     with pytest.raises(TypeError, match="unexpected keyword 'bogus'$"):
         flags(bogus=1)

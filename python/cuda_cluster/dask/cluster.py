@@ -31,8 +31,8 @@ from distributed.utils import NoOpAwaitable
 from distributed.versions import get_versions
 from tornado.ioloop import PeriodicCallback
 
+from cuda_cluster import accepted, program
 from cuda_cluster import cluster as core
-from cuda_cluster import program
 from cuda_cluster.dask import client, keywords, views
 from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
@@ -132,10 +132,10 @@ class LocalCUDACluster(Cluster):
         **kwargs: Any,
     ) -> None:
         given = locals()
-        self._relayed = relay_module.level_of(silence_logs) if relay else None
+        level = relay_module.level_of(silence_logs)
+        accepted.taken(given, keywords.ACCEPTED)
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
-        if topology is not None:
-            asked["topology"] = os.fspath(topology)
+        self._relayed = level if relay else None
         self._set_up(asynchronous, loop, scheduler_sync_interval, name)
         for known in keywords.DASK_CUDA:
             if not hasattr(type(self), known):
@@ -471,7 +471,7 @@ class LocalCUDACluster(Cluster):
     def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
         """Changes the number of workers to `n`. Those that end hand their data to others first.
         Raises ValueError if there are fewer GPUs."""
-        n = max(n, self._needed(memory, cores))
+        n = max(accepted.WHOLE.take("n", n), self._needed(memory, cores))
         if n > len(self._processes):
             raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
         kept = list(self._requested)[:n]

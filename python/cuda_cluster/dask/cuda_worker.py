@@ -11,14 +11,17 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-import dask
 from distributed.deploy import Cluster
 
+from cuda_cluster import accepted, look
 from cuda_cluster import cluster as core
-from cuda_cluster import look
 from cuda_cluster.dask import client, keywords
 from cuda_cluster.dask import worker as worker_module
+from cuda_cluster._settings import setting
 from cuda_cluster.program import Spec
+
+#: What keywords take here. A name is the workers' at the scheduler.
+ACCEPTED = {**keywords.ACCEPTED, "name": accepted.NAME}
 
 
 def translate(given: dict[str, Any]) -> keywords.Request:
@@ -27,10 +30,13 @@ def translate(given: dict[str, Any]) -> keywords.Request:
     if isinstance(scheduler, Cluster):
         given["security"] = given.get("security") or getattr(scheduler, "security", None)
         scheduler = scheduler.scheduler_address
-    threads = keywords.whole("nthreads", given.pop("nthreads", 1))
+    if scheduler is not None:
+        scheduler = accepted.TEXT.take("scheduler", scheduler)
+    given |= accepted.taken(given, ACCEPTED)
+    threads = given.pop("nthreads", 1)
     if threads < 1:
         raise ValueError("nthreads must be higher than 0.")
-    address = scheduler or file or dask.config.get("scheduler-address", None)
+    address = scheduler or file or setting("scheduler-address")
     if address is None:
         raise ValueError(
             "No scheduler specified. A scheduler can be specified by passing an address through "
@@ -64,7 +70,7 @@ def translate(given: dict[str, Any]) -> keywords.Request:
     for name in (*ucx, "enable_rdmacm"):
         flags[name] = given.pop(name, None)
     if given.pop("enable_cudf_spill", False):
-        if dask.config.get("cudf-spill-warning", default=True):
+        if setting("cudf-spill-warning", True):
             warnings.warn(
                 "cuDF spilling is enabled, please ensure the client and scheduler processes set "
                 "`CUDF_SPILL=on` as well. To disable this warning set `DASK_CUDF_SPILL_WARNING=False`.",

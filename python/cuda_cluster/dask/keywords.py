@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import operator
 import os
 import re
 import sys
@@ -24,7 +23,7 @@ from distributed import Nanny, Worker
 from distributed.security import Security
 from distributed.utils import parse_ports
 
-from cuda_cluster import program
+from cuda_cluster import accepted, program
 from cuda_cluster.cluster import made_up_name
 from cuda_cluster.dask import worker as worker_module
 
@@ -64,6 +63,21 @@ REFUSED = {
 #: Keywords without a meaning here, which are accepted.
 WITHOUT_MEANING = {"processes", "start", "nanny", "diagnostics_port"}
 
+#: What keywords take here; for the lists of modules see `names`.
+ACCEPTED = {
+    **{name: kind for name, kind in accepted.FLAGS.items() if name != "pre_import"},
+    **dict.fromkeys(("processes", "log_spilling", "asynchronous", "relay"), accepted.SWITCH),
+    **dict.fromkeys((f"memory_{what}_fraction" for what in ("target", "spill", "pause")), accepted.SHARE),
+    "CUDA_VISIBLE_DEVICES": accepted.DEVICES,
+    "ip": accepted.TEXT,
+    "worker_class": accepted.CLASS,
+    "dashboard_address": accepted.PORTS_OR_OFF,
+    "worker_dashboard_address": accepted.PORTS,
+    "env": accepted.ENVIRONMENT,
+    "config": accepted.CONFIGURATION,
+    "scheduler_sync_interval": accepted.SPAN,
+}
+
 #: Dask's configuration that is of one process alone: a client's, and its UCX's.
 OF_ONE_PROCESS = set(
     "scheduler shuffle scheduler-address scheduler-file distributed-ucxx.create-cuda-context".split()
@@ -81,14 +95,6 @@ class Request:
     worker: dict[str, Any] = field(default_factory=dict)
     security: Security = field(default_factory=Security)
     protocol: str = "tcp"
-
-
-def whole(name: str, value: Any) -> int:
-    """A keyword's value, which must be a whole number; raises TypeError otherwise."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def limit(value: Any, usual: str | None = None) -> Any:
@@ -123,7 +129,7 @@ def names(value: Any, what: str) -> list[str] | None:
         return None
     if isinstance(value, str):
         value = value.split(",")
-    if not isinstance(value, (list, tuple, set)):
+    if not (isinstance(value, (list, tuple, set)) and all(isinstance(one, str) for one in value)):
         raise ValueError(
             f"{what} must be either a comma-separated string or a list of strings. "
             "Examples: 'torch,cupy' or ['torch', 'cupy']"
@@ -181,12 +187,13 @@ def translate(keywords: dict[str, Any]) -> Request:
 
     Raises ValueError and TypeError as dask-cuda does, and for keywords that are refused here.
     """
+    keywords |= accepted.taken(keywords, ACCEPTED)
     threads = keywords.pop("threads_per_worker", 1)
-    threads = 1 if threads is None else whole("threads_per_worker", threads)
+    threads = 1 if threads is None else threads
     if threads < 1:
         raise ValueError("threads_per_worker must be higher than 0.")
     n_workers = keywords.pop("n_workers", None)
-    if n_workers is not None and whole("n_workers", n_workers) < 1:
+    if n_workers is not None and n_workers < 1:
         raise ValueError("Number of workers cannot be less than 1.")
     if keywords.pop("processes", None) is False:
         raise ValueError("Processes are necessary in order to use multiple GPUs with Dask")
@@ -247,7 +254,8 @@ def translate(keywords: dict[str, Any]) -> Request:
     if keywords.pop("dashboard", None) is False or dashboard in (None, False):
         flags["dashboard"] = False
     elif not (dashboard == ":8787" and own):
-        flags["dashboard_address"] = dashboard
+        # Dask's users may give the port alone.
+        flags["dashboard_address"] = f":{dashboard}" if isinstance(dashboard, int) else dashboard
 
     request = Request(flags, security=security, protocol=protocol or "")
     common(request, keywords)
@@ -277,7 +285,7 @@ def common(request: Request, keywords: dict[str, Any]) -> None:
     resources = keywords.pop("resources", None)
     if resources:
         flags["resources"] = resources
-    env = {str(name): str(value) for name, value in (keywords.pop("env", None) or {}).items()}
+    env = keywords.pop("env", None)
     config = flat(keywords.pop("config", None) or {})
     here = set_here()
     if here:
@@ -374,6 +382,11 @@ def set_here() -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in _values(dask.config.config).items():
         if key in OF_ONE_PROCESS or (key in usual and usual[key] == value):
+            continue
+        try:
+            value = accepted.PLAIN.take(key, value)
+        except (TypeError, ValueError) as error:
+            warnings.warn(f"{error}: this setting does not reach the cluster's processes", stacklevel=4)
             continue
         # A text that reads as a number would become one.
         is_plain = isinstance(value, str) and dask.config.interpret_value(value) == value

@@ -40,11 +40,10 @@ def level_of(silence_logs: Any) -> int:
         return logging.NOTSET
     if silence_logs in (None, True):
         return logging.WARNING
-    if isinstance(silence_logs, str):
-        silence_logs = getattr(logging, silence_logs.upper(), silence_logs)
-    if not isinstance(silence_logs, int):
+    level = logging.getLevelName(silence_logs.upper()) if isinstance(silence_logs, str) else silence_logs
+    if not isinstance(level, int):
         raise ValueError(f"silence_logs must be a level such as 'error', or False, not {silence_logs!r}")
-    return silence_logs
+    return level
 
 
 class _Log:

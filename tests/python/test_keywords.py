@@ -1,0 +1,177 @@
+"""Keywords and settings of wrong types are refused by their names, before anything starts."""
+
+import inspect
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import cuda_cluster
+import dask
+import numpy
+import pytest
+from conftest import MACHINE, QUIET, files
+from cuda_cluster import _settings, accepted, program
+from cuda_cluster.dask import CUDAWorker, LocalCUDACluster, keywords
+from distributed import LocalCluster, Worker
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+class Strange:
+    """Nothing that a keyword could mean."""
+
+
+#: What no keyword takes; and of what one takes, what another does not.
+WRONG = [Strange(), b"/tmp", [Strange()], {"A": Strange()}, {5: "A"}, 1j]
+
+#: Of these, what is asked for is for Dask to say, or is no value but an object.
+NOT_OURS = {"loop", "security", "worker_kwargs", "kwargs", "self"}
+
+#: By the class's own words.
+MODULES = ("pre_import", "rmm_allocator_external_lib_list")
+
+
+def of_the_class():
+    known = set(inspect.signature(LocalCUDACluster.__init__).parameters)
+    return sorted(known | keywords.ACCEPTED.keys() - {"nthreads", "join"} - NOT_OURS - {"kwargs"})
+
+
+@pytest.mark.parametrize("name", sorted(set(of_the_class()) - NOT_OURS))
+def test_a_keyword_of_a_wrong_type_is_refused_by_its_name(name):
+    before = os.listdir(".")
+    for wrong in WRONG:
+        with pytest.raises((TypeError, ValueError), match=rf"^{name} must be "):
+            LocalCUDACluster(**{**QUIET, name: wrong})
+    assert os.listdir(".") == before and not files(), "nothing was made"
+
+
+@pytest.mark.parametrize("name", sorted(accepted.FLAGS))
+def test_a_flag_of_a_wrong_type_is_refused_by_its_name(name):
+    for wrong in WRONG:
+        for ask in (cuda_cluster.up, cuda_cluster.plan):
+            with pytest.raises(TypeError, match=rf"^{name} must be "):
+                ask(**{**MACHINE, name: wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"protocol": 5},
+        {"host": 5},
+        {"env": ["A"]},
+        {"env": {"A": Strange()}},
+        {"worker_class": 5},
+        {"topology": 5},
+        {"CUDA_VISIBLE_DEVICES": Strange()},
+        {"name": 7},
+        {"name": "a\0b"},
+        {"interface": ["lo"]},
+        {"rmm_pool_size": [1]},
+        {"rmm_pool_size": True},
+        {"silence_logs": "loud"},
+        {"silence_logs": "loud", "relay": False},
+        {"local_directory": b"/tmp"},
+        {"n_workers": True},
+        {"n_workers": 2.5},
+        {"threads_per_worker": "2"},
+        {"preload": [5]},
+        {"pre_import": [5]},
+        {"enable_nvlink": "yes"},
+        {"spec": [5]},
+        {"config": {"a": {"b": [Strange()]}}},
+        {"memory_target_fraction": "much"},
+        {"dashboard_address": [8787]},
+    ],
+    ids=str,
+)
+def test_what_was_taken_without_a_word_is_refused_by_its_name(wrong):
+    with pytest.raises((TypeError, ValueError), match=rf"^{next(iter(wrong))} must "):
+        LocalCUDACluster(**{**QUIET, **wrong})
+    with pytest.raises(TypeError, match="^scheduler must be a text, not 5"):
+        CUDAWorker(5)
+    for ask in (cuda_cluster.attach, LocalCUDACluster.from_name):
+        with pytest.raises(TypeError, match="^name must be a text, not 5"):
+            ask(5)
+    with pytest.raises(TypeError, match="^source must be a path"):
+        cuda_cluster.topology(5)
+
+
+@pytest.mark.parametrize(
+    "given, flags",
+    [
+        ({"n_workers": numpy.int64(2), "start_workers": 1}, {"n_workers": 2}),
+        ({"threads_per_worker": None}, {"threads_per_worker": 1}),
+        ({"CUDA_VISIBLE_DEVICES": (0, "1")}, {"gpus": "0,1"}),
+        ({"CUDA_VISIBLE_DEVICES": numpy.arange(2)}, {"gpus": "0,1"}),
+        ({"CUDA_VISIBLE_DEVICES": 3}, {"gpus": "3"}),
+        ({"local_directory": Path("/tmp")}, {"local_directory": "/tmp"}),
+        ({"topology": Path("dgx-h100")}, {"topology": "dgx-h100"}),
+        ({"memory_limit": numpy.float64(1e9)}, {"memory_limit": 10**9}),
+        ({"memory_limit": numpy.int32(0)}, {"memory_limit": "none"}),
+        ({"memory_limit": False}, {"memory_limit": "none"}),
+        ({"rmm_async": numpy.True_}, {"rmm_async": True}),
+        ({"rmm_async": 1}, {"rmm_async": True}),
+        ({"enable_nvlink": numpy.False_, "protocol": "tcp"}, {"enable_nvlink": False}),
+        ({"pre_import": ("a", "b")}, {"pre_import": ["a", "b"]}),
+        ({"preload": [Path("own.py")]}, {"preload": ["own.py"]}),
+        ({"lifetime": timedelta(minutes=1)}, {"lifetime": "60.0s"}),
+        ({"lifetime": 60}, {"lifetime": 60}),
+        ({"dashboard_address": 8787}, {"dashboard_address": ":8787"}),
+        ({"dashboard_address": None}, {"dashboard": False}),
+        ({"scheduler_port": numpy.uint16(8786)}, {"scheduler_port": 8786}),
+        ({"resources": {"GPU": numpy.float32(2)}}, {"resources": {"GPU": 2.0}}),
+        ({"worker_class": "a.B"}, {"worker_class": "a.B"}),
+    ],
+    ids=str,
+)
+def test_what_dasks_users_may_give_means_what_it_means_to_dask(given, flags):
+    request = keywords.translate(given)
+    assert {name: request.flags[name] for name in flags} == flags
+    assert {type(request.flags[name]).__module__ for name in flags} == {"builtins"}
+
+
+def test_environments_and_configurations_are_texts_numbers_and_what_is_made_of_them():
+    env = {"A": 1, "B": Path("/b"), "C": True, "D": "d"}
+    config = {"a": {"b": (1, 2), "c": [{"d": numpy.int64(3)}], "e": None, "f": Path("/f")}}
+    request = keywords.translate({"env": env, "config": config})
+    assert {"worker": {"env": {"A": "1", "B": "/b", "C": "True", "D": "d"}}} in request.specs
+    told = {"a.b": "(1, 2)", "a.c": "[{'d': 3}]", "a.f": "/f"}
+    assert {"dask": {"config": told}} in request.specs
+
+
+def test_every_flag_of_the_program_says_what_it_takes():
+    shown = program.run(["up", "--help"])
+    flags = {flag.replace("-", "_") for flag in re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.M)}
+    opposites = {flag for flag in flags if flag.startswith(("disable_", "no_"))}
+    about_programs = {"help", "output", "owner", "detach", "dry_run", "plan", "file", "verbose"}
+    assert flags - opposites - about_programs == accepted.FLAGS.keys() - {"nthreads", "spec"}
+
+
+def test_every_keyword_of_the_class_says_what_it_takes():
+    """Those of a worker that have no flag are Dask's to judge."""
+    own = set(inspect.signature(LocalCUDACluster.__init__).parameters)
+    own |= set(inspect.signature(LocalCluster.__init__).parameters)
+    refused = keywords.REFUSED.keys() | keywords.WITHOUT_MEANING | {"worker_services"}
+    known = keywords.ACCEPTED.keys() | {*MODULES, "silence_logs"}
+    assert own - NOT_OURS - refused - known == set()
+    assert set(inspect.signature(Worker.__init__).parameters) & {"n_workers"} == set()
+
+
+@pytest.mark.parametrize("key", sorted(_settings.KINDS))
+def test_a_setting_of_a_wrong_type_is_refused_by_its_key(key):
+    for wrong in WRONG:
+        with dask.config.set({key: wrong}), pytest.raises(TypeError, match=rf"^{key} must be "):
+            _settings.setting(key)
+    with dask.config.set({"distributed.comm.native.devices": "no"}):
+        with pytest.raises(TypeError, match="devices must be True or False, not 'no'"):
+            _settings.setting("distributed.comm.native.devices", True)
+
+
+def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():
+    with dask.config.set({"a.path": Path("/a"), "a.number": numpy.int64(3)}):
+        here = keywords.set_here()
+    assert (here["a.path"], here["a.number"]) == ("/a", "3")
+    with dask.config.set({"a.strange": Strange()}):
+        with pytest.warns(UserWarning, match="a.strange .*does not reach"):
+            assert "a.strange" not in keywords.set_here()
