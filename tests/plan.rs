@@ -314,7 +314,7 @@ fn specs_that_contradict_each_other_only_together_are_wrong() {
 }
 
 #[test]
-fn a_checked_spec_is_told_which_of_its_paths_cannot_be_used_and_where_they_are() {
+fn a_checked_spec_is_told_which_of_its_paths_cannot_be_used_and_wrong_if_one_cannot_be_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let spec = directory.path().join("spec.yaml");
     let text = "version: 1\ntopology: dgx-1-v100\nengine: dask\n\
@@ -326,7 +326,10 @@ fn a_checked_spec_is_told_which_of_its_paths_cannot_be_used_and_where_they_are()
     std::fs::write(directory.path().join("ca.pem"), "").expect("written");
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
     let output = command.args(["spec", "check"]).arg(&spec).output().expect("it runs");
-    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("spec.yaml names 3 files that cannot be read"), "{error}");
+    assert!(error.contains("hint: name a file that you may read"), "{error}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let here = directory.path().display();
     let lines: Vec<&str> = said.lines().filter(|line| line.contains("cannot be")).collect();
@@ -344,6 +347,16 @@ fn a_checked_spec_is_told_which_of_its_paths_cannot_be_used_and_where_they_are()
     let expected = format!("'worker.local_directory': nothing can be written into {here}/ca.pem");
     assert!(said.contains(&expected), "{said}");
     assert_eq!(said.lines().filter(|line| line.contains("spec.yaml:")).count(), 7, "{said}");
+
+    for name in ["cert.pem", "mine.py"] {
+        std::fs::write(directory.path().join(name), "").expect("written");
+    }
+    std::fs::write(&spec, text.replace("key: .", "key: ca.pem")).expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    let output = command.args(["spec", "check"]).arg(&spec).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("spec.yaml: right; "), "{output:?}");
+    assert!(said.contains("bin/python cannot be run"), "it may be made: {said}");
 }
 
 #[test]

@@ -83,8 +83,15 @@ fn check(files: &[PathBuf], topology: Option<&str>, merged: bool) -> Result<Exit
                 spec.topology = topology.map(str::to_owned).or(spec.topology);
                 let would = outcome(Request::of(spec.clone()));
                 let name = input::shown(file);
-                let paths = paths(&spec, &text, &name);
-                output::print_text(&format!("{name}: right; {would}{paths}\n"))?;
+                let unusable = cluster::unusable_paths(&spec);
+                let paths = paths(&unusable, &text, &name);
+                let missing = unreadable(&unusable, &name);
+                let verdict = if missing.is_some() { "wrong" } else { "right" };
+                output::print_text(&format!("{name}: {verdict}; {would}{paths}\n"))?;
+                if let Some(failure) = missing {
+                    output::failure(&failure);
+                    exit = failure.exit;
+                }
                 specs.push(spec);
             }
             Err(failure) => {
@@ -101,15 +108,29 @@ fn check(files: &[PathBuf], topology: Option<&str>, merged: bool) -> Result<Exit
     Ok(exit)
 }
 
+/// The failure of a spec that names files that can't be read, which nothing will make: TLS
+/// certificates, say. Directories and programs may still be made.
+fn unreadable(unusable: &[PathError], name: &str) -> Option<Failure> {
+    let missing: Vec<_> =
+        unusable.iter().filter(|it| matches!(it, PathError::Unreadable { .. })).collect();
+    let hint = missing.first()?.hint();
+    let files = match missing.len() {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    };
+    let error = anyhow::anyhow!("{name} names {files} that cannot be read");
+    Some(Failure::new(Exit::Usage, error).hint(hint))
+}
+
 /// The paths of a spec that cannot be used on this machine, a line each.
-fn paths(spec: &ClusterSpec, text: &str, name: &str) -> String {
-    let line = |error: PathError| {
+fn paths(unusable: &[PathError], text: &str, name: &str) -> String {
+    let line = |error: &PathError| {
         let place = text::find(text, error.key(), 1);
         let place = place.map(|it| format!(":{}:{}", it.key.line, it.key.column));
         let place = place.unwrap_or_default();
-        format!("\n  {name}{place}: {}", in_full(&error))
+        format!("\n  {name}{place}: {}", in_full(error))
     };
-    cluster::unusable_paths(spec).into_iter().map(line).collect()
+    unusable.iter().map(line).collect()
 }
 
 /// What a spec would do on its machine, with its notes. That it cannot be planned here does not

@@ -218,6 +218,9 @@ pub enum Unsound {
     /// The engine needs a scheduler.
     #[error("scheduler: the {engine} engine needs one")]
     NoScheduler { engine: EngineKind },
+    /// A text has a NUL byte, which no path, argument or variable can have.
+    #[error("{key}: {text:?} has a NUL byte in it")]
+    Nul { key: String, text: String },
 }
 
 /// Why a text is not a plan that can be run.

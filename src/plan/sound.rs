@@ -10,13 +10,14 @@ use super::engine::EnginePlan;
 use super::error::{LONGEST, Unsound};
 use super::form::Plan;
 use crate::ids::RESERVED;
+use crate::spec;
 
 impl Plan {
     /// Checks what every plan has.
     ///
     /// # Errors
     /// If it has no worker, names that are no names, are reserved or occur twice, ranks out of
-    /// order, or lacks the scheduler of its engine.
+    /// order, a NUL byte in any text, or lacks the scheduler of its engine.
     pub fn check(&self) -> Result<(), Unsound> {
         if self.workers.is_empty() {
             return Err(Unsound::NoWorker);
@@ -45,7 +46,12 @@ impl Plan {
         if has_one && self.scheduler.is_none() {
             return Err(Unsound::NoScheduler { engine: self.engine.kind() });
         }
-        Ok(())
+        let value = serde_json::to_value(self)
+            .unwrap_or_else(|error| panic!("a plan has a JSON form: {error}"));
+        spec::each_text("", &value, &|key, text| match text.contains('\0') {
+            true => Err(Unsound::Nul { key: key.replace('\0', "\\0"), text: text.to_owned() }),
+            false => Ok(()),
+        })
     }
 }
 

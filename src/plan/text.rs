@@ -111,6 +111,12 @@ mod tests {
         assert_eq!(said, "workers[1].rank: 4 is not the worker's place, 1");
         let said = edited(&|plan| plan["scheduler"] = Value::Null);
         assert_eq!(said, "scheduler: the native engine needs one");
+        let said = edited(&|plan| plan["workers"][1]["env"]["A"] = json!("b\0c"));
+        assert_eq!(said, r#"workers[1].env.A: "b\0c" has a NUL byte in it"#);
+        let said = edited(&|plan| plan["scheduler"]["env"]["A\0"] = json!("b"));
+        assert_eq!(said, r#"scheduler.env.A\0: "A\0" has a NUL byte in it"#);
+        let said = edited(&|plan| plan["engine"] = json!({"command": {"argv": ["a", "b\0"]}}));
+        assert_eq!(said, r#"engine.command.argv[1]: "b\0" has a NUL byte in it"#);
     }
 
     #[test]

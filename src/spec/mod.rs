@@ -42,6 +42,7 @@ pub use sections::{
     RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, UlimitSpec, WorkerSpec,
 };
 pub use template::{Template, TemplateError, Variables};
+pub(crate) use texts::each as each_text;
 
 /// The version of the spec's text form that this program reads.
 pub const VERSION: u32 = 1;

@@ -1,7 +1,7 @@
 //! What every text of a spec must be, whatever its key: something, and without NUL bytes, which no
-//! path, argument or variable can have.
+//! path, argument or variable can have. [`each`] visits the texts of a plan as well.
 //!
-//! *Invariant:* a key that is new is checked, too: the keys are those of the spec's own text form.
+//! *Invariant:* a key that is new is checked, too: the keys are those of the value's own text form.
 
 use serde_json::Value;
 
@@ -12,20 +12,25 @@ use super::error::{Found, refuse};
 pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     let value = serde_json::to_value(spec)
         .unwrap_or_else(|error| panic!("a spec has a JSON form: {error}"));
-    visit("", &value)
+    each("", &value, &one)
 }
 
-fn visit(key: &str, value: &Value) -> Result<(), Found> {
+/// Visits every text of a value with its key, and also the name of each key.
+pub(crate) fn each<E>(
+    key: &str,
+    value: &Value,
+    visit: &impl Fn(&str, &str) -> Result<(), E>,
+) -> Result<(), E> {
     match value {
-        Value::String(text) => one(key, text),
+        Value::String(text) => visit(key, text),
         Value::Array(items) => {
             let mut items = items.iter().enumerate();
-            items.try_for_each(|(at, item)| visit(&format!("{key}[{at}]"), item))
+            items.try_for_each(|(at, item)| each(&format!("{key}[{at}]"), item, visit))
         }
         Value::Object(entries) => entries.iter().try_for_each(|(name, value)| {
             let path = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-            one(if name.is_empty() { key } else { &path }, name)?;
-            visit(&path, value)
+            visit(if name.is_empty() { key } else { &path }, name)?;
+            each(&path, value, visit)
         }),
         _ => Ok(()),
     }
