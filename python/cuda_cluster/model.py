@@ -206,7 +206,8 @@ class ClusterState:
 
     name: str
     engine: str
-    #: `starting`, `verifying`, `ready`, `recovering`, `degraded`, `stopping`, `stopped`, `failed`.
+    #: `starting`, `verifying`, `ready`, `recovering`, `unresponsive`, `degraded`, `stopping`,
+    #: `stopped`, `failed`.
     state: str
     run_directory: str
     simulated: bool = False

@@ -17,8 +17,12 @@ pub enum ClusterPhase {
     /// Every wanted process is READY.
     #[strum(to_string = "READY")]
     Ready,
-    /// It was READY; some process is being restarted, or does not answer.
+    /// It was READY; some process is being restarted.
     Recovering,
+    /// It was READY; some process, or the guardian, does not answer, and none is being restarted:
+    /// nothing changes before it answers or ends.
+    #[strum(to_string = "not answering")]
+    Unresponsive,
     /// It was READY; some worker has failed and is not restarted.
     Degraded,
     /// All processes are being ended.

@@ -65,12 +65,13 @@ fn a_stopped_process_is_not_ready_until_it_goes_on() {
             of.clone()
         };
         let state = becomes(&sandbox, "stops", "it is seen", |state| !is_ready(state));
-        assert_eq!(state["state"], "recovering", "{state}");
+        assert_eq!(state["state"], "unresponsive", "nothing recovers by itself: {state}");
         assert_eq!(find(&state)["state"], "unresponsive", "{state}");
         let since = find(&state)["not_answering_since"].as_str().expect("a time").to_owned();
         assert!(health(&state).contains("503"), "{}", health(&state));
         let ps = sandbox.run(&["ps", "stops"]);
         assert!(ps.stdout.contains(&format!("not answering since {}", &since[11..19])), "{ps}");
+        assert!(ps.stdout.starts_with("stops: not answering, "), "{ps}");
         signal(&process["pid"], Signal::SIGCONT);
         let state = becomes(&sandbox, "stops", "READY again", is_ready);
         assert_eq!(find(&state)["pid"], process["pid"], "the same process");

@@ -250,7 +250,7 @@ fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_
     tell(nix::sys::signal::Signal::SIGSTOP);
     eventually("the scheduler is not READY", Duration::from_secs(60), || {
         let state = sandbox.state("mute");
-        state["scheduler"]["state"] == "unresponsive" && state["state"] == "recovering"
+        state["scheduler"]["state"] == "unresponsive" && state["state"] == "unresponsive"
     });
     tell(nix::sys::signal::Signal::SIGCONT);
     eventually("READY again", Duration::from_secs(60), || {
@@ -259,7 +259,7 @@ fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_
     cluster.tell("hang");
     eventually("the worker is not READY", Duration::from_secs(60), || {
         let state = sandbox.state("mute");
-        worker(&state, "gpu0")["state"] == "unresponsive" && state["state"] == "recovering"
+        worker(&state, "gpu0")["state"] == "unresponsive" && state["state"] == "unresponsive"
     });
     assert_eq!(worker(&sandbox.state("mute"), "gpu1")["state"], "ready");
     let down = sandbox.run(&["down", "mute", "--kill"]);

@@ -159,10 +159,11 @@ export class Model {
     if (this.end) return is("off", "ended");
     if (this.lost) return is("bad", "no connection");
     if (this.silent) return is("bad", "not answering");
-    // What is stopped or hangs does not recover by itself.
-    const away = this.processes.filter((process) => !["ready", "stopped"].includes(process.state));
-    if (state.state === "recovering" && away.length && away.every((process) => process.state === "unresponsive")) {
-      return is("bad", `${away.length === 1 ? away[0].name : `${away.length} processes`} not answering`);
+    if (state.state === "unresponsive") {
+      const away = this.processes.filter((process) => process.state === "unresponsive");
+      // If all answer, it is the guardian that does not.
+      const who = away.length > 1 ? `${away.length} processes` : away[0]?.name ?? "guardian";
+      return is("bad", `${who} not answering`);
     }
     const tone = { ready: "good", degraded: "bad", failed: "bad", recovering: "bad", stopped: "off" }[state.state] ?? "warn";
     return is(tone, state.state === "ready" ? "READY" : state.state);

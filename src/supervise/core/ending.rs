@@ -213,12 +213,16 @@ impl Core {
             return self.begin_end_and_settle(Outcome::Failed(cause.clone()), now);
         }
         let settled = |slot: &&Slot| done(slot) || slot.phase() == ProcessPhase::Ready;
+        let silent = |slot: &&Slot| slot.phase() == ProcessPhase::Unresponsive;
         let answers = self.guardian.silent_since.is_none();
         let phase = match (failed.is_some(), answers && wanted.iter().all(settled)) {
             (true, _) => ClusterPhase::Degraded,
             (false, true) if self.unverified => ClusterPhase::Verifying,
             (false, true) => ClusterPhase::Ready,
             (false, false) if self.state.state.is_first() => ClusterPhase::Starting,
+            (false, false) if wanted.iter().all(|slot| settled(slot) || silent(slot)) => {
+                ClusterPhase::Unresponsive
+            }
             (false, false) => ClusterPhase::Recovering,
         };
         self.state.cause = failed;
