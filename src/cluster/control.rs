@@ -47,8 +47,8 @@ pub enum ControlError {
         status: u16,
         message: String,
     },
-    /// This version does not understand the answer.
-    #[error("cannot read the supervisor's answer to {path}: {reason}")]
+    /// This version does not understand the answer, or the supervisor not the request.
+    #[error("the supervisor is of another version of this program; {path}: {reason}")]
     Answer { path: String, reason: String },
 }
 
@@ -64,6 +64,11 @@ impl ControlError {
                 let name = socket.parent()?.file_name()?.to_string_lossy();
                 Some(format!("cuda-cluster down --kill {name} ends it even so"))
             }
+            ControlError::Answer { .. } => Some(
+                "use the version that started the cluster; 'down', 'logs' and 'events' also work \
+                 with this one"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }
@@ -177,9 +182,14 @@ impl Control {
         let status = response.status().as_u16();
         let words = Limited::new(response.into_body(), 64 << 10).collect().await;
         let words = words.map_err(ControlError::Lost)?.to_bytes();
-        Err(ControlError::Refused {
-            status,
-            message: String::from_utf8_lossy(&words).trim().to_owned(),
+        let message = String::from_utf8_lossy(&words).trim().to_owned();
+        // Every refusal has words, but that of a path that the supervisor does not have.
+        Err(match status {
+            404 | 405 if message.is_empty() => {
+                let reason = "it does not know this request".to_owned();
+                ControlError::Answer { path: path.to_owned(), reason }
+            }
+            _ => ControlError::Refused { status, message },
         })
     }
 }

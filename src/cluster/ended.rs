@@ -6,11 +6,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use crate::ids::ClusterName;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
-use crate::supervise::state::VERSION;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
 
 /// How long to wait for readers that hold the run directory's lock.
@@ -38,10 +35,11 @@ impl Ended {
         if !traces.iter().any(|trace| trace.exists()) {
             return None;
         }
-        let (state, unreadable) = match fs::read(paths.state()).ok().map(|text| last_state(&text)) {
+        let text = fs::read(paths.state()).ok();
+        let (state, unreadable) = match text.map(|text| serde_json::from_slice(&text)) {
             None => (None, None),
-            Some(Err(reason)) => (None, Some(reason)),
-            Some(Ok(state)) if state.state.is_end() => (Some(state), None),
+            Some(Err(error)) => (None, Some(error.to_string())),
+            Some(Ok(state @ ClusterState { .. })) if state.state.is_end() => (Some(state), None),
             Some(Ok(state)) => (Some(vanished(state, &paths)), None),
         };
         Some(Self { name: name.clone(), paths, state, unreadable })
@@ -74,19 +72,6 @@ impl Ended {
     pub fn sweep(&self) -> Result<(), RunDirectoryError> {
         sweep(&self.name, &self.paths)
     }
-}
-
-/// The state that a file tells, or why none.
-fn last_state(text: &[u8]) -> Result<ClusterState, String> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        version: u32,
-    }
-    let version = serde_json::from_slice(text).map(|Versioned { version }| version);
-    if let Some(version) = version.ok().filter(|version| *version != VERSION) {
-        return Err(format!("it has version {version}, and this program reads version {VERSION}"));
-    }
-    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 /// Kills processes that an ended cluster has left running; keeps the files that explain its end.

@@ -8,7 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::record::GpuError;
 use super::{Cause, ClusterPhase, Launch, ProcessGpu, ProcessPhase, ProcessSpec};
@@ -25,6 +26,7 @@ pub const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterState {
     /// Version of this format: [`VERSION`].
+    #[serde(deserialize_with = "readable")]
     pub version: u32,
     /// The cluster's name.
     pub name: ClusterName,
@@ -60,6 +62,16 @@ pub struct ClusterState {
     /// When it ended, as RFC 3339; `None` while it is running, or if the time is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
+}
+
+/// Refuses another version before anything else is read, so that nothing is misunderstood.
+fn readable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let found = u32::deserialize(deserializer)?;
+    if found == VERSION {
+        return Ok(VERSION);
+    }
+    let reason = format!("it has version {found}, and this program reads version {VERSION}");
+    Err(D::Error::custom(reason))
 }
 
 impl ClusterState {

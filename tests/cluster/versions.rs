@@ -1,10 +1,16 @@
 //! What other versions of the program have left. `tests/fixtures/versions` has, for each version, the
 //! run directories of a cluster that was taken down after a worker had died (`old`), and of one
-//! whose supervisor and guardian were killed (`vanished`).
+//! whose supervisor and guardian were killed (`vanished`); what the latter's supervisor would answer
+//! is there, too.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use nix::fcntl::{Flock, FlockArg};
 
 use crate::sandbox::Sandbox;
 
@@ -92,5 +98,110 @@ fn what_a_later_version_has_left_is_said_to_be_so() {
     ] {
         let said = sandbox.run(&arguments);
         assert!(said.code == 2 && said.stderr.contains(words), "{said}");
+    }
+}
+
+const LEVITATED: &str = r#"{"at":"2026-11-23T13:36:50.951Z","process":"gpu0","event":"levitated"}"#;
+
+/// Stands in for the supervisor of a version: holds the run directory's lock, and answers with its
+/// files until it is asked to stop. `state` changes what it says of the cluster; `None` is a version
+/// that does not have this request.
+fn supervisor(live: &Path, state: impl Fn(String) -> Option<String>) -> JoinHandle<()> {
+    let read = |file: &str| fs::read_to_string(live.join(file)).expect("read");
+    let state = state(read("state.json").replacen("vanished", "live", 1));
+    let (plan, last) = (read("plan.json"), read("events.jsonl"));
+    let ended = r#"{"at":"2026-11-23T13:36:51Z","process":null,"event":"cluster","state":"stopped","cause":null}"#;
+    let first = last.lines().next().expect("an event").to_owned();
+    let events = format!("data: {first}\n\ndata: {LEVITATED}\n\ndata: {ended}\n\n");
+    let directory = fs::File::open(live).expect("a directory");
+    let lock = Flock::lock(directory, FlockArg::LockExclusiveNonblock).expect("nobody has it");
+    let listener = UnixListener::bind(live.join("control.sock")).expect("a socket");
+    std::thread::spawn(move || {
+        let lock = lock;
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a client");
+            let head = BufReader::new(&stream).lines().map_while(Result::ok);
+            let head: Vec<String> = head.take_while(|line| !line.is_empty()).collect();
+            let Some(asked) = head.first().and_then(|line| line.split([' ', '?']).nth(1)) else {
+                continue;
+            };
+            let body = match asked {
+                "/v1/state" => state.as_deref(),
+                "/v1/plan" => Some(plan.as_str()),
+                "/v1/events" => Some(events.as_str()),
+                "/health" | "/v1/stop" => Some("{}"),
+                _ => None,
+            };
+            let status = if body.is_some() { "200 OK" } else { "404 Not Found" };
+            let body = body.unwrap_or_default();
+            let length = body.len();
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+            );
+            // Who only looks whether somebody is there hangs up.
+            let _ = stream.write_all(answer.as_bytes());
+            if asked == "/v1/stop" {
+                break;
+            }
+        }
+        drop(lock);
+    })
+}
+
+/// A change to what a supervisor says of its cluster.
+type Change = fn(String) -> Option<String>;
+
+#[test]
+fn a_cluster_that_another_version_runs_is_read_or_said_to_be_another_versions() {
+    // What `ps` says: of the cluster, or why it cannot.
+    let same: Change = Some;
+    let more: Change = |state| {
+        let state = state.replace("\"deaths_at_work\":1,", "\"levitates\":[1],");
+        Some(state.replacen("\"version\":1,", "\"version\":1,\"levitation\":{\"m\":3},", 1))
+    };
+    let phase: Change = |state| Some(state.replacen("\"ready\",\"sup", "\"levitates\",\"sup", 1));
+    let less: Change = |state| Some(state.replacen("\"containment\":\"cgroup\",", "", 1));
+    let later: Change = |state| Some(state.replacen("\"version\":1", "\"version\":9", 1));
+    let none: Change = |_| None;
+    for (change, unread) in [
+        (same, None),
+        (more, None),
+        (phase, Some("unknown variant `levitates`")),
+        (less, Some("missing field `containment`")),
+        (later, Some("it has version 9, and this program reads version 1")),
+        (none, Some("it does not know this request")),
+    ] {
+        for version in versions() {
+            let sandbox = Sandbox::new();
+            let live = sandbox.base().join("live");
+            copy(&version.join("vanished"), &live);
+            let supervisor = supervisor(&live, change);
+            for form in ["table", "wide", "json"] {
+                let said = sandbox.run(&["ps", "live", "-o", form]);
+                match unread {
+                    None => assert!(said.code == 0 && said.stdout.contains("gpu1"), "{said}"),
+                    Some(why) => {
+                        let whose = "the supervisor is of another version of this program";
+                        assert!(said.code == 1 && said.stderr.contains(whose), "{said}");
+                        assert!(said.stderr.contains(why), "{why}: {said}");
+                        let hint = "hint: use the version that started the cluster";
+                        assert!(said.stderr.contains(hint), "{said}");
+                    }
+                }
+            }
+            let said = sandbox.run(&["logs", "live", "gpu1"]);
+            assert!(said.code == 0 && said.stdout.contains("ready peers=1"), "{said}");
+            let said = sandbox.run(&["events", "live", "--follow"]);
+            assert!(said.code == 0 && said.stdout.contains(LEVITATED), "{said}");
+            assert!(said.stdout.contains("cluster: stopped"), "{said}");
+            let said = sandbox.run(&["scale", "live", "1"]);
+            let words = "of another version of this program; /v1/scale?workers=1: it does not know";
+            assert!(said.code == 1 && said.stderr.contains(words), "{said}");
+            let said = sandbox.run(&["verify", "live"]);
+            assert!(said.code == 1 && said.stderr.contains("error: "), "{said}");
+            let said = sandbox.run(&["down", "live"]);
+            assert!(said.code == 0 && said.stderr.contains("live is down"), "{said}");
+            supervisor.join().expect("it was asked to stop");
+        }
     }
 }
