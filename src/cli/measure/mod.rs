@@ -1,35 +1,36 @@
-//! Measures the connections of a cluster and shows the results, for `bench links` and `verify`.
+//! Measures the connections of a cluster, for `bench links` and `verify`.
 //!
-//! Does not judge the results; `engine::links` does.
+//! Does not judge the results; `engine::links` does. [`outcome`] shows them.
 //!
 //! *Invariant:* only measurements that the command asked to run together overlap; all others run
 //! one after another.
 
+mod outcome;
+
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
 use super::meter::Meter;
 use super::progress::Measuring;
-use super::{heat, output, source};
+use super::{output, source};
 use crate::cluster::{self, Control, Handle};
 use crate::engine::links::trials::{self, Measures as _};
-use crate::engine::links::{self, Background, Figure, Measured, Pair, Verdict};
+use crate::engine::links::{self, Background, Figure, Measured, Pair};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan, WorkerPlan};
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState};
 use crate::topology::Topology;
-use crate::units::{Size, Span};
+use crate::units::Span;
 use crate::wire::native::Measurement;
 use crate::wire::peer::MemoryKind;
 use crate::wire::status::MissingPort;
+pub(super) use outcome::{Form, Outcome};
 
 /// An ordered pair of workers.
 type Way = (String, String);
@@ -90,20 +91,6 @@ pub(super) enum Memory {
     Device,
     /// Both, one after the other
     Both,
-}
-
-/// How it is shown.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Form {
-    /// A row for each pair and size
-    #[default]
-    Table,
-    /// A coloured matrix for each size
-    Heat,
-    /// JSON with a stable schema
-    Json,
-    /// The matrices as an SVG picture
-    Svg,
 }
 
 /// Which measurements run at the same time.
@@ -168,26 +155,11 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     Ok(Plan::parse(&std::fs::read_to_string(path)?)?)
 }
 
-/// The result of a measurement.
-pub(super) struct Outcome {
-    name: ClusterName,
-    simulated: bool,
-    pub(super) pairs: Vec<Pair>,
-    /// What was not measured, and why.
-    notes: Vec<String>,
-}
-
-/// The stable JSON form.
-#[derive(Serialize)]
-struct Document<'a> {
-    version: u32,
-    name: &'a ClusterName,
-    simulated: bool,
-    pairs: &'a [Pair],
-}
-
 /// Time between two checks whether the measured processes still answer.
 const LOOK: Duration = Duration::from_secs(2);
+
+/// A measurement that may take this long is announced.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Returns a failure as soon as a process that the measurement needs stops answering.
 async fn not_answering(subject: &Subject, ways: &[Way]) -> Failure {
@@ -277,6 +249,13 @@ impl Ways {
             .collect();
         let all: usize =
             memories.iter().map(|memory| ways.len() * (1 + sizes(*memory).len())).sum();
+        self.tell_longest(
+            all,
+            memories
+                .iter()
+                .map(|memory| ways.len() + groups(ways, together).len() * sizes(*memory).len())
+                .sum(),
+        );
         let progress = Measuring::new(all as u64, self.quiet);
         for &memory in &memories {
             let ways = self.with_memory(&subject.plan, ways, memory);
@@ -309,6 +288,23 @@ impl Ways {
             }
         }
         Ok(())
+    }
+
+    /// Tells how long the measurements take at most, if that is more than somebody expects of a
+    /// command that shows nothing; `one_by_one` of them are not at the same time as others.
+    fn tell_longest(&self, all: usize, one_by_one: usize) {
+        let longest = u32::try_from(one_by_one).map(|count| self.budget.0.saturating_mul(count));
+        if let Ok(longest) = longest
+            && longest >= LONG
+            && !self.quiet
+        {
+            output::note(&format!(
+                "{all} measurements may take {} with a budget of {} each, and longer over slow \
+                 lanes; --budget, --from and --to shorten this",
+                Span(longest),
+                self.budget
+            ));
+        }
     }
 
     /// The ordered pairs that were requested.
@@ -412,107 +408,4 @@ fn rows(background: Background<'_>, streams: &[Measurement], results: &[Measured
     };
     let row = |stream| Some(links::row(background, stream, result_of(stream)?));
     streams.iter().filter_map(row).collect()
-}
-
-impl Outcome {
-    /// The outcome of a measurement that has not begun.
-    pub(super) fn of(subject: &Subject) -> Self {
-        let simulated = subject.plan.machine.simulated;
-        Self { name: subject.name.clone(), simulated, pairs: Vec::new(), notes: Vec::new() }
-    }
-
-    /// Prints the answer: how many pairs are as expected, and those that are not.
-    pub(super) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
-        output::print(&self.answer(strict))?;
-        self.notes.iter().for_each(|note| output::note(note));
-        if std::io::stdout().is_terminal() {
-            output::note(&"-o table shows each pair, -o heat a matrix");
-        }
-        if self.simulated {
-            output::note(&"the GPUs are simulated: these are figures of host memory");
-        }
-        Ok(())
-    }
-
-    /// How many pairs are as expected, and the rows of those that are not, or that are slow.
-    pub(super) fn answer(&self, strict: bool) -> String {
-        let fails = |pair: &&Pair| !pair.verdict.is_good(strict);
-        let bad = self.pairs.iter().filter(fails).count();
-        let told: Vec<&Pair> =
-            self.pairs.iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
-        let all = self.pairs.len();
-        let mut text = format!("{} of {all} ok", all - bad);
-        let ranges: Vec<String> = [MemoryKind::Host, MemoryKind::Device]
-            .into_iter()
-            .filter_map(|memory| {
-                let of = self.pairs.iter().filter(|pair| pair.memory == memory);
-                let rates: Vec<f64> = of.filter_map(|pair| pair.gb_per_s).collect();
-                let least = rates.iter().copied().reduce(f64::min)?;
-                let most = rates.iter().copied().reduce(f64::max)?;
-                let (least, most) = (heat::figure(least), heat::figure(most));
-                Some(format!("{memory} memory {least} to {most} GB/s"))
-            })
-            .collect();
-        if !ranges.is_empty() {
-            text.push_str(&format!(": {}", ranges.join(", ")));
-        }
-        text.push('\n');
-        if !told.is_empty() {
-            text.push_str(&format!("\n{}", table(told.into_iter())));
-        }
-        text
-    }
-
-    /// Prints the rows.
-    pub(super) fn show(&self, form: Form) -> Result<(), Failure> {
-        match form {
-            Form::Json => {
-                let Outcome { name, simulated, pairs, .. } = self;
-                output::print_json(&Document { version: 1, name, simulated: *simulated, pairs })?;
-            }
-            Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
-            Form::Heat => {
-                let width = output::columns().unwrap_or(usize::MAX);
-                output::print(&heat::terminal(&self.pairs, width))?;
-            }
-            Form::Table => output::print(&table(self.pairs.iter()))?,
-        }
-        self.notes.iter().for_each(|note| output::note(note));
-        if self.simulated && matches!(form, Form::Table | Form::Heat) {
-            output::note(&"the GPUs are simulated: these are figures of host memory");
-        }
-        Ok(())
-    }
-}
-
-/// Rows as text. The latency is that of a small message, one way.
-fn table<'a>(pairs: impl Iterator<Item = &'a Pair>) -> String {
-    let headings =
-        ["from", "to", "memory", "size", "GB/s", "limit", "µs one way", "lanes", "verdict"];
-    output::table(&headings, pairs.map(cells))
-}
-
-fn cells(pair: &Pair) -> Vec<String> {
-    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-    vec![
-        pair.from.clone(),
-        pair.to.clone(),
-        pair.memory.to_string(),
-        Size::Bytes(pair.size_bytes).to_string(),
-        pair.gb_per_s.map_or("-".to_owned(), heat::figure),
-        limit(pair),
-        number(pair.latency_us),
-        pair.lanes.join(" "),
-        pair.verdict.to_string(),
-    ]
-}
-
-/// `450 (NV18)`; where there is no fixed limit, the usual value: `~10 (host memory)`.
-fn limit(pair: &Pair) -> String {
-    let link = pair.link.as_deref().unwrap_or_default();
-    match (pair.limit_gb_per_s, pair.usual_gb_per_s) {
-        (Some(most), _) => format!("{most:.0} ({link})"),
-        (None, Some(usual)) => format!("~{usual:.0} ({link})"),
-        (None, None) => "-".to_owned(),
-    }
 }
