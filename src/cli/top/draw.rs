@@ -214,9 +214,7 @@ impl View<'_> {
             (None, None) => {
                 let tone = match state.state {
                     ClusterPhase::Ready => Tone::Good,
-                    ClusterPhase::Unresponsive | ClusterPhase::Degraded | ClusterPhase::Failed => {
-                        Tone::Bad
-                    }
+                    ClusterPhase::Degraded | ClusterPhase::Failed => Tone::Bad,
                     _ => Tone::Middling,
                 };
                 first.push(self.said(state.state.to_string(), tone));
