@@ -256,9 +256,10 @@ impl Guardian {
                 }
             }
             if ready.ready().is_readable() {
-                match ready.try_io(|channel| channel.get_ref().receive::<Report>()) {
-                    Ok(received) => return received.ok().flatten().map(|(report, _)| report),
-                    Err(_) => {} // Nothing to read after all.
+                // An error means that there was nothing to read after all.
+                let received = ready.try_io(|channel| channel.get_ref().receive::<Report>());
+                if let Ok(received) = received {
+                    return received.ok().flatten().map(|(report, _)| report);
                 }
             }
         }
