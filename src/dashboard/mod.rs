@@ -28,7 +28,8 @@ mod opening;
 mod server;
 mod watch;
 
-use std::io::{self, Write};
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -115,8 +116,8 @@ impl DashboardError {
             ),
             Self::Bind { .. } => Some("port 0 takes a free one".to_owned()),
             Self::TokenFile { .. } => Some(
-                "it is created if it is missing; otherwise it has at least 16 letters or digits and \
-                 is closed to other users (chmod 600)"
+                "it is created if it is missing; otherwise it is a regular file with at least 16 \
+                 letters or digits, and is closed to other users (chmod 600)"
                     .to_owned(),
             ),
             Self::Directory(error) => error.hint(),
@@ -202,20 +203,28 @@ impl Dashboard {
     }
 }
 
+/// Longest file of a token in bytes; what is longer is no token.
+const TOKEN_FILE_LIMIT: u64 = 4096;
+
 /// The token in a file, which is created if it is missing; without a file a new one.
 fn token(file: Option<&Path>) -> Result<Token, DashboardError> {
     let Some(path) = file else { return Token::new().map_err(DashboardError::Token) };
     let failed = |source| DashboardError::TokenFile { path: path.to_owned(), source };
-    match std::fs::read_to_string(path) {
-        Ok(text) => {
-            let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
-            let closed = mode & 0o077 == 0;
-            let token = Token::known(text.trim()).filter(|_| closed);
+    // Opening a pipe in blocking mode would wait for its writer.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    match opened {
+        Ok(file) => {
+            let about = file.metadata().map_err(failed)?;
+            let closed = about.is_file() && about.permissions().mode() & 0o077 == 0;
+            let short = about.len() <= TOKEN_FILE_LIMIT;
+            let mut text = String::new();
+            file.take(TOKEN_FILE_LIMIT).read_to_string(&mut text).map_err(failed)?;
+            let token = Token::known(text.trim()).filter(|_| closed && short);
             token.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let token = Token::new().map_err(DashboardError::Token)?;
-            let mut options = std::fs::OpenOptions::new();
+            let mut options = OpenOptions::new();
             let created = options.write(true).create_new(true).mode(0o600).open(path);
             created.and_then(|mut file| writeln!(file, "{}", token.as_str())).map_err(failed)?;
             Ok(token)
@@ -231,5 +240,27 @@ impl Drop for Removed {
     fn drop(&mut self) {
         // A socket that is left behind is in nobody's way but the next one's.
         let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+
+    #[test]
+    fn a_token_is_read_from_a_short_regular_file_alone() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe that nobody writes to");
+        let long = folder.path().join("long");
+        let fresh = folder.path().join("fresh");
+        let made = token(Some(&fresh)).expect("a new one");
+        assert_eq!(token(Some(&fresh)).expect("the same").as_str(), made.as_str());
+        std::fs::write(&long, "a".repeat(1 << 20)).expect("written");
+        std::fs::set_permissions(&long, PermissionsExt::from_mode(0o600)).expect("closed");
+        for path in [&pipe, &long, Path::new("/dev/zero"), folder.path()] {
+            assert!(token(Some(path)).is_err(), "{}", path.display());
+        }
     }
 }

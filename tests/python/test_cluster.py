@@ -398,3 +398,17 @@ class TestStarts:
 def test_wrong_keywords_are_refused_before_anything_starts(kwargs, error, words):
     with pytest.raises(error, match=words):
         LocalCUDACluster(**{**QUIET, **kwargs})
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_scaling_a_cluster_that_ends_raises_nothing_in_the_background(end, caplog, capfd):
+    cluster = LocalCUDACluster(**MACHINE, n_workers=2, protocol="tcp")
+    with cluster:
+        cluster.scale(1)
+        if end == "killed":
+            os.kill(cluster._owned.state()["supervisor_pid"], 9)
+            cluster.scale(2)
+            eventually(lambda: cluster.status == Status.closed)
+    assert cluster.workers == {} and len(cluster.scheduler_info["workers"]) == 0
+    assert "workers=0" in repr(cluster)
+    assert "Traceback" not in caplog.text + capfd.readouterr().err

@@ -391,6 +391,8 @@ class LocalCUDACluster(Cluster):
         if self._owned is not None:
             self._owned.release()
             await self._until_ended(self._owned)
+            self._requested.clear()
+            self.scheduler_info = SchedulerInfo({**self.scheduler_info, "workers": {}})
         self._release.close()
 
     async def _until_ended(self, owned: core.Owned) -> None:
@@ -477,7 +479,7 @@ class LocalCUDACluster(Cluster):
         kept = list(self._requested)[:n]
         new = [name for name in self._processes if name not in self._requested]
         self._requested = dict.fromkeys([*kept, *new[: n - len(kept)]])
-        self.loop.add_callback(self._correct)
+        self.loop.add_callback(self._try_to_correct)
         return NoOpAwaitable() if self.asynchronous else None
 
     def _needed(self, memory: Any, cores: int | None) -> int:
@@ -489,6 +491,15 @@ class LocalCUDACluster(Cluster):
         if cores is not None and planned and planned[0].threads:
             needed = max(needed, -(-cores // planned[0].threads))
         return int(needed)
+
+    async def _try_to_correct(self) -> None:
+        """The same as `_correct`, for nobody who waits."""
+        try:
+            await self._correct()
+        except (OSError, ClusterError) as error:
+            # What was asked of a cluster that is being closed is no longer wanted.
+            if self.status == Status.running:
+                logger.warning("%s could not be scaled: %s", self.name, error)
 
     async def _correct(self) -> None:
         """Ends and starts workers until those run that are requested."""
