@@ -190,15 +190,14 @@ def metrics(worker: Any) -> dict[str, int]:
 def _warn(connection: Any) -> None:
     """Says once that the system does not let processes read each other's memory."""
     global _warned
-    if _warned or not connection.refused:
+    if _warned or not (why := connection.refused):
         return
     _warned = True
     way = "through memory that both map" if connection.lanes[2] else "over Unix sockets"
     logger.warning(
-        "native:// may not read the memory of its peers; large frames go %s instead; hint: "
-        "kernel.yama.ptrace_scope is above 0, or a container's seccomp profile forbids "
-        "process_vm_readv",
+        "native:// may not read the memory of its peers; large frames go %s instead; hint: %s",
         way,
+        why,
     )
 
 

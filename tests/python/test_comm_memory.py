@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -326,6 +327,67 @@ def test_where_processes_may_not_read_each_other_mapped_memory_carries_on_and_it
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "may not read the memory" in line]
     assert len(said) == 1 and "through memory that both map" in said[0], done.stderr
+
+
+ANOTHER = """
+import asyncio, logging, sys
+import numpy as np
+from distributed.comm import connect, listen
+from distributed.protocol import to_serialize
+import cuda_cluster.comm as comm
+
+async def echo(end):
+    for _ in range(3):
+        await end.write({"data": to_serialize((await end.read())["data"])})
+    await end.write(end.extra_info["copies"][0])
+
+async def serve():
+    async with listen("native://127.0.0.1:0", echo) as listener:
+        print(listener.contact_address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+async def come(address):
+    end = await connect(address)
+    for seed in range(3):
+        data = np.full(9_000_000, seed, dtype="u1")
+        _, got = await asyncio.gather(end.write({"data": to_serialize(data)}), end.read())
+        assert np.array_equal(got["data"], data)
+    print(end.extra_info["copies"][0], await end.read(), flush=True)
+
+logging.basicConfig(level=logging.WARNING)
+asyncio.run(come(sys.argv[1]) if len(sys.argv) > 1 else serve())
+"""
+
+
+@pytest.mark.parametrize("is_each", [False, True], ids=["connector", "each"])
+@pytest.mark.parametrize(
+    ("namespace", "cause"), [("pid", "another pid namespace"), ("user", "process's user namespace")]
+)
+def test_in_a_namespace_of_its_own_a_process_reads_no_other_and_is_told_why(
+    namespace, cause, is_each
+):
+    within = ["unshare", "--fork", "--kill-child", f"--{namespace}"]
+    within += ["--map-root-user"] if namespace == "user" else []
+    if shutil.which("unshare") is None or subprocess.run([*within, "true"], check=False).returncode:
+        pytest.skip(f"no {namespace} namespace can be made here")
+    program = [sys.executable, "-c", ANOTHER]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    server = subprocess.Popen([*(within * is_each), *program], text=True, **streams)
+    try:
+        address = server.stdout.readline().strip()
+        done = subprocess.run(
+            [*within, *program, address], capture_output=True, text=True, timeout=300, check=False
+        )
+        _, said_there = server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.wait()
+    assert done.returncode == 0, done.stderr
+    # Who is outside may read who is within.
+    assert done.stdout.split() == ["False", str(not is_each)], done.stderr + said_there
+    for said, is_told in [(done.stderr, True), (said_there, is_each)]:
+        assert said.count("may not read the memory") == is_told, said
+        assert (cause in said) == is_told, said
 
 
 def test_an_unknown_lane_is_an_error_that_names_the_others():

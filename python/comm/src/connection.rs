@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::mapped::Mapped;
 use crate::memory::arena::Arena;
 use crate::outbox::{Frame, Outbox, Writing};
+use crate::peer::Barrier;
 #[cfg(feature = "plane")]
 use crate::plane::Transfer;
 use crate::reader::{Granted, Message, Span};
@@ -83,8 +84,8 @@ pub(crate) struct Peer {
     pub(crate) copies: bool,
     /// Whether this process copies those of the peer.
     pub(crate) is_copied: bool,
-    /// Whether the system did not permit that.
-    pub(crate) is_refused: bool,
+    /// What prevents that, if it was tried.
+    pub(crate) barrier: Option<Barrier>,
     /// Whether each maps the other's shared memory.
     pub(crate) maps: bool,
 }
@@ -248,9 +249,9 @@ impl Connection {
         self.state().peer.waits()
     }
 
-    /// Whether the system does not permit this process to copy from the peer's memory.
-    pub fn is_refused(&self) -> bool {
-        self.state().peer.is_refused
+    /// What prevents this process from copying from the peer's memory, if it tried.
+    pub fn barrier(&self) -> Option<Barrier> {
+        self.state().peer.barrier
     }
 
     /// Whether this process copies large frames from the peer's memory, the peer those of this one,

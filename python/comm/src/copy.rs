@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use nix::unistd::Pid;
 
+use crate::peer::Barrier;
 use crate::reader::Message;
 
 /// Most bytes of one call, so that a copy that nobody waits for any more ends soon.
@@ -28,12 +29,19 @@ const PARTS: usize = 1024;
 const THREADS: usize = 2;
 
 /// Whether this process can read the memory of that one, where `token` lies at `address`.
-pub(crate) fn can_read(pid: Pid, address: u64, token: &[u8]) -> bool {
+pub(crate) fn can_read(pid: Pid, address: u64, token: &[u8]) -> Result<(), Barrier> {
+    if pid.as_raw() == 0 {
+        return Err(Barrier::NoNumber);
+    }
     let mut read = vec![0; token.len()];
     let part = Part { address, to: read.as_mut_ptr(), len: read.len() };
     // SAFETY: the vector is writable.
     let done = unsafe { read_all(pid, vec![part]) };
-    done.is_ok() && read == token
+    match done {
+        Ok(()) if read == token => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Barrier::Forbidden),
+        _ => Err(Barrier::NotThere),
+    }
 }
 
 /// Fills the blocks that are to be copied from the sender's memory.
@@ -316,10 +324,12 @@ mod tests {
         let token = [5_u8; 32];
         let at = token.as_ptr().addr() as u64;
         let own = Pid::this();
-        assert!(can_read(own, at, &token));
-        assert!(!can_read(own, at, &[6; 32]), "another process's");
-        assert!(!can_read(own, 8, &token), "nothing is there");
-        assert!(!can_read(Pid::from_raw(i32::MAX), at, &token), "no such process");
+        assert_eq!(can_read(own, at, &token), Ok(()));
+        let not_there = Err(Barrier::NotThere);
+        assert_eq!(can_read(own, at, &[6; 32]), not_there, "another process's");
+        assert_eq!(can_read(own, 8, &token), not_there, "nothing is there");
+        assert_eq!(can_read(Pid::from_raw(i32::MAX), at, &token), not_there, "no such process");
+        assert_eq!(can_read(Pid::from_raw(0), at, &token), Err(Barrier::NoNumber));
     }
 
     #[test]

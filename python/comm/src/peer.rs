@@ -1,4 +1,4 @@
-//! Whose process is at the other end of a Unix socket.
+//! Whose process is at the other end of a Unix socket, and why its memory cannot be read.
 //!
 //! *Invariant:* a process is told to be this user's only if the kernel tells users apart by its
 //! number. In a user namespace it shows all users that have none there as one.
@@ -30,6 +30,55 @@ pub(crate) fn of(socket: &impl AsFd) -> Result<Peer, Errno> {
     Ok(Peer::Own(Pid::from_raw(peer.pid())))
 }
 
+/// What prevents this process from reading the memory of another of its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barrier {
+    /// It has no number in this pid namespace.
+    NoNumber,
+    /// The kernel doesn't permit it.
+    Forbidden,
+    /// What it said does not lie there.
+    NotThere,
+}
+
+impl Barrier {
+    /// For the user: what has caused it, as far as this process can see.
+    pub fn why(self) -> String {
+        let file = |path| fs::read_to_string(path).unwrap_or_default();
+        match self {
+            Self::NoNumber => "the peer is in another pid namespace, as a container has; give \
+                both the same (docker run --pid)"
+                .to_owned(),
+            Self::NotThere => "the peer's memory is not that of the process that connected; do \
+                pid namespaces lie between them?"
+                .to_owned(),
+            Self::Forbidden => forbidden(
+                &file("/proc/sys/kernel/yama/ptrace_scope"),
+                &file("/proc/self/status"),
+                &file("/proc/self/uid_map"),
+            ),
+        }
+    }
+}
+
+/// What may have forbidden it, after Yama's setting, this process's status and its map of users.
+fn forbidden(scope: &str, status: &str, map: &str) -> String {
+    let mut causes = Vec::new();
+    if !matches!(scope.trim(), "" | "0") {
+        causes.push(format!("kernel.yama.ptrace_scope is {}", scope.trim()));
+    }
+    if status.lines().any(|line| line.split_whitespace().eq(["Seccomp:", "2"])) {
+        causes.push("a seccomp profile, as a container has, forbids process_vm_readv".to_owned());
+    }
+    if !is_everybody(map) {
+        causes.push("the peer is outside this process's user namespace".to_owned());
+    }
+    if causes.is_empty() {
+        causes.push("the kernel or a security module forbids process_vm_readv".to_owned());
+    }
+    causes.join(", or ")
+}
+
 fn has_number_of_its_own(user: u32) -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(OVERFLOW);
@@ -43,7 +92,23 @@ fn is_everybody(map: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_everybody;
+    use super::{forbidden, is_everybody};
+
+    #[test]
+    fn what_forbids_to_read_is_named() {
+        let (everybody, status) = ("0 0 4294967295\n", "Name:\tpython\nSeccomp:\t0\n");
+        let filtered = "Name:\tpython\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        for (scope, status, map, said) in [
+            ("1\n", status, everybody, "kernel.yama.ptrace_scope is 1"),
+            ("0\n", status, "0 1000 1\n", "the peer is outside this process's user namespace"),
+            ("", filtered, everybody, "a seccomp profile, as a container has, forbids"),
+            ("", status, everybody, "the kernel or a security module forbids"),
+        ] {
+            let told = forbidden(scope, status, map);
+            assert!(told.starts_with(said) && !told.contains(", or "), "{told}");
+        }
+        assert_eq!(forbidden("1\n", filtered, "0 1000 1\n").matches(", or ").count(), 2);
+    }
 
     #[test]
     fn only_the_first_namespace_has_a_number_for_everybody() {

@@ -357,10 +357,10 @@ impl Connection {
         Ok(self.here()?.host())
     }
 
-    /// Whether the system does not permit this process to copy from the peer's memory.
+    /// Why this process cannot copy from the peer's memory, if it tried.
     #[getter]
-    fn refused(&self) -> PyResult<bool> {
-        Ok(self.here()?.is_refused())
+    fn refused(&self) -> PyResult<Option<String>> {
+        Ok(self.here()?.barrier().map(peer::Barrier::why))
     }
 
     /// Whether this process can copy large frames of the peer, the peer those of this one, and each

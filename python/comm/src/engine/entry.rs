@@ -98,14 +98,16 @@ impl Entry {
         // The kernel says who is at the other end of a Unix socket: someone who could read the file
         // with the secret, too.
         let secret = settings.secret.filter(|_| !is_local);
-        let process = process.filter(|pid| settings.lane.copies() && pid.as_raw() > 0);
+        let copies = is_local && settings.lane.copies();
+        let process = process.filter(|_| copies);
         let maps = is_local && settings.lane.maps() && engine.shares();
         let own = Hello {
             role: end.role(),
             has_secret: secret.is_some(),
             maps,
             nonce,
-            token_at: process.map_or(0, |_| engine.token.as_ptr().addr() as u64),
+            // A peer may have a number for this process where this one has none for the peer.
+            token_at: if copies { engine.token.as_ptr().addr() as u64 } else { 0 },
             token: engine.token,
             host: settings.host.clone(),
         };
@@ -230,11 +232,11 @@ impl Entry {
                     match step.map_err(|refusal| refused(&self.connection, &self.end, refusal))? {
                         Greeted::More => return Ok(()),
                         Greeted::Heard(hello) => {
-                            let process = self.process.filter(|_| hello.token_at != 0);
-                            self.peer.is_copied = process.is_some_and(|pid| {
-                                copy::can_read(pid, hello.token_at, &hello.token)
-                            });
-                            self.peer.is_refused = process.is_some() && !self.peer.is_copied;
+                            if let Some(process) = self.process.filter(|_| hello.token_at != 0) {
+                                let read = copy::can_read(process, hello.token_at, &hello.token);
+                                self.peer.is_copied = read.is_ok();
+                                self.peer.barrier = read.err();
+                            }
                             self.peer.maps = self.maps && hello.maps;
                             if let End::Listener(_) = self.end {
                                 self.peer.host = hello.host;
