@@ -7,9 +7,6 @@ import tempfile
 import pytest
 from conftest import MACHINE
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
 #: A program with a task that prints, and one that fails.
 PRINTS = """
 import sys
@@ -28,9 +25,33 @@ if __name__ == "__main__":
 """
 
 
-def printed(kwargs, module="cuda_cluster.dask", name="LocalCUDACluster"):
+#: A program with a task that needs more memory than its worker may have, and workers that end as asked.
+FILLS = """
+import time
+from {module} import {name} as Cluster
+from distributed import Client, KilledWorker
+
+def fill():
+    held = bytearray(2_000_000_000)
+    for page in range(0, len(held), 4096):
+        held[page] = 1
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with Cluster(**{kwargs!r}) as cluster, Client(cluster) as client:
+        assert isinstance(client.submit(fill).exception(), KilledWorker)
+        client.wait_for_workers(2)
+        print("a new page begins", flush=True)
+        client.restart()
+        cluster.scale(1)
+        while len(cluster.scheduler_info["workers"]) > 1:
+            time.sleep(0.05)
+"""
+
+
+def printed(kwargs, module="cuda_cluster.dask", name="LocalCUDACluster", program=PRINTS):
     """What such a program shows: on standard output, and on standard error."""
-    script = PRINTS.format(module=module, name=name, kwargs=kwargs)
+    script = program.format(module=module, name=name, kwargs=kwargs)
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(script)
         file.flush()
@@ -39,6 +60,7 @@ def printed(kwargs, module="cuda_cluster.dask", name="LocalCUDACluster"):
     return done.stdout, done.stderr
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_what_workers_print_is_seen_as_with_a_local_cluster():
     kwargs = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "protocol": "tcp"}
     ours, theirs = {**MACHINE, **kwargs}, {**kwargs, "dashboard_address": ":0"}
@@ -54,3 +76,16 @@ def test_what_workers_print_is_seen_as_with_a_local_cluster():
     out, err = printed({**ours, "silence_logs": False})
     assert out.count("printed by a task") == 2 and "INFO" in err
     assert printed({**ours, "relay": False}) == ("", "")
+
+
+# Without that check: the files of a cluster whose workers died are kept.
+def test_a_worker_that_was_ended_for_its_memory_is_told_and_one_that_ended_as_asked_is_not():
+    kwargs = {**MACHINE, "n_workers": 2, "dashboard_address": None, "protocol": "tcp",
+              "memory_limit": "500MB"}  # fmt: skip
+    _, err = printed(kwargs, program=FILLS)
+    told = [line for line in err.splitlines() if " - cuda_cluster - " in line]
+    assert len(told) == 4, err
+    for line in told:
+        assert "WARNING - gpu" in line and "memory limit of 500 MB" in line and "SIGKILL" in line
+    _, err = printed({**kwargs, "silence_logs": "error"}, program=FILLS)
+    assert " - cuda_cluster - " not in err

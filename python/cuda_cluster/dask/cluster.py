@@ -312,6 +312,7 @@ class LocalCUDACluster(Cluster):
             )
             weakref.finalize(self, self._relay.expect_end)
             self._release.callback(self._relay.stop)
+            self._owned.subscribe(self._relay.tell)
         self._owned.subscribe(_Subscriber(self))
         return state
 

@@ -1,7 +1,8 @@
 """Shows here what a cluster's processes print, as `LocalCluster` shows it.
 
 They write into log files. A thread follows these and passes on what is new: what tasks print to
-standard output, records of Dask's loggers to standard error.
+standard output, records of Dask's loggers to standard error. Beside them it is told which processes
+died, as a nanny would tell it, in the words of `cuda-cluster events`.
 
 *Invariant:* the logs keep everything; nothing waits for whoever reads here.
 """
@@ -15,6 +16,8 @@ import sys
 import threading
 from datetime import datetime
 from typing import IO, Any
+
+from cuda_cluster.model import Event
 
 #: Seconds between two looks at the logs.
 LOOK = 0.1
@@ -125,6 +128,8 @@ class Relay:
         #: Since when the cluster ends, in the form of records.
         self._ends_since: str | None = None
         self._stopped = threading.Event()
+        #: How processes ended that have not been started again.
+        self._ends: dict[str, str] = {}
         self._find(at_end=True)
         self._thread = threading.Thread(target=self._follow, name="cuda-cluster relay", daemon=True)
         self._thread.start()
@@ -132,6 +137,26 @@ class Relay:
     def expect_end(self) -> None:
         """From now on only what tasks print is shown: records are those of a wanted end."""
         self._ends_since = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
+
+    def tell(self, event: Event | None) -> None:
+        """Shows how a process ended that nobody asked to end; of a cluster's events, these."""
+        if event is None or event.process is None or self._ends_since is not None:
+            return
+        if event.event == "exited":
+            self._ends[event.process] = event.json["reason"]
+        elif event.event == "restarting":
+            reason = self._ends.pop(event.process, None)
+            if reason is not None and event.json["deaths_at_work"]:
+                self._say(logging.WARNING, event, reason)
+        elif event.event == "failed":
+            self._say(logging.ERROR, event, f"failed: {event.json['reason']}")
+
+    def _say(self, level: int, event: Event, text: str) -> None:
+        if level >= self._least:
+            at = datetime.fromisoformat(event.at.replace("Z", "+00:00")).astimezone()
+            time = at.strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
+            name = logging.getLevelName(level)
+            _write(sys.stderr, f"{time} - cuda_cluster - {name} - {event.process}: {text}")
 
     def stop(self) -> None:
         """Shows what is left, also of files that are deleted already, and ends."""
