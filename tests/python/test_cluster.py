@@ -406,9 +406,9 @@ def test_scaling_a_cluster_that_ends_raises_nothing_in_the_background(end, caplo
     with cluster:
         cluster.scale(1)
         if end == "killed":
-            os.kill(cluster._owned.state()["supervisor_pid"], 9)
+            os.kill(cluster._attached.state().supervisor_pid, 9)
             cluster.scale(2)
-            eventually(lambda: cluster.status == Status.closed)
+            eventually(lambda: cluster.status == Status.closed, "its end is noticed")
     assert cluster.workers == {} and len(cluster.scheduler_info["workers"]) == 0
     assert "workers=0" in repr(cluster)
     assert "Traceback" not in caplog.text + capfd.readouterr().err
