@@ -17,7 +17,7 @@ It does not encrypt: where Dask requires encryption, use ``tls://``.
 Configuration, under ``distributed.comm.native``:
 
 ``secret-file``
-    A file with 64 hexadecimal digits. If set, both ends of every TCP connection must know the secret.
+    A file with 64 hexadecimal digits that is not open to all users. If set, both ends of every TCP connection must know the secret.
     Connections of one user's processes on one machine need none: the kernel tells who they are.
 ``lane``
     How large frames travel: "auto", or on one machine only "mapped", "copied" or "socket", or
@@ -40,6 +40,7 @@ import importlib.util
 import logging
 import os
 import socket
+import stat
 import sys
 import weakref
 from collections.abc import Awaitable, Callable
@@ -116,7 +117,9 @@ def _secret(path: str | None) -> bytes | None:
     if path is None:
         return None
     try:
-        secret = bytes.fromhex(Path(path).read_text().strip())
+        with open(path) as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read()
+        secret = bytes.fromhex(text.strip())
     except OSError as error:
         raise ValueError(
             f"{path} can't be read: {error.strerror}; "
@@ -124,6 +127,9 @@ def _secret(path: str | None) -> bytes | None:
         ) from error
     except ValueError:
         secret = b""
+    if stat.S_ISREG(mode) and mode & 0o007:
+        # Whoever knows the secret can run code in this process. A group may share one.
+        raise ValueError(f"{path} is open to all users; hint: chmod 600 {path}")
     if len(secret) != 32:
         raise ValueError(
             f"{path} is not a secret: 64 hexadecimal digits; "

@@ -349,6 +349,7 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
     secrets = [tmp_path / "one", tmp_path / "other"]
     for number, secret in enumerate(secrets):
         secret.write_text(f"{number:064x}\n")
+        secret.chmod(0o600)
 
     def knowing(secret):
         return dask.config.set({"distributed.comm.native.secret-file": str(secret)})
@@ -370,6 +371,9 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
                     pytest.raises(FatalCommClosedError, match="the peer has a secret"),
                 ):
                     await connect(listener.contact_address, timeout=1)
+    secrets[1].chmod(0o644)
+    with knowing(secrets[1]), pytest.raises(ValueError, match="open to all users; hint: chmod 600"):
+        await listen(ADDRESS, serve).start()
     secrets[0].write_text("not a secret")
     with knowing(secrets[0]), pytest.raises(ValueError, match="64 hexadecimal digits"):
         await listen(ADDRESS, serve).start()

@@ -83,6 +83,7 @@ async def test_a_worker_with_another_secret_says_why_once_and_tries_more_slowly(
     monkeypatch.setattr(comm._refusals, "_refused", {})
     for number in range(2):
         (tmp_path / str(number)).write_text(f"{number:064x}\n")
+        (tmp_path / str(number)).chmod(0o600)
     key = "distributed.comm.native.secret-file"
     pauses, sleep = [], asyncio.sleep
 

@@ -245,7 +245,7 @@ async def test_users_that_a_namespace_does_not_tell_apart_need_the_secret():
     with tempfile.NamedTemporaryFile("w") as secret:
         secret.write("5" * 64)
         secret.flush()
-        os.chmod(secret.name, 0o644)
+        os.chmod(secret.name, 0o640)
         knows = {"DASK_DISTRIBUTED__COMM__NATIVE__SECRET_FILE": secret.name}
         server = await start("61001", env=knows)
         try:
