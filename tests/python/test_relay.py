@@ -24,6 +24,39 @@ if __name__ == "__main__":
         assert isinstance(client.submit(work, 0).exception(), ZeroDivisionError)
 """
 
+#: A program with a task in whose process Python itself complains, in the words that it has for that.
+COMPLAINS = """
+from {module} import {name} as Cluster
+from distributed import Client
+
+class Thrower:
+    def __del__(self):
+        raise OSError("thrown by a finalizer")
+
+def complain():
+    import asyncio, gc, threading
+
+    async def fail():
+        raise OSError("thrown by a coroutine")
+
+    async def forget():
+        asyncio.ensure_future(fail())
+        await asyncio.sleep(0)
+
+    Thrower()
+    asyncio.run(forget())
+    gc.collect()
+    thread = threading.Thread(target=lambda: 1 // 0)
+    thread.start()
+    thread.join()
+    print("printed by a task")
+
+if __name__ == "__main__":
+    with Cluster(**{kwargs!r}) as cluster, Client(cluster) as client:
+        client.submit(complain).result()
+        # The second shows that the first was passed on to its end.
+        client.submit(print, "and by another").result()
+"""
 
 #: A program with a task that needs more memory than its worker may have, and workers that end as asked.
 FILLS = """
@@ -76,6 +109,15 @@ def test_what_workers_print_is_seen_as_with_a_local_cluster():
     out, err = printed({**ours, "silence_logs": False})
     assert out.count("printed by a task") == 2 and "INFO" in err
     assert printed({**ours, "relay": False}) == ("", "")
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_what_python_complains_of_in_a_worker_is_no_output_of_its_tasks():
+    kwargs = {**MACHINE, "n_workers": 1, "dashboard_address": None, "protocol": "tcp"}
+    out, err = printed(kwargs, program=COMPLAINS)
+    assert out.splitlines() == ["printed by a task", "and by another"], out
+    for cause in ("by a finalizer", "by a coroutine", "ZeroDivisionError"):
+        assert cause in err and err.count("Traceback (most recent call last):") == 3
 
 
 # Without that check: the files of a cluster whose workers died are kept.

@@ -31,7 +31,23 @@ PARTS = {
     "Key: ": "fields",
     "The above exception was": "between",
     "During handling of": "between",
+    # What asyncio says of what failed.
+    "future: ": "between",
+    "handle: ": "between",
+    "task: ": "between",
+    "source_traceback: ": "traceback",
 }
+
+#: What Python and asyncio, whose records Dask gives no format, say on standard error.
+OF_PYTHON = (
+    "Exception ignored ",
+    "Exception in callback ",
+    "Exception in thread ",
+    "Future exception was never retrieved",
+    "Task exception was never retrieved",
+    "Task was destroyed but it is pending",
+    "Traceback (most recent call last):",
+)
 
 #: On machines that are not here, of each start.
 OF_SIMULATION = "Ignoring provided memory limit"
@@ -64,8 +80,8 @@ class _Log:
         #: What of the last record the last line was; None if it was a task's.
         self._part: str | None = None
 
-    def lines(self) -> list[str]:
-        """The complete lines since the last call."""
+    def lines(self) -> list[tuple[str, str]]:
+        """The complete lines since the last call, each with the time at which it was written."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -73,27 +89,31 @@ class _Log:
         if self._was_replaced() and self._open():
             data += self._file.read()
         *whole, self._rest = data.split(b"\n")
-        # Each has the time at which it was written first.
-        return [line.partition(b" ")[2].decode(errors="replace") for line in whole]
+        # What is without a time is of the log itself: the number of a file.
+        parts = (line.decode(errors="replace").partition(" ") for line in whole)
+        return [(at, line) for at, _, line in parts if at.endswith("Z")]
 
-    def begin_record(self, *, may_go_on: bool) -> None:
-        """Takes note of a record's first line."""
-        self._part = "between" if may_go_on else None
+    def begin(self, part: str | None, *, shown: bool) -> None:
+        """Takes note of the first line of a record, or of what Python says, and of what may follow."""
+        self._part = part
+        self.shows_record = shown
 
     def belongs_to_record(self, line: str) -> bool:
         """Whether a line is one of the last record: of a traceback, or of a task that failed."""
-        if self._part == "between":
-            starts = [part for start, part in PARTS.items() if line.startswith(start)]
-            self._part = starts[0] if starts else None if line else "between"
-            return self._part is not None
+        if self._part is None:
+            return False
         if self._part == "fields":
             self._part = self._part if line else None
             return True
-        if self._part == "traceback":
+        starts = [part for start, part in PARTS.items() if line.startswith(start)]
+        if starts:
+            self._part = starts[0]
+        elif self._part == "traceback":
             # The error stands at the end, at the beginning of its line.
             self._part = self._part if line[:1] in ("", " ") else "between"
-            return True
-        return False
+        elif line.strip():
+            self._part = None
+        return self._part is not None
 
     def _open(self) -> bool:
         try:
@@ -125,8 +145,8 @@ class Relay:
         self._least = least
         self._simulated = simulated
         self._logs: dict[str, _Log] = {}
-        #: Since when the cluster ends, in the form of records.
-        self._ends_since: str | None = None
+        #: Since when the cluster ends.
+        self._ends_since: datetime | None = None
         self._stopped = threading.Event()
         #: How processes ended that have not been started again.
         self._ends: dict[str, str] = {}
@@ -136,7 +156,9 @@ class Relay:
 
     def expect_end(self) -> None:
         """From now on only what tasks print is shown: records are those of a wanted end."""
-        self._ends_since = datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
+        now = datetime.now().astimezone()
+        # As exactly as logs tell it.
+        self._ends_since = now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def tell(self, event: Event | None) -> None:
         """Shows how a process ended that nobody asked to end; of a cluster's events, these."""
@@ -153,8 +175,7 @@ class Relay:
 
     def _say(self, level: int, event: Event, text: str) -> None:
         if level >= self._least:
-            at = datetime.fromisoformat(event.at.replace("Z", "+00:00")).astimezone()
-            time = at.strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
+            time = _time(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S,%f")[:23]
             name = logging.getLevelName(level)
             _write(sys.stderr, f"{time} - cuda_cluster - {name} - {event.process}: {text}")
 
@@ -183,26 +204,38 @@ class Relay:
 
     def _pass_on(self) -> None:
         for log in self._logs.values():
-            for line in log.lines():
-                self._show(log, line)
+            for at, line in log.lines():
+                self._show(log, at, line)
 
-    def _show(self, log: _Log, line: str) -> None:
+    def _show(self, log: _Log, at: str, line: str) -> None:
         record = RECORD.match(line)
         if record is not None:
             level = logging.getLevelName(record[1])
             shown = not isinstance(level, int) or level >= self._least
             shown = shown and not (self._simulated and OF_SIMULATION in line)
-            is_of_end = self._ends_since is not None and line[:23] >= self._ends_since
-            log.shows_record = shown and not is_of_end
+            is_of_end = self._is_of_end(line[:23])
             # Only these have more lines; as a wanted end is told of, others too.
             grave = not isinstance(level, int) or level >= logging.WARNING
-            log.begin_record(may_go_on=grave or is_of_end)
-            if log.shows_record:
-                _write(sys.stderr, line)
+            part = "between" if grave or is_of_end else None
+            log.begin(part, shown=shown and not is_of_end)
         elif not log.belongs_to_record(line):
-            _write(sys.stdout, line)
-        elif log.shows_record:
+            if not line.startswith(OF_PYTHON):
+                _write(sys.stdout, line)
+                return
+            log.begin("traceback", shown=not self._is_of_end(at))
+        if log.shows_record:
             _write(sys.stderr, line)
+
+    def _is_of_end(self, at: str) -> bool:
+        try:
+            return self._ends_since is not None and _time(at).astimezone() >= self._ends_since
+        except ValueError:
+            return False  # A task printed what resembles a record.
+
+
+def _time(text: str) -> datetime:
+    """A time as events, logs and their records have it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _write(stream: Any, line: str) -> None:

@@ -64,8 +64,15 @@ async def stop_asked():
     """Returns when this process is asked to end (SIGTERM, SIGINT)."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    # Not by the loop's own handlers: while these close, a signal prints a traceback, and afterwards
+    # it kills.
+    def handle(*_):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(asked.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        signal.signal(number, handle)
     await asked.wait()
 
 
