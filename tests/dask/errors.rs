@@ -94,6 +94,9 @@ fn a_busy_port_is_an_error_that_names_its_holder() {
         let holder = format!("port {port} is held by");
         assert!(said.stderr.contains(&holder), "{said}");
         assert!(said.stderr.contains(&format!("(pid {})", std::process::id())), "{said}");
+        let events = sandbox.base().join("busy/events.jsonl");
+        let events = std::fs::read_to_string(events).expect("events");
+        assert!(!events.contains("gpu0"), "no worker is started for nothing: {events}");
     }
 }
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import glob
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import threading
 import time
 
 import pytest
-from conftest import MACHINE, QUIET, eventually, files, others
+from conftest import MACHINE, QUIET, RUNTIME, eventually, files, others
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
 from distributed import Client, Event
 from distributed.core import Status
@@ -196,6 +198,33 @@ def test_a_start_that_fails_leaves_nothing():
     assert not files()
     gc.collect()
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "no descriptor is left")
+
+
+def test_a_worker_that_looks_for_its_scheduler_ends_when_it_is_asked_to():
+    async def story():
+        starting = asyncio.ensure_future(CUDAWorker("tcp://127.0.0.1:9", **MACHINE, gpus="0")._start())
+        await asyncio.to_thread(eventually, lambda: steps(LOOKS), "it looks for it")
+        [path] = glob.glob(EVENTS)
+        with open(path) as events:
+            starting.cancel()
+            await asyncio.to_thread(eventually, lambda: not others(), "they have ended")
+            happened = [json.loads(line) for line in events]
+        exits = [one["exit"]["code"] for one in happened if one["event"] == "exited"]
+        assert exits == [0], happened
+        assert "killed" not in {one["event"] for one in happened}
+
+    asyncio.run(story())
+
+
+#: The events of the clusters that run here, and what a worker says that waits for its scheduler.
+EVENTS = os.path.join(RUNTIME, "cuda-cluster/*/events.jsonl")
+LOOKS = "looking for the scheduler"
+
+
+def steps(words):
+    """The events in which a process says that it is about to do this."""
+    lines = [line for path in glob.glob(EVENTS) for line in open(path)]
+    return [line for line in lines if words in line]
 
 
 def test_a_stopped_supervisor_is_named_by_who_waits_for_it(monkeypatch, caplog):

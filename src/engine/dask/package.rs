@@ -14,7 +14,7 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 20] = files![
+const FILES: [(&str, &str); 21] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -25,6 +25,7 @@ const FILES: [(&str, &str); 20] = files![
     "fork_server.py",
     "gpu.py",
     "imports.py",
+    "kept_ports.py",
     "lanes.py",
     "measure.py",
     "nanny.py",

@@ -404,6 +404,7 @@ mod tests {
             (include_str!("python/gpu.py"), vec![&worker]),
             (include_str!("python/nanny.py"), vec![&worker]),
             (include_str!("python/scheduler.py"), vec![&scheduler]),
+            (include_str!("python/kept_ports.py"), vec![&scheduler]),
             (include_str!("python/ports.py"), vec![&scheduler, &worker]),
         ];
         for (text, settings) in files {

@@ -3,9 +3,6 @@
 import os
 import socket
 
-import distributed
-from distributed.utils import get_ip_interface
-
 from cuda_cluster_dask.failure import StartFailure
 
 #: The first release whose HTTP server takes an IPv6 address (`distributed.node`).
@@ -35,6 +32,8 @@ def _place(settings):
     else:
         host, reuse = settings["host"], True
         if host is None and settings["interface"] is not None:
+            from distributed.utils import get_ip_interface
+
             host = get_ip_interface(settings["interface"])
     return host, reuse
 
@@ -47,6 +46,8 @@ def dashboard_address(settings):
     """
     host, _, port = settings["dashboard_address"].rpartition(":")
     if host.startswith("[") and host.endswith("]"):
+        import distributed
+
         if tuple(map(int, distributed.__version__.split(".")[:2])) < IPV6_DASHBOARD:
             version, since = distributed.__version__, ".".join(map(str, IPV6_DASHBOARD))
             raise StartFailure(f"Dask {version} can't listen at {host}: IPv6 needs Dask {since} or newer")

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 
-from cuda_cluster_dask import imports
+from cuda_cluster_dask import imports, kept_ports
 from cuda_cluster_dask.failure import StartFailure, describe
 from cuda_cluster_dask.status import Status
 
@@ -26,11 +26,16 @@ def main(role, settings):
 def run(role, settings, status):
     """Runs a role; returns the exit status."""
     try:
+        if role == "scheduler":
+            # First, because it needs nothing that takes long to import.
+            kept_ports.choose(settings)
         status.step("importing distributed")
         return _run(role, settings, status)
     except StartFailure as failure:
         print(f"error: {failure}", file=sys.stderr)
         status.failed(str(failure))
+    except asyncio.CancelledError:
+        return 0  # Asked to end while it started.
     except BaseException as error:
         traceback.print_exc()
         if not status.is_ready:
@@ -60,8 +65,15 @@ def _run(role, settings, status):
     return asyncio_run(module.serve(settings, status), loop_factory=get_loop_factory())
 
 
-async def stop_asked():
-    """Returns when this process is asked to end (SIGTERM, SIGINT)."""
+def stop_asked(status):
+    """A task that is done when this process is asked to end (SIGTERM, SIGINT). Until it is READY, it
+    also cancels the task that calls this, which starts it."""
+    asked, starting = asyncio.create_task(_stop_asked()), asyncio.current_task()
+    asked.add_done_callback(lambda _: status.is_ready or starting.cancel())
+    return asked
+
+
+async def _stop_asked():
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 

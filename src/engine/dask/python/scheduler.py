@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import contextlib
 import gc
-import json
 import logging
 import os
 import resource
@@ -13,10 +12,10 @@ import shutil
 import time
 
 from distributed import Scheduler
-from distributed.comm import get_address_host, get_address_host_port
+from distributed.comm import get_address_host
 from distributed.utils import format_dashboard_link
 
-from cuda_cluster_dask import control, dashboard, ports, process, wakeup
+from cuda_cluster_dask import control, dashboard, kept_ports, ports, process, wakeup
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import RESTARTS
 
@@ -29,7 +28,7 @@ LOOK_AGAIN = 0.02
 
 async def serve(settings, status):
     """Runs a scheduler until it is asked to end, or closes itself; returns the exit status."""
-    asked = asyncio.create_task(process.stop_asked())
+    asked = process.stop_asked(status)
     _make_room()
     first, *copies = settings["scheduler_files"]
     async with await start(settings, status, first) as scheduler:
@@ -40,8 +39,8 @@ async def serve(settings, status):
         if settings["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["dashboard_prefix"])
             status.dashboard(dashboard_link(scheduler, settings["dashboard_prefix"]))
-        tell_other_ports(settings, scheduler, status)
-        keep_ports(settings, scheduler)
+        kept_ports.tell_others(settings, scheduler, status)
+        kept_ports.keep(settings, scheduler)
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
         adapting = adapt(settings["adapt"], scheduler)
@@ -59,7 +58,7 @@ async def start(settings, status, file):
     if (exposed := wakeup.open_ucx(settings["protocol"])) is not None:
         status.note(exposed)
     for _ in range(5):
-        port = choose_port(settings)
+        port = kept_ports.choose(settings)
         status.step(f"listening on port {port}" if port else "listening on any free port")
         try:
             return await Supervised(
@@ -69,7 +68,7 @@ async def start(settings, status, file):
                 port=port,
                 security=process.security(settings["tls"], "scheduler"),
                 dashboard=False,
-                dashboard_address=dashboard_address(settings),
+                dashboard_address=kept_ports.dashboard_address(settings),
                 http_prefix=settings["dashboard_prefix"],
                 scheduler_file=file,
             )
@@ -165,7 +164,7 @@ async def end_the_stuck(pids):
 
 def dashboard_link(scheduler, prefix):
     """Where a browser finds the dashboard."""
-    host, port = get_address_host(scheduler.address), dashboard_port(scheduler)
+    host, port = get_address_host(scheduler.address), kept_ports.dashboard_port(scheduler)
     host = f"[{host}]" if ":" in host else host
     plain = f"http://{host}:{port}/"
     try:
@@ -176,62 +175,6 @@ def dashboard_link(scheduler, prefix):
     # The default link knows no prefix.
     known = prefix.strip("/") and link == plain + "status"
     return f"{plain}{prefix.strip('/')}/status" if known else link
-
-
-def choose_port(settings):
-    """The port of the scheduler before this one, which clients know, or else one as asked for."""
-    before = ports_before(settings)["scheduler"]
-    if before and ports.is_free(settings, before):
-        return before
-    return ports.free(settings, settings["ports"], settings["ports_required"])
-
-
-def dashboard_address(settings):
-    """Where the dashboard listens: as before, if that port is free."""
-    asked, before = ports.dashboard_address(settings), ports_before(settings)["dashboard"]
-    pair = isinstance(asked, tuple)
-    host = asked[0] if pair else asked.rpartition(":")[0]
-    if not before or not ports.is_free_at(host, True, before):
-        return asked
-    return (host, before) if pair else f"{host}:{before}"
-
-
-def ports_before(settings):
-    """The ports of the scheduler that this one takes the place of; 0 each if there was none."""
-    found = {"scheduler": 0, "dashboard": 0}
-    # What a scheduler had not written before it died, nobody has been told.
-    with contextlib.suppress(OSError, ValueError), open(settings["ports_file"]) as file:
-        found |= json.load(file)
-    return found
-
-
-def keep_ports(settings, scheduler):
-    """Keeps the ports for the scheduler that takes this one's place."""
-    with open(settings["ports_file"], "w") as file:
-        json.dump({"scheduler": port_of(scheduler), "dashboard": dashboard_port(scheduler)}, file)
-
-
-def port_of(scheduler):
-    return get_address_host_port(scheduler.address)[1]
-
-
-def dashboard_port(scheduler):
-    return scheduler.services["dashboard"].port
-
-
-def tell_other_ports(settings, scheduler, status):
-    """Says where it listens on another port than it should: that of the scheduler before, or else
-    the one that was asked for."""
-    before = ports_before(settings)
-    (low, high), port = settings["ports"], port_of(scheduler)
-    low, high = (before["scheduler"],) * 2 if before["scheduler"] else (low, high)
-    if low and not low <= port <= high:
-        status.note(f"port {low} is held by {ports.holder(low)}; the scheduler listens on {port}")
-    wanted, port = settings["dashboard_address"].rpartition(":")[2], dashboard_port(scheduler)
-    wanted = before["dashboard"] or (int(wanted) if wanted.isdigit() else 0)
-    if settings["dashboard"] and wanted not in (0, port):
-        holder = ports.holder(wanted)
-        status.note(f"port {wanted} is held by {holder}; the dashboard listens on {port}")
 
 
 def adapt(limits, scheduler):

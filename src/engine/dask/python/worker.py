@@ -28,7 +28,7 @@ REMOVED = ("scheduler-remove-worker", "worker-heartbeat-missing")
 
 async def serve(settings, status):
     """Runs a worker until it is asked to end, or closes itself; returns the exit status."""
-    asked = asyncio.create_task(process.stop_asked())
+    asked = process.stop_asked(status)
     thresholds = gc.get_threshold()  # distributed#1653
     gc.set_threshold(*(3 * threshold for threshold in thresholds))
     if settings["cuda_context"]:
