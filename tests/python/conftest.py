@@ -22,6 +22,8 @@ if not RUNTIME.startswith("/tmp/ccp"):
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
 os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
 os.environ["PYTHONPATH"] = str(ROOT / "python")
+# What tests name `python` or `dask` is that of the Python that runs them.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 sys.path.insert(0, str(ROOT / "python"))
 

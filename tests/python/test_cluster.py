@@ -113,13 +113,15 @@ def test_scaling_reaches_the_gpus_that_n_workers_left_out(cluster, client):
     cluster.scale(5)
     client.wait_for_workers(5, timeout=120)
     assert cluster.observed == set(cluster.workers) == {0, 1, 2, 3, 4}
-    address = cluster.workers[4].address
+    last = cluster.workers[4]
+    address = last.address
     visible = client.run(os.getenv, "CUDA_VISIBLE_DEVICES", workers=[address])[address]
     assert visible.split(",")[0] == "4" and len(visible.split(",")) == 8
     # What was asked for last counts, however soon after the other.
     cluster.scale(1)
     cluster.scale(4)
     eventually(lambda: cluster.observed == set(cluster.workers) and len(cluster.workers) == 4, "four")
+    assert last.address is None, "nobody is there"
     assert client.submit(sum, [1, 2]).result() == 3
     with LocalCUDACluster.from_name("shown") as found:
         assert found.observed == set(found.workers) == cluster.observed

@@ -18,7 +18,7 @@ IMPORTED = {
     "dask.config": "collect collect_env collect_yaml config defaults interpret_value merge paths update",
     "dask.system": "CPU_COUNT cpu_count",
     "dask.utils": "parse_bytes parse_timedelta",
-    "distributed.client": "_global_clients",
+    "distributed.client": "Client _global_clients",
     "distributed.comm": "connect get_address_host get_address_host_port",
     "distributed.comm.addressing": "parse_host_port unparse_host_port",
     "distributed.comm.core": "BaseListener Comm CommClosedError Connector FatalCommClosedError",
@@ -43,6 +43,7 @@ IMPORTED = {
 
 #: Functions, and the parameters that we give them by name.
 CALLED = {
+    "distributed.Client._ensure_connected": "timeout",
     "distributed.Scheduler.__init__": "protocol host interface port security dashboard "
     "dashboard_address http_prefix scheduler_file",
     "distributed.Scheduler.adaptive_target": "",
@@ -82,6 +83,7 @@ OVERRIDDEN = {
 
 #: Attributes that instances have: they stand in the source of their classes.
 ATTRIBUTES = {
+    "distributed.Client": "_instances _handle_report _handle_report_task _close _timeout rpc",
     "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks",
     "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application",
     "distributed.core.ConnectionPool": "available occupied",

@@ -100,8 +100,10 @@ def test_a_scheduler_that_dies_is_back_where_it_was_and_so_are_its_clients(proto
 
 
 def test_who_asks_for_a_scheduler_whose_port_was_taken_is_told_the_new_one():
-    with LocalCUDACluster(**ANYWHERE, n_workers=1, protocol="tcp") as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCUDACluster(**ANYWHERE, n_workers=1, protocol="tcp"))
         found = LocalCUDACluster.from_name(cluster.name)
+        connected = [stack.enter_context(Client(one)) for one in (cluster, found)]
         before = cluster.scheduler_address
         with without_scheduler(cluster):
             taken = take(before)
@@ -117,4 +119,8 @@ def test_who_asks_for_a_scheduler_whose_port_was_taken_is_told_the_new_one():
             with Client(cluster) as client, Client(found) as other:
                 assert client.submit(sum, [1, 2]).result(timeout=60) == 3
                 assert other.submit(sum, [3, 4]).result(timeout=60) == 7
+            for client in connected:
+                eventually(lambda: client.status == "running", "a client that was there moves")
+                assert client.scheduler.address == now
+                assert client.submit(sum, [5, 6]).result(timeout=60) == 11
         found.close()

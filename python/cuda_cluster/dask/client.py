@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import dask
+from distributed.client import Client
 
 from cuda_cluster import program
+
+logger = logging.getLogger("distributed.client")
+
+#: Seconds until a client looks again whether it knows that its connection is lost.
+LOOK_AGAIN = 0.05
 
 
 def prepare() -> None:
@@ -38,6 +46,32 @@ def configure_ucx(env: Mapping[str, str], *, context: bool) -> None:
     _configured.update(wanted)
     if context:
         dask.config.set({"distributed-ucxx.create-cuda-context": True})
+
+
+def follow(cluster: Any, address: str | None) -> None:
+    """Has the clients of a cluster object move to a scheduler that listens elsewhere than the one
+    that ended. Left alone, they try the old address only, and close."""
+    for client in list(Client._instances):
+        if client.cluster is cluster:
+            client.loop.add_callback(_move, client, address)
+
+
+async def _move(client: Any, address: str | None) -> None:
+    while client.status == "running" and client.scheduler.address != address:
+        await asyncio.sleep(LOOK_AGAIN)
+    if client.status != "connecting":
+        return
+    # It waits for a connection to the old address.
+    client._handle_report_task.cancel()
+    await asyncio.wait([client._handle_report_task])
+    client.scheduler = client.rpc(address)
+    try:
+        await client._ensure_connected(timeout=client._timeout)
+    except OSError as error:
+        logger.error("Cannot connect to the scheduler at %s, closing client: %s", address, error)
+        await client._close()
+        return
+    client._handle_report_task = asyncio.create_task(client._handle_report())
 
 
 _configured: set[str] = set()

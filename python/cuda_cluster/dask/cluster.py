@@ -181,7 +181,6 @@ class LocalCUDACluster(Cluster):
         self._request = keywords.Request({})
         self._requested: dict[Name, None] = {}
         self._processes: dict[Name, str] = {}
-        self._addresses: dict[Name, str | None] = {}
         self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
         self._relay: relay_module.Relay | None = None
@@ -268,6 +267,7 @@ class LocalCUDACluster(Cluster):
             before = self.scheduler_comm
             self.scheduler_comm = self._ask_at(state.scheduler.address)
             await before.close_rpc()
+            client.follow(self, state.scheduler.address)
         return True
 
     async def _follow_scheduler(self) -> None:
@@ -362,7 +362,6 @@ class LocalCUDACluster(Cluster):
             address = processes[process].address
             name = known[address]["name"] if address in known else name
             self._processes[name] = process
-            self._addresses[name] = address
             if processes[process].state not in NOT_RUNNING:
                 self._requested[name] = None
 
@@ -444,8 +443,7 @@ class LocalCUDACluster(Cluster):
     @property
     def workers(self) -> dict[Name, views.WorkerView]:
         """The requested workers by their names in Dask: the GPUs' indices."""
-        addresses = self._addresses
-        return {name: views.WorkerView(self, name, addresses[name]) for name in self._requested}
+        return {name: views.WorkerView(self, name) for name in self._requested}
 
     @property
     def worker_spec(self) -> dict[Name, dict[str, Any]]:

@@ -27,25 +27,26 @@ class MemoryManager:
 
 
 class WorkerView:
-    """A worker."""
+    """A worker, whichever process has its name now."""
 
-    def __init__(self, cluster: LocalCUDACluster, name: Name, address: str | None) -> None:
+    def __init__(self, cluster: LocalCUDACluster, name: Name) -> None:
         self._cluster = cluster
         self.name = name
-        self._address = address
+
+    @property
+    def _now(self) -> tuple[str | None, dict[str, Any]]:
+        known = self._cluster.scheduler_info["workers"].items()
+        return next(((at, one) for at, one in known if one["name"] == self.name), (None, {}))
 
     @property
     def _identity(self) -> dict[str, Any]:
-        known = self._cluster.scheduler_info["workers"]
-        if self._address in known:
-            return known[self._address]
-        return next((one for one in known.values() if one["name"] == self.name), {})
+        return self._now[1]
 
     @property
     def address(self) -> str | None:
-        """Its current address, which changes with a restart."""
-        known = self._cluster.scheduler_info["workers"].items()
-        return next((at for at, one in known if one["name"] == self.name), self._address)
+        """Its current address, which changes with a restart; None where the scheduler has no such
+        worker."""
+        return self._now[0]
 
     worker_address = address
 
@@ -85,7 +86,7 @@ class Workers(Mapping[str, WorkerView]):
 
     def __getitem__(self, address: str) -> WorkerView:
         known = self._cluster.scheduler_info["workers"][address]
-        return WorkerView(self._cluster, known["name"], address)
+        return WorkerView(self._cluster, known["name"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cluster.scheduler_info["workers"])
