@@ -93,9 +93,14 @@ impl Bench {
 
     /// Starts a supervisor in a process of its own and waits for its first line.
     pub fn keep(&self, launch: &Launch, arguments: &[&str]) -> Keeper {
+        self.keep_from(&keeper(), launch, arguments)
+    }
+
+    /// The same, from the keeper's program under another name.
+    pub fn keep_from(&self, program: &Path, launch: &Launch, arguments: &[&str]) -> Keeper {
         let paper = self.file(&format!("{}.json", launch.name));
         std::fs::write(&paper, serde_json::to_vec(launch).expect("a launch")).expect("written");
-        let mut command = Command::new(keeper());
+        let mut command = Command::new(program);
         command.arg(self.folder.path()).arg(&paper).args(arguments).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a keeper");
         let words = BufReader::new(child.stdout.take().expect("its output"));

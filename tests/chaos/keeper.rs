@@ -39,6 +39,7 @@ enum Fault {
     StopGuardianForAWhile,
     RestartByHand,
     ScaleDownAndUp,
+    DeleteProgram,
     RemoveRunDirectory,
     FullDisk,
     SecondUp,
@@ -50,7 +51,7 @@ enum Fault {
     StopTwice,
 }
 
-const FAULTS: [Fault; 21] = [
+const FAULTS: [Fault; 22] = [
     Fault::KillWorker,
     Fault::KillSeveral,
     Fault::KillShim,
@@ -63,6 +64,7 @@ const FAULTS: [Fault; 21] = [
     Fault::StopGuardianForAWhile,
     Fault::RestartByHand,
     Fault::ScaleDownAndUp,
+    Fault::DeleteProgram,
     Fault::RemoveRunDirectory,
     Fault::FullDisk,
     Fault::SecondUp,
@@ -93,6 +95,16 @@ struct Round<'a> {
     expected: BTreeMap<String, u32>,
 }
 
+/// The supervisor's program under a name of its own, which a fault takes away.
+fn own_program(bench: &Bench) -> PathBuf {
+    let program = bench.file("program");
+    let _ = fs::remove_file(&program);
+    fs::hard_link(crate::bench::keeper(), &program)
+        .or_else(|_| fs::copy(crate::bench::keeper(), &program).map(drop))
+        .expect("a program");
+    program
+}
+
 fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     wait_for(look).unwrap_or_else(|| panic!("{what}"))
 }
@@ -108,7 +120,7 @@ fn processes(state: &ClusterState) -> impl Iterator<Item = &ProcessState> {
 
 impl<'a> Round<'a> {
     fn begin(bench: &'a Bench, containment: &'static str) -> Self {
-        let keeper = bench.keep(&cluster(), &[containment]);
+        let keeper = bench.keep_from(&own_program(bench), &cluster(), &[containment]);
         let state = keeper.state();
         let cgroup = fs::read_to_string(keeper.run_directory.join("cgroup")).ok();
         let cgroup = cgroup.map(|path| PathBuf::from(path.trim()));
@@ -252,6 +264,22 @@ impl<'a> Round<'a> {
                 if all { self.expect_all() } else { self.expect_restart(name) }
             }
             Fault::ScaleDownAndUp => self.scale(1 + random.below(WORKERS.len() - 1)),
+            Fault::DeleteProgram => {
+                let program = self.bench.file("program");
+                // It may have been deleted before.
+                let _ = fs::remove_file(&program);
+                if random.below(2) == 0 {
+                    fs::write(&program, "another program").expect("written");
+                }
+                if random.below(4) == 0 {
+                    let scheduler = state.scheduler.as_ref().and_then(|process| process.pid);
+                    signal(scheduler.expect("alive"), Signal::SIGKILL);
+                    self.expect_all();
+                } else {
+                    signal(pid, Signal::SIGKILL);
+                    self.expect_restart(&victim.name);
+                }
+            }
             Fault::RemoveRunDirectory => {
                 // A log may be recreated while it is being removed.
                 wait_until("it is removed", || fs::remove_dir_all(&self.keeper.run_directory).ok());

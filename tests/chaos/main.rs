@@ -3,7 +3,7 @@
 //!
 //! `keeper` attacks a supervisor embedded in a test program; the others attack the program that
 //! people use, from outside: `front` foreground `up` in a terminal, `output` the bytes of `run`,
-//! `strangers` as another user, `memory` a store beyond its limits.
+//! `strangers` as another user, `memory` a store beyond its limits, `verify` links that are measured.
 //!
 //! `CHAOS_SEED` determines the faults, `CHAOS_FAULTS` how many of each kind, and `CHAOS_ONLY`
 //! selects whose name contains it; `scripts/chaos.sh` runs hundreds.
@@ -27,6 +27,7 @@ mod strangers;
 #[path = "../programs/stream.rs"]
 mod stream;
 mod terminal;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
