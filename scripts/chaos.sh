@@ -9,7 +9,8 @@ status=0
 export CHAOS_SEED="${1:-$(date +%s)}" CHAOS_FAULTS="${2:-400}"
 cargo test --locked --test chaos --no-fail-fast -- --nocapture | tee "$log" || status=$?
 cargo build --locked --lib --package cuda-cluster --package cuda-cluster-comm
-"${PYTHON:-.venv/bin/python}" -m pytest -q -s -p no:cacheprovider tests/python/test_comm_chaos.py |
+"${PYTHON:-.venv/bin/python}" -m pytest -q -s -p no:cacheprovider tests/python/test_comm_chaos.py \
+    tests/python/test_comm_hosts.py |
     tee -a "$log" || status=$?
 echo
 grep -E '^[a-z]+: (seed|after)' "$log"

@@ -136,6 +136,11 @@ fn strangers_stopped_peers_and_lost_networks_harm_no_native_connection() {
 }
 
 #[test]
+fn native_connections_join_hosts_and_outlive_links_that_fail() {
+    told_by("test_comm_hosts.py");
+}
+
+#[test]
 fn a_notebook_shows_it_and_works_with_it() {
     told_by("test_notebook.py");
 }
