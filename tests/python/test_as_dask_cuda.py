@@ -126,10 +126,12 @@ def test_an_unmodified_program_runs_beside_a_dask_cuda_that_cannot_be_imported(
     assert "fallback" in found["utils"]
 
 
-def test_a_cluster_says_what_the_dask_cuda_lacks_that_it_does_without(tmp_path, broken):
+@pytest.mark.parametrize("instead", ["", "import cuda_cluster.as_dask_cuda"])
+def test_a_cluster_says_what_the_dask_cuda_lacks_that_it_does_without(tmp_path, broken, instead):
     script = textwrap.dedent(
         f"""
         import cuda_cluster
+        {instead}
         from cuda_cluster.dask import LocalCUDACluster
         from distributed import Client
         if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Stands for dask-cuda: see `cuda_cluster.as_dask_cuda`.
 
 Modules that are not here are dask-cuda's own where it is installed and can be imported; else those
-of `fallback`.
+of `fallback`, and of all others it is said why they can't be imported.
 """
 
 import sys
@@ -37,8 +37,21 @@ def _usable(folders):
             "so modules of cuda-cluster's stand for it; install what it lacks",
             stacklevel=2,
         )
+        sys.meta_path.append(_Broken(error))
         return []
     return folders
+
+
+class _Broken:
+    """Says why modules of dask-cuda that nothing stands for are not there."""
+
+    def __init__(self, why):
+        self._why = why
+
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(f"{__name__}."):
+            raise ModuleNotFoundError(f"there is no {name}", name=name) from self._why
+        return None
 
 
 __path__ = [str(_here)]
