@@ -82,6 +82,27 @@ if __name__ == "__main__":
 """
 
 
+#: The same, with workers that join a scheduler.
+JOINS = """
+import asyncio
+from cuda_cluster.dask import CUDAWorker
+from distributed import Client, Scheduler
+
+def work():
+    print("printed by a task")
+    return 1 // 0
+
+async def main():
+    async with Scheduler(dashboard=False, host="127.0.0.1", port=0) as scheduler:
+        async with CUDAWorker(scheduler.address, **{kwargs!r}):
+            async with Client(scheduler.address, asynchronous=True) as client:
+                assert isinstance(await client.submit(work).exception(), ZeroDivisionError)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
 def printed(kwargs, module="cuda_cluster.dask", name="LocalCUDACluster", program=PRINTS):
     """What such a program shows: on standard output, and on standard error."""
     script = program.format(module=module, name=name, kwargs=kwargs)
@@ -131,3 +152,13 @@ def test_a_worker_that_was_ended_for_its_memory_is_told_and_one_that_ended_as_as
         assert "WARNING - gpu" in line and "memory limit of 500 MB" in line and "SIGKILL" in line
     _, err = printed({**kwargs, "silence_logs": "error"}, program=FILLS)
     assert " - cuda_cluster - " not in err
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_what_workers_that_join_a_scheduler_print_is_seen_too():
+    kwargs = {**MACHINE, "gpus": "0"}
+    out, err = printed(kwargs, program=JOINS)
+    assert out.count("printed by a task") == 1
+    assert "Compute Failed" in err and "ZeroDivisionError" in err
+    out, err = printed({**kwargs, "relay": False}, program=JOINS)
+    assert "printed by a task" not in out and "Compute Failed" not in err

@@ -157,7 +157,9 @@ class LocalCUDACluster(Cluster):
         cls, name: str, *, asynchronous: bool = False, loop: Any = None, **kwargs: Any
     ) -> LocalCUDACluster:
         """A running cluster, by its name, that `cuda-cluster up --engine dask` or another Python
-        started. Closing this object doesn't end it."""
+        started. Closing this object doesn't end it.
+
+        What its workers print is not shown here; `cuda-cluster logs NAME --follow` shows it."""
         self = cls.__new__(cls)
         self._set_up(asynchronous, loop, kwargs.pop("scheduler_sync_interval", 1), name)
         if kwargs:
@@ -307,12 +309,9 @@ class LocalCUDACluster(Cluster):
         finally:
             self._cluster_manager_logs += [(None, note) for note in self._owned.notes]
         if self._relayed is not None:
-            self._relay = relay_module.Relay(
-                state.run_directory, self._relayed, simulated=state.simulated
-            )
+            self._relay = relay_module.follow(self._owned, state, self._relayed)
             weakref.finalize(self, self._relay.expect_end)
             self._release.callback(self._relay.stop)
-            self._owned.subscribe(self._relay.tell)
         self._owned.subscribe(_Subscriber(self))
         return state
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -16,6 +17,7 @@ from distributed.deploy import Cluster
 from cuda_cluster import accepted, look
 from cuda_cluster import cluster as core
 from cuda_cluster.dask import client, keywords
+from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
 from cuda_cluster._settings import setting
 from cuda_cluster.program import Spec
@@ -140,10 +142,22 @@ def _gpus(given: dict[str, Any]) -> int:
 class CUDAWorker:
     """Workers on this machine's GPUs, one each, that join a scheduler: `await CUDAWorker(address)`.
 
-    Takes the keywords of `dask_cuda.CUDAWorker`, and every flag of `cuda-cluster up`.
+    Takes the keywords of `dask_cuda.CUDAWorker`, and every flag of `cuda-cluster up`. What the
+    workers print is shown here as by `LocalCUDACluster`, also for `silence_logs` and `relay`.
     """
 
-    def __init__(self, scheduler: Any = None, host: str | None = None, **given: Any) -> None:
+    def __init__(
+        self,
+        scheduler: Any = None,
+        host: str | None = None,
+        *,
+        silence_logs: Any = logging.WARNING,
+        relay: bool = True,
+        **given: Any,
+    ) -> None:
+        level = relay_module.level_of(silence_logs)
+        self._relayed = level if accepted.SWITCH.take("relay", relay) else None
+        self._relay: relay_module.Relay | None = None
         names = ("listen_address", "contact_address")
         asked = {"scheduler": scheduler, "host": host, **{name: given.pop(name, None) for name in names}}
         self._request = translate({**asked, **given})
@@ -158,10 +172,12 @@ class CUDAWorker:
             flags, specs = prepare(self._request)
             self._owned = core.Owned(flags, specs, worker_module.path())
         try:
-            await self._owned.until_ready()
+            state = await self._owned.until_ready()
         except BaseException:
             self._owned.release()
             raise
+        if self._relay is None and self._relayed is not None:
+            self._relay = relay_module.follow(self._owned, state, self._relayed)
         return self
 
     async def __aenter__(self) -> CUDAWorker:
@@ -173,15 +189,22 @@ class CUDAWorker:
     async def finished(self) -> None:
         """Waits for their end; raises ClusterError if they ended unexpectedly."""
         assert self._owned is not None, "await it first"
-        await self._owned.until_ended()
+        await self._until_ended(self._owned)
         if self._owned.failure is not None:
             raise self._owned.failure
 
     async def close(self, timeout: float = 5) -> None:
         """Ends the workers. They hand their data to other workers of the scheduler first."""
         if self._owned is not None:
+            if self._relay is not None:
+                self._relay.expect_end()
             self._owned.release()
-            await self._owned.until_ended()
+            await self._until_ended(self._owned)
+
+    async def _until_ended(self, owned: core.Owned) -> None:
+        await owned.until_ended()
+        if self._relay is not None:
+            self._relay.stop()
 
 
 _kept: list[int] = []

@@ -17,7 +17,8 @@ import threading
 from datetime import datetime
 from typing import IO, Any
 
-from cuda_cluster.model import Event
+from cuda_cluster.cluster import Owned
+from cuda_cluster.model import ClusterState, Event
 
 #: Seconds between two looks at the logs.
 LOOK = 0.1
@@ -231,6 +232,13 @@ class Relay:
             return self._ends_since is not None and _time(at).astimezone() >= self._ends_since
         except ValueError:
             return False  # A task printed what resembles a record.
+
+
+def follow(owned: Owned, state: ClusterState, least: int) -> Relay:
+    """Shows from now on what a READY cluster of this Python prints, and which of its processes die."""
+    relay = Relay(state.run_directory, least, simulated=state.simulated)
+    owned.subscribe(relay.tell)
+    return relay
 
 
 def _time(text: str) -> datetime:
