@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from dask.utils import parse_timedelta
-from distributed.comm.addressing import parse_host_port, unparse_host_port
+from distributed.comm.addressing import unparse_host_port
 from distributed.comm.core import (
     BaseListener,
     Comm,
@@ -62,15 +62,14 @@ from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.utils import ensure_memoryview, nbytes
 from tornado import netutil
 
-from cuda_cluster import _limits, _plane, _refusals
+from cuda_cluster import _addresses, _limits, _plane, _refusals, _settings
+from cuda_cluster._addresses import PREFIX
 from cuda_cluster._settings import setting
 
 logger = logging.getLogger(__name__)
 
 #: Whether it has been said that frames are not copied from process to process.
 _warned = False
-
-PREFIX = "native://"
 
 #: Frames are not split: nothing here limits their size.
 UNSPLIT = 1 << 62
@@ -103,7 +102,13 @@ def _load() -> Any:
 _comm = _load()
 
 
-def _settings() -> dict[str, Any]:
+def check() -> None:
+    """Raises TypeError or ValueError where the configuration is wrong, by the name of its key."""
+    _settings.check()
+    _of_connection()
+
+
+def _of_connection() -> dict[str, Any]:
     timeout = setting("distributed.comm.timeouts.tcp")
     return {
         "secret": _secret(setting("distributed.comm.native.secret-file")),
@@ -459,7 +464,7 @@ class NativeConnector(Connector, RequireEncryptionMixin):
         self, address: str, deserialize: bool = True, **connection_args: Any
     ) -> Native:
         self._check_encryption(address, connection_args)
-        host, port = parse_host_port(address)
+        host, port = _addresses.of_peer(address)
         error: OSError | None = None
         for family, _, _, _, place in await _getaddrinfo(host, port, family=socket.AF_UNSPEC):
             try:
@@ -489,7 +494,7 @@ class NativeConnector(Connector, RequireEncryptionMixin):
                 sock.close()
                 raise
         loop = _Loop.running()
-        connection = _comm.connect(sock.detach(), loop.events, host=host, **_settings())
+        connection = _comm.connect(sock.detach(), loop.events, host=host, **_of_connection())
         try:
             while not connection.open:
                 await loop.wait(connection.id)
@@ -520,7 +525,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
     ):
         super().__init__()
         self._check_encryption(address, connection_args)
-        self.ip, self.port = parse_host_port(address, default_port)
+        self.ip, self.port = _addresses.to_listen(address, default_port)
         self.default_host = default_host
         self.comm_handler = comm_handler
         self.deserialize = deserialize
@@ -532,7 +537,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
 
     async def start(self) -> None:
         backlog = setting("distributed.comm.socket-backlog")
-        settings = _settings()
+        settings = _of_connection()
         sockets = self._bind(backlog)
         # If on IPv4 and IPv6, the address is that of IPv4, as with TCP.
         sockets.sort(key=lambda sock: sock.family != socket.AF_INET)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import random
 import signal
 import socket
@@ -388,6 +389,42 @@ async def test_where_encryption_is_required_it_refuses():
         await connect("native://127.0.0.1:1", require_encryption=True, timeout=1)
     with pytest.raises(RuntimeError, match="encryption required"):
         listen(ADDRESS, None, require_encryption=True)
+
+
+@pytest.mark.parametrize(
+    "address, why",
+    [
+        ("native://", "it has no port"),
+        ("native://127.0.0.1", "it has no port"),
+        ("native://[::1]", "it has no port"),
+        ("native://:8786", "it has no host"),
+        ("native://127.0.0.1:0", "nobody listens on port 0"),
+        ("native://127.0.0.1:70000", "a port is at most 65535"),
+        ("native://127.0.0.1:-1", "a port is at most 65535"),
+        ("native://[::1", "it is not HOST:PORT"),
+        ("native://::1:8786", "it is not HOST:PORT"),
+        ("native://host:port", "it is not HOST:PORT"),
+        ("native://127.0.0.1:8786/x", "it is not HOST:PORT"),
+    ],
+)
+@in_a_loop
+async def test_what_is_no_address_is_told_with_what_was_given(address, why):
+    told = "^" + re.escape(f"{address} can't be used: {why}; hint: ")
+    with pytest.raises(ValueError, match=told):
+        await connect(address)
+    # Any port and any address of this machine are fine to listen on.
+    if why.startswith(("it is not", "a port")):
+        with pytest.raises(ValueError, match=told):
+            await listen(address, None)
+
+
+def test_a_cluster_with_a_wrong_setting_tells_its_key_before_anything_connects():
+    key = "distributed.comm.native.lane"
+    spec = {"dask": {"config": {key: "fast"}, "protocol": "native"}}
+    told = f"could not start: {key} must be auto, mapped, copied, socket or ucx: 'fast'"
+    with pytest.raises(cuda_cluster.ClusterError, match=told) as raised:
+        cuda_cluster.up(**MACHINE, engine="dask", spec=spec, python=sys.executable)
+    assert "Traceback" not in str(raised.value)
 
 
 @in_a_loop

@@ -168,6 +168,19 @@ def test_a_setting_of_a_wrong_type_is_refused_by_its_key(key):
             _settings.setting("distributed.comm.native.devices", True)
 
 
+@pytest.mark.parametrize(
+    "key, wrong",
+    [("lane", "fast"), ("lane", 5), ("keep-memory", "5 bananas"), ("devices", "perhaps"), ("secret-file", 5)],
+)
+def test_a_wrong_setting_of_native_connections_is_told_by_its_key_before_anything_starts(key, wrong):
+    key = f"distributed.comm.native.{key}"
+    with dask.config.set({key: wrong}), pytest.raises((TypeError, ValueError), match=f"^{key} must be "):
+        LocalCUDACluster(**QUIET)
+    with pytest.raises((TypeError, ValueError), match=f"^{key} must be "):
+        LocalCUDACluster(**QUIET, config={key: wrong})
+    assert not files(), "nothing was made"
+
+
 def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():
     with dask.config.set({"a.path": Path("/a"), "a.number": numpy.int64(3)}):
         here = keywords.set_here()

@@ -23,7 +23,7 @@ from distributed import Nanny, Worker
 from distributed.security import Security
 from distributed.utils import parse_ports
 
-from cuda_cluster import accepted, program
+from cuda_cluster import _settings, accepted, program
 from cuda_cluster.cluster import made_up_name
 from cuda_cluster.dask import worker as worker_module
 
@@ -287,6 +287,8 @@ def common(request: Request, keywords: dict[str, Any]) -> None:
         flags["resources"] = resources
     env = keywords.pop("env", None)
     config = flat(keywords.pop("config", None) or {})
+    with dask.config.set({key: dask.config.interpret_value(value) for key, value in config.items()}):
+        _settings.check()
     here = set_here()
     if here:
         request.specs.append({"dask": {"config": here}})

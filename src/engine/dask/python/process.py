@@ -50,6 +50,8 @@ def _run(role, settings, status):
 
     values = settings["config"].items()
     dask.config.set({key: dask.config.interpret_value(value) for key, value in values})
+    if settings["protocol"] == "native":
+        _check_native()
     if settings["fork"] is not None:
         from cuda_cluster_dask import fork_server
 
@@ -63,6 +65,16 @@ def _run(role, settings, status):
         from cuda_cluster_dask import worker as module
     gc.enable()
     return asyncio_run(module.serve(settings, status), loop_factory=get_loop_factory())
+
+
+def _check_native():
+    """Says which setting of `native://` is wrong, before anything connects."""
+    from cuda_cluster import comm
+
+    try:
+        comm.check()
+    except (TypeError, ValueError) as error:
+        raise StartFailure(str(error)) from error
 
 
 def stop_asked(status):
