@@ -1,7 +1,7 @@
 //! `ps`: shows the processes of running clusters, and how others have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -12,6 +12,7 @@ use super::{output, reach, workers};
 use crate::cluster::{self, Clusters, Ended, FindError, Handle, recorded_machine};
 use crate::dashboard::{Figures, Meter, processes_of};
 use crate::ids::ClusterName;
+use crate::os::process;
 use crate::plan::Plan;
 use crate::supervise::state::{self, ClusterState, GpuUse, time_of_day};
 use crate::supervise::{ClusterPhase, ProcessState};
@@ -256,8 +257,8 @@ impl Arguments {
         let simulated = if state.simulated { ", simulated GPUs" } else { "" };
         let mut text =
             format!("{}: {}, {} engine{simulated}", state.name, state.state, state.engine);
-        let start = humantime::parse_rfc3339(&state.started_at).ok();
-        if let Some(up) = start.and_then(|start| SystemTime::now().duration_since(start).ok()) {
+        // Not by the time of day, which may have been set since.
+        if let Some(up) = process::age(state.supervisor_pid) {
             text.push_str(&format!(", up {}", HumanSpan(up)));
         }
         if let Some(cause) = &state.cause {

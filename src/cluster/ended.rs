@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::ids::ClusterName;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
 
 /// How long to wait for readers that hold the run directory's lock.
@@ -85,19 +86,28 @@ pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirector
     Ok(())
 }
 
-/// The last state of a cluster whose supervisor was killed: the guardian, or the kernel, has ended
-/// all of its processes.
+/// The last state of a cluster whose supervisor has not written it. Either the supervisor was killed,
+/// and the guardian, or the kernel, has ended all of its processes. Or it could not write any more,
+/// because the run directory had become read-only; it records its end in a file that is open.
 fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
-    // The guardian has recorded the time, unless it was killed too.
-    state.ended_at = fs::read_to_string(paths.orphaned()).ok();
-    let mut text =
-        format!("the supervisor (process {}) ended without a word", state.supervisor_pid);
-    if state.ended_at.is_none() {
-        let last = last_record(paths).map_or_else(|| state.started_at.clone(), |last| last.at);
-        text.push_str(&format!(" some time after {last}, and the guardian with it"));
+    let last = last_record(paths).filter(|last| last.at >= state.started_at);
+    match last {
+        Some(Record { at, what: What::Cluster { state: end, cause }, .. }) if end.is_end() => {
+            (state.ended_at, state.state, state.cause) = (Some(at), end, cause);
+        }
+        last => {
+            // The guardian has recorded the time, unless it was killed too.
+            state.ended_at = fs::read_to_string(paths.orphaned()).ok();
+            let mut text =
+                format!("the supervisor (process {}) ended without a word", state.supervisor_pid);
+            if state.ended_at.is_none() {
+                let last = last.map_or_else(|| state.started_at.clone(), |last| last.at);
+                text.push_str(&format!(" some time after {last}, and the guardian with it"));
+            }
+            state.cause = Some(Cause { process: None, text, exit: None, log_tail: Vec::new() });
+            state.state = ClusterPhase::Failed;
+        }
     }
-    state.cause = Some(Cause { process: None, text, exit: None, log_tail: Vec::new() });
-    state.state = ClusterPhase::Failed;
     state.guardian_not_answering_since = None;
     for process in state.scheduler.iter_mut().chain(&mut state.workers) {
         process.pid = None;

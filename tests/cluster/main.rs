@@ -24,6 +24,7 @@ mod sandbox;
 mod screen;
 #[path = "../skip/mod.rs"]
 mod skip;
+mod surroundings;
 mod terminals;
 mod top;
 mod verify;
