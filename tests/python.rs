@@ -141,6 +141,11 @@ fn native_connections_join_hosts_and_outlive_links_that_fail() {
 }
 
 #[test]
+fn interpreters_that_end_during_transfers_hurt_no_peer() {
+    told_by("test_comm_ends.py");
+}
+
+#[test]
 fn a_notebook_shows_it_and_works_with_it() {
     told_by("test_notebook.py");
 }
