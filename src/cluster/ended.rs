@@ -86,9 +86,9 @@ pub(super) fn sweep(name: &ClusterName, paths: &Paths) -> Result<(), RunDirector
     Ok(())
 }
 
-/// The last state of a cluster whose supervisor has not written it. Either the supervisor was killed,
-/// and the guardian, or the kernel, has ended all of its processes. Or it could not write any more,
-/// because the run directory had become read-only; it records its end in a file that is open.
+/// The last state of a cluster whose supervisor has not written it. Either the supervisor was
+/// killed, and the guardian, or the kernel, has ended all of its processes. Or it could not write
+/// any more, because the run directory had become read-only; its records are in an open file.
 fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
     let last = last_record(paths).filter(|last| last.at >= state.started_at);
     match last {

@@ -69,3 +69,42 @@ fn what_the_readme_shows_of_a_command_is_what_it_prints() {
         assert!(said.code == 0 && said.stdout.contains(words), "{words}: {said}");
     }
 }
+
+#[test]
+fn whatever_the_readme_says_prints_json_says_its_version() {
+    let sandbox = Sandbox::new();
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(readme).expect("README.md");
+    let (said, _) = readme.split_once(" have `-o json` with a `version`").expect("the sentence");
+    let said = said.rsplit("\n\n").next().unwrap_or_default();
+    let machine = ["--topology", "dgx-h100", "--simulate", "--n-workers", "2"];
+    let up = [&["up", "--name", "told", "--detach"][..], &machine].concat();
+    // Each as it is asked, after `up`.
+    let commands = [
+        ("up", up),
+        ("topo", vec!["topo", "--topology", "dgx-h100"]),
+        ("plan", vec!["plan", "--topology", "dgx-h100"]),
+        ("ps", vec!["ps", "told"]),
+        ("env", vec!["env", "told"]),
+        ("verify", vec!["verify", "told", "--rounds", "1"]),
+        ("bench", vec!["bench", "merge", "told", "--runs", "1", "--parts", "2", "--rows", "9"]),
+        ("explain", vec!["explain", "1:1", "told"]),
+        ("doctor", vec!["doctor"]),
+    ];
+    assert_eq!(said.matches('`').count(), 2 * commands.len(), "{said}");
+    for (name, mut arguments) in commands {
+        assert!(said.contains(&format!("`{name}`")), "{name}: {said}");
+        arguments.extend(["-o", "json"]);
+        let told = sandbox.run(&arguments);
+        let json: serde_json::Value =
+            serde_json::from_str(&told.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {told}"));
+        assert_eq!(json["version"], if name == "plan" { 2 } else { 1 }, "{arguments:?}");
+    }
+    let events = sandbox.run(&["events", "told", "--json"]);
+    assert!(events.stdout.lines().count() > 5, "{events}");
+    for line in events.stdout.lines() {
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+    }
+    assert_eq!(sandbox.run(&["down", "told"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
