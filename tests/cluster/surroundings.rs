@@ -152,11 +152,12 @@ fn who_has_got_the_process_id_of_one_that_died_is_left_alone() {
         let said = inside.run(&sandbox, &["ps", "pids", "-o", "json"]);
         serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said}"))
     };
-    // The kernel's next process id is the one after this.
+    // The kernel's next process id is the one after this, as soon as no process is of its group
+    // any more.
     let taken = |pid: u64| {
         let script = format!(
             "for i in $(seq 200); do echo {} > /proc/sys/kernel/ns_last_pid; sleep 1000 <&- >&- 2>&- & \
-             [ $! = {pid} ] && exit 0; kill $!; done; exit 1",
+             [ $! = {pid} ] && exit 0; kill $!; sleep 0.1; done; exit 1",
             pid - 1
         );
         inside.sh(&sandbox, &script);
