@@ -15,6 +15,8 @@ import os
 import queue
 import subprocess
 import threading
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -24,6 +26,12 @@ from urllib.parse import quote
 from cuda_cluster import accepted, control, program
 from cuda_cluster.errors import ClusterError
 from cuda_cluster.model import ClusterState, Event, Plan, read
+
+#: Seconds for which the program may be stopped (SIGSTOP) before nobody waits for it any longer.
+PATIENCE = 10
+
+#: Seconds between two looks whether it is.
+LOOK = 1
 
 
 class Owned:
@@ -139,10 +147,19 @@ class Owned:
         await ended.wait()
 
     def end(self, timeout: float | None = None) -> None:
-        """Takes the cluster down, and waits until nothing of it is left."""
+        """Takes the cluster down, and waits until nothing of it is left. Warns if it had failed, or
+        had to be killed."""
         self.release()
-        if not self.wait_ended(timeout):
-            raise TimeoutError(f"the cluster has not ended within {timeout} s")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        watch = Watch(self)
+        while not self.wait_ended(
+            LOOK if deadline is None else max(0, min(LOOK, deadline - time.monotonic()))
+        ):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the cluster has not ended within {timeout} s")
+            watch.look()
+        if self._failure is not None:
+            warnings.warn(str(self._failure), RuntimeWarning, stacklevel=3)
 
     def _handle(self, report: dict[str, Any]) -> None:
         kind = report.get("report")
@@ -181,6 +198,31 @@ class Owned:
             waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
+
+
+class Watch:
+    """Notices that the program, which kills a cluster whose supervisor does not answer, is itself
+    stopped."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._pid = owned._process.pid
+        self._going = time.monotonic()
+
+    def look(self) -> None:
+        """Raises ClusterError if it has been stopped for some time."""
+        try:
+            with open(f"/proc/{self._pid}/stat") as file:
+                state = file.read().rpartition(") ")[2][:1]
+        except OSError:
+            return  # It has ended.
+        if state not in ("T", "t"):
+            self._going = time.monotonic()
+        elif time.monotonic() - self._going >= PATIENCE:
+            raise ClusterError(
+                f"the cluster does not end: process {self._pid}, its 'cuda-cluster up', is stopped "
+                "(SIGSTOP, or a debugger)",
+                hint=f"kill -CONT {self._pid}",
+            )
 
 
 def in_this_loop(call: Callable[[], Any]) -> Callable[[], None]:

@@ -136,6 +136,18 @@ impl Control {
         self.ask(Method::POST, path, within).await.map(drop)
     }
 
+    /// Asks for any answer.
+    ///
+    /// # Errors
+    /// If the supervisor can't be reached, or does not answer in time.
+    pub(super) async fn ping(&self, within: Duration) -> Result<(), ControlError> {
+        match self.ask(Method::GET, "/health", within).await {
+            // One that is not READY says so.
+            Ok(_) | Err(ControlError::Refused { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Opens a stream, such as server-sent events; see [`Lines`].
     ///
     /// # Errors

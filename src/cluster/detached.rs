@@ -11,19 +11,24 @@ use std::io::PipeReader;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::{Prepared, UpError};
+use super::takedown::ANSWER;
+use super::{Control, ControlError, Handle, Prepared, UpError};
 use crate::ids::ClusterName;
 use crate::os::process;
-use crate::os::run_directory::RunDirectoryError;
+use crate::os::run_directory::{Paths, RunDirectoryError};
 use crate::supervise::{ClusterState, Escalation, Outcome, Record};
 
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
+
+/// How often to ask a supervisor whether it still answers.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Whether a cluster outlives its starter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,6 +126,8 @@ pub struct Detached {
     /// Standard input of the supervisor; closing it ends an owned cluster.
     words: Option<ChildStdin>,
     program: PathBuf,
+    /// The cluster's name.
+    name: ClusterName,
     /// Whether a report has been read, so that the program is known to be a supervisor.
     has_reported: bool,
 }
@@ -143,6 +150,7 @@ impl Detached {
             let did = "launches a cluster when it is started as a supervisor".to_owned();
             return Err(UpError::NotASupervisor { program: process::own_program(), did });
         }
+        let name = prepared.plan.name.clone();
         let instructions = Instructions { prepared, lifetime, attended, output };
         let mut text = serde_json::to_vec(&instructions).map_err(UpError::plan)?;
         text.push(b'\n');
@@ -167,7 +175,8 @@ impl Detached {
         }
         let reports = BufReader::new(child.stdout.take().ok_or_else(missing)?).lines();
         let program = program.to_owned();
-        let detached = Self { child, reports, words: Some(words), program, has_reported: false };
+        let words = Some(words);
+        let detached = Self { child, reports, words, program, name, has_reported: false };
         Ok((detached, reader))
     }
 
@@ -260,6 +269,62 @@ impl Detached {
         let _ = self.child.start_kill();
     }
 
+    /// Completes when the supervisor, which was asked to end the cluster, has not answered for some
+    /// time: it hangs, or somebody has stopped it.
+    pub fn silence(&self) -> impl Future<Output = ()> + use<> {
+        let control = Control::new(Paths::of(&self.name).control());
+        let pid = self.pid();
+        async move {
+            let mut heard = Instant::now();
+            while heard.elapsed() < ANSWER {
+                match control.ping(ANSWER.saturating_sub(heard.elapsed())).await {
+                    Err(ControlError::Silent { .. }) => return,
+                    Ok(()) => heard = Instant::now(),
+                    // It does not listen yet, or no longer.
+                    Err(_) if pid.and_then(process::is_stopped) != Some(true) => {
+                        heard = Instant::now();
+                    }
+                    Err(_) => {}
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    }
+
+    /// Kills the cluster of a supervisor that is silent, and returns when nothing of it is left.
+    /// The error tells who did not answer.
+    pub async fn put_down(&mut self) -> UpError {
+        let Some(pid) = self.pid() else {
+            return UpError::Silent { status: "it has ended".to_owned() };
+        };
+        let did = match process::is_stopped(pid) {
+            Some(true) => "was stopped (SIGSTOP, or a debugger)",
+            _ => "did not answer",
+        };
+        let cluster = Handle::new(self.name.clone());
+        // Before it has a run directory, it has no processes either.
+        if cluster.is_supervised_by(pid)
+            && let Err(error) = cluster.kill_at_once().await
+        {
+            return UpError::TakeDown(error);
+        }
+        self.kill();
+        self.reap().await;
+        UpError::Killed { name: self.name.clone(), pid, did }
+    }
+
+    /// Waits until the supervisor, which was asked to end the cluster, has ended.
+    ///
+    /// # Errors
+    /// If it does not answer; the cluster is killed then.
+    pub async fn outlast(&mut self) -> Result<(), UpError> {
+        let silence = self.silence();
+        tokio::select! {
+            () = self.reap() => Ok(()),
+            () = silence => Err(self.put_down().await),
+        }
+    }
+
     /// Waits until the supervisor has ended. May be dropped at any time.
     pub async fn reap(&mut self) {
         // Waiting fails if someone else has reaped it, and then it has ended.
@@ -269,6 +334,7 @@ impl Detached {
     /// Closes the connection to an owned cluster, and waits until its supervisor has ended.
     pub async fn end(mut self) {
         self.let_go();
-        self.reap().await;
+        // Why the cluster ends is told otherwise.
+        let _ = self.outlast().await;
     }
 }

@@ -453,11 +453,10 @@ impl Cluster {
     }
 
     /// Stops the cluster, and returns when nothing of it is left but, after a failure or a worker's
-    /// death, the files that tell of it.
+    /// death, the files that tell of it. A cluster whose supervisor does not answer is killed.
     pub async fn stop(mut self) {
-        if let Some(supervisor) = self.supervisor.get_mut() {
-            supervisor.let_go();
-            supervisor.reap().await;
+        if let Some(supervisor) = self.supervisor.get_mut().take() {
+            supervisor.end().await;
         }
     }
 }

@@ -38,6 +38,11 @@ impl Handle {
         Self { supervisor: supervisor(&paths), paths, name }
     }
 
+    /// Whether a process is the supervisor of this cluster.
+    pub(super) fn is_supervised_by(&self, pid: u32) -> bool {
+        self.supervisor.is_some_and(|supervisor| supervisor.pid == pid)
+    }
+
     /// Refuses to speak to a later cluster of this name.
     ///
     /// # Errors

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
+use super::takedown::TakeDownError;
 use crate::engine::command;
+use crate::ids::ClusterName;
 use crate::os::limits::{self, TooFew};
 use crate::os::run_directory::{RunDirectory, RunDirectoryError};
 use crate::os::shared_memory;
@@ -68,6 +70,17 @@ pub enum UpError {
         /// How it ended.
         status: String,
     },
+    /// The supervisor process was asked to end the cluster, and did not answer.
+    #[error("the supervisor of {name} (process {pid}) {did}, so the cluster was killed")]
+    Killed {
+        name: ClusterName,
+        pid: u32,
+        /// What it did instead of an answer.
+        did: &'static str,
+    },
+    /// As [`UpError::Killed`], and something is left.
+    #[error(transparent)]
+    TakeDown(TakeDownError),
     /// A Ctrl-C ended the supervisor process before it was in a group of its own: it has started
     /// nothing.
     #[error("interrupted before anything was started")]
@@ -105,6 +118,7 @@ impl UpError {
             UpError::Supervisor(error) => error.hint(),
             UpError::Launch(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
+            UpError::TakeDown(error) => error.hint(),
             UpError::NotASupervisor { .. } => Some(
                 "begin its main with cuda_cluster::cluster::dispatch(), or name another program: \
                  Builder::program(\"cuda-cluster\")"

@@ -11,7 +11,7 @@ use crate::supervise::Escalation;
 use crate::units::Span;
 
 /// How long to wait for a supervisor's answer before it counts as hung.
-const ANSWER: Duration = Duration::from_secs(10);
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
 /// How long to wait for a supervisor that was asked to kill its cluster, before it is killed too.
 const KILL: Duration = Duration::from_secs(3);
@@ -108,6 +108,14 @@ impl Handle {
         if self.stop(Escalation::Kill, within.min(KILL)).await.is_ok() || !self.is_running() {
             return Ok(());
         }
+        self.kill_at_once().await
+    }
+
+    /// Kills the supervisor, the guardian and all their processes, and removes the run directory.
+    ///
+    /// # Errors
+    /// If a process is left that not even SIGKILL ends.
+    pub(super) async fn kill_at_once(&self) -> Result<(), TakeDownError> {
         let cluster = self.clone();
         let killed = tokio::task::spawn_blocking(move || {
             RunDirectory::take_by_force(&cluster.name, &cluster.paths, DEATH)

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 
+import cuda_cluster
 import pytest
 from conftest import MACHINE, QUIET, RUNTIME, eventually, files, others
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
@@ -227,19 +228,61 @@ def steps(words):
     return [line for line in lines if words in line]
 
 
-def test_a_stopped_supervisor_is_named_by_who_waits_for_it(monkeypatch, caplog):
-    monkeypatch.setattr("cuda_cluster.dask.cluster.PATIENCE", 1)
+def test_closing_a_cluster_whose_supervisor_is_stopped_kills_it_and_names_the_process(caplog):
     cluster = LocalCUDACluster(n_workers=1, **QUIET)
     supervisor = cluster._owned.state.supervisor_pid
     os.kill(supervisor, signal.SIGSTOP)
     closing = threading.Thread(target=cluster.close)
     closing.start()
-    try:
-        deadline = time.monotonic() + 60
-        while f"cuda-cluster down --kill {cluster.name}" not in caplog.text:
-            assert time.monotonic() < deadline, "nothing was said"
-            time.sleep(0.1)
-    finally:
+    closing.join(120)
+    if closing.is_alive():
         os.kill(supervisor, signal.SIGCONT)
-    closing.join(60)
-    assert not closing.is_alive()
+    assert not closing.is_alive(), "it comes back"
+    assert f"(process {supervisor}) was stopped" in caplog.text
+    assert "so the cluster was killed" in caplog.text
+
+
+def test_taking_down_a_cluster_whose_supervisor_is_stopped_warns_and_names_the_process():
+    cluster = cuda_cluster.up(**MACHINE, engine="native", n_workers=1)
+    supervisor = cluster.state().supervisor_pid
+    os.kill(supervisor, signal.SIGSTOP)
+    with pytest.warns(RuntimeWarning, match=rf"\(process {supervisor}\) was stopped"):
+        cluster.down(timeout=120)
+
+
+@pytest.mark.parametrize("engine", ["native", "dask"])
+def test_who_closes_a_cluster_whose_program_is_stopped_is_told_of_it(engine):
+    if engine == "dask":
+        cluster = LocalCUDACluster(n_workers=1, **QUIET)
+        owned, close = cluster._owned, cluster.close
+    else:
+        cluster = cuda_cluster.up(**MACHINE, engine="native", n_workers=1)
+        owned, close = cluster._owned, cluster.down
+    program = owned._process.pid
+    os.kill(program, signal.SIGSTOP)
+    try:
+        with pytest.raises(cuda_cluster.ClusterError, match=f"process {program}.* is stopped") as told:
+            close(timeout=120)
+        assert told.value.hint == f"kill -CONT {program}"
+    finally:
+        os.kill(program, signal.SIGCONT)
+    assert owned.wait_ended(60), "it ends when it goes on"
+
+
+def test_a_cluster_ends_with_its_python_though_its_supervisor_is_stopped():
+    start = textwrap.dedent(
+        f"""
+        import time
+        from cuda_cluster.dask import LocalCUDACluster
+        if __name__ == "__main__":
+            cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
+            print(cluster._owned.state.supervisor_pid, flush=True)
+            time.sleep(600)
+        """
+    )
+    owner = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
+    os.kill(int(owner.stdout.readline()), signal.SIGSTOP)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    eventually(lambda: not others() and not files(), f"nothing is left: {others()}, {files()}", 120)

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -188,6 +189,7 @@ class LocalCUDACluster(Cluster):
         self._relay: relay_module.Relay | None = None
         self._following: asyncio.Future[None] | None = None
         self._release = contextlib.ExitStack()
+        self._stuck: ClusterError | None = None
         super().__init__(
             asynchronous=asynchronous,
             loop=loop,
@@ -388,30 +390,46 @@ class LocalCUDACluster(Cluster):
             with contextlib.suppress(Exception):
                 await self.scheduler_comm.close_rpc()
         if self._owned is not None:
+            failed = self._owned.failure
             self._owned.release()
             await self._until_ended(self._owned)
+            if self._owned.failure is not failed:
+                logger.warning("The cluster %s has ended: %s", self.name, self._owned.failure)
             self._requested.clear()
             self.scheduler_info = SchedulerInfo({**self.scheduler_info, "workers": {}})
         self._release.close()
 
     async def _until_ended(self, owned: core.Owned) -> None:
         ended = asyncio.ensure_future(owned.until_ended())
-        done, _ = await asyncio.wait([ended], timeout=PATIENCE)
-        if not done:
-            logger.warning(
-                "The cluster %s has not ended after %s s. Perhaps its supervisor is stopped: "
-                "'cuda-cluster down --kill %s' ends it at once",
-                self.name,
-                PATIENCE,
-                self.name,
-            )
-        await ended
+        began, watch, told = time.monotonic(), core.Watch(owned), False
+        try:
+            while not (await asyncio.wait([ended], timeout=core.LOOK))[0]:
+                watch.look()
+                if not told and time.monotonic() - began >= PATIENCE:
+                    told = True
+                    logger.warning(
+                        "The cluster %s is still ending after %s s; 'cuda-cluster down --kill %s' "
+                        "ends it at once",
+                        self.name,
+                        PATIENCE,
+                        self.name,
+                    )
+        except ClusterError as error:
+            self._stuck = error
+            raise
+        finally:
+            ended.cancel()
 
     def close(self, timeout: float | None = None) -> Any:
-        """Takes the cluster down, and returns when nothing of it is left."""
+        """Takes the cluster down, and returns when nothing of it is left. A supervisor that doesn't
+        answer is killed with its cluster; a warning names it. Raises ClusterError if the cluster can't
+        end because its `cuda-cluster up` is stopped."""
         closed = super().close(timeout)
         if not self.asynchronous:
             self._loop_runner.stop()
+            if self._stuck is not None:
+                # `distributed` takes any RuntimeError for the end of the loop.
+                raise self._stuck
         return closed
 
     def _update_worker_status(self, op: str, msg: Any) -> None:

@@ -176,6 +176,8 @@ async fn attend(
     let mut verification = Verification::default();
     let mut unverified = None;
     let mut manager = ServiceManager::default();
+    // Begins when the cluster is asked to end.
+    let mut silence: Pin<Box<dyn Future<Output = ()>>> = Box::pin(std::future::pending());
     loop {
         let report = tokio::select! {
             report = supervisor.next() => report.map_err(refused),
@@ -188,6 +190,7 @@ async fn attend(
                     Err(failure) => {
                         unverified = Some(failure);
                         supervisor.stop(Escalation::Graceful, None).await;
+                        silence = Box::pin(supervisor.silence());
                     }
                 }
                 continue;
@@ -195,12 +198,18 @@ async fn attend(
             number = signals.next() => {
                 audience.finish();
                 insist(&mut supervisor, &mut signals, number, *became_ready).await;
+                silence = Box::pin(supervisor.silence());
                 continue;
             }
             () = manager.beat() => continue,
             () = owner.gone() => {
                 supervisor.stop(Escalation::Graceful, None).await;
+                silence = Box::pin(supervisor.silence());
                 continue;
+            }
+            () = &mut silence => {
+                audience.finish();
+                return Err(refused(supervisor.put_down().await));
             }
         };
         match report.inspect_err(|_| audience.finish()).map_err(|it| told_apart(it, &plan))? {
