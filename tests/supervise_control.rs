@@ -144,8 +144,53 @@ async fn a_run_directory_that_was_taken_away_comes_back() {
     assert_eq!(request(&paths.control(), "GET", "/v1/plan").expect("told").1, "{\"a\":1}");
     assert!(paths.is_alive());
     eventually("its log too", || paths.log("gpu0").exists()).await;
-    let notes = supervisor.state().borrow().notes.clone();
-    assert_eq!(notes, ["the run directory was removed, and was made again"]);
+    let recorded = || std::fs::read_to_string(paths.events()).expect("there again");
+    let note = "the run directory was removed, and was made again";
+    eventually("it is recorded", || recorded().contains(note)).await;
+    let state = supervisor.state().borrow().clone();
+    assert!(state.notes.is_empty(), "it holds no longer: {:?}", state.notes);
+    supervisor.stop(cuda_cluster::supervise::Escalation::Graceful);
+    assert!(supervisor.wait().await.is_good());
+    assert!(!paths.root().exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_directory_that_is_renamed_or_damaged_is_as_it_was() {
+    let bench = Bench::new();
+    let directory = bench.acquire("moved");
+    let paths = directory.paths().clone();
+    directory.write_private(&paths.plan(), b"{\"a\":1}").expect("written");
+    let supervisor = cuda_cluster::supervise::Supervisor::start(
+        launch("moved", &["ready"]),
+        directory,
+        bench::options(),
+    )
+    .await
+    .expect("a supervisor");
+    supervisor.ready().await.expect("READY");
+    let recorded = || std::fs::read_to_string(paths.events()).unwrap_or_default();
+    let before = recorded();
+    assert!(before.contains("started"), "{before}");
+
+    let elsewhere = paths.root().with_file_name("elsewhere");
+    std::fs::rename(paths.root(), &elsewhere).expect("renamed");
+    eventually("it has its name again", || paths.root().exists()).await;
+    assert!(!elsewhere.exists() && paths.is_alive());
+    let note = format!("was renamed to {}, and has its name again", elsewhere.display());
+    eventually("it is recorded", || recorded().contains(&note)).await;
+
+    let plan = || std::fs::read_to_string(paths.plan()).unwrap_or_default();
+    for (damage, to) in [("cut", Some("{\"a\"")), ("other", Some("{}")), ("gone", None)] {
+        match to {
+            Some(text) => std::fs::write(paths.plan(), text).expect("written"),
+            None => std::fs::remove_file(paths.plan()).expect("removed"),
+        }
+        eventually(damage, || plan() == "{\"a\":1}").await;
+    }
+    eventually("told", || recorded().contains("plan.json of the run directory was changed")).await;
+    assert!(recorded().starts_with(&before), "nothing of the record is lost: {}", recorded());
+    let state = supervisor.state().borrow().clone();
+    assert!(state.notes.is_empty(), "it is as it was: {:?}", state.notes);
     supervisor.stop(cuda_cluster::supervise::Escalation::Graceful);
     assert!(supervisor.wait().await.is_good());
     assert!(!paths.root().exists());

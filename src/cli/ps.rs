@@ -241,7 +241,9 @@ impl Arguments {
     fn ended(&self) -> String {
         match cluster::find(self.name.as_ref()) {
             Err(FindError::Ended(ended)) => format!("{} {}", ended.name, ended.summary()),
-            Err(error @ FindError::Unreadable(_)) => error.to_string(),
+            Err(error @ (FindError::Unreadable(_) | FindError::Unclear { .. })) => {
+                error.to_string()
+            }
             // Nothing is left of a cluster that was stopped.
             _ => self.name.as_ref().map_or_else(String::new, |name| format!("{name} was stopped")),
         }

@@ -24,7 +24,10 @@ pub(super) fn find(name: Option<&ClusterName>) -> Result<Handle, Failure> {
 
 /// There is no such running cluster, or it can't be determined.
 pub(super) fn not_found(error: FindError) -> Failure {
-    let exit = if matches!(error, FindError::Unreadable(_)) { Exit::Failed } else { Exit::Usage };
+    let exit = match error {
+        FindError::Unreadable(_) | FindError::Unclear { .. } => Exit::Failed,
+        _ => Exit::Usage,
+    };
     let hint = error.hint().map(in_flags);
     Failure::new(exit, error).maybe_hint(hint)
 }

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use crate::ids::ClusterName;
+use crate::os::owners::Owners;
 use crate::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 use crate::supervise::record::What;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, ProcessPhase, Record};
@@ -36,11 +37,14 @@ impl Ended {
         if !traces.iter().any(|trace| trace.exists()) {
             return None;
         }
+        let owners = Owners::read(&paths.owners());
         let text = fs::read(paths.state()).ok();
         let (state, unreadable) = match text.map(|text| serde_json::from_slice(&text)) {
             None => (None, None),
             Some(Err(error)) => (None, Some(error.to_string())),
             Some(Ok(state @ ClusterState { .. })) if state.state.is_end() => (Some(state), None),
+            // A copy of a running cluster's directory tells of no end.
+            Some(Ok(_)) if owners.is_some_and(|owners| owners.have_a_guardian()) => return None,
             Some(Ok(state)) => (Some(vanished(state, &paths)), None),
         };
         Some(Self { name: name.clone(), paths, state, unreadable })

@@ -33,6 +33,13 @@ pub enum FindError {
         /// The running clusters.
         running: Vec<ClusterName>,
     },
+    /// It can't be determined whether the cluster of this name is running.
+    #[error("cannot tell whether {name} is running")]
+    Unclear {
+        name: ClusterName,
+        #[source]
+        source: RunDirectoryError,
+    },
     /// It can't be determined which clusters are running.
     #[error("cannot tell which clusters are running")]
     Unreadable(#[source] RunDirectoryError),
@@ -57,7 +64,7 @@ impl FindError {
                 Some(format!("cuda-cluster events {name}, and cuda-cluster logs {name}, say more"))
             }
             FindError::Several { .. } => Some("name one of them".to_owned()),
-            FindError::Unreadable(error) => error.hint(),
+            FindError::Unreadable(source) | FindError::Unclear { source, .. } => source.hint(),
         }
     }
 }
@@ -125,7 +132,8 @@ fn named(name: &ClusterName) -> Result<Handle, FindError> {
     // If the directory above were unreadable, this one would seem not to exist.
     run_directory::names().map_err(FindError::Unreadable)?;
     let cluster = Handle::new(name.clone());
-    if cluster.paths.look().map_err(FindError::Unreadable)? {
+    let unclear = |source| FindError::Unclear { name: name.clone(), source };
+    if cluster.paths.look().map_err(unclear)? {
         return Ok(cluster);
     }
     Err(match Ended::read(name) {

@@ -360,7 +360,7 @@ impl Feeder {
             Err(error) => error,
         };
         match cluster::find(Some(&self.feed.name)) {
-            Ok(_) | Err(FindError::Unreadable(_)) => {
+            Ok(_) | Err(FindError::Unreadable(_) | FindError::Unclear { .. }) => {
                 self.feed.tell("silent", &json!({ "text": error.to_string() }));
                 true
             }

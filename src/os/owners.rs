@@ -49,6 +49,11 @@ impl Owners {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
+    /// Whether the guardian lives. While it does, it holds the cluster's own run directory.
+    pub(crate) fn have_a_guardian(&self) -> bool {
+        self.guardian.is_some_and(|guardian| guardian.lives())
+    }
+
     /// Kills all processes that carry the mark.
     pub(super) fn kill_marked(&self) {
         if let Some(mark) = &self.mark {

@@ -1,9 +1,9 @@
-//! Detects the removal of a run directory or of a file in it.
+//! Detects the removal of a run directory, and the removal or change of a file in it.
 //!
 //! Uses inotify, so watching costs nothing while nothing happens. Also watches the parent, because
 //! the kernel does not report the removal of a directory that is still open.
 //!
-//! *Invariant:* reports only that something was removed; the owner checks what is missing.
+//! *Invariant:* reports only that something has happened; the owner checks what is wrong.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that is readable when something has been removed.
+/// A descriptor that is readable when something has been removed or written.
 #[derive(Debug)]
 struct Descriptor(Inotify);
 
@@ -32,14 +32,14 @@ impl Presence {
     pub(crate) fn watch(directory: &Path) -> Option<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
         let removed = AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM;
-        inotify.add_watch(directory, removed).ok()?;
+        inotify.add_watch(directory, removed | AddWatchFlags::IN_CLOSE_WRITE).ok()?;
         inotify.add_watch(directory.parent()?, removed).ok()?;
         // SAFETY: an inotify instance holds one open descriptor for all its life.
         let descriptor = unsafe { AsyncFd::register(Descriptor(inotify)) };
         Some(Self(descriptor.ok()?))
     }
 
-    /// Waits until something has been removed.
+    /// Waits until something has been removed or written.
     pub(crate) async fn disturbed(&self) {
         let read = |descriptor: &Descriptor| match descriptor.0.read_events() {
             Err(Errno::EAGAIN) => Err(std::io::ErrorKind::WouldBlock.into()),

@@ -57,7 +57,7 @@ pub struct ClusterState {
     pub workers: Vec<ProcessState>,
     /// Why it is `degraded` or `failed`.
     pub cause: Option<Cause>,
-    /// Requests that could not be satisfied.
+    /// Requests that could not be satisfied, and what is wrong with its run directory.
     pub notes: Vec<String>,
     /// When it ended, as RFC 3339; `None` while it is running, or if the time is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]

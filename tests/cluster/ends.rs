@@ -300,3 +300,63 @@ fn a_run_directory_that_cannot_be_read_is_not_no_cluster() {
     }
     fs::remove_file(sandbox.base()).expect("removed");
 }
+
+#[test]
+fn the_end_of_a_cluster_whose_run_directory_could_not_be_written_is_told_from_its_events() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let enough = folder.path().join("enough");
+    let script = format!("until test -e {}; do sleep 0.05; done; exit 3", enough.display());
+    let up = up(&sandbox, "d", &script, "supervision: {restart: never}\n");
+    assert_eq!(up.code, 0, "{up}");
+    // Nothing can be written where the draft of the state would be, also not by root.
+    let in_the_way = sandbox.base().join("d/state.new/kept");
+    fs::create_dir_all(&in_the_way).expect("made");
+    fs::write(&enough, "").expect("written");
+    eventually("it has ended", Duration::from_secs(60), || sandbox.pids().is_empty());
+    let all = sandbox.run(&["ps", "-a"]);
+    let first = all.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("d: failed at 2") && first.contains("status 3"), "{all}");
+    assert!(!all.stdout.contains("without a word"), "{all}");
+    sandbox.run(&["down", "--all"]);
+}
+
+#[test]
+fn a_copy_of_a_running_clusters_directory_is_no_cluster_that_has_ended() {
+    let sandbox = Sandbox::new();
+    let (supervisor, _) = up_well(&sandbox, "d");
+    let rank = sandbox.state("d")["workers"][0]["pid"].as_u64().expect("a pid");
+    let mut copy = std::process::Command::new("cp");
+    copy.arg("-r").arg(sandbox.base().join("d")).arg(sandbox.base().join("copy"));
+    assert!(copy.status().expect("it runs").success());
+    let all = sandbox.run(&["ps", "-a"]);
+    assert!(all.stdout.starts_with("d: READY") && !all.stdout.contains("copy"), "{all}");
+    assert_eq!(sandbox.run(&["down", "copy"]).code, 2);
+    // Who takes the name kills nothing of what the copy tells of.
+    let taken = up(&sandbox, "copy", "exec sleep 1000", "");
+    assert_eq!(taken.code, 0, "{taken}");
+    for pid in [supervisor, rank] {
+        assert!(sandbox.pids().contains(&pid), "process {pid} of the cluster lives");
+    }
+    assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_link_in_place_of_a_run_directory_hides_no_other_cluster() {
+    let sandbox = Sandbox::new();
+    up_well(&sandbox, "d");
+    let link = sandbox.base().join("link");
+    std::os::unix::fs::symlink("/tmp", &link).expect("a link");
+    for arguments in [&["ps"][..], &["ps", "-a"], &["ps", "d"], &["env"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, 0, "{said}");
+    }
+    let said = sandbox.run(&["ps", "link"]);
+    assert_eq!(said.code, 1, "{said}");
+    assert!(said.stderr.contains("cannot tell whether link is running"), "{said}");
+    assert!(said.stderr.contains("link is a symbolic link, not a directory"), "{said}");
+    assert_eq!(sandbox.run(&["down", "--all"]).code, 0);
+    fs::remove_file(link).expect("removed");
+    sandbox.assert_nothing_is_left();
+}

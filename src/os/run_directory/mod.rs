@@ -27,9 +27,11 @@ use super::shared_memory;
 use crate::ids::ClusterName;
 
 mod paths;
+mod place;
 mod prune;
 
 pub use paths::{Paths, SecretFileError};
+use place::is_at;
 pub use prune::forget_failed_start;
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
@@ -262,11 +264,6 @@ impl RunDirectory {
         self.paths.root()
     }
 
-    /// Whether the directory still exists at its path.
-    pub fn is_in_place(&self) -> bool {
-        is_at(&self.lock, self.path())
-    }
-
     /// The lock's descriptor, for the guardian.
     pub(crate) fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
@@ -318,11 +315,15 @@ impl RunDirectory {
     /// Kills the processes that a killed supervisor and guardian have left, and frees their shared
     /// memory. Keeps the files that record how the cluster ended.
     pub fn sweep(&self) {
-        if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
-            Cgroup::remove_left_over(Path::new(cgroup.trim()));
-        }
-        if let Some(owners) = Owners::read(&self.paths.owners()) {
-            owners.kill_marked();
+        let owners = Owners::read(&self.paths.owners());
+        // A copy of a running cluster's directory names its processes, too.
+        if !owners.as_ref().is_some_and(Owners::have_a_guardian) {
+            if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
+                Cgroup::remove_left_over(Path::new(cgroup.trim()));
+            }
+            if let Some(owners) = owners {
+                owners.kill_marked();
+            }
         }
         shared_memory::remove(&self.paths.shared_memory());
         self.retire();
@@ -443,13 +444,6 @@ fn lock_fresh(base: &Path, root: &Path) -> Result<Option<Flock<OwnedFd>>, RunDir
         }
     }
     Ok(None)
-}
-
-/// Whether an open directory is the one at `path`.
-fn is_at(open: &OwnedFd, path: &Path) -> bool {
-    let Ok(open) = nix::sys::stat::fstat(open) else { return false };
-    fs::symlink_metadata(path)
-        .is_ok_and(|named| named.ino() == open.st_ino && named.dev() == open.st_dev)
 }
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {

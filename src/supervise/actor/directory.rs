@@ -1,4 +1,5 @@
-//! Maintains the run directory of a running cluster: saves the state, and restores removed files.
+//! Maintains the run directory of a running cluster: saves the state, and restores what was
+//! removed, renamed or changed.
 //!
 //! Session managers remove `$XDG_RUNTIME_DIR` when a user logs out, and people clean up. The
 //! processes keep running, but without the directory they would be unreachable.
@@ -8,6 +9,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use super::Actor;
 use crate::os::presence::Presence;
@@ -19,6 +21,7 @@ use crate::supervise::core::Event;
 const LARGEST: u64 = 4 << 20;
 
 /// The files that were in the run directory when the supervisor started: plan, secret, and so on.
+/// They do not change while the cluster runs.
 #[derive(Debug, Default)]
 pub(super) struct InitialFiles(Vec<(PathBuf, Vec<u8>)>);
 
@@ -33,8 +36,13 @@ impl InitialFiles {
         Self(files.filter_map(read).collect())
     }
 
-    fn all_there(&self) -> bool {
-        self.0.iter().all(|(path, _)| path.exists())
+    /// The names of those that are missing, or were changed.
+    fn damaged(&self) -> Vec<&str> {
+        let damaged = self
+            .0
+            .iter()
+            .filter(|(path, content)| fs::read(path).ok().as_deref() != Some(content.as_slice()));
+        damaged.filter_map(|(path, _)| path.file_name()?.to_str()).collect()
     }
 
     fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
@@ -61,33 +69,50 @@ impl Actor {
         }
     }
 
-    /// Restores what was removed.
+    /// Restores what was removed, renamed or changed.
     pub(super) fn restore_directory(&mut self) -> Option<Event> {
         self.restore_at = None;
+        let moved = self.directory.as_ref().and_then(RunDirectory::move_back);
+        if let Some(elsewhere) = moved {
+            self.presence = Presence::watch(self.paths.root());
+            // Its files may have been changed there.
+            self.restore_at = Some(Instant::now());
+            let elsewhere = elsewhere.display();
+            let text =
+                format!("the run directory was renamed to {elsewhere}, and has its name again");
+            return Some(Event::Noted { text, lasts: false });
+        }
         let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
         let reachable = self.paths.control().exists() && self.paths.events().exists();
-        if in_place && reachable && self.initial_files.all_there() {
+        let damaged = self.initial_files.damaged().join(", ");
+        if in_place && reachable && damaged.is_empty() {
             return None;
         }
-        let text = match self.make_again(in_place) {
-            Ok(()) => "the run directory was removed, and was made again".to_owned(),
-            Err(reason) => format!("the run directory was removed, and is not back: {reason}"),
+        let (what, restored) = match in_place && reachable {
+            true => (format!("{damaged} of the run directory was changed"), self.put_back()),
+            false => ("the run directory was removed".to_owned(), self.make_again(in_place)),
         };
-        Some(Event::Noted { text })
+        let (text, lasts) = match restored {
+            Ok(()) => (format!("{what}, and was made again"), false),
+            Err(reason) => (format!("{what}, and is not back: {reason}"), true),
+        };
+        Some(Event::Noted { text, lasts })
+    }
+
+    fn put_back(&self) -> Result<(), String> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        self.initial_files.put_back(directory).map_err(|error| super::in_full(&error))
     }
 
     fn make_again(&mut self, in_place: bool) -> Result<(), String> {
-        let in_full = |error: RunDirectoryError| super::in_full(&error);
         if !in_place {
             let base = self.paths.root().parent().ok_or("it has no parent")?;
-            let directory =
-                RunDirectory::acquire_below(base, &self.launch.name).map_err(in_full)?;
+            let directory = RunDirectory::acquire_below(base, &self.launch.name)
+                .map_err(|error| super::in_full(&error))?;
             self.directory = Some(directory);
             self.presence = Presence::watch(self.paths.root());
         }
-        if let Some(directory) = &self.directory {
-            self.initial_files.put_back(directory).map_err(in_full)?;
-        }
+        self.put_back()?;
         self.journal = open_journal(&self.paths);
         let socket = self.paths.control();
         // A socket without a listener would block the next one.

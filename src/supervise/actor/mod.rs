@@ -153,8 +153,9 @@ impl Actor {
             launch,
             guardian: Arc::new(guardian),
             helper: argument::encoded(options.helper.as_os_str()),
-            journal: open_journal(&paths),
+            // Without the journal, which grows.
             initial_files: InitialFiles::of(&paths),
+            journal: open_journal(&paths),
             presence: Presence::watch(paths.root()),
             directory: Some(directory),
             paths,

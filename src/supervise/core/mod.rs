@@ -73,8 +73,8 @@ pub(super) enum Event {
     Gpu { slot: SlotNumber, finding: GpuFinding },
     /// The crash bundle of an exit was written.
     Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
-    /// A remark to record.
-    Noted { text: String },
+    /// A remark about the run directory to record; what `lasts` is shown with the state.
+    Noted { text: String, lasts: bool },
     /// The end was requested.
     Stop(Escalation),
     /// A restart of a process was requested.
@@ -149,6 +149,8 @@ pub(super) struct Core {
     ask_at: Moment,
     /// What is known about the guardian's answers.
     guardian: Liveness,
+    /// What is wrong with the run directory, which is also among the state's notes.
+    directory_note: Option<String>,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
     over: bool,
@@ -185,6 +187,7 @@ impl Core {
             ready_by: Moment::ZERO,
             ask_at: Moment::ZERO,
             guardian: Liveness::default(),
+            directory_note: None,
             ending: None,
             over: false,
             next_key: 0,
@@ -284,8 +287,12 @@ impl Core {
             Event::Bundled { slot, at, path, gpu_errors } => {
                 self.bundled(slot, &at, path, gpu_errors, now);
             }
-            Event::Noted { text } => {
-                self.state.notes.push(text.clone());
+            Event::Noted { text, lasts } => {
+                if let Some(before) = self.directory_note.take() {
+                    self.state.notes.retain(|note| *note != before);
+                }
+                self.directory_note = lasts.then(|| text.clone());
+                self.state.notes.extend(self.directory_note.clone());
                 self.record(now, None, What::Note { text });
             }
             Event::Stop(how) => self.stop(how, now),
