@@ -67,6 +67,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
     env.extend(command::told_by_launcher(rank, source == GIVEN, variable));
     // Returns only if the program cannot be executed.
+    // Otherwise the program would inherit that they are ignored.
+    crate::os::default_ignored_signals();
     let error = std::process::Command::new(&program).args(words).envs(&env).exec();
     let exit = match error.kind() {
         std::io::ErrorKind::NotFound => Exit::Program(127),

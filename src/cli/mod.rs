@@ -112,6 +112,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = crate::cluster::dispatch() {
         return code;
     }
+    crate::os::ignore_file_size_signal();
     let done = match Arguments::try_parse() {
         Ok(arguments) => run(arguments.command),
         Err(error) => output::usage(&error, elsewhere(&error).as_deref()),

@@ -27,7 +27,7 @@ use crate::os::exhausted::Exhausted;
 use crate::os::guardian::GuardianError;
 use crate::os::pidfd::{self, PidFd};
 use crate::os::run_directory::RunDirectoryError;
-use crate::os::{event_loop, memory, process};
+use crate::os::{self, event_loop, memory, process};
 use crate::supervise::{
     ClusterState, Escalation, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
 };
@@ -39,6 +39,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(super) fn main() -> ExitCode {
     let starter = parent();
     process::become_session_leader();
+    os::ignore_file_size_signal();
     let worked = match event_loop::new() {
         Ok(runtime) => runtime.block_on(work(starter)),
         Err(error) => Err(refusal(UpError::Runtime(error))),

@@ -150,19 +150,47 @@ pub(super) fn own_path() -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "no version 2 control groups"))
 }
 
-/// Finds that directory in the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+/// The directory of the control group that limits the number of this process's tasks, and where its
+/// hierarchy, of version 1 or 2, is mounted.
+pub(super) fn own_group_of_tasks() -> Option<(PathBuf, PathBuf)> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    locate(&mounts, &membership, Some("pids")).or_else(|| locate(&mounts, &membership, None))
+}
+
+/// Finds the version 2 directory in the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn find(mounts: &str, membership: &str) -> Option<PathBuf> {
+    locate(mounts, membership, None).map(|(group, _)| group)
+}
+
+/// Finds the group and its hierarchy's mount point: the hierarchy of a version 1 controller, or of
+/// version 2.
 ///
 /// A mount in a container shows only what is below its root, so the root is removed from the path.
-fn find(mounts: &str, membership: &str) -> Option<PathBuf> {
-    let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
+fn locate(mounts: &str, membership: &str, controller: Option<&str>) -> Option<(PathBuf, PathBuf)> {
+    // `ID:CONTROLLERS:PATH`, cgroups(7); version 2 has the id 0 and no controllers.
+    let path = membership.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let wanted = match controller {
+            Some(one) => controllers.split(',').any(|other| other == one),
+            None => line.starts_with("0::"),
+        };
+        wanted.then_some(path)
+    })?;
     mounts.lines().find_map(|line| {
         // `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS… - TYPE SOURCE SUPER`, proc(5).
         let (before, after) = line.split_once(" - ")?;
-        (after.split(' ').next()? == "cgroup2").then_some(())?;
-        let mut fields = before.split(' ').skip(3);
+        let mut after = after.split(' ');
+        let (kind, options) = (after.next()?, after.nth(1).unwrap_or_default());
+        let right = match controller {
+            Some(one) => kind == "cgroup" && options.split(',').any(|other| other == one),
+            None => kind == "cgroup2",
+        };
+        let mut fields = before.split(' ').skip(3).filter(|_| right);
         let (root, point) = (fields.next()?, fields.next()?);
         let below = Path::new(path).strip_prefix(root).ok()?;
-        Some(Path::new(point).join(below))
+        Some((Path::new(point).join(below), PathBuf::from(point)))
     })
 }
 

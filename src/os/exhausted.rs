@@ -9,6 +9,8 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
+use super::tasks::Tasks;
+
 /// The exhausted resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exhausted {
@@ -18,10 +20,12 @@ pub enum Exhausted {
     Descriptors,
     /// Descriptors of the whole machine.
     MachineDescriptors,
-    /// Processes and threads of this user, or of its control group.
+    /// Processes and threads of this user, a control group, or the machine.
     Processes,
     /// Memory.
     Memory,
+    /// The size that a file may have.
+    FileSize,
 }
 
 impl Exhausted {
@@ -49,6 +53,7 @@ impl Exhausted {
             // users.
             Errno::EAGAIN => Some(Self::Processes),
             Errno::ENOMEM => Some(Self::Memory),
+            Errno::EFBIG => Some(Self::FileSize),
             _ => None,
         }
     }
@@ -66,12 +71,16 @@ impl Exhausted {
                 )
             }
             Self::MachineDescriptors => "raise the machine's fs.file-max".to_owned(),
-            Self::Processes => format!(
-                "this user may have {} processes and threads: raise 'ulimit -u', or pids.max of \
-                 the control group (TasksMax of a systemd unit)",
-                soft(Resource::RLIMIT_NPROC)
-            ),
+            // The kernel does not say which limit it was: the one with the least room.
+            Self::Processes => match Tasks::limits().into_iter().min_by_key(Tasks::room) {
+                Some(tasks) => format!("{tasks}: {}", tasks.hint()),
+                None => "raise 'ulimit -u', or pids.max of the control group".to_owned(),
+            },
             Self::Memory => "free some memory, or raise 'ulimit -v'".to_owned(),
+            Self::FileSize => format!(
+                "a file may have {} bytes: raise 'ulimit -f', or LimitFSIZE of a unit",
+                soft(Resource::RLIMIT_FSIZE)
+            ),
         }
     }
 }

@@ -9,8 +9,8 @@
 use std::fs;
 
 use nix::sys::resource::{Resource, getrlimit};
-use nix::unistd::{Uid, geteuid};
 
+use super::tasks::Tasks;
 use crate::units::HumanBytes;
 
 /// Descriptors of the cluster's process that needs the most, without connections to peers.
@@ -30,9 +30,6 @@ const LOCKED: u64 = 64 << 20;
 /// queues, measured with 2 to 48 workers.
 const MEMORY: u64 = 4_800_000;
 const MEMORY_FOR_EACH: u64 = 25_000;
-
-/// Above this limit the user's threads are not counted, because that reads a file per process.
-const MANY_THREADS: u64 = 1 << 14;
 
 /// A limit that is too low.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,18 +72,15 @@ pub enum TooFew {
         /// In bytes.
         available: u64,
     },
-    /// On processes and threads of this user.
-    #[error(
-        "a cluster of {processes} processes needs at least {needed} threads; this user has {present}, and the limit is {limit}"
-    )]
+    /// On processes and threads.
+    #[error("a cluster of {processes} processes needs at least {needed} threads; {tasks}")]
     Threads {
         /// Number of the cluster's processes.
         processes: u64,
         /// The minimum that they need.
         needed: u64,
-        /// The user's current number.
-        present: u64,
-        limit: u64,
+        /// The limit, and what counts against it.
+        tasks: Tasks,
     },
 }
 
@@ -102,7 +96,7 @@ impl TooFew {
             Self::Memory { .. } => {
                 "start fewer workers: each pair has a connection, so half as many need a quarter"
             }
-            Self::Threads { .. } => "raise it with 'ulimit -u', or LimitNPROC of a unit",
+            Self::Threads { tasks, .. } => return tasks.hint(),
         }
         .to_owned()
     }
@@ -120,16 +114,11 @@ pub fn check(processes: usize, threads_each: u64) -> Result<(), TooFew> {
     {
         return Err(TooFew::Descriptors { processes, needed, limit });
     }
-    // The kernel does not apply the limit to root and users with certain capabilities.
-    let limit = soft(Resource::RLIMIT_NPROC).filter(|_| !geteuid().is_root());
-    if let Some(limit) = limit.filter(|limit| *limit <= MANY_THREADS) {
-        let needed = THREADS + threads_each * processes;
-        let present = threads_of(Uid::current());
-        if present.saturating_add(needed) > limit {
-            return Err(TooFew::Threads { processes, needed, present, limit });
-        }
+    let needed = THREADS + threads_each * processes;
+    match Tasks::limits().into_iter().find(|tasks| tasks.room() < needed) {
+        Some(tasks) => Err(TooFew::Threads { processes, needed, tasks }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Checks that so many native workers can be connected with each other: their connections, without
@@ -193,26 +182,6 @@ fn soft(resource: Resource) -> Option<u64> {
     (soft != libc::RLIM_INFINITY).then_some(soft)
 }
 
-/// The number of threads in the user's processes, as far as visible.
-fn threads_of(user: Uid) -> u64 {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
-    let processes = processes.filter(|entry| entry.file_name().to_str().is_some_and(number));
-    let statuses =
-        processes.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
-    statuses.filter_map(|status| threads_in(&status, user)).sum()
-}
-
-/// The number of threads in a `/proc/PID/status`, if the process belongs to the user (by real uid,
-/// which is what the limit counts).
-fn threads_in(status: &str, user: Uid) -> Option<u64> {
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    (field("Uid:")? == u64::from(user.as_raw())).then(|| field("Threads:"))?
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,13 +217,5 @@ mod tests {
         assert!(refused.hint().contains("start fewer workers"));
         assert_eq!(judge_memory(8, Some(64 << 20)), Ok(()));
         assert_eq!(judge_memory(1000, available("")), Ok(()), "who knows");
-    }
-
-    #[test]
-    fn threads_are_counted_for_their_user_alone() {
-        let status = "Name:\tx\nUid:\t1000\t0\t0\t0\nThreads:\t7\n";
-        assert_eq!(threads_in(status, Uid::from_raw(1000)), Some(7));
-        assert_eq!(threads_in(status, Uid::from_raw(0)), None);
-        assert!(threads_of(Uid::current()) >= 1, "this process has threads");
     }
 }

@@ -30,6 +30,7 @@ pub mod process;
 pub mod run_directory;
 pub mod shared_memory;
 pub mod shim;
+pub mod tasks;
 
 /// Runs a hidden subcommand (`__guard`, `__shim`), if this process was started for one. Every
 /// program that starts clusters calls this at the start of `main`, while single-threaded.
@@ -43,16 +44,23 @@ pub fn dispatch() -> Option<ExitCode> {
     Some(work(&arguments.collect::<Vec<_>>()))
 }
 
-/// Restores the default action of SIGPIPE, which Rust's runtime ignores.
-pub fn default_broken_pipe() {
-    // SAFETY: no handler is installed, only the default action; called before any thread starts.
-    let result = unsafe {
-        nix::sys::signal::signal(
-            nix::sys::signal::Signal::SIGPIPE,
-            nix::sys::signal::SigHandler::SigDfl,
-        )
-    };
-    debug_assert!(result.is_ok(), "SIGPIPE has a default action");
+/// Ignores SIGXFSZ, so that a file that may not grow is an error, as a full disk is. Processes that
+/// this one starts do so too, up to the shim.
+pub fn ignore_file_size_signal() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: no handler is installed.
+    let result = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+    debug_assert!(result.is_ok(), "SIGXFSZ can be ignored");
+}
+
+/// Restores the default actions of the signals that Rust's runtime and this program ignore.
+pub fn default_ignored_signals() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    for number in [Signal::SIGPIPE, Signal::SIGXFSZ] {
+        // SAFETY: no handler is installed, only the default action.
+        let result = unsafe { signal(number, SigHandler::SigDfl) };
+        debug_assert!(result.is_ok(), "these signals have default actions");
+    }
 }
 
 /// Restores the default actions of the termination signals, for a process that no longer handles

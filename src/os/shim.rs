@@ -239,7 +239,7 @@ fn execute(argv: &[String], own: bool) -> Result<std::convert::Infallible, Refus
         false => Ok(first.clone()),
     };
     let file = file.map_err(|_| refusal(Errno::EINVAL))?;
-    // Rust's runtime ignores SIGPIPE, which the program would inherit.
-    super::default_broken_pipe();
+    // Otherwise the program would inherit that they are ignored.
+    super::default_ignored_signals();
     nix::unistd::execvp(&file, &arguments).map_err(refusal)
 }
