@@ -40,10 +40,11 @@ pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> 
     }
     let control = Control::new(paths.control());
     // On a separate thread, because the caller's may already run an event loop.
-    let asked = std::thread::spawn(move || -> Option<ClusterState> {
+    let ask = move || -> Option<ClusterState> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         runtime.block_on(control.read("/v1/state")).ok()
-    });
+    };
+    let asked = std::thread::Builder::new().spawn(ask).ok()?;
     let state = asked.join().ok()??;
     let silent = state.unresponsive().find(|one| named.is_none_or(|name| one.name == name))?;
     let since = silent.not_answering_since.clone().unwrap_or_default();

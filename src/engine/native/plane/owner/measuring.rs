@@ -4,6 +4,8 @@
 //!
 //! *Invariant:* the thread is pinned only during a measurement.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -13,6 +15,26 @@ use crate::engine::native::plane::measure::{self, Ended, Out, RoomToSend};
 use crate::ucx::{self, Payload};
 use crate::wire::native::{Measurement, Protocol};
 use crate::wire::peer::{Kind, PeerKey};
+
+/// Does work on a thread of its own; where no more threads can be started, on this one, which is
+/// slower.
+fn beside(name: &str, work: impl FnOnce() + Send + 'static) {
+    // A thread that can't be started takes its work with it, so both hold it.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let shared = Arc::clone(&work);
+    let take = |work: &Mutex<Option<_>>| work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let run = move || {
+        if let Some(work) = take(&shared) {
+            work();
+        }
+    };
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    if started.is_err()
+        && let Some(work) = take(&work)
+    {
+        work();
+    }
+}
 
 impl Owner {
     pub(super) fn measure(&mut self, id: u64, measurement: Measurement) {
@@ -63,7 +85,7 @@ impl Owner {
     #[inline(never)]
     pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
         let inbox = self.inbox.clone();
-        std::thread::spawn(move || {
+        beside("plane aside", move || {
             let command = work();
             if let Some(inbox) = inbox.upgrade() {
                 inbox.send(command);
