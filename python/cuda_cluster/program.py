@@ -117,6 +117,8 @@ def flags(keywords: Mapping[str, Any]) -> list[str]:
                 arguments.append(f"{flag}={','.join(map(str, value))}")
         else:
             arguments.append(f"{flag}={value}")
+        if "\0" in "".join(arguments):
+            raise ValueError(f"{keyword} must not contain a NUL character: {value!r}")
     return arguments
 
 

@@ -59,6 +59,10 @@ fn meant(words: &[String]) -> Result<(Handle, &str), Failure> {
         }
         _ => unreachable!("clap takes one or two words"),
     };
+    if wish.is_empty() {
+        let error = anyhow::anyhow!("an empty word is the name of no process");
+        return Err(Failure::new(Exit::Usage, error).hint("cuda-cluster ps shows their names"));
+    }
     // The word becomes part of a URL's path or query.
     if let Some(odd) = wish.chars().find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c))) {
         let error = anyhow::anyhow!("{wish:?} has a {odd:?}, which no name has");

@@ -69,11 +69,20 @@ pub enum DashboardError {
         /// The address.
         address: SocketAddr,
     },
-    /// The address is in use, or the path can't be created.
-    #[error("cannot listen on {place}")]
+    /// The address is in use.
+    #[error("cannot listen on {address}")]
     Bind {
-        /// The address or path.
-        place: String,
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket can't be created.
+    #[error("cannot listen on {}", path.display())]
+    BindSocket {
+        /// The socket's path.
+        path: PathBuf,
         /// The system's error.
         #[source]
         source: io::Error,
@@ -112,6 +121,10 @@ impl DashboardError {
             Self::NotLoopback { .. } => Some(
                 "from another machine: ssh -L 8788:localhost:PORT HOST, then open the link with \
                  port 8788"
+                    .to_owned(),
+            ),
+            Self::BindSocket { .. } => Some(
+                "name a new file, for its socket, in a directory that is there and yours"
                     .to_owned(),
             ),
             Self::Bind { .. } => Some("port 0 takes a free one".to_owned()),
@@ -163,7 +176,7 @@ impl Dashboard {
     pub async fn bind(listen: &Listen, token_file: Option<&Path>) -> Result<Self, DashboardError> {
         match listen {
             Listen::Loopback(address) => {
-                let failed = |source| DashboardError::Bind { place: address.to_string(), source };
+                let failed = |source| DashboardError::Bind { address: *address, source };
                 let listener = TcpListener::bind(address).await.map_err(failed)?;
                 let address = listener.local_addr().map_err(failed)?;
                 let token = token(token_file)?;
@@ -171,8 +184,7 @@ impl Dashboard {
                 Ok(Self { listener: Listener::Loopback(listener), door })
             }
             Listen::Socket(path) => {
-                let failed =
-                    |source| DashboardError::Bind { place: path.display().to_string(), source };
+                let failed = |source| DashboardError::BindSocket { path: path.clone(), source };
                 let listener = OwnUser::bind(path).map_err(failed)?;
                 Ok(Self {
                     listener: Listener::Socket(listener, path.clone()),

@@ -38,6 +38,17 @@ pub(super) const PROTOCOLS: &[&str] = &["tcp", "tls", "native", "ucx", "ucxx"];
 /// Words of `dask.start_method`.
 pub(super) const START_METHODS: &[&str] = &["fork", "spawn"];
 
+fn too_many_threads(key: &str, threads: Option<u32>) -> Result<(), Found> {
+    match threads.filter(|threads| *threads > MOST_THREADS) {
+        Some(threads) => refuse(
+            key,
+            format!("{threads} threads are more than the {MOST_THREADS} that Linux can have"),
+            "give about as many as there are CPUs",
+        ),
+        None => Ok(()),
+    }
+}
+
 fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
     let counts = [
         ("workers", spec.workers),
@@ -49,6 +60,7 @@ fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
             return refuse(key, "0 is too few; the least is 1", "leave it out for the default");
         }
     }
+    too_many_threads("threads", spec.threads)?;
     // More would exhaust the process ids, and help nobody.
     let limits =
         [("workers_per_gpu", spec.workers_per_gpu, 64), ("cpu_workers", spec.cpu_workers, 1024)];
@@ -363,11 +375,15 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "give whole numbers from 0",
         );
     }
-    if spec.command.argv.as_ref().is_some_and(Vec::is_empty) {
+    let program = spec.command.argv.as_deref().map(<[String]>::first);
+    if program.is_some_and(|program| program.is_none_or(String::is_empty)) {
         return refuse("command.argv", "there is no program in it", "name the program to run");
     }
     Ok(())
 }
+
+/// The most threads of a machine: `PID_MAX_LIMIT` of Linux's `threads.h`.
+const MOST_THREADS: u32 = 4 << 20;
 
 /// With less, processes on a busy machine would often count as unresponsive.
 const SHORTEST_ANSWER: Span = Span::millis(100);
@@ -441,6 +457,7 @@ fn overrides(spec: &ClusterSpec) -> Result<(), Found> {
                 "leave it out for the default",
             );
         }
+        too_many_threads(&format!("{key}.threads"), difference.threads)?;
         for name in difference.env.keys() {
             variable(&format!("{key}.env.{name}"), name)?;
         }

@@ -4,13 +4,14 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::pty::openpty;
 
-use crate::sandbox::{Said, Sandbox};
+use crate::sandbox::{Said, Sandbox, eventually};
 use crate::skip::skip;
 
 const MACHINE: [&str; 3] = ["--topology", "dgx-h100", "--simulate"];
@@ -61,11 +62,21 @@ fn options_that_cannot_be_meant_are_refused() {
         (&["--device-memory-limit", "80"], &["--device-memory-limit: 80 bytes are too few"]),
         (&["--memory-limit", DIGITS], &["--memory-limit", "below 16 EiB"]),
         (&["--n-workers", DIGITS], &["--n-workers", "too large; the most is 4294967295"]),
+        (
+            &["--threads-per-worker", "4294967295"],
+            &["--threads-per-worker: 4294967295 threads are more than the 4194304", "hint: "],
+        ),
         (&["--grace", DIGITS], &["--grace", "at most ten years"]),
         (&["--scheduler-port", DIGITS], &["--scheduler-port", "is not a port"]),
     ] {
         assert_refused(&with(&sandbox, "up", flags), 2, words);
     }
+    let said = with(&sandbox, "run", &["--", ""]);
+    assert_refused(&said, 2, &["there is no program in it", "hint: name the program to run"]);
+    let said = sandbox.run(&["dashboard", "--listen", "/proc/nope/page.sock"]);
+    assert_refused(&said, 1, &["cannot listen on /proc/nope/page.sock", "hint: name a new file"]);
+    let said = sandbox.run(&["restart", "any", ""]);
+    assert_refused(&said, 2, &["an empty word is the name of no process", "hint: "]);
     let dask = ["--engine", "dask", "--scheduler-file", "/tmp"];
     assert_refused(&with(&sandbox, "up", &dask), 2, &["--scheduler-file: /tmp cannot be written"]);
     sandbox.assert_nothing_is_left();
@@ -335,6 +346,77 @@ fn limits_that_leave_no_room_are_said_before_anything_starts() {
         let said = limited(&sandbox, &format!("--nproc={limit}"), &up);
         assert_refused(&said, 1, &["hint: ", "ulimit -u"]);
         assert!(!said.stderr.contains("panicked"), "{said}");
+    }
+}
+
+/// A control group for the test, in which at most so many processes and threads may be.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(limit: u32) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("cuda-cluster-test-{}-{count}", std::process::id());
+        let parents = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+        let groups = parents.iter().filter(|parent| parent.is_dir()).map(|it| it.join(&name));
+        groups.map(Self).find(|group| {
+            std::fs::create_dir(&group.0).is_ok()
+                && std::fs::write(group.0.join("pids.max"), limit.to_string()).is_ok()
+        })
+    }
+
+    /// The program in this group.
+    fn run(&self, sandbox: &Sandbox, arguments: &[&str]) -> Said {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]).arg(&self.0);
+        command.arg(env!("CARGO_BIN_EXE_cuda-cluster")).args(arguments);
+        sandbox.spawn_program(command).wait()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let empty = || std::fs::remove_dir(&self.0).is_ok() || !self.0.exists();
+        eventually("nothing is left in the group", Duration::from_secs(30), empty);
+    }
+}
+
+#[test]
+fn a_control_group_that_leaves_no_room_is_named_before_anything_starts() {
+    let Some(group) = Group::new(40) else {
+        return skip("root", "only root can limit a control group");
+    };
+    let sandbox = Sandbox::new();
+    let many = [&["up"], &MACHINE[..], &["--n-workers", "8", "--detach"]].concat();
+    let said = group.run(&sandbox, &many);
+    let name = group.0.display().to_string();
+    assert_refused(&said, 1, &["needs at least 48 threads", &name, "the limit is 40"]);
+    assert_refused(&said, 1, &["hint: raise pids.max in ", "TasksMax of a systemd unit"]);
+    sandbox.assert_nothing_is_left();
+    drop(group);
+    // With a low limit it may fail before it can count, but still with the limit's name.
+    for limit in 1..=4 {
+        let group = Group::new(limit).expect("as before");
+        let said = group.run(&sandbox, &many);
+        let name = group.0.display().to_string();
+        assert_refused(&said, 1, &["hint: ", &name, "TasksMax"]);
+        assert!(!said.stderr.contains("panicked"), "{said}");
+    }
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn files_that_may_not_grow_are_a_failure_with_the_limit_and_no_wrong_usage() {
+    let up = [&["up"], &MACHINE[..], &["--n-workers", "2", "--detach"]].concat();
+    let run = [&["run"], &MACHINE[..], &["--n-workers", "2", "--", "true"]].concat();
+    for arguments in [&up, &run] {
+        for limit in ["--fsize=0", "--fsize=1000"] {
+            let sandbox = Sandbox::new();
+            let mut command = Command::new("prlimit");
+            command.arg(limit).arg(env!("CARGO_BIN_EXE_cuda-cluster")).args(arguments);
+            let said = sandbox.spawn_program(command).wait();
+            assert_refused(&said, 1, &["File too large", "hint: ", "ulimit -f"]);
+        }
     }
 }
 

@@ -46,6 +46,20 @@ def test_a_keyword_of_a_wrong_type_is_refused_by_its_name(name):
     assert os.listdir(".") == before and not files(), "nothing was made"
 
 
+@pytest.mark.parametrize("name", ["pre_import", "local_directory", "name"])
+def test_a_nul_character_is_refused_by_the_name_of_its_keyword(name):
+    with pytest.raises(ValueError, match=rf"^{name} must not contain a NUL character"):
+        LocalCUDACluster(**{**QUIET, name: "a\0b"})
+    with pytest.raises(ValueError, match=r"^no_such_flag must not contain a NUL character"):
+        cuda_cluster.plan(**MACHINE, no_such_flag="a\0b")
+
+
+def test_a_number_of_workers_that_is_too_large_is_refused_by_its_name():
+    for more in ({}, {"workers_per_gpu": 3}):
+        with pytest.raises(ValueError, match=r"^n_workers='10{30}': it is too large"):
+            LocalCUDACluster(**QUIET, n_workers=10**30, **more)
+
+
 @pytest.mark.parametrize("name", sorted(accepted.FLAGS))
 def test_a_flag_of_a_wrong_type_is_refused_by_its_name(name):
     for wrong in WRONG:

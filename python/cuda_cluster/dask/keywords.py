@@ -36,6 +36,9 @@ FLAGS = (
     "adapt_minimum start_workers start_method worker_names worker_name rmm_release_threshold rmm_log_directory"
 ).split()
 
+#: The largest number that the program reads.
+LARGEST = 2**32 - 1
+
 #: Keywords whose effect depends on the number of planned workers: with them, `n_workers` is that.
 SHARED_OUT = (
     "cpu_workers worker_port listen_address contact_address cpus scheduler_cores start_workers spec"
@@ -227,10 +230,12 @@ def translate(keywords: dict[str, Any]) -> Request:
         "interface": keywords.pop("interface", None),
         "scheduler_port": unless_said(spec, "scheduler.port", keywords.pop("scheduler_port", 0), 0),
     }
-    if n_workers is not None and not any(keywords.get(name) for name in SHARED_OUT):
+    started = (n_workers or 0) * (keywords.get("workers_per_gpu") or 1)
+    # A number that the program can't read is refused by the name under which it was given.
+    if 0 < started <= LARGEST and not any(keywords.get(name) for name in SHARED_OUT):
         # The other GPUs' workers are planned, too, so that `scale` and `adapt` can start them.
         flags["n_workers"] = None
-        keywords["start_workers"] = n_workers * (keywords.get("workers_per_gpu") or 1)
+        keywords["start_workers"] = started
     visible = devices(keywords.pop("CUDA_VISIBLE_DEVICES", None))
     if visible is not None:
         if keywords.get("gpus") is not None:
