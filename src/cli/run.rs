@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::pin::Pin;
 
 use clap::Args;
 
@@ -84,6 +85,8 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let names: Vec<String> = plan.workers.iter().map(|worker| worker.name.clone()).collect();
     let mut relay = Relay::begin(pipe, names, prefix, form.separate_streams)?;
     let mut unwritable = None;
+    // Begins when the ranks are asked to end.
+    let mut silence: Pin<Box<dyn Future<Output = ()>>> = Box::pin(std::future::pending());
     let ended = loop {
         let report = tokio::select! {
             report = supervisor.next() => report.map_err(up::refused)?,
@@ -91,12 +94,15 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
                 // The reader has gone; the ranks end as if their own pipe had broken.
                 unwritable = Some(output::unwritable(error));
                 supervisor.stop(Escalation::Graceful, None).await;
+                silence = Box::pin(supervisor.silence());
                 continue;
             }
             number = signals.next() => {
                 up::insist(&mut supervisor, &mut signals, number, false).await;
+                silence = Box::pin(supervisor.silence());
                 continue;
             }
+            () = &mut silence => return Err(up::refused(supervisor.put_down().await)),
         };
         match report {
             Some(Report::Ended { outcome, state }) => break Some((outcome, state)),

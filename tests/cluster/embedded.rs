@@ -140,6 +140,7 @@ embedding! {
     a_name_is_free_at_once_after_stop_and_after_drop: "again"
     a_name_that_is_taken_is_a_refusal_of_its_own_type: "taken"
     an_owner_learns_that_another_handle_has_stopped_its_cluster: "stopped"
+    an_owner_ends_a_cluster_whose_supervisor_is_stopped: "silent"
     a_handle_leaves_a_later_cluster_of_its_name_alone: "later"
     a_start_that_fails_leaves_no_directory_and_a_wrong_key_is_named: "not-ready"
     a_stored_plan_is_launched_and_cannot_be_changed: "stored"

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         "again" => runtime.block_on(again()),
         "taken" => runtime.block_on(taken()),
         "stopped" => runtime.block_on(stopped()),
+        "silent" => runtime.block_on(silent()),
         "later" => runtime.block_on(later()),
         "forked" => forked(),
         "killed" => runtime.block_on(killed()),
@@ -108,6 +109,16 @@ async fn stopped() {
     // Asked again, an ended cluster answers the same.
     assert_eq!(cluster.wait().await, outcome);
     Handle::attach(cluster.name()).expect_err("it has ended");
+}
+
+/// A cluster whose supervisor is stopped has ended, too, when its owner has stopped it.
+async fn silent() {
+    let cluster = simulated().launch().await.expect("READY");
+    let state = cluster.state().await.expect("told");
+    let supervisor = Pid::from_raw(state.supervisor_pid.cast_signed());
+    kill(supervisor, Signal::SIGSTOP).expect("it lives");
+    cluster.stop().await;
+    kill(supervisor, None).expect_err("it has ended");
 }
 
 /// A handle of a cluster that has ended leaves a later one of its name alone.
