@@ -71,6 +71,32 @@ def test_a_cluster_of_ours_with_little_memory_does_so_too(tmp_path, nothing_is_l
         assert crosswise(client, 2) <= LIMIT // 8
 
 
+@pytest.mark.parametrize("device_memory_limit", ["default", None], ids=["dask-cuda's", "dask's"])
+@pytest.mark.parametrize("protocol", ["native", "tcp"])
+def test_a_cluster_of_ours_that_must_spill_most_of_its_data_finishes_and_no_worker_is_ended(
+    protocol, device_memory_limit, tmp_path, nothing_is_left
+):
+    """16 arrays of 32 MiB, each of which is needed twice, on two workers of 256 MB: with what a
+    process has of its own, there is room for the two of a task, one that comes and one that goes."""
+    from cuda_cluster.dask import LocalCUDACluster
+
+    count, length = 16, 4 << 20
+    with (
+        LocalCUDACluster(
+            n_workers=2, protocol=protocol, memory_limit="256MB", dashboard_address=None,
+            device_memory_limit=device_memory_limit, local_directory=str(tmp_path), **MACHINE,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        processes = client.run(os.getpid)
+        arrays = client.map(lambda seed: np.full(length, seed, dtype="f8"), range(count), pure=False)
+        sums = client.map(
+            lambda one, other: float(one[0] + other[-1] + one.sum()), arrays, arrays[::-1], pure=False
+        )
+        assert client.gather(sums) == [count - 1 + seed * length for seed in range(count)]
+        assert client.run(os.getpid) == processes, "a worker was ended"
+
+
 @pytest.mark.parametrize("lane", ["copied", "mapped"])
 @in_a_loop
 async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(lane, monkeypatch):

@@ -35,6 +35,7 @@ IMPORTED = {
     "distributed.protocol.cuda": "cuda_deserialize cuda_serialize",
     "distributed.protocol.serialize": "dask_deserialize dask_serialize",
     "distributed.security": "Security",
+    "distributed.spill": "SpillBuffer",
     "distributed.system": "MEMORY_LIMIT",
     "distributed.utils": "NoOpAwaitable ensure_memoryview format_dashboard_link get_ip_interface "
     "import_term nbytes parse_ports",
@@ -58,6 +59,7 @@ CALLED = {
     "interface port contact_address",
     "distributed.Worker.close": "executor_wait nanny reason",
     "distributed.Worker.close_gracefully": "restart reason",
+    "distributed.Worker.gather_dep": "worker to_gather total_nbytes stimulus_id",
     "distributed.comm.utils.from_frames": "deserialize deserializers allow_offload",
     "distributed.comm.utils.to_frames": "serializers on_error context allow_offload frame_split_size",
     "distributed.core.rpc.__init__": "connection_args",
@@ -69,6 +71,8 @@ CALLED = {
     "distributed.deploy.Adaptive.scale_down": "workers",
     "distributed.deploy.Adaptive.scale_up": "n",
     "distributed.diskutils.WorkSpace.new_work_dir": "prefix",
+    "distributed.spill.SpillBuffer.__init__": "spill_directory target max_spill",
+    "distributed.spill.SpillBuffer.evict": "",
 }
 
 #: What we override: it takes what its base takes, by whose callers it is called.
@@ -85,7 +89,10 @@ OVERRIDDEN = {
 ATTRIBUTES = {
     "distributed.Client": "_instances _handle_report _handle_report_task _close _timeout rpc",
     "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks",
-    "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application",
+    "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application state data "
+    "monitor memory_manager",
+    "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_target_fraction "
+    "memory_spill_fraction",
     "distributed.core.ConnectionPool": "available occupied",
     "distributed.scheduler.WorkerState": "name server_id nanny pid address",
     "distributed.deploy.Cluster": "scheduler_comm scheduler_info periodic_callbacks "

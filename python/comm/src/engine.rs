@@ -247,7 +247,8 @@ impl Engine {
     /// From how many bytes on a message is written to mapped memory though it could be copied, once
     /// that has been measured. A message of `len` bytes may be reason to measure.
     fn least_written(&'static self, len: usize) -> Option<usize> {
-        if len >= lanes::LEAST && self.lanes().measures() {
+        let has_room = || self.limits.excess(lanes::SAMPLES.saturating_add(len)) == 0;
+        if len >= lanes::LEAST && self.lanes().measures(has_room) {
             let thread = std::thread::Builder::new().name("native lanes".into());
             let measure = || {
                 let found = lanes::measure();

@@ -24,6 +24,9 @@ pub(crate) const LEAST: usize = 1 << 20;
 
 const SAMPLE: usize = 8 << 20;
 
+/// Memory that a measurement takes, in bytes.
+pub(crate) const SAMPLES: usize = 2 * SAMPLE;
+
 /// Seconds a byte, of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Speeds {
@@ -64,11 +67,12 @@ const MEASUREMENTS: u32 = 6;
 impl Knowledge {
     pub(crate) const NONE: Self = Self { best: None, begun: 0, is_measuring: false, messages: 0 };
 
-    /// A large message has come; whether to measure now. Then [`Self::learn`] has to be called.
-    pub(crate) fn measures(&mut self) -> bool {
+    /// A large message has come; whether to measure now, if there is room for the samples. Then
+    /// [`Self::learn`] has to be called.
+    pub(crate) fn measures(&mut self, has_room: impl FnOnce() -> bool) -> bool {
         self.messages += 1;
         let due = self.begun < MEASUREMENTS && self.messages >= 4_u64.pow(self.begun);
-        if !due || self.is_measuring || self.least().is_some() {
+        if !due || self.is_measuring || self.least().is_some() || !has_room() {
             return false;
         }
         self.begun += 1;
@@ -154,8 +158,8 @@ mod tests {
         assert!(!known.is_known());
         let mut when = Vec::new();
         for message in 1..5_000 {
-            if known.measures() {
-                assert!(!known.measures(), "one at a time");
+            if known.measures(|| true) {
+                assert!(!known.measures(|| true), "one at a time");
                 // Disturbed: the mapped way seems slow.
                 known.learn(Some(Speeds { mapped: 0.2e-9, copied: 0.15e-9 }));
                 when.push(message);
@@ -166,19 +170,20 @@ mod tests {
         assert!(when.windows(2).all(|pair| pair[1] > 2 * pair[0]), "{when:?}");
 
         let mut known = Knowledge::NONE;
-        assert!(known.measures());
+        assert!(known.measures(|| true));
         known.learn(Some(Speeds { mapped: 0.2e-9, copied: 0.15e-9 }));
-        assert!((0..4).any(|_| known.measures()));
+        assert!((0..4).any(|_| known.measures(|| true)));
         known.learn(Some(Speeds { mapped: 0.09e-9, copied: 0.4e-9 }));
         let best = Speeds { mapped: 0.09e-9, copied: 0.15e-9 };
         assert!(known.least().is_some() && known.least() == least(best));
-        assert!(!(0..5_000).any(|_| known.measures()), "it is known");
+        assert!(!(0..5_000).any(|_| known.measures(|| true)), "it is known");
 
         let mut known = Knowledge::NONE;
-        assert!(known.measures());
+        assert!(!known.measures(|| false), "there is no room");
+        assert!(!known.is_known() && known.measures(|| true), "there is now");
         known.learn(None);
         assert!(known.is_known() && known.least().is_none());
-        assert!(!(0..5_000).any(|_| known.measures()), "one of the ways is not there");
+        assert!(!(0..5_000).any(|_| known.measures(|| true)), "one of the ways is not there");
     }
 
     #[test]

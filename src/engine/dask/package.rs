@@ -14,7 +14,7 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 21] = files![
+const FILES: [(&str, &str); 23] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -32,7 +32,9 @@ const FILES: [(&str, &str); 21] = files![
     "ports.py",
     "process.py",
     "scheduler.py",
+    "sent_as.py",
     "status.py",
+    "storage.py",
     "verify.py",
     "wakeup.py",
     "worker.py",

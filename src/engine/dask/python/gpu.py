@@ -1,4 +1,4 @@
-"""What a worker with a GPU has beyond Dask's own: its context, spilling, memory pools.
+"""What a worker with a GPU has beyond Dask's own: its context and memory pools.
 
 The pieces are dask-cuda's; sizes arrive in bytes of the worker's own GPU. CPU affinity is not
 among them: it was in force before Python started.
@@ -34,27 +34,6 @@ def _check(driver, function, *arguments):
         text = ctypes.c_char_p(b"an error that the driver does not know")
         driver.cuGetErrorString(code, ctypes.byref(text))
         raise StartFailure(f"no CUDA context: {function}: {text.value.decode()} (code {code})")
-
-
-def storage(settings, status):
-    """Where results are kept: Dask's own for None, or device, host and disk in turn."""
-    limit = settings["device_memory_limit"]
-    if limit is None:
-        return None
-    try:
-        from dask_cuda.device_host_file import DeviceHostFile
-    except Exception as error:
-        # As without dask-cuda (`engine::dask::prepare`).
-        status.note(
-            f"device memory is not spilled: dask-cuda can't be imported ({describe(error)}); "
-            "install what it lacks"
-        )
-        return None
-
-    return DeviceHostFile, {
-        "device_memory_limit": limit,
-        "memory_limit": settings["memory_limit"],
-    }
 
 
 def plugins(settings):

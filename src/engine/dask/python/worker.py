@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import copyreg
 import gc
 import os
 import socket
@@ -13,9 +12,21 @@ from distributed.core import Status as Phase
 from distributed.security import Security
 from distributed.utils import import_term
 
-from cuda_cluster_dask import control, dashboard, gpu, lanes, measure, ports, process, verify, wakeup
+from cuda_cluster_dask import (
+    control,
+    dashboard,
+    gpu,
+    lanes,
+    measure,
+    ports,
+    process,
+    storage,
+    verify,
+    wakeup,
+)
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.nanny import Nanny
+from cuda_cluster_dask.sent_as import sent_as
 
 # Why `distributed` closes a worker that is not wanted any more.
 CLUSTER_ENDS = "scheduler-close"
@@ -38,7 +49,7 @@ async def serve(settings, status):
         status.note(exposed)
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
-    data, plugins = gpu.storage(settings, status), gpu.plugins(settings)
+    data, plugins = storage.storage(settings, status), gpu.plugins(settings)
     security = process.security(settings["tls"], "worker")
     name = full_name(settings, settings["dask_name"])
     status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
@@ -68,6 +79,7 @@ async def serve(settings, status):
 
         worker.metrics["native"] = comm.metrics
     nanny.adopt(worker)
+    storage.heed(worker)
     status.step("registering with the scheduler")
     proof = settings["verify"]
     measure.answer(worker)
@@ -137,14 +149,6 @@ def place(settings):
     return {"host": host, "port": port, "contact_address": contact or listen}
 
 
-def sent_as(kind):
-    """A metaclass of classes that are pickled as `kind`, whose name they bear: clients have that."""
-    metaclass = type("SentAs", (type(kind),), {})
-    path = f"{kind.__module__}.{kind.__qualname__}"
-    copyreg.pickle(metaclass, lambda _: (import_term, (path,)))
-    return metaclass
-
-
 def remember_why_it_closes(kind):
     """A subclass of a worker's class that can tell afterwards what is to follow its end."""
 
@@ -154,6 +158,11 @@ def remember_why_it_closes(kind):
         is_to_return = False
         env = os.environ
         tell_first_task = None
+
+        async def gather_dep(self, worker, to_gather, total_nbytes, *, stimulus_id):
+            if hasattr(self.data, "make_room"):
+                self.data.make_room(total_nbytes)
+            return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
 
         async def execute(self, *args, **kwargs):
             if self.tell_first_task is not None:
@@ -200,7 +209,4 @@ def remember_why_it_closes(kind):
             # expect whoever deployed it to start it again.
             return "return" if self.reason in REMOVED else None
 
-    Supervised.__name__ = kind.__name__
-    Supervised.__qualname__ = kind.__qualname__
-    Supervised.__module__ = kind.__module__
     return Supervised
