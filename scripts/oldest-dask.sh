@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
-# Runs the Python package's tests with the oldest Dask that we claim (.venv-oldest), file by file:
-# clusters, scale, adapt, verify, restarts, native://. Skipped is what needs distributed-ucxx or
-# dask-cuda, which .venv-oldest lacks.
+# Runs the Python package's tests with another Dask, file by file: clusters, scale, adapt, verify,
+# restarts, native://. Skipped is what needs distributed-ucxx or dask-cuda, each release of which requires
+# one Dask.
 #
-#   scripts/oldest-dask.sh            every file
+#   scripts/oldest-dask.sh            every file, with the oldest Dask that we claim (.venv-oldest)
 #   scripts/oldest-dask.sh --short    what `cargo test` runs
-#   PYTHON=…/bin/python               another Python, such as one with the newest Dask
+#   DASK=2026.8.0 scripts/oldest-dask.sh    another version, or `newest`: installed into target/dask-VERSION
+#   PYTHON=…/bin/python               another Python
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv-oldest/bin/python}
+if [ -n "${DASK:-}" ]; then
+    python=target/dask-$DASK/bin/python
+    [ "$DASK" = newest ] && wanted=(dask distributed) || wanted=("dask==$DASK" "distributed==$DASK")
+    [ -x "$python" ] || python3 -m venv "target/dask-$DASK"
+    # The other packages as for the usual Dask, but for those that require it.
+    grep -Ev '^(#|dask|distributed|libucx|nvidia)' tests/python/requirements.txt |
+        "$python" -m pip install --quiet --disable-pip-version-check --upgrade "${wanted[@]}" -r /dev/stdin
+fi
 [ -x "$python" ] || { echo "$python is not here: scripts/setup.sh --tests"; exit 2; }
 "$python" -c 'import distributed; print("Dask", distributed.__version__)'
 
