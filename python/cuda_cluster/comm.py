@@ -502,6 +502,10 @@ class NativeConnector(Connector, RequireEncryptionMixin):
         except PermissionError as error:
             _refusals.note(PREFIX + address, str(error))
             raise FatalCommClosedError(f"cannot connect to {PREFIX}{address}: {error}") from error
+        except ConnectionError as error:
+            connection.abort()
+            _refusals.note_wordless(PREFIX + address, str(error))
+            raise
         except BaseException:
             connection.abort()
             raise

@@ -12,6 +12,7 @@ from distributed.comm import connect, listen
 from distributed.comm.core import FatalCommClosedError
 from distributed.protocol import loads
 from distributed.protocol.utils import unpack_frames
+from distributed.security import Security
 
 from test_comm import ADDRESS, comm, in_a_loop
 from test_comm_memory import until
@@ -76,11 +77,55 @@ async def test_other_strangers_are_named_once(first, language, caplog):
 
 
 @in_a_loop
+async def test_a_client_of_tls_and_a_scheduler_of_native_are_told(caplog):
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        address = scheduler.address.replace("native://", "tls://")
+        with caplog.at_level(logging.WARNING, "cuda_cluster.comm"):
+            for _ in range(2):
+                with pytest.raises(OSError) as raised:
+                    await connect(address, timeout=2, **security.get_connection_args("client"))
+                causes = [raised.value]
+                while causes[-1].__cause__ is not None:
+                    causes.append(causes[-1].__cause__)
+                assert "SSLError" in " ".join(map(repr, causes)), causes
+            await until(lambda: said(caplog))
+        (line,) = said(caplog)
+        assert "from 127.0.0.1: the peer speaks tls://" in line, line
+
+
+@in_a_loop
+async def test_a_client_of_native_and_a_scheduler_of_tls_are_told(caplog):
+    pytest.importorskip("cryptography")
+    security = {"security": Security.temporary(), "protocol": "tls"}
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False, **security) as scheduler:
+        address = scheduler.address.replace("tls://", "native://")
+        for _ in range(2):
+            with pytest.raises(OSError, match="trying to connect"):
+                await connect(address, timeout=2)
+        (line,) = said(caplog)
+        assert f"cannot connect to {address}: " in line and "such as tls://" in line, line
+        # By Dask.
+        assert "TLS handshake failed" in caplog.text
+
+
+def test_each_reason_of_an_address_is_told_once_until_it_lets_this_process_in(caplog):
+    address, reasons = "native://127.0.0.1:1", ["one", "other", "one", "other"]
+    for why in reasons:
+        comm._refusals.note(address, why)
+    assert len(said(caplog)) == 2, "once for each reason"
+    comm._refusals.forget(address)
+    comm._refusals.note(address, "one")
+    assert len(said(caplog)) == 3
+    comm._refusals.forget(address)
+
+
+@in_a_loop
 async def test_a_worker_with_another_secret_says_why_once_and_tries_more_slowly(
     tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(comm, "_connect_unix", lambda names: None)
-    monkeypatch.setattr(comm._refusals, "_refused", {})
     for number in range(2):
         (tmp_path / str(number)).write_text(f"{number:064x}\n")
         (tmp_path / str(number)).chmod(0o600)

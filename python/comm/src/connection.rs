@@ -50,7 +50,10 @@ pub enum Ending {
     #[error("{0}")]
     Refused(String),
     /// The peer has closed it before the end of the greeting.
-    #[error("the peer has closed the connection instead of greeting: has it another secret?")]
+    #[error(
+        "the peer has closed the connection instead of greeting; hint: perhaps it has another secret, \
+         or its address begins with another word, such as tls://"
+    )]
     Unwelcome,
     /// The socket, the peer's bytes or its memory are not as they should be.
     #[error("{0}")]

@@ -1,9 +1,10 @@
 //! How the two ends of a new connection find out that they speak the same protocol, that both know
 //! the cluster's secret (if one is set), and whether each can read the other's memory or map it.
 //!
-//! Both ends send a [`Hello`] at once and answer the other's with a finish: a proof over both hellos
-//! and the sender's role, and whether the sender could read the token at the address in the other's
-//! hello. Sends nothing itself; random numbers and the outcome of that reading are arguments.
+//! The connector sends a [`Hello`] at once, the listener as soon as it hears something, and both answer
+//! the other's with a finish: a proof over both hellos and the sender's role, and whether the sender
+//! could read the token at the address in the other's hello. Sends nothing itself; random numbers and
+//! the outcome of that reading are arguments.
 //!
 //! *Invariant:* a proof is valid for one pair of hellos and one direction only.
 
@@ -63,6 +64,10 @@ const fn preamble<const LEN: usize>() -> [u8; LEN] {
     }
     bytes
 }
+
+/// What ends a TLS client's handshake with an error, instead of bytes that it can't make sense of: a
+/// fatal alert, `no_application_protocol` (RFC 8446, section 6; RFC 7301, section 3.2).
+const TLS_ALERT: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 120];
 
 /// Which end of the connection a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +130,16 @@ fn of_stranger(language: Option<&str>) -> String {
     }
 }
 
+fn is_tls(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x15 | 0x16, 3, ..])
+}
+
 /// What a peer speaks that begins like this.
 fn language(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         // A length of less than a TiB.
         [_, _, _, _, _, 0, 0, 0, ..] => Some("tcp:// of Dask"),
-        [0x15 | 0x16, 3, ..] => Some("tls://"),
+        _ if is_tls(bytes) => Some("tls://"),
         [b'G', b'E', b'T', b' ', ..] | [b'H', b'T', b'T', b'P', ..] => Some("http://"),
         _ => None,
     }
@@ -217,10 +226,15 @@ impl Hello {
 }
 
 impl Greeting {
-    /// A greeting, and what is to be sent at once.
+    /// A greeting, and what a connector is to send at once.
     pub fn new(own: Hello, secret: Option<[u8; LENGTH]>) -> (Self, [u8; HELLO]) {
         let hello = own.encode();
         (Self { own, secret, bytes: Vec::new(), peer: None }, hello)
+    }
+
+    /// What a listener answers to a peer's first bytes.
+    pub fn answer(&self, first: &[u8]) -> Vec<u8> {
+        if is_tls(first) { TLS_ALERT.to_vec() } else { self.own.encode().to_vec() }
     }
 
     /// Takes bytes of the peer from the front of `input`, and leaves those after the greeting.

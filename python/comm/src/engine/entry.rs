@@ -40,6 +40,8 @@ pub(super) struct Entry {
     /// That process, where its memory may be read.
     process: Option<Pid>,
     stage: Stage,
+    /// Whether this end waits for the first bytes of the peer, which it is to answer.
+    is_silent: bool,
     /// Bytes that have been read and not been looked at.
     rest: Vec<u8>,
     blocked: bool,
@@ -112,7 +114,10 @@ impl Entry {
             host: settings.host.clone(),
         };
         let (greeting, hello) = Greeting::new(own, secret);
-        connection.send_bytes(&hello);
+        let is_silent = matches!(end, End::Listener(_));
+        if !is_silent {
+            connection.send_bytes(&hello);
+        }
         let peer = Peer { host: settings.host.clone(), ..Peer::default() };
         Ok(Self {
             connection,
@@ -120,6 +125,7 @@ impl Entry {
             is_local,
             process,
             stage: Stage::Greeting(Box::new(greeting)),
+            is_silent,
             rest: Vec::new(),
             blocked: false,
             maps,
@@ -228,6 +234,10 @@ impl Entry {
             }
             match &mut self.stage {
                 Stage::Greeting(greeting) => {
+                    if self.is_silent && !input.is_empty() {
+                        self.is_silent = false;
+                        self.connection.send_bytes(&greeting.answer(input));
+                    }
                     let step = greeting.feed(&mut input);
                     match step.map_err(|refusal| refused(&self.connection, &self.end, refusal))? {
                         Greeted::More => return Ok(()),
