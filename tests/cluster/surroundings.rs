@@ -186,6 +186,7 @@ fn who_has_got_the_process_id_of_one_that_died_is_left_alone() {
     assert_eq!(inside.enter(&sandbox, &up(&spec, "pids")).code, 0);
     assert_eq!(inside.run(&sandbox, &["down", "--all"]).code, 0);
     own.into_iter().chain([worker]).for_each(is_left_alone);
+    sandbox.assert_no_shared_memory_is_left();
 }
 
 /// A control group with this much memory, removed at the end.
