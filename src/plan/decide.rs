@@ -14,11 +14,11 @@ use super::form::{
     Why,
 };
 use super::gpus::{VISIBLE, machine_name};
+use super::memory::{TERMINATE, TERMINATE_VARIABLE};
 use super::variables::{NET_DEVICES, Situation, connects, is_used, with_protocol};
 use super::{beyond, exposed, gpus, network, options, shares, ucx, unused, workers};
 use crate::spec::{
-    ClusterSpec, EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError,
-    Ulimit, UlimitSpec,
+    EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec,
 };
 use crate::topology::{Device, Gpu, LinkKind, Note, NvLinkPeer, Topology};
 use crate::units::{Bytes, HumanBytes, Size};
@@ -98,14 +98,14 @@ pub fn plan(
             version: spec.ucx.version.or(caller.ucx_version),
             preset: spec.ucx.preset.unwrap_or_default(),
         }),
-        supervision: supervision(spec),
+        supervision: supervision(&context)?,
         origins,
         notes: without_repetition(notes),
     })
 }
 
 /// An error about a value that this machine contradicts.
-fn refuse(key: &str, message: String, hint: &'static str) -> Result<(), PlanError> {
+fn refuse<T>(key: &str, message: String, hint: &'static str) -> Result<T, PlanError> {
     let problem = Box::new(Problem::Contradiction { message, hint });
     Err(SpecError::new("plan", key.to_owned(), problem).into())
 }
@@ -321,10 +321,12 @@ impl<'a> Context<'a> {
     }
 }
 
-fn supervision(spec: &ClusterSpec) -> Supervision {
+fn supervision(context: &Context) -> Result<Supervision, PlanError> {
+    let spec = context.spec;
     let asked = &spec.supervision;
     let usual = Supervision::default();
-    Supervision {
+    Ok(Supervision {
+        kill_percent: kill_percent(context)?,
         restart: asked.restart.unwrap_or(usual.restart),
         limit: asked.limit.unwrap_or(usual.limit),
         limit_at_work: asked.limit_at_work.or(usual.limit_at_work),
@@ -342,6 +344,33 @@ fn supervision(spec: &ClusterSpec) -> Supervision {
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
         pid_file: spec.worker.pid_file.as_ref().map(Into::into),
         ulimits: ulimits(&spec.ulimits),
+    })
+}
+
+/// The percentage of its limit at which a worker is killed; `None` for never. What stands in the
+/// files of Dask's configuration is not known here; the workers tell it when they start.
+fn kill_percent(context: &Context) -> Result<Option<f64>, PlanError> {
+    let usual = Supervision::default().kill_percent;
+    if context.engine != EngineKind::Dask {
+        return Ok(usual);
+    }
+    let config = context.spec.dask.config.as_ref();
+    let asked = config.and_then(|config| Some((TERMINATE, config.get(TERMINATE)?)));
+    let exported = || Some((TERMINATE_VARIABLE, context.caller.variables.get(TERMINATE_VARIABLE)?));
+    let Some((key, text)) = asked.or_else(exported) else { return Ok(usual) };
+    if text.eq_ignore_ascii_case("false") {
+        return Ok(None);
+    }
+    match text.parse::<f64>() {
+        Ok(share) if share.is_finite() && share >= 0.0 => {
+            // Not 55.00000000000001.
+            Ok(Some((share * 10_000.0).round() / 100.0))
+        }
+        _ => refuse(
+            key,
+            format!("{text:?} is neither a fraction of the memory limit nor false"),
+            "write 0.95 for 95 %, or false for never",
+        ),
     }
 }
 

@@ -293,6 +293,10 @@ pub struct Supervision {
     pub ready_within: Span,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Span,
+    /// Percentage of its memory limit at which a worker is killed and started again; `None` for
+    /// never.
+    #[serde(default = "kill_percent")]
+    pub kill_percent: Option<f64>,
     /// What happens when the scheduler dies.
     pub scheduler_death: SchedulerDeath,
     /// A process that does not answer for this long is not READY until it answers again.
@@ -395,6 +399,10 @@ fn answer_within() -> Span {
     Span::secs(30)
 }
 
+fn kill_percent() -> Option<f64> {
+    Some(super::memory::KILL_PERCENT as f64)
+}
+
 impl Default for Supervision {
     fn default() -> Self {
         Self {
@@ -407,6 +415,7 @@ impl Default for Supervision {
             healthy_after: Span::secs(30),
             ready_within: Span::secs(60),
             grace: Span::secs(5),
+            kill_percent: kill_percent(),
             scheduler_death: SchedulerDeath::default(),
             answer_within: answer_within(),
             unresponsive: Unresponsive::default(),

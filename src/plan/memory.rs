@@ -11,9 +11,15 @@ use crate::topology::{Gpu, Note, NumaNode, Topology};
 /// Default fraction of a GPU's memory at which a worker spills; the same as dask-cuda's.
 const DEVICE_SHARE: f64 = 0.8;
 
-/// Percentage of its memory limit at which a process is killed and started again:
-/// `distributed.worker.memory.terminate` of a Dask nanny. A Dask worker spills and pauses before.
+/// Percentage of its memory limit at which a process is killed and started again, unless it is
+/// configured otherwise: as a Dask nanny does. A Dask worker spills and pauses before.
 pub const KILL_PERCENT: u64 = 95;
+
+/// The key of Dask's configuration for that, as a fraction or `false` for never.
+pub(super) const TERMINATE: &str = "distributed.worker.memory.terminate";
+
+/// The variable of the same meaning.
+pub const TERMINATE_VARIABLE: &str = "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE";
 
 /// Percentage of its memory limit that a native worker fills, all resident memory counted, before
 /// it spills to disk. Well below [`KILL_PERCENT`], because memory that a function allocates itself

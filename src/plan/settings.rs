@@ -156,6 +156,10 @@ fn nvlink(plan: &Plan) -> &'static str {
 fn row(key: &str, value: &Value) -> Option<(String, String)> {
     let (name, words) = match (key.strip_suffix("_bytes"), value.as_u64()) {
         (Some(name), Some(bytes)) => (name, HumanBytes(bytes).to_string()),
+        _ if key == "kill_percent" => {
+            let of = |percent| format!("at {percent} % of its memory limit");
+            ("killed", value.as_f64().map_or("never for its memory".to_owned(), of))
+        }
         // A limit that is none.
         _ if key == "ulimits" => (key, words(&limits(value))?),
         _ => (key, words(value)?),
@@ -285,6 +289,44 @@ mod tests {
         assert!(without.iter().all(|name| !name.starts_with("dashboard ")), "{without:?}");
         let command = names("engine: command\nrmm: {pool_size: 1GB}\nthreads: 2");
         assert!(command.iter().all(|name| name != "rmm"), "{command:?}");
+    }
+
+    #[test]
+    fn when_workers_are_killed_for_their_memory_is_what_dask_is_configured_with() {
+        let made = |text: &str, exported: &[&str]| {
+            let text = format!("version: 1\ncpu_workers: 1\ngpus: none\n{text}");
+            let spec = crate::spec::parse(&text, "test").expect("a spec");
+            let request = crate::spec::Request::of(spec).expect("a request");
+            let mut caller = crate::plan::CallerEnvironment::default();
+            let name = crate::plan::TERMINATE_VARIABLE.to_owned();
+            caller
+                .variables
+                .extend(exported.iter().map(|value| (name.clone(), (*value).to_owned())));
+            let plan = crate::plan::plan(&Default::default(), &request, &caller)?;
+            let rows = settings(&plan, true);
+            let row = rows.into_iter().find(|(name, _)| name == "killed");
+            Ok::<_, crate::plan::PlanError>(row.expect("a row").1)
+        };
+        let asked = |share: &str| {
+            let config = format!("config: {{distributed.worker.memory.terminate: '{share}'}}");
+            format!("engine: dask\ndask: {{{config}}}")
+        };
+        let usual = "at 95 % of its memory limit";
+        let never = "never for its memory";
+        for (text, exported, shown) in [
+            ("engine: dask", &[][..], usual),
+            (&asked("0.55"), &[], "at 55 % of its memory limit"),
+            (&asked("False"), &[], never),
+            ("engine: dask", &["false"], never),
+            (&asked("0.95"), &["false"], usual),
+            ("engine: native", &["false"], usual),
+        ] {
+            assert_eq!(made(text, exported).expect(text), shown, "{text} {exported:?}");
+        }
+        let error = made(&asked("often"), &[]).expect_err("no share").to_string();
+        assert!(error.contains("distributed.worker.memory.terminate"), "{error}");
+        let error = made("engine: dask", &["often"]).expect_err("no share").to_string();
+        assert!(error.contains(crate::plan::TERMINATE_VARIABLE), "{error}");
     }
 
     #[test]

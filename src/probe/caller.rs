@@ -15,15 +15,16 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
 use super::libucp::{has_native_comm, installed, own_environment};
-use crate::plan::{CallerEnvironment, Here, Interface, LIBRARY_VARIABLE};
+use crate::plan::{CallerEnvironment, Here, Interface, LIBRARY_VARIABLE, TERMINATE_VARIABLE};
 use crate::topology::{PortState, Topology};
 
 /// Prefixes of the names of variables that a plan may depend on.
 const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
 
 /// Further names of such variables.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     LIBRARY_VARIABLE,
+    TERMINATE_VARIABLE,
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "MALLOC_TRIM_THRESHOLD_",

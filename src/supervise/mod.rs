@@ -112,8 +112,8 @@ pub struct ProcessSpec {
     pub program: Program,
     /// What makes it READY.
     pub ready: ReadyWhen,
-    /// Its memory limit. It is killed and restarted at [`KILL_PERCENT`](crate::plan::KILL_PERCENT)
-    /// of it.
+    /// Its memory limit. It is killed and restarted at
+    /// [`kill_percent`](crate::plan::Supervision::kill_percent) of it.
     pub memory_limit_bytes: Option<u64>,
     /// Its GPU, whose memory must be free again before a restart.
     pub gpu: Option<ProcessGpu>,

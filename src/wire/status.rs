@@ -49,6 +49,11 @@ pub enum Status {
     },
     /// A scheduler forks workers when it is asked to, from now on.
     Forks,
+    /// A worker has found in its own configuration when it is to be killed for its memory.
+    KilledAt {
+        /// The percentage of its memory limit; `None` for never.
+        percent: Option<f64>,
+    },
     /// The process is ready.
     Ready {
         /// The address of a scheduler.

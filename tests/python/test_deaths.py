@@ -8,6 +8,7 @@ import socket
 import time
 from concurrent.futures import CancelledError
 
+import dask
 import pytest
 from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
@@ -67,6 +68,51 @@ def test_a_task_beyond_the_memory_limit_is_given_up_and_the_reason_names_memory(
         worker = cluster._attached.state().workers[0]
         reason = worker.json["last_exit"]["reason"]
         assert reason.startswith("reached 95 % of its memory limit of 500 MB ("), reason
+
+
+TERMINATE = "distributed.worker.memory.terminate"
+
+
+@contextlib.contextmanager
+def configured(way, share, tmp_path, monkeypatch):
+    """Has Dask end workers at a share of their memory; gives the keywords for that."""
+    keywords = {"config": {TERMINATE: share}} if way == "keyword" else {}
+    if way == "variable":
+        monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE", str(share))
+    if way == "file":
+        text = f"distributed: {{worker: {{memory: {{terminate: {json.dumps(share)}}}}}}}\n"
+        (tmp_path / "dask.yaml").write_text(text)
+        monkeypatch.setenv("DASK_CONFIG", str(tmp_path))
+    # A Python that is started with the variable has it, too.
+    with dask.config.set({TERMINATE: share} if way in ("here", "variable") else {}):
+        yield keywords
+
+
+def hold(size):
+    """Has so much memory for longer than the supervisor looks away."""
+    taken = bytearray(b"x") * size
+    time.sleep(1)
+    return len(taken)
+
+
+@pytest.mark.parametrize("way", ["keyword", "here", "variable", "file"])
+def test_a_worker_is_ended_for_its_memory_when_dask_is_configured_to(way, tmp_path, monkeypatch):
+    for share, size, lives in [(False, 500_000_000, True), (0.5, 240_000_000, False)]:
+        with (
+            configured(way, share, tmp_path, monkeypatch) as keywords,
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            LocalCUDACluster(**ANYWHERE, **keywords, n_workers=1, memory_limit="400MB") as cluster,
+            Client(cluster) as client,
+        ):
+            before = client.run(os.getpid)
+            held = client.submit(hold, size, pure=False)
+            if lives:
+                assert held.result(timeout=60) == size
+                assert client.run(os.getpid) == before
+            else:
+                with pytest.raises(KilledWorker):
+                    held.result(timeout=60)
+                assert "reached 50 % of its memory limit" in str(records(cluster))
 
 
 def test_workers_that_die_of_tasks_are_back_without_delay():

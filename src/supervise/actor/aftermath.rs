@@ -57,9 +57,10 @@ impl Actor {
             let Some((key, limit)) = self.core.key_of(slot).zip(spec.memory_limit_bytes) else {
                 continue;
             };
+            let percent = self.core.kill_percent(slot);
             // A process whose start has not been reported yet has used nothing.
             let resident = shown.pid.and_then(process::resident_bytes).unwrap_or(0);
-            let after = match memory::judge(resident, limit) {
+            let after = match memory::judge(resident, limit, percent) {
                 MemoryFinding::LookAfter(after) => after,
                 MemoryFinding::Reached => {
                     let reached =

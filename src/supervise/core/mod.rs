@@ -28,7 +28,7 @@ use super::record::{GpuError, What};
 use super::{
     Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
 };
-use crate::plan::{KILL_PERCENT, Supervision};
+use crate::plan::Supervision;
 use crate::units::HumanBytes;
 use crate::wire::process::{Exit, Key};
 use crate::wire::status::Status;
@@ -167,7 +167,8 @@ impl Core {
     pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
         let shown = state.scheduler.iter().chain(&state.workers);
         let slots = launch.processes().zip(shown);
-        let slots = slots.map(|(spec, shown)| Slot::new(spec.ready, shown.clone()));
+        let kill_percent = launch.supervision.kill_percent;
+        let slots = slots.map(|(spec, shown)| Slot::new(spec.ready, kill_percent, shown.clone()));
         let mut slots: Vec<Slot> = slots.collect();
         for slot in slots.iter_mut().rev().take(launch.standby) {
             slot.wanted = false;
@@ -250,6 +251,11 @@ impl Core {
     /// The key of a slot's living process.
     pub(super) fn key_of(&self, slot: SlotNumber) -> Option<Key> {
         self.slots.get(slot)?.key
+    }
+
+    /// The percentage of its memory limit at which a slot's process is killed; `None` for never.
+    pub(super) fn kill_percent(&self, slot: SlotNumber) -> Option<f64> {
+        self.slots.get(slot)?.kill_percent
     }
 
     /// The slot with this name.
@@ -353,6 +359,7 @@ impl Core {
                 slot.reports(condition);
                 self.ready(number, now);
             }
+            Status::KilledAt { percent } => slot.kill_percent = percent,
             Status::Working => slot.has_worked = slot.ready.is_some(),
             Status::Alive { condition } => {
                 slot.reports(condition);
@@ -406,10 +413,10 @@ impl Core {
         if !self.slots[number].is_at_work() {
             return;
         }
+        let Some(percent) = self.slots[number].kill_percent else { return };
         let (resident, limit) = (HumanBytes(resident), HumanBytes(limit));
-        let reason = format!(
-            "reached {KILL_PERCENT} % of its memory limit of {limit:#} ({resident} in use)"
-        );
+        let reason =
+            format!("reached {percent} % of its memory limit of {limit:#} ({resident} in use)");
         self.slots[number].blame = Some(reason.clone());
         self.slots[number].then = AfterStop::CountAsDeath;
         // Asked to end, it could go on allocating. Besides, its scheduler would not count the end

@@ -53,6 +53,8 @@ pub(super) struct Slot {
     pub(super) started: Moment,
     /// When the living process became READY.
     pub(super) ready: Option<Moment>,
+    /// Percentage of its memory limit at which it is killed; `None` for never.
+    pub(super) kill_percent: Option<f64>,
     /// Whether the living process has begun a task.
     pub(super) has_worked: bool,
     /// Deadline for the living process to become READY.
@@ -87,7 +89,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(ready_when: ReadyWhen, shown: ProcessState) -> Self {
+    pub(super) fn new(
+        ready_when: ReadyWhen,
+        kill_percent: Option<f64>,
+        shown: ProcessState,
+    ) -> Self {
         Self {
             ready_when,
             shown,
@@ -95,6 +101,7 @@ impl Slot {
             key: None,
             started: Moment::ZERO,
             ready: None,
+            kill_percent,
             has_worked: false,
             ready_by: None,
             kill_at: None,

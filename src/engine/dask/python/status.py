@@ -39,6 +39,10 @@ class Status:
         """From now on whoever asks gets a process that waits for the scheduler itself."""
         self._tell(status="forks")
 
+    def killed_at(self, percent):
+        """At how many percent of its memory limit the process is to be killed; None for never."""
+        self._tell(status="killed_at", percent=percent)
+
     def ready(self, address, peers=None):
         """From now on the event loop that runs answers the supervisor's questions; `peers` are the
         worker's connections (`lanes.Peers`)."""

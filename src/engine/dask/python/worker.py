@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 
+import dask
 from distributed import Worker
 from distributed.comm import get_address_host_port
 from distributed.core import Status as Phase
@@ -47,6 +48,7 @@ async def serve(settings, status):
         gpu.create_context(settings["protocol"])
     if (exposed := wakeup.open_ucx(settings["protocol"])) is not None:
         status.note(exposed)
+    status.killed_at(kill_percent())
     status.step("loading the worker")
     kind = remember_why_it_closes(import_term(settings["worker_class"]))
     data, plugins = storage.storage(settings, status), gpu.plugins(settings)
@@ -113,6 +115,20 @@ async def serve(settings, status):
         return 1
     status.leaving(then, worker.reason)
     return 0
+
+
+def kill_percent():
+    """At how many percent of its memory limit the worker is to be killed; None for never. A nanny
+    reads this, too; some of Dask's configuration is only known here."""
+    share = dask.config.get("distributed.worker.memory.terminate")
+    if share is False:
+        return None
+    if not isinstance(share, (int, float)):
+        raise StartFailure(
+            "distributed.worker.memory.terminate is neither a fraction of the memory limit nor "
+            f"false: {share!r}; hint: Dask's configuration sets it"
+        )
+    return round(share * 100, 2)
 
 
 def full_name(settings, name):

@@ -366,6 +366,23 @@ fn a_gpu_is_waited_for_and_a_lost_one_is_not_tried_again() {
 }
 
 #[test]
+fn a_worker_that_says_so_is_killed_at_another_share_of_its_memory_limit_or_never() {
+    for percent in [Some(60.0), None] {
+        let mut world = up(launch(false, 1, false));
+        let key = world.key(0);
+        world.tell(Event::Said { key, status: Status::KilledAt { percent } });
+        assert_eq!(world.core.kill_percent(0), percent);
+        world.tell(Event::MemoryReached { key, resident_bytes: 60, limit_bytes: 100 });
+        assert_eq!(world.killed.contains(&key), percent.is_some());
+        if percent.is_some() {
+            world.die(0, Exit::by_signal(9));
+            let exit = world.worker(0).last_exit.expect("an exit");
+            assert!(exit.reason.starts_with("reached 60 % of its memory limit"), "{exit:?}");
+        }
+    }
+}
+
+#[test]
 fn a_worker_at_its_memory_limit_is_killed_and_restarted_with_the_reason() {
     let mut world = up(launch(false, 1, false));
     let key = world.key(0);
