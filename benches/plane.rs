@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
+use cuda_cluster::native::plane::{Opening, Plane, Report, Target, TransferError};
 use cuda_cluster::ucx::{Library, Setting, environment};
 use cuda_cluster::wire::native::ToWorker;
 use cuda_cluster::wire::peer::Member;

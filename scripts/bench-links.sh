@@ -45,7 +45,8 @@ export UCX_CMA_TX_QUOTA=4 UCX_WARN_UNUSED_ENV_VARS=n
 
 # perftest TEST SIZE ITERATIONS: bandwidth in MiB/s, or latency in µs; the mean of all messages.
 perftest() {
-    local port=$((20000 + RANDOM % 20000)) column=$([[ $1 == *_lat ]] && echo 4 || echo 6) line=
+    local port=$((20000 + RANDOM % 20000)) column=6 line=
+    [[ $1 != *_lat ]] || column=4
     taskset -c "${cpus#*,}" ucx_perftest -p "$port" >/dev/null 2>&1 &
     local server=$!
     for _ in 1 2 3 4 5; do
@@ -142,9 +143,10 @@ both() {
 # which asks for huge pages as ours does. Its server sends from the buffer that it receives into, so
 # it has three buffers and ours has four, which matters for the caches at 64 MiB.
 ucxx() {
-    local cpus=($(tr , ' ' <<<"$cpus"))
+    local each
+    IFS=, read -ra each <<<"$cpus"
     "$python" -m ucxx.benchmarks.send_recv -l ucxx-core --progress-mode polling -n "$1" \
-        --n-iter "$2" --n-warmup-iter 20 -s 127.0.0.1 -b "${cpus[1]}" -c "${cpus[0]}" \
+        --n-iter "$2" --n-warmup-iter 20 -s 127.0.0.1 -b "${each[1]}" -c "${each[0]}" \
         --reuse-alloc --no-detailed-report 2>/dev/null |
         awk -F'|' '/^Bandwidth \(median\)/ {split($2, f, " ")
             factor["B/s"] = 2^-20; factor["kiB/s"] = 2^-10; factor["MiB/s"] = 1
@@ -167,10 +169,10 @@ fi
 if wants idle; then
     "$binary" up --topology dgx-h100 --simulate --name "$name" --detach >/dev/null 2>&1
     sleep 1
-    pids=$("$binary" ps "$name" -o json | python3 -c "import json, sys
+    mapfile -t pids < <("$binary" ps "$name" -o json | python3 -c "import json, sys
 state = json.load(sys.stdin)
-print(*[p['pid'] for p in [state['scheduler']] + state['workers']])")
-    ticks() { cat $(printf '/proc/%s/stat ' $pids) | awk '{sum += $14 + $15} END {print sum}'; }
+print(*['/proc/%d' % p['pid'] for p in [state['scheduler']] + state['workers']], sep='\n')")
+    ticks() { cat "${pids[@]/%//stat}" | awk '{sum += $14 + $15} END {print sum}'; }
     before=$(ticks); sleep 10; after=$(ticks)
     awk -v t=$((after - before)) -v hz="$(getconf CLK_TCK)" 'BEGIN {
         printf "idle: scheduler and 8 workers used %.2f s of CPU in 10 s (%.2f %% of a core)\n", t / hz, t / hz * 10}'

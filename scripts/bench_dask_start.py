@@ -222,7 +222,7 @@ def measure(candidate):
                 time.sleep(0.005)
                 ended = any(process.poll() for process in candidate.processes)
                 if ended or time.time() - began > 120:
-                    raise TimeoutError(candidate.last_words())
+                    raise TimeoutError(candidate.last_words()) from None
         print(address, file=watch.stdin, flush=True)
         ready = hear(watch) - began
         memory = candidate.memory()

@@ -100,7 +100,7 @@ def measure(candidate):
                 break
             except (OSError, ValueError, KeyError):
                 if time.monotonic() > deadline:
-                    raise TimeoutError((candidate.folder / "output").read_text()[-2000:])
+                    raise TimeoutError((candidate.folder / "output").read_text()[-2000:]) from None
                 time.sleep(0.05)
         command = [start.PYTHON, __file__, "--client", address]
         output = subprocess.run(

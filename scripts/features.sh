@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds the parts that are features of the crate without those above them, and what decides without
-# any feature.
+# Builds the parts that are features of the library without those above them, and each crate by itself.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-part() { cargo check --locked --quiet --lib --no-default-features "$@"; }
-part --profile test
-part
-for features in probe cuda ucx launch native; do
-    part --features "$features"
+part() { cargo check --locked --quiet --lib "$@"; }
+for crate in model wire data machine supervise native cluster; do
+    part --package "cuda-cluster-$crate"
+done
+part --no-default-features
+for features in probe launch native; do
+    part --no-default-features --features "$features"
 done
 echo "every part builds without those above it"

@@ -11,7 +11,7 @@
 # Ends with 0 if every check passed, 1 if one failed, 2 if the binary is missing, 77 if there is no
 # GPU.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 binary=${1:-target/release/cuda-cluster}
 [[ $# -eq 0 && ! -x $binary ]] && binary=target/debug/cuda-cluster
 name=gpu-check-$$

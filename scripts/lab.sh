@@ -220,6 +220,7 @@ boot() {
     patience+=" systemd.default_device_timeout_sec=600"
     [ "$suite" != shell ] || root=hardware
     [ "$suite" != services ] || init=/sbin/init
+    # shellcheck disable=SC2054  # the commas are QEMU's
     local arguments=(
         -nodefaults -display none -no-reboot -machine q35 -cpu max -accel tcg,thread=multi
         -kernel /images/vmlinuz -initrd /images/initramfs

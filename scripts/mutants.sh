@@ -24,7 +24,7 @@ mkdir -p target/mutants
 status=0
 
 # group NAME FILES... -- TESTS... -- FILTERS...: judges the sample of the mutants in these files by the
-# unit tests and by these files of tests, less what the filters leave out.
+# unit tests of the packages in `judges` and by these files of tests, as far as the filters let them.
 group() {
     local name=$1 what=(--no-default-features --no-shuffle) all
     shift
@@ -33,6 +33,7 @@ group() {
         shift
     done
     shift
+    what+=("${judges[@]/#/--test-package=}")
     # Only the tests that judge are built: linking all of them would take most of the time.
     local targets=(--cargo-arg=--lib)
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -48,9 +49,9 @@ group() {
         --colors never "${targets[@]}" -- "$@" || status=1
 }
 
-deciding=('src/plan/**' 'src/spec/**' 'src/topology/**')
-supervisor=('src/supervise/core/**')
-tasks=('src/engine/native/tasks/core/**')
+deciding=('crates/model/src/plan/**' 'crates/model/src/spec/**' 'crates/model/src/topology/**')
+supervisor=('crates/supervise/src/core/**')
+tasks=('crates/native/src/tasks/core/**')
 every=1
 if [ "$seed" != all ]; then
     files=("${deciding[@]}" "${supervisor[@]}" "${tasks[@]}")
@@ -61,9 +62,12 @@ tests=(
     plan_configs plan_edges plan_flags plan_keys plan_laws plan_machines plan_nics plan_reasons plan_values spec spec_edges
     topo_forms topo_fuzz topo_matrix topo_pictures topo_readers
 )
-group deciding "${deciding[@]}" -- "${tests[@]}" -- --skip engine:: --skip supervise:: --skip wire::
-group supervisor "${supervisor[@]}" -- -- supervise::
-group tasks "${tasks[@]}" -- -- engine::
+judges=(cuda-cluster-model cuda-cluster)
+group deciding "${deciding[@]}" -- "${tests[@]}" --
+judges=(cuda-cluster-supervise)
+group supervisor "${supervisor[@]}" -- -- core::
+judges=(cuda-cluster-native)
+group tasks "${tasks[@]}" -- -- tasks::
 echo "mutants that live:"
 cat target/mutants/*/mutants.out/missed.txt
 exit "$status"

@@ -21,6 +21,7 @@ run=(
 )
 tests=(
     python3 python3-venv          # checks in Python
+    shellcheck                    # these scripts
     openssl                       # a certificate for Dask over TLS
     ucx-utils                     # ucx_perftest, the measure for the data plane
     chromium chromium-driver      # the page in a real browser
@@ -76,6 +77,9 @@ if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" 
     exit 2
 fi
 if [ "${1:-}" = --tests ]; then
+    for component in clippy rustfmt; do
+        cargo "${component/rust/}" --version >/dev/null 2>&1 || rustup component add --quiet "$component"
+    done
     # The Dask engine's tests, and a UCX that knows CUDA; what is installed stands in a copy of the list.
     for which in "" -oldest; do
         list=tests/python/requirements$which.txt venv=.venv$which

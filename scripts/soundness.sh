@@ -90,7 +90,7 @@ if [[ $part == all || $part == comm ]]; then
 fi
 if [[ $part == all || $part == cycles ]]; then
     echo "== $cycles connections opened and closed"
-    # Of one data plane, with a peer for every 60000 of them: see src/ucx/address.rs.
+    # Of one data plane, with a peer for every 60000 of them: see crates/data/src/ucx/address.rs.
     plane=$(scripts/built.sh bench plane)
     "$plane" cycles "$cycles" || status=1
 fi

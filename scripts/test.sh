@@ -2,8 +2,8 @@
 # Sets up and runs the tests, with everything they need installed first. Says at the end what was
 # skipped and how many passed, failed and were skipped; ends as `cargo test` does.
 #
-#   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the rules of the house, and that
-#                                                 the parts that are features build one by one
+#   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the lints, the rules of the house,
+#                                                 and that each part builds without those above it
 #   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,6 +15,8 @@ trap 'rm -rf "$scratch"' EXIT
 export CUDA_CLUSTER_SKIPS=$scratch/skips
 touch "$CUDA_CLUSTER_SKIPS"
 
+scripts/oldest-ucx.sh
+
 # What Python loads; the Python package's tests use it. By itself it would be built with UCX's headers
 # of its own, because other crates would have other features.
 cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
@@ -25,13 +27,15 @@ for argument in "$@"; do
     [ "$argument" = -- ] && break
     [ "$argument" = --no-fail-fast ] && all=()
 done
+lints=0
 if [ $# -eq 0 ]; then
+    scripts/lint.sh || lints=$?
     scripts/features.sh || status=$?
     # Without Python: a test program would need libpython.
     cargo test --locked --package cuda-cluster-comm --no-default-features --features plane | tee -a "$scratch/output" || status=$?
     cargo test --locked --package tidy | tee -a "$scratch/output" || status=$?
 fi
-cargo test --locked "${all[@]}" "$@" | tee -a "$scratch/output" || status=$?
+cargo test --locked --workspace --exclude cuda-cluster-comm --exclude tidy "${all[@]}" "$@" | tee -a "$scratch/output" || status=$?
 
 # libtest counts a test that was skipped among those that passed.
 skips=$(sort -u "$CUDA_CLUSTER_SKIPS")
@@ -50,4 +54,6 @@ if [ "$begun" -ne "$ended" ] || { [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; };
 else
     echo "$((passed - skipped)) passed, $failed failed, $((skipped + ignored)) skipped"
 fi
+[ "$lints" -eq 0 ] || echo "the lints found something: scripts/lint.sh"
+[ "$status" -ne 0 ] || status=$lints
 exit "$status"

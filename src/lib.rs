@@ -45,7 +45,21 @@
 //! ```
 //!
 //! [`cluster::Builder::set`] and [`spec`](cluster::Builder::spec) take everything else that can be
-//! asked for, and [`cluster::Builder::launch`] is for programs with an event loop (tokio).
+//! asked for, and [`cluster::Builder::launch`] is for programs with an event loop (tokio):
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), cuda_cluster::cluster::LaunchFailure> {
+//! use cuda_cluster::cluster::Cluster;
+//!
+//! let wanted = Cluster::builder().workers(2).enable_nvlink().set("memory.limit", "16GB");
+//! let cluster = wanted.launch().await?;
+//! for worker in &cluster.plan().workers {
+//!     println!("{} on CPUs {:?}", worker.name, worker.binding.cpus);
+//! }
+//! cluster.stop().await;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Guides
 //!
@@ -84,9 +98,7 @@
 //!
 //! - `probe`: what this machine has
 //! - `launch`: clusters of the engines `dask` and `command`; module [`cluster`]
-//! - `cuda`: device memory and CUDA source
-//! - `ucx`: UCX, opened at run time; the one feature for which UCX is compiled, for its types
-//! - `native`: the native engine
+//! - `native`: the native engine; the one feature for which UCX is compiled, for its types
 //! - `cli`: the program
 //!
 //! # What is stable
@@ -95,45 +107,29 @@
 //! never renamed. The crate's other modules are parts of its own command line and tests, and change
 //! without notice.
 
-// Lower floors have what only higher ones use.
-#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
-
 #[cfg(feature = "launch")]
-pub mod cluster;
-pub mod cpuset;
+#[doc(inline)]
+pub use cuda_cluster_cluster as cluster;
+#[doc(inline)]
+pub use cuda_cluster_model::{cpuset, ids, plan, spec, text, topology, units};
 pub mod guide;
-pub mod ids;
-pub mod plan;
-pub mod spec;
-pub mod text;
-pub mod topology;
-pub mod units;
 
 // For the binary and the tests of this package alone.
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod cuda;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod dashboard;
-#[cfg(any(feature = "launch", test))]
-#[doc(hidden)]
-pub mod engine;
-#[cfg(feature = "launch")]
-#[doc(hidden)]
-pub mod os;
 #[cfg(feature = "probe")]
 #[doc(hidden)]
-pub mod probe;
-#[cfg(any(feature = "launch", test))]
+pub use cuda_cluster_machine::{os, probe};
+#[cfg(feature = "native")]
 #[doc(hidden)]
-pub mod supervise;
-#[cfg(feature = "ucx")]
+pub use {
+    cuda_cluster_data::{cuda, ucx},
+    cuda_cluster_native as native,
+};
+#[cfg(feature = "launch")]
 #[doc(hidden)]
-pub mod ucx;
-#[cfg(any(feature = "launch", test))]
-#[doc(hidden)]
-pub mod wire;
+pub use {cuda_cluster_supervise as supervise, cuda_cluster_wire as wire};

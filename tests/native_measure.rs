@@ -7,8 +7,8 @@ mod native;
 
 use std::time::Duration;
 
-use cuda_cluster::engine::links::trials::Measures as _;
-use cuda_cluster::engine::native::client::Client;
+use cuda_cluster::native::client::Client;
+use cuda_cluster::wire::links::trials::Measures as _;
 use cuda_cluster::wire::native::{Measurement, Quantity};
 use cuda_cluster::wire::peer::MemoryKind;
 use native::Cluster;

@@ -9,7 +9,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use cuda_cluster::cuda::Device;
-use cuda_cluster::engine::native::plane::{Opening, Plane, Report, Target, TransferError};
+use cuda_cluster::native::plane::{Opening, Plane, Report, Target, TransferError};
 use cuda_cluster::ucx::{
     Buffer, HEADER_LIMIT, Library, Payload, Protocol, Setting, UcpContext, UcpWorker,
     WorkerAddress, environment,

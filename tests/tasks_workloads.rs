@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::cluster::{Client, ClientError};
-use cuda_cluster::engine::native::tasks::replay;
+use cuda_cluster::native::tasks::replay;
 use cuda_cluster::plan::{EnginePlan, NativePlan, Plan};
 use cuda_cluster::wire::tasks::TaskError;
 use native::Cluster;

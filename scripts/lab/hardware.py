@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import sys
 
 import machine
 from guest import (CGROUPS, Table, cable, containing, eventually, lanes, needs,

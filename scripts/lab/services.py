@@ -12,7 +12,7 @@ import socket
 import time
 
 import machine
-from guest import (ENVIRONMENT, LIMIT, Table, Wrong, containing, eventually, needs, prepare, processes,
+from guest import (ENVIRONMENT, LIMIT, Table, Wrong, containing, eventually, prepare, processes,
                    program, sh, state)  # fmt: skip
 from machine import ALL_CPUS, GPUS, members, text
 

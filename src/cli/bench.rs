@@ -10,9 +10,9 @@ use super::measure::{Form, Memory, Outcome, Subject, Together, Ways};
 use super::signals::Signals;
 use super::{output, reach, source, workloads};
 use crate::cluster::{Cluster, FindError};
-use crate::engine::links::{Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::units::Size;
+use crate::wire::links::{Pair, Verdict};
 
 /// The machine to simulate where there is no GPU and `--topology` is not given.
 const SIMULATED: &str = "dgx-h100";

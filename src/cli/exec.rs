@@ -9,7 +9,7 @@ use super::failure::{Exit, Failure};
 use super::flags::{Asked, whole};
 use super::run::requested;
 use super::{output, up};
-use crate::engine::command;
+use crate::cluster::command;
 use crate::os::argument::decoded;
 use crate::os::binding;
 

@@ -8,9 +8,9 @@ use std::fmt::Write;
 
 use anstyle::{Color, RgbColor, Style};
 
-use crate::engine::links::Pair;
 use crate::text::xml_escaped;
 use crate::units::Size;
+use crate::wire::links::Pair;
 
 /// From dark to light in even steps; also distinguishable with colour vision deficiency.
 const SCALE: [(u8, u8, u8); 5] =
@@ -251,7 +251,7 @@ fn write_text(text: &mut String, (x, y): (f64, f64), style: &str, words: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::links::{Expected, Verdict};
+    use crate::wire::links::{Expected, Verdict};
     use crate::wire::peer::MemoryKind;
 
     fn pair(from: &str, to: &str, gb_per_s: Option<f64>) -> Pair {

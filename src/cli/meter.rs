@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::failure::{Exit, Failure};
 use crate::cluster::Control;
-use crate::engine::links::Measured;
-use crate::engine::links::trials::{self, Measures};
-use crate::engine::{dask, native};
+use crate::cluster::dask;
+use crate::native;
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessPhase};
+use crate::wire::links::Measured;
+use crate::wire::links::trials::{self, Measures};
 use crate::wire::native::Measurement;
 
 /// Latencies of Dask are those of its Python: fewer show them.

@@ -395,7 +395,7 @@ fn because(text: &mut String, why: &Why, widest: usize) {
 /// Rejected candidates with reasons; adjacent candidates with the same reason share a line.
 fn alike(rejected: &[Rejected]) -> Vec<(Vec<&str>, &str)> {
     let mut groups: Vec<(Vec<&str>, &str)> = Vec::new();
-    for Rejected { what, why } in rejected {
+    for Rejected { what, why, .. } in rejected {
         match groups.last_mut().filter(|(_, reason)| reason == why) {
             Some((names, _)) => names.push(what),
             None => groups.push((vec![what], why)),

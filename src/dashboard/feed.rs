@@ -18,11 +18,11 @@ use tokio::time::Instant;
 
 use super::measure::{Figures, Meter, processes_of};
 use crate::cluster::{self, Client, Control, FindError, Lines, Paths, recorded_machine};
-use crate::engine::links;
 use crate::ids::ClusterName;
 use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
+use crate::wire::links;
 use crate::wire::tasks::Overview;
 
 /// Time between two readings of the figures for pages.

@@ -50,7 +50,7 @@ pub(crate) fn has_native() -> bool {
 /// Runs a program that can import the engine's own package; returns the JSON that it prints.
 pub(crate) fn ask(program: &str) -> Value {
     let folder = tempfile::tempdir().expect("a directory");
-    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/dask/python");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cluster/src/dask/python");
     std::os::unix::fs::symlink(package, folder.path().join("cuda_cluster_dask")).expect("a link");
     let mut command = Command::new(path());
     command.env("PYTHONPATH", folder.path()).env("PYTHONDONTWRITEBYTECODE", "1");

@@ -20,7 +20,12 @@ fn installed() -> Vec<PathBuf> {
         .flatten()
         .map(|one| one.path.clone().into())
         .collect();
-    let pythons = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib").read_dir();
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let oldest = top.join("target/oldest-ucx/lib/libucp.so.0");
+    if oldest.exists() {
+        found.push(oldest);
+    }
+    let pythons = top.join(".venv/lib").read_dir();
     for python in pythons.into_iter().flatten().flatten() {
         let path = python.path().join("site-packages/libucx/lib/libucp.so.0");
         if path.exists() && !found.contains(&path) {
@@ -37,7 +42,7 @@ pub(crate) fn each(tests: &[&str]) {
         return;
     }
     let libraries = installed();
-    for wanted in ["libucx/lib", "hpcx"] {
+    for wanted in ["libucx/lib", "hpcx", "oldest-ucx"] {
         if !libraries.iter().any(|path| path.to_string_lossy().contains(wanted)) {
             println!("not tested, for it is not here: a libucp in {wanted}");
         }

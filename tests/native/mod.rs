@@ -13,7 +13,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use cuda_cluster::engine::native::client::Client;
+use cuda_cluster::native::client::Client;
 use cuda_cluster::plan::Plan;
 use cuda_cluster::wire::native::WorkerLanes;
 use cuda_cluster::wire::status::{self, Status};

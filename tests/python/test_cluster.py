@@ -67,7 +67,7 @@ def test_workers_are_called_by_the_numbers_of_their_gpus(cluster, client):
 def test_a_scheduler_elsewhere_says_how_it_is_asked(cluster):
     assert cluster.scheduler.address == cluster.scheduler_address
     with pytest.raises(AttributeError, match="run_on_scheduler"):
-        cluster.scheduler.tasks
+        _ = cluster.scheduler.tasks
 
 
 def test_logs_are_those_of_scheduler_and_workers(cluster):

@@ -2,7 +2,6 @@
 CUDA transports run over a driver that stands in (`tests/fake-machine/cuda`)."""
 
 import asyncio
-import ctypes.util
 import os
 import random
 import signal
@@ -20,11 +19,10 @@ pytest.importorskip("libucx", reason="no UCX with CUDA transports: pip install l
 sys.path.insert(0, str(STAND_IN))
 os.environ["PYTHONPATH"] += f":{STAND_IN}:{Path(__file__).parent}"
 
-import dask  # noqa: E402
 import device_memory  # noqa: E402
 from device_memory import DeviceBuffer  # noqa: E402
 from distributed import Client, wait  # noqa: E402
-from distributed.comm import CommClosedError, connect, listen  # noqa: E402
+from distributed.comm import CommClosedError, connect  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
 from other_process import OtherProcess  # noqa: E402
 from test_comm import descriptors, in_a_loop, pair  # noqa: E402

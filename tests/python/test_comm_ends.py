@@ -123,7 +123,8 @@ async def test_an_interpreter_that_ends_while_it_sends_and_receives(how, lane):
             said = await asyncio.to_thread(peer.stderr.read)
             assert await asyncio.to_thread(peer.wait, 60) == status, said
             assert "Fatal" not in said and "panicked" not in said, said
-            assert number >= 3, number
+            # It has sent more, of which the system discards what was not read.
+            assert number >= 1, number
         finally:
             end.abort()
             peer.kill()

@@ -7,7 +7,7 @@ import socket
 
 import dask
 import pytest
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Scheduler
 from distributed.comm import connect, listen
 from distributed.comm.core import FatalCommClosedError
 from distributed.protocol import loads

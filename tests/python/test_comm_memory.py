@@ -396,7 +396,7 @@ def test_an_unknown_lane_is_an_error_that_names_the_others():
             async with listen(ADDRESS, None):
                 pass
 
-    with pytest.raises(ValueError, match="auto, mapped, copied or socket"):
+    with pytest.raises(ValueError, match="auto, mapped, copied, socket or ucx"):
         asyncio.run(main())
 
 

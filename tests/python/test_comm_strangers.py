@@ -234,9 +234,9 @@ asyncio.run(come(sys.argv[2]) if len(sys.argv) > 2 else serve())
 @pytest.mark.skipif(OTHER is None, reason="only root may become another user")
 @in_a_loop
 async def test_users_that_a_namespace_does_not_tell_apart_need_the_secret():
-    async def start(*arguments, env={}):
+    async def start(*arguments, env=()):
         # One thread: a process with several has no namespace of its own.
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **env}
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **dict(env)}
         return await asyncio.create_subprocess_exec(
             sys.executable, "-c", IN_A_NAMESPACE, *arguments,
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -119,7 +119,7 @@ TEXTS = {
 @pytest.fixture(scope="module", autouse=True)
 def our_package():
     """What runs in Dask's processes, under the name that it has there."""
-    folder = ROOT / "src/engine/dask/python"
+    folder = ROOT / "crates/cluster/src/dask/python"
     spec = importlib.util.spec_from_file_location(
         "cuda_cluster_dask", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use house::{FLOORS, House};
 use rules::RULES;
-use source::Source;
+use source::{CRATES, Source};
 
 /// This project, read once.
 fn ours() -> &'static House {
@@ -34,21 +34,30 @@ fn read() -> House {
             }
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src");
-    let mut found = Vec::new();
-    walk(&root, &mut found);
-    found.sort();
-    let source = |path: PathBuf| {
-        let text = fs::read_to_string(&path).expect("sources are text");
-        let path = path.strip_prefix(&root).expect("found below src").display().to_string();
-        Source::new(&path, &text)
-    };
-    House::new(found.into_iter().map(source).collect())
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let roots = CRATES.map(|name| (name, top.join("crates").join(name).join("src")));
+    let mut sources = Vec::new();
+    for (name, root) in roots.into_iter().chain([("", top.join("src"))]) {
+        let mut found = Vec::new();
+        walk(&root, &mut found);
+        found.sort();
+        sources.extend(found.into_iter().map(|path| {
+            let text = fs::read_to_string(&path).expect("sources are text");
+            let path = path.strip_prefix(&root).expect("found below it").display().to_string();
+            match (name, path.as_str()) {
+                ("", _) => Source::new(&path, &text),
+                (name, "lib.rs") => Source::new(&format!("{name}/mod.rs"), &text),
+                _ => Source::new(&format!("{name}/{path}"), &text),
+            }
+        }));
+    }
+    House::new(sources)
 }
 
 /// A house that keeps all rules, and what the given files make of it.
 fn model(files: &[(&str, &str)]) -> House {
-    let drawn = |module: &str| if module == "ucx" { "use crate::cuda::Buffer;\n" } else { "" };
+    let drawn =
+        |module: &str| if module == "data::ucx" { "use crate::cuda::Buffer;\n" } else { "" };
     let room = |module: &&str| {
         let text = format!("//! What.\n//!\n//! *Invariant:* x.\n{}", drawn(module));
         (format!("{}/mod.rs", module.replace("::", "/")), text)
@@ -83,7 +92,7 @@ fn the_house_is_tidy() {
 fn good_code_passes() {
     let text = "//! What.\n//!\n//! *Invariant:* x.\n\
         #[cfg(test)]\nmod laws;\n#[cfg(test)]\nmod tests {\n    use crate::cli::x;\n}\n\
-        use crate::plan::Plan;\nuse crate::os::process;\nfn f() {}\n";
+        use cuda_cluster_model::plan::Plan;\nuse cuda_cluster_machine::os::process;\nfn f() {}\n";
     let laws = "//! Laws.\nuse crate::cli::x;\nfn f() { std::fs::read(p); }\n";
     let house = model(&[("supervise/core/mod.rs", text), ("supervise/core/laws.rs", laws)]);
     for (name, rule) in RULES {
@@ -94,22 +103,28 @@ fn good_code_passes() {
 #[test]
 fn an_import_that_runs_up_or_sideways_is_found() {
     let rule = "imports run down";
-    breaks(rule, "plan/nic.rs", "//! x\nuse crate::os::process;\n");
-    breaks(rule, "plan/nic.rs", "//! x\nuse crate::{\n    cpuset,\n    os::{self, x},\n};\n");
-    breaks(rule, "plan/nic.rs", "//! x\nuse super::super::os::process;\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { crate::os::x() }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f(a: &crate::os::X) {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { assert!(a, \"{}\", crate::os::x()) }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nmacro_rules! m { () => { $crate::os::x() } }\n");
-    breaks(rule, "supervise/core.rs", "//! x\nuse crate::{cpuset, engine::native};\n");
-    breaks(rule, "engine/dask/mod.rs", "//! x\nuse super::native::x;\n");
+    breaks(rule, "model/spec/key.rs", "//! x\nuse crate::plan::Plan;\n");
+    breaks(
+        rule,
+        "model/spec/key.rs",
+        "//! x\nuse crate::{\n    cpuset,\n    plan::{self, x},\n};\n",
+    );
+    breaks(rule, "model/spec/key.rs", "//! x\nuse super::super::plan::Plan;\n");
+    breaks(rule, "model/spec/key.rs", "//! x\nfn f() { crate::plan::x() }\n");
+    breaks(rule, "model/spec/key.rs", "//! x\nfn f(a: &crate::plan::X) {}\n");
+    breaks(rule, "model/spec/key.rs", "//! x\nfn f() { assert!(a, \"{}\", crate::plan::x()) }\n");
+    breaks(rule, "model/spec/key.rs", "//! x\nmacro_rules! m { () => { $crate::plan::x() } }\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nuse cuda_cluster_machine::os::process;\n");
+    breaks(rule, "supervise/core.rs", "//! x\nuse cuda_cluster_native::x;\n");
+    breaks(rule, "machine/os/mod.rs", "//! x\nuse crate::probe::x;\n");
+    breaks(rule, "cluster/dask/mod.rs", "//! x\nuse super::command::x;\n");
     breaks(rule, "somewhere/mod.rs", "//! x\n");
 }
 
 #[test]
 fn what_follows_tests_that_are_declared_first_is_seen() {
     let first = "//! x\n#[cfg(test)]\nmod tests;\n#[cfg(all(test, unix))]\nmod laws {}\n\n";
-    breaks("imports run down", "plan/nic.rs", &format!("{first}use crate::os::x;\n"));
+    breaks("imports run down", "model/spec/key.rs", &format!("{first}use crate::plan::x;\n"));
     let read = format!("{first}fn f() {{ std::fs::read(p); }}\n");
     breaks("pure modules have no effects", "supervise/core.rs", &read);
     let long = format!("{first}{}", "fn f() {}\n".repeat(600));
@@ -144,8 +159,8 @@ fn a_floor_without_its_module_is_found() {
 fn an_arrow_that_nobody_needs_is_found() {
     let text = "//! x\n//!\n//! *Invariant:* x.\n";
     assert_eq!(
-        complaints("floors are lived on", &model(&[("ucx/mod.rs", text)])),
-        ["ucx may use cuda, and does not"]
+        complaints("floors are lived on", &model(&[("data/ucx/mod.rs", text)])),
+        ["data::ucx may use data::cuda, and does not"]
     );
 }
 
@@ -154,14 +169,14 @@ fn a_circle_of_files_is_found() {
     let circles = |one: &str, other: &str| {
         let room = "//! x\nmod a;\nmod b;\npub use b::B;\nuse b::deep::D;\n";
         let house = model(&[
-            ("plan/mod.rs", room),
-            ("plan/a.rs", &format!("//! x\n{one}")),
-            ("plan/b/mod.rs", "//! x\nmod deep;\n"),
-            ("plan/b/deep.rs", &format!("//! x\n{other}")),
+            ("model/plan/mod.rs", room),
+            ("model/plan/a.rs", &format!("//! x\n{one}")),
+            ("model/plan/b/mod.rs", "//! x\nmod deep;\n"),
+            ("model/plan/b/deep.rs", &format!("//! x\n{other}")),
         ]);
         house.circles().into_iter().collect::<Vec<String>>()
     };
-    let found = ["crate::plan::a, crate::plan::b"];
+    let found = ["crate::model::plan::a, crate::model::plan::b"];
     assert_eq!(circles("use super::b::B;\n", "use super::super::a::A;\n"), found);
     assert_eq!(circles("use super::B;\n", "use crate::plan::a;\n"), found);
     assert_eq!(circles("fn f() { super::D::new() }\n", "use crate::plan::a;\n"), found);
@@ -173,7 +188,7 @@ fn a_circle_of_files_is_found() {
 fn a_ring_of_modules_is_found() {
     let ring = |modules: usize| {
         let text = |at: usize| format!("//! x\nuse super::m{};\n", (at + 1) % modules);
-        let files = (0..modules).map(|at| Source::new(&format!("plan/m{at}.rs"), &text(at)));
+        let files = (0..modules).map(|at| Source::new(&format!("model/plan/m{at}.rs"), &text(at)));
         complaints("modules know each other one way", &House::new(files.collect())).len()
     };
     assert_eq!(ring(1), 0);
@@ -184,36 +199,44 @@ fn a_ring_of_modules_is_found() {
 #[test]
 fn an_effect_in_a_pure_module_is_found() {
     let rule = "pure modules have no effects";
-    breaks(rule, "topology/smi.rs", "//! x\nfn f() { std::fs::read(p) }\n");
-    breaks(rule, "topology/smi.rs", "//! x\nuse std::{fmt, fs};\n");
-    breaks(rule, "topology/smi.rs", "//! x\nfn f(p: &Path) { p.exists() }\n");
-    breaks(rule, "topology/smi.rs", "//! x\nfn f(p: &Path) { assert!(p.exists()) }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nuse std::time::Instant;\nfn f() { Instant::now(); }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nuse std::time as t;\nfn f() { t::SystemTime::now(); }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { println!(\"x\") }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { assert!(tokio::x()) }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nuse getrandom::fill;\n");
+    breaks(rule, "model/topology/smi.rs", "//! x\nfn f() { std::fs::read(p) }\n");
+    breaks(rule, "model/topology/smi.rs", "//! x\nuse std::{fmt, fs};\n");
+    breaks(rule, "model/topology/smi.rs", "//! x\nfn f(p: &Path) { p.exists() }\n");
+    breaks(rule, "model/topology/smi.rs", "//! x\nfn f(p: &Path) { assert!(p.exists()) }\n");
+    breaks(
+        rule,
+        "model/plan/nic.rs",
+        "//! x\nuse std::time::Instant;\nfn f() { Instant::now(); }\n",
+    );
+    breaks(
+        rule,
+        "model/plan/nic.rs",
+        "//! x\nuse std::time as t;\nfn f() { t::SystemTime::now(); }\n",
+    );
+    breaks(rule, "model/plan/nic.rs", "//! x\nfn f() { println!(\"x\") }\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nfn f() { assert!(tokio::x()) }\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nuse getrandom::fill;\n");
     breaks(rule, "supervise/core.rs", "//! x\nfn f() { tracing::info!(\"x\") }\n");
     breaks(rule, "supervise/core/ending.rs", "//! x\nfn f() { std::env::var(\"x\") }\n");
-    breaks(rule, "engine/native/objects/core.rs", "//! x\nuse nix::unistd;\n");
+    breaks(rule, "native/objects/core.rs", "//! x\nuse nix::unistd;\n");
 }
 
 #[test]
 fn unsafe_code_elsewhere_is_found() {
     let rule = "unsafe stays in its modules";
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { unsafe { go() } }\n");
-    breaks(rule, "plan/nic.rs", "//! x\nunsafe fn f() {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nunsafe impl Send for X {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nunsafe extern \"C\" {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { m!(unsafe { go() }) }\n");
-    breaks(rule, "plan/nic.rs", "#![allow(unsafe_code)]\n//! x\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nfn f() { unsafe { go() } }\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nunsafe fn f() {}\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nunsafe impl Send for X {}\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nunsafe extern \"C\" {}\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nfn f() { m!(unsafe { go() }) }\n");
+    breaks(rule, "model/plan/nic.rs", "#![allow(unsafe_code)]\n//! x\n");
 }
 
 #[test]
 fn a_module_that_says_nothing_about_itself_is_found() {
     let rule = "modules say what they are for";
-    breaks(rule, "plan/nic.rs", "use std::fmt;\n");
-    breaks(rule, "plan/mod.rs", "//! Plans.\n");
+    breaks(rule, "model/plan/nic.rs", "use std::fmt;\n");
+    breaks(rule, "model/plan/mod.rs", "//! Plans.\n");
 }
 
 #[test]
@@ -221,27 +244,27 @@ fn a_file_of_two_subjects_is_found() {
     let rule = "files are one subject";
     let tests = "#[cfg(test)]\nmod tests {\n    fn f() {}\n}\n";
     let text = |lines: usize| format!("//! x\n{tests}{}", "fn f() {}\n".repeat(lines));
-    breaks(rule, "plan/nic.rs", &text(520));
-    assert!(complaints(rule, &model(&[("plan/nic.rs", &text(519))])).is_empty());
+    breaks(rule, "model/plan/nic.rs", &text(520));
+    assert!(complaints(rule, &model(&[("model/plan/nic.rs", &text(519))])).is_empty());
 }
 
 #[test]
 fn a_vague_name_is_found() {
     let rule = "names say something";
-    breaks(rule, "plan/utils.rs", "//! x\n");
-    breaks(rule, "plan/common/nic.rs", "//! x\n");
-    breaks(rule, "plan/nic.rs", "//! x\nmod helpers {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nstruct PlanManager;\n");
-    breaks(rule, "plan/nic.rs", "//! x\ntrait Common {}\nenum PlanHelper {}\n");
-    breaks(rule, "plan/nic.rs", "//! x\nimpl X { fn get_nic(&self) {} }\n");
+    breaks(rule, "model/plan/utils.rs", "//! x\n");
+    breaks(rule, "model/plan/common/nic.rs", "//! x\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nmod helpers {}\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nstruct PlanManager;\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\ntrait Common {}\nenum PlanHelper {}\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nimpl X { fn get_nic(&self) {} }\n");
 }
 
 #[test]
 fn a_line_that_is_too_wide_or_unfinished_is_found() {
     let rule = "lines are finished and fit";
-    breaks(rule, "plan/nic.rs", "//! x\n// TODO: later\n");
-    breaks(rule, "plan/nic.rs", "//! x\nfn f() { todo!() }\n");
-    breaks(rule, "plan/nic.rs", &format!("//! x\n    // {}\n", "x".repeat(94)));
+    breaks(rule, "model/plan/nic.rs", "//! x\n// TODO: later\n");
+    breaks(rule, "model/plan/nic.rs", "//! x\nfn f() { todo!() }\n");
+    breaks(rule, "model/plan/nic.rs", &format!("//! x\n    // {}\n", "x".repeat(94)));
 }
 
 #[test]

@@ -5,10 +5,15 @@ use std::collections::BTreeMap;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// A file below `src`.
+/// The crates below `crates`. A rule sees them as rooms of one house: `crate::os` in `machine` is
+/// `crate::machine::os`, and so is `cuda_cluster_machine::os` elsewhere.
+pub(crate) const CRATES: [&str; 7] =
+    ["model", "wire", "data", "machine", "supervise", "native", "cluster"];
+
+/// A source file.
 #[derive(Clone)]
 pub(crate) struct Source {
-    /// Its path below `src`, with forward slashes.
+    /// Its path below `src`, or below `crates` without the `src` there, with forward slashes.
     pub(crate) path: String,
     pub(crate) text: String,
     /// The paths that its code names, as far as its own imports say what they mean:
@@ -30,7 +35,8 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(path: &str, text: &str) -> Self {
-        let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let file = syn::parse_file(&as_one_house(path, text));
+        let file = file.unwrap_or_else(|error| panic!("{path}: {error}"));
         let module = module_of(path);
         let mut imports = Imports { found: BTreeMap::new(), module: module.clone() };
         imports.visit_file(&file);
@@ -49,7 +55,7 @@ impl Source {
         }
     }
 
-    /// `crate::engine::native::core` for `engine/native/core.rs`; `crate` for the crate's root.
+    /// `crate::native::core` for `native/core.rs`; `crate` for the root of `src`.
     pub(crate) fn module(&self) -> String {
         module_of(&self.path)
     }
@@ -61,7 +67,9 @@ impl Source {
 
     /// Whether the file holds a module with children, or one directly below the root.
     pub(crate) fn is_room(&self) -> bool {
-        self.path.ends_with("/mod.rs") || !self.path.contains('/')
+        let depth = self.path.matches('/').count();
+        let bottom = usize::from(self.path.starts_with("model/"));
+        self.path.ends_with("/mod.rs") || depth <= bottom
     }
 
     /// How many lines it has without unit tests at its level. rustfmt puts their end at the margin.
@@ -78,6 +86,16 @@ impl Source {
         }
         length
     }
+}
+
+/// A file's text with its paths as the rules see them.
+fn as_one_house(path: &str, text: &str) -> String {
+    let own = path.split('/').next().filter(|first| CRATES.contains(first));
+    let own = own.map_or("crate::".to_owned(), |own| format!("crate::{own}::"));
+    let text = text.replace("crate::", &own);
+    CRATES.iter().fold(text, |text, other| {
+        text.replace(&format!("cuda_cluster_{other}::"), &format!("crate::{other}::"))
+    })
 }
 
 fn module_of(path: &str) -> String {

@@ -6,7 +6,7 @@
 //! used, or when the process has nearly as much memory as it may have.
 //!
 //! A region is private at first. One that is used again and again is replaced by one that peers may
-//! map and write ([`arena`]): that takes longer to make than a private one, and pays only then.
+//! map and write (`arena`): that takes longer to make than a private one, and pays only then.
 //!
 //! *Invariant:* a block has one owner, and its region is in the pool only after that owner is gone.
 

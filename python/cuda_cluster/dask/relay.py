@@ -243,7 +243,7 @@ def follow(owned: Owned, state: ClusterState, least: int) -> Relay:
 
 def _time(text: str) -> datetime:
     """A time as events, logs and their records have it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return datetime.fromisoformat(text.replace("Z", "+00:00").replace(",", "."))
 
 
 def _write(stream: Any, line: str) -> None:

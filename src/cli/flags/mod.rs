@@ -357,7 +357,8 @@ fn switch(on: bool, off: bool) -> Option<bool> {
 impl Flags {
     /// The flags as a spec that sets only the keys that were given.
     pub(crate) fn overrides(&self) -> ClusterSpec {
-        let mut spec = ClusterSpec { name: self.name.clone(), ..ClusterSpec::default() };
+        let mut spec = ClusterSpec::default();
+        spec.name = self.name.clone();
         spec.verify = switch(self.verify, self.no_verify);
         self.workers.lay_over(&mut spec);
         self.rmm.lay_over(&mut spec);

@@ -1,6 +1,6 @@
 //! Measures the connections of a cluster, for `bench links` and `verify`.
 //!
-//! Does not judge the results; `engine::links` does. [`outcome`] shows them.
+//! Does not judge the results; `wire::links` does. [`outcome`] shows them.
 //!
 //! *Invariant:* only measurements that the command asked to run together overlap; all others run
 //! one after another.
@@ -19,14 +19,14 @@ use super::meter::Meter;
 use super::progress::Measuring;
 use super::{output, source};
 use crate::cluster::{self, Control, Handle};
-use crate::engine::links::trials::{self, Measures as _};
-use crate::engine::links::{self, Background, Figure, Measured, Pair};
 use crate::ids::ClusterName;
 use crate::os::run_directory::Paths;
 use crate::plan::{EnginePlan, Plan, WorkerPlan};
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState};
 use crate::topology::Topology;
 use crate::units::Span;
+use crate::wire::links::trials::{self, Measures as _};
+use crate::wire::links::{self, Background, Figure, Measured, Pair};
 use crate::wire::native::Measurement;
 use crate::wire::peer::MemoryKind;
 use crate::wire::status::MissingPort;

@@ -10,9 +10,9 @@ use serde::Serialize;
 use super::Subject;
 use crate::cli::failure::Failure;
 use crate::cli::{heat, output};
-use crate::engine::links::{Pair, Verdict};
 use crate::ids::ClusterName;
 use crate::units::Size;
+use crate::wire::links::{Pair, Verdict};
 use crate::wire::peer::MemoryKind;
 
 /// How it is shown.
@@ -122,7 +122,9 @@ impl Outcome {
 fn table<'a>(pairs: impl Iterator<Item = &'a Pair>) -> String {
     let headings =
         ["from", "to", "memory", "size", "GB/s", "limit", "µs one way", "lanes", "verdict"];
-    output::table(&headings, pairs.map(cells))
+    let rows: Vec<Vec<String>> = pairs.map(cells).collect();
+    let less = ["size", "µs one way", "limit", "memory", "lanes"];
+    output::fitted(&headings, &rows, &less, "-o json has all")
 }
 
 fn cells(pair: &Pair) -> Vec<String> {

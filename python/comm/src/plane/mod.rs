@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_cluster::cuda::{DeviceBuffer, ForeignContext, HostMemory};
-use cuda_cluster::ucx::{self, Buffer, Waker, WorkerAddress};
+use cuda_cluster_data::cuda::{DeviceBuffer, ForeignContext, HostMemory};
+use cuda_cluster_data::ucx::{self, Buffer, Waker, WorkerAddress};
 
 use crate::completions::Completions;
 use crate::engine::Engine;

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cuda_cluster::cuda::ForeignContext;
-use cuda_cluster::ucx::{
+use cuda_cluster_data::cuda::ForeignContext;
+use cuda_cluster_data::ucx::{
     Arrival, Buffer, Completion, EndpointFailure, HEADER_LIMIT, Library, Payload, Protocol,
     Sleeper, Status, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress, lane_transports,
 };

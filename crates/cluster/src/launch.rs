@@ -1,0 +1,211 @@
+//! Turns a plan into the processes that carry it out. Only this module knows both the engines'
+//! programs and the supervisor.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use crate::command;
+use crate::dask::{self, DaskError};
+use cuda_cluster_machine::os::argument;
+use cuda_cluster_machine::os::run_directory::Paths;
+use cuda_cluster_model::ids::SCHEDULER;
+use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
+use cuda_cluster_supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
+
+/// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
+const UCX_FILES: &str = "UCX_POSIX_DIR";
+
+/// Why a plan cannot be launched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The Dask engine cannot be used.
+    #[error(transparent)]
+    Dask(#[from] DaskError),
+    /// This program was built without the native engine.
+    #[error("this program was built without the native engine")]
+    NotNative,
+    /// The command engine has no program to run.
+    #[error("the command engine was given no program")]
+    NoProgram,
+}
+
+impl LaunchError {
+    /// What the user can do; `None` if that depends on the cause.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            LaunchError::Dask(error) => error.hint(),
+            LaunchError::NotNative => Some(
+                "choose another engine, or build cuda-cluster with its feature `native`".to_owned(),
+            ),
+            LaunchError::NoProgram => {
+                Some("cuda-cluster run -- PROGRAM, or command.argv in the spec".to_owned())
+            }
+        }
+    }
+}
+
+/// What a launch depends on besides its plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// A `cuda-cluster` binary, or one that embeds this crate.
+    pub program: &'a Path,
+    /// The cluster's existing run directory.
+    pub paths: &'a Paths,
+    /// The cluster's directory for shared memory files, if there is one.
+    pub shared_memory: Option<&'a Path>,
+    /// The address on which rank 0 of the command engine is to listen.
+    pub rendezvous: SocketAddr,
+    /// Whether the command engine's ranks are expected to end.
+    pub to_completion: bool,
+    /// Whether READY waits for verification.
+    pub to_be_verified: bool,
+}
+
+/// Creates the processes of a plan.
+///
+/// # Errors
+/// If the engine can't be launched.
+pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, LaunchError> {
+    let mut notes = Vec::new();
+    let (mut first_alone, mut workers_wait) = (false, false);
+    let (mut scheduler, mut workers) = match &plan.engine {
+        EnginePlan::Native(_) if cfg!(not(feature = "native")) => {
+            return Err(LaunchError::NotNative);
+        }
+        EnginePlan::Native(told) => native(plan, told, around.program),
+        EnginePlan::Command(told) => (None, ranks(plan, told, around.rendezvous)?),
+        EnginePlan::Dask(told) => {
+            let prepared = dask::prepare(plan, told, around.paths).await?;
+            notes.extend(prepared.notes.iter().map(ToString::to_string));
+            first_alone = prepared.scheduler.is_none() && prepared.fork_socket.is_some();
+            workers_wait = prepared.fork_socket.is_none();
+            pythons(plan, prepared)
+        }
+    };
+    for process in scheduler.iter_mut().chain(&mut workers) {
+        if let Some(place) = around.shared_memory {
+            // A value chosen by the caller is part of the plan.
+            let place = || place.display().to_string();
+            process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
+        }
+    }
+    let starts = match &plan.engine {
+        EnginePlan::Dask(told) => told.start_workers.map_or(workers.len(), |n| n as usize),
+        EnginePlan::Native(_) | EnginePlan::Command(_) => workers.len(),
+    };
+    Ok(Launch {
+        standby: workers.len().saturating_sub(starts),
+        name: plan.name.clone(),
+        engine: plan.engine.kind(),
+        simulated: plan.machine.simulated,
+        supervision: plan.supervision.clone(),
+        strict: plan.requirements.strict,
+        scheduler,
+        workers,
+        scheduler_stays: matches!(plan.engine, EnginePlan::Dask(_)),
+        workers_wait,
+        first_alone,
+        to_be_verified: around.to_be_verified,
+        run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
+        notes,
+    })
+}
+
+/// The native engine: this program with its hidden subcommands. Workers may run another program,
+/// which provides their functions.
+fn native(
+    plan: &Plan,
+    told: &NativePlan,
+    program: &Path,
+) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
+    let argv = |program: &Path, subcommand: &str| {
+        vec![argument::encoded(program.as_os_str()), subcommand.to_owned()]
+    };
+    let of_workers = argv(told.program.as_deref().unwrap_or(program), "__worker");
+    let workers = plan.workers.iter().map(|planned| worker(planned, of_workers.clone()));
+    (scheduler(plan, argv(program, "__scheduler")), workers.collect())
+}
+
+/// The Dask engine: one Python each, forked if possible from the first process: the scheduler, or
+/// the first worker if there is no scheduler.
+fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
+    let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
+    let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
+        let forked = first.is_some() || planned.rank > 0;
+        let fork_server = fork_socket.clone().filter(|_| forked);
+        ProcessSpec { fork_server, ..worker(planned, argv) }
+    };
+    let workers = plan.workers.iter().zip(workers).map(worker).collect();
+    (first.and_then(|argv| scheduler(plan, argv)), workers)
+}
+
+fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
+    plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
+        name: SCHEDULER.to_owned(),
+        program: Program { argv, env: scheduler.env.clone(), binding: scheduler.binding.clone() },
+        ready: ReadyWhen::Said,
+        memory_limit_bytes: None,
+        gpu: None,
+        fork_server: None,
+    })
+}
+
+/// The command engine: the user's program with its rank. It does not use the status pipe.
+fn ranks(
+    plan: &Plan,
+    told: &CommandPlan,
+    rendezvous: SocketAddr,
+) -> Result<Vec<ProcessSpec>, LaunchError> {
+    if told.argv.is_empty() {
+        return Err(LaunchError::NoProgram);
+    }
+    let rank = |planned: &WorkerPlan| {
+        let mut spec = worker(planned, told.argv.clone());
+        let world = plan.workers.len();
+        spec.program.env.extend(command::rank_environment(planned.rank, world, rendezvous));
+        ProcessSpec { ready: ReadyWhen::Executed, ..spec }
+    };
+    Ok(plan.workers.iter().map(rank).collect())
+}
+
+fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
+    let WorkerPlan { name, binding, env, memory_limit_bytes, gpu, .. } = planned.clone();
+    ProcessSpec {
+        name,
+        program: Program { argv, env, binding },
+        ready: ReadyWhen::Said,
+        memory_limit_bytes,
+        gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),
+        fork_server: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_cluster_model::spec::Request;
+    use cuda_cluster_model::topology::Topology;
+
+    #[test]
+    fn dask_workers_have_the_memory_limit_of_the_plan() {
+        let spec = serde_json::json!({
+            "engine": "dask", "memory": { "limit": "1GiB" }, "cpu_workers": 2, "gpus": "none",
+        });
+        let spec = serde_json::from_value(spec).expect("a spec");
+        let request = Request::of(spec).expect("no contradictions");
+        let plan =
+            cuda_cluster_model::plan::plan(&Topology::default(), &request, &Default::default());
+        let plan = plan.expect("a plan");
+        let argv = || vec!["python".to_owned()];
+        let prepared = dask::Prepared {
+            scheduler: Some(argv()),
+            workers: plan.workers.iter().map(|_| argv()).collect(),
+            fork_socket: None,
+            notes: Vec::new(),
+        };
+        for worker in pythons(&plan, prepared).1 {
+            assert_eq!(worker.memory_limit_bytes, Some(1 << 30), "the share is taken elsewhere");
+        }
+    }
+}

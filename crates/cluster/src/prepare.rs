@@ -1,0 +1,195 @@
+//! Turns a request into a plan that this machine can run.
+
+use serde::{Deserialize, Serialize};
+
+use super::paths::{self, PathError};
+use cuda_cluster_machine::probe::{self, NoLibucp, ProbeError, check_libucp};
+use cuda_cluster_model::ids::GpuUuid;
+use cuda_cluster_model::plan::{
+    CallerEnvironment, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths, plan,
+};
+use cuda_cluster_model::spec::Request;
+use cuda_cluster_model::topology::{self, Note, Topology, builtin};
+
+/// A plan, in a form that this machine can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// The plan for the requested machine; shown to users.
+    pub plan: Plan,
+    /// The plan for the processes: the same, unless the machine is simulated.
+    pub launched: Plan,
+    /// The machine that was planned for; `None` if only its plan is known.
+    pub machine: Option<Topology>,
+    /// The differences between the two.
+    pub notes: Vec<Note>,
+    /// Whether the command engine's ranks are expected to end.
+    pub to_completion: bool,
+    /// Whether READY waits until the starter has verified the cluster.
+    pub to_be_verified: bool,
+}
+
+impl Prepared {
+    /// A plan for this machine.
+    pub fn here(plan: Plan) -> Self {
+        Self {
+            launched: plan.clone(),
+            plan,
+            machine: None,
+            notes: Vec::new(),
+            to_completion: false,
+            to_be_verified: false,
+        }
+    }
+
+    /// A plan for another machine, adapted to this one.
+    pub fn simulated(plan: Plan, here: &Here) -> Self {
+        let (launched, notes) = adapt_to_here(&plan, here);
+        Self { launched, notes, ..Self::here(plan) }
+    }
+}
+
+/// Why there is nothing to launch.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// This machine can't be probed.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    /// The plan lacks what every plan has.
+    #[error("the plan can't be run: {0}")]
+    Unsound(#[from] Unsound),
+    /// The request does not fit the machine.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The libucp that the processes are to load does not exist.
+    #[error(transparent)]
+    Libucp(#[from] NoLibucp),
+    /// A path that the plan's processes need can't be used.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A requested network interface does not exist here.
+    #[error(
+        "'scheduler.interface': there is no network interface {name} here; there {}",
+        list(present)
+    )]
+    NoInterface { name: String, present: Vec<String> },
+    /// The plan is for GPUs of another machine.
+    #[error("the GPUs of {machine} are not in this machine")]
+    Elsewhere {
+        /// The plan's machine.
+        machine: String,
+    },
+}
+
+impl PrepareError {
+    /// What the user can do; `None` if that depends on the cause.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            PrepareError::Probe(error) => error.hint(),
+            PrepareError::Unsound(_) => Some("mend it, or plan again".to_owned()),
+            PrepareError::Plan(error) => error.hint(),
+            PrepareError::Libucp(error) => error.hint(),
+            PrepareError::Path(error) => Some(error.hint()),
+            PrepareError::NoInterface { .. } => {
+                Some("leave it out for the usual one, or name one that is up".to_owned())
+            }
+            PrepareError::Elsewhere { .. } => {
+                Some("set 'simulate: true' to run its plan with simulated GPUs".to_owned())
+            }
+        }
+    }
+}
+
+/// Plans a request for `machine`, or for this machine, and checks that this machine can run it.
+///
+/// # Errors
+/// If this machine can't be probed, there is no plan, its GPUs are elsewhere and not to be
+/// simulated, or the named libucp does not exist.
+pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
+    let live = look()?;
+    let caller = probe::caller();
+    check_interface(request, &caller)?;
+    let decided = plan(machine.unwrap_or(&live), request, &caller)?;
+    let prepared = fit(decided, &live, machine.is_none())?;
+    Ok(Prepared { machine: Some(machine.cloned().unwrap_or(live)), ..prepared })
+}
+
+/// Checks that a requested network interface exists on this machine, where the processes will run.
+///
+/// # Errors
+/// If it does not exist, or is down.
+pub fn check_interface(request: &Request, caller: &CallerEnvironment) -> Result<(), PrepareError> {
+    let Some(name) = &request.spec.scheduler.interface else { return Ok(()) };
+    let present: Vec<String> = caller.interfaces.iter().map(|one| one.name.clone()).collect();
+    // An empty list means that the kernel did not report them.
+    if present.is_empty() || present.contains(name) {
+        return Ok(());
+    }
+    Err(PrepareError::NoInterface { name: name.clone(), present })
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [one] => format!("is {one}"),
+        several => format!("are {}", several.join(", ")),
+    }
+}
+
+/// Checks that this machine can run an existing plan.
+///
+/// # Errors
+/// If the plan lacks what every plan has, this machine can't be probed, the plan's GPUs are
+/// elsewhere and not to be simulated, or the named libucp does not exist.
+pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
+    decided.check()?;
+    let live = look()?;
+    let prepared = fit(decided, &live, false)?;
+    // A plan for another machine has its name, which may be that of a built-in one.
+    let machine = match prepared.plan.machine.simulated {
+        true => prepared.plan.machine.name.as_deref().and_then(builtin),
+        false => None,
+    };
+    let machine = machine.and_then(|text| topology::parse(text).ok());
+    let machine = machine.or_else(|| (!prepared.plan.machine.simulated).then_some(live));
+    Ok(Prepared { machine, ..prepared })
+}
+
+fn look() -> Result<Topology, ProbeError> {
+    let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
+    probed.map(|probed| probed.topology)
+}
+
+fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareError> {
+    let prepared = if decided.machine.simulated {
+        Prepared::simulated(decided, &probe::here(live))
+    } else if own || is_here(&decided, live) {
+        Prepared::here(decided)
+    } else {
+        let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
+        return Err(PrepareError::Elsewhere { machine });
+    };
+    check_here(&prepared.launched)?;
+    Ok(prepared)
+}
+
+/// Checks that this machine has the libucp that a plan for it names, and the paths that its
+/// processes need.
+///
+/// # Errors
+/// If something is missing or cannot be used.
+pub fn check_here(plan: &Plan) -> Result<(), PrepareError> {
+    libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))?;
+    Ok(paths::check(plan)?)
+}
+
+/// Whether all GPUs of a plan are in this machine, identified by UUID.
+fn is_here(plan: &Plan, live: &Topology) -> bool {
+    let has = |uuid: &GpuUuid| {
+        live.gpus.iter().any(|gpu| {
+            gpu.uuid.as_ref() == Some(uuid) || gpu.mig.iter().any(|part| part.uuid == *uuid)
+        })
+    };
+    let mut gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref());
+    gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has))
+}

@@ -1,0 +1,236 @@
+//! Starts a plan in this process.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Prepared;
+use super::gpus::NvmlWatch;
+use super::launch::{LaunchError, Surroundings, launch};
+use super::takedown::TakeDownError;
+use crate::command;
+use cuda_cluster_machine::os::limits::{self, TooFew};
+use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
+use cuda_cluster_machine::os::shared_memory;
+use cuda_cluster_model::ids::ClusterName;
+use cuda_cluster_model::plan::{EnginePlan, Plan};
+use cuda_cluster_supervise::gpu::GpuWatch;
+use cuda_cluster_supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_wire::secret::{LENGTH, Secret};
+
+/// Minimum number of threads of a scheduler or worker, including the one that writes its log.
+const THREADS_EACH: u64 = 5;
+
+/// Why a cluster could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
+pub enum UpError {
+    /// This user's limits are too low for it.
+    #[error(transparent)]
+    Limits(#[from] TooFew),
+    /// The run directory can't be used.
+    #[error(transparent)]
+    RunDirectory(#[from] RunDirectoryError),
+    /// The plan's engine can't be launched.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The supervisor could not start.
+    #[error(transparent)]
+    Supervisor(#[from] StartError),
+    /// The system has no random numbers for the secret.
+    #[error("cannot make a secret: {reason}")]
+    Secret {
+        /// The system's error.
+        reason: String,
+    },
+    /// There is no free port for rank 0 of the command engine.
+    #[error("there is no free port for rank 0 to listen on")]
+    Rendezvous(#[source] std::io::Error),
+    /// The plan can't be serialized.
+    #[error("cannot write the plan as JSON: {reason}")]
+    Plan {
+        /// What cannot be written.
+        reason: String,
+    },
+    /// No event loop could be started.
+    #[error("cannot start an event loop")]
+    Runtime(#[source] std::io::Error),
+    /// The supervisor process could not be started.
+    #[error("cannot start a supervisor process from {}", program.display())]
+    Spawn {
+        program: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The supervisor process ended without reporting an outcome.
+    #[error("the supervisor process ended without saying how the cluster ended ({status})")]
+    Silent {
+        /// How it ended.
+        status: String,
+    },
+    /// The supervisor process was asked to end the cluster, and did not answer.
+    #[error("the supervisor of {name} (process {pid}) {did}, so the cluster was killed")]
+    Killed {
+        name: ClusterName,
+        pid: u32,
+        /// What it did instead of an answer.
+        did: &'static str,
+    },
+    /// As [`UpError::Killed`], and something is left.
+    #[error(transparent)]
+    TakeDown(TakeDownError),
+    /// A Ctrl-C ended the supervisor process before it was in a group of its own: it has started
+    /// nothing.
+    #[error("interrupted before anything was started")]
+    Interrupted,
+    /// The program did not become a supervisor, usually because its `main` does not begin with
+    /// [`dispatch`](super::dispatch).
+    #[error("{} did not become a supervisor: it {did}", program.display())]
+    NotASupervisor {
+        program: PathBuf,
+        /// What it did instead.
+        did: String,
+    },
+    /// The supervisor process reported a failure.
+    #[error("{message}")]
+    Refused {
+        message: String,
+        /// A hint for the user.
+        hint: Option<String>,
+        /// Whether a resource has run out, or a process was killed, so that the request is not to
+        /// blame.
+        exhausted: bool,
+    },
+}
+
+impl UpError {
+    pub(super) fn plan(error: serde_json::Error) -> Self {
+        UpError::Plan { reason: error.to_string() }
+    }
+
+    /// What the user can do; `None` if that depends on the cause.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            UpError::Limits(error) => Some(error.hint()),
+            UpError::RunDirectory(error) => error.hint(),
+            UpError::Supervisor(error) => error.hint(),
+            UpError::Launch(error) => error.hint(),
+            UpError::Refused { hint, .. } => hint.clone(),
+            UpError::TakeDown(error) => error.hint(),
+            UpError::NotASupervisor { .. } => Some(
+                "begin its main with cuda_cluster::cluster::dispatch(), or name another program: \
+                 Builder::program(\"cuda-cluster\")"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+/// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
+///
+/// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
+/// of a run's ranks also goes to `output`. Must be called inside a tokio runtime, in a process
+/// without children of other origin, because the supervisor reaps all children.
+///
+/// # Errors
+/// If the name is taken, or the supervisor can't start.
+pub async fn start(
+    prepared: &Prepared,
+    program: &Path,
+    output: Option<OutputPipe>,
+) -> Result<Supervisor, UpError> {
+    let plan = &prepared.plan;
+    let threads_each = match plan.engine {
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => THREADS_EACH,
+        // The process's own, and the one that writes its log.
+        EnginePlan::Command(_) => 2,
+    };
+    limits::check(plan.workers.len() + usize::from(plan.scheduler.is_some()), threads_each)?;
+    if let EnginePlan::Native(_) = plan.engine {
+        limits::check_memory(plan.workers.len())?;
+    }
+    let locked = locked_memory(&prepared.launched)?;
+    let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
+    let name = plan.name.clone();
+    // Blocks while an earlier cluster of the same name is ending.
+    let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
+    let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
+    let launch = match begin(prepared, program, &directory, rendezvous).await {
+        Ok(mut launch) => {
+            launch.notes.extend(locked);
+            launch
+        }
+        Err(error) => {
+            // Report the first error.
+            let _ = directory.remove();
+            return Err(error);
+        }
+    };
+    let options = Options {
+        helper: program.to_owned(),
+        output,
+        // Simulated GPUs are unknown to the driver.
+        gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
+        ..Options::default()
+    };
+    Ok(Supervisor::start(launch, directory, options).await?)
+}
+
+/// Checks the limit on locked memory, if workers are to use RDMA here.
+fn locked_memory(launched: &Plan) -> Result<Option<String>, TooFew> {
+    if launched.workers.iter().all(|worker| worker.nics.is_empty()) {
+        return Ok(None);
+    }
+    limits::check_locked_memory(
+        launched.supervision.ulimits.get("memlock").map(|limit| limit.soft()),
+    )
+}
+
+/// Writes the files that processes need to the run directory, and turns the plan into a launch.
+async fn begin(
+    prepared: &Prepared,
+    program: &Path,
+    directory: &RunDirectory,
+    rendezvous: SocketAddr,
+) -> Result<Launch, UpError> {
+    let Prepared { plan, launched, machine, to_completion, to_be_verified, .. } = prepared;
+    let paths = directory.paths();
+    let place = paths.shared_memory();
+    let made = shared_memory::make(&place);
+    let around = Surroundings {
+        program,
+        paths,
+        shared_memory: made.is_ok().then_some(&place),
+        rendezvous,
+        to_completion: *to_completion,
+        to_be_verified: *to_be_verified,
+    };
+    let mut launch = launch(launched, around).await?;
+    if let Err(error) = made {
+        let place = place.display();
+        launch.notes.push(format!("{place} cannot be made ({error}): UCX's files lie in /dev/shm"));
+    }
+    let text = serde_json::to_vec_pretty(plan).map_err(UpError::plan)?;
+    directory.write_private(&paths.plan(), &text)?;
+    if let Some(machine) = machine {
+        let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
+        directory.write_private(&paths.topology(), &text)?;
+    }
+    directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
+    Ok(launch)
+}
+
+fn watch(plan: &Plan) -> NvmlWatch {
+    let gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()?.uuid.clone());
+    let gpus: BTreeSet<_> = gpus.collect();
+    NvmlWatch::new(gpus.into_iter().collect())
+}
+
+fn secret() -> Result<Secret, UpError> {
+    let mut bytes = [0; LENGTH];
+    getrandom::fill(&mut bytes).map_err(|error| UpError::Secret { reason: error.to_string() })?;
+    Ok(Secret::new(bytes))
+}

@@ -1,0 +1,462 @@
+//! Device memory, through the CUDA driver, which is opened at run time, or simulated in host
+//! memory.
+//!
+//! Kernels are CUDA C++ source, compiled at run time ([`Kernel`]).
+//!
+//! *Invariant:* a device buffer is freed on the device that it was allocated on, once.
+#![allow(unsafe_code)]
+
+mod driver;
+mod fault;
+mod host;
+mod kernel;
+mod nvrtc;
+mod pages;
+mod pool;
+mod simulated;
+pub mod spare;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+pub use driver::{DriverDevice, ForeignContext};
+pub use fault::Fault;
+pub use host::{HostMemory, Lease};
+pub use kernel::{Kernel, Parameter, Scalar};
+pub use pages::PAGE;
+pub use pool::{PoolUse, Sizes};
+pub use simulated::SimulatedDevice;
+
+use cuda_cluster_model::ids::PciAddress;
+use cuda_cluster_model::units::HumanBytes;
+
+/// Why a device operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message says what each field is")]
+pub enum Error {
+    /// The device's memory is used up.
+    #[error("{device} has {free_bytes} bytes free, not {asked_bytes}")]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// Bytes asked for.
+        asked_bytes: usize,
+        free_bytes: u64,
+    },
+    /// The device has less free memory than the pool's initial size.
+    #[error(
+        "{device} has {} free, less than the pool's initial size of {}",
+        HumanBytes(*free_bytes),
+        HumanBytes(*asked_bytes)
+    )]
+    Pool {
+        /// The device's name.
+        device: String,
+        /// The initial size.
+        asked_bytes: u64,
+        free_bytes: u64,
+    },
+    /// The driver's library, or one of its functions, cannot be found.
+    #[error("cannot find {name}")]
+    Driver {
+        /// The file or the function.
+        name: &'static str,
+        /// The loader's error.
+        source: libloading::Error,
+    },
+    /// The driver refused a call.
+    #[error("{call} failed: {reason}")]
+    Call {
+        call: &'static str,
+        /// The driver's text for the error.
+        reason: String,
+    },
+    /// A kernel was given more or fewer values than it has parameters.
+    #[error("the kernel {function} takes {}, {given} {} given", parameters(*takes),
+        if *given == 1 { "was" } else { "were" })]
+    ParameterCount {
+        /// The kernel's name.
+        function: String,
+        takes: usize,
+        given: usize,
+    },
+    /// A kernel was given a value of another size than its parameter's.
+    #[error(
+        "parameter {number} of the kernel {function} has {}, the value given has {}",
+        bytes(*takes_bytes),
+        bytes(*given_bytes)
+    )]
+    ParameterSize {
+        /// The kernel's name.
+        function: String,
+        /// Counted from 1.
+        number: usize,
+        takes_bytes: usize,
+        given_bytes: usize,
+    },
+    /// A simulated device was asked for something that only a GPU can do.
+    #[error("{device} is not a GPU: it cannot run CUDA C++")]
+    Simulated {
+        /// The device's name.
+        device: String,
+    },
+    /// A copy reaches beyond the end of a buffer.
+    #[error("{bytes} bytes at {offset} are not within a buffer of {length} bytes")]
+    Range {
+        /// The offset of the copy.
+        offset: usize,
+        /// The length of the copy.
+        bytes: usize,
+        /// The buffer's length.
+        length: usize,
+    },
+}
+
+fn parameters(count: usize) -> String {
+    if count == 1 { "1 parameter".to_owned() } else { format!("{count} parameters") }
+}
+
+fn bytes(count: usize) -> String {
+    if count == 1 { "1 byte".to_owned() } else { format!("{count} bytes") }
+}
+
+impl Error {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Pool { .. } => {
+                Some("lower rmm.pool_size, or end what else uses the GPU".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Length of the handle that shares device memory between processes (`CU_IPC_HANDLE_SIZE`).
+const IPC_HANDLE_BYTES: usize = 64;
+
+/// A device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Total memory.
+    pub total_bytes: u64,
+    /// Memory that can be allocated.
+    pub free_bytes: u64,
+}
+
+/// A device that provides memory.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// Host memory with a GPU's capacity.
+    Simulated(Arc<SimulatedDevice>),
+    /// A GPU, through the CUDA driver.
+    Driver(Arc<DriverDevice>),
+}
+
+impl Device {
+    /// A simulated device of this capacity.
+    pub fn simulated(name: impl Into<String>, capacity_bytes: u64) -> Self {
+        Device::Simulated(Arc::new(SimulatedDevice::new(name.into(), capacity_bytes)))
+    }
+
+    /// The GPU at a PCI address, through the CUDA driver.
+    ///
+    /// # Errors
+    /// If there is no driver or no such GPU.
+    pub fn open(place: PciAddress) -> Result<Self, Error> {
+        DriverDevice::open(place).map(|device| Device::Driver(Arc::new(device)))
+    }
+
+    /// Makes its context current on this thread; nothing for a simulated device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn make_current(&self) -> Result<(), Error> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.make_current(),
+        }
+    }
+
+    /// Whether it is really host memory.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self, Device::Simulated(_))
+    }
+
+    /// Maps another process's memory by its [handle](DeviceBuffer::ipc_handle), reads a byte, and
+    /// unmaps it. A simulated device has nothing to map.
+    ///
+    /// # Errors
+    /// The driver's code, if it refuses.
+    pub fn try_foreign(&self, handle: &[u8]) -> Result<(), i32> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.try_foreign(handle),
+        }
+    }
+
+    /// Sets the sizes of this process's pool of device memory, and allocates the initial one. A
+    /// simulated device has no pool.
+    ///
+    /// # Errors
+    /// If the device has less free memory than the initial size.
+    pub fn size_pool(&self, sizes: Sizes) -> Result<(), Error> {
+        match self {
+            Device::Simulated(_) => Ok(()),
+            Device::Driver(device) => device.size_pool(sizes),
+        }
+    }
+
+    /// How much of the device's memory this process's pool has, and how much of that is in use; a
+    /// simulated device has no pool.
+    pub fn pool(&self) -> Option<PoolUse> {
+        match self {
+            Device::Simulated(_) => None,
+            Device::Driver(device) => Some(device.pool()),
+        }
+    }
+
+    /// Forgets what another process, by a number of the caller's, had mapped: it has ended.
+    pub fn peer_lost(&self, peer: u64) {
+        if let Device::Driver(device) = self {
+            device.peer_lost(peer);
+        }
+    }
+
+    /// Frees all memory of the pool that is not in use, at the end of this process.
+    pub fn close_pool(&self) {
+        if let Device::Driver(device) = self {
+            device.close_pool();
+        }
+    }
+
+    /// The first error that only the end of this process clears. A simulated device has none.
+    pub fn fault(&self) -> Option<&Fault> {
+        match self {
+            Device::Simulated(_) => None,
+            Device::Driver(device) => device.faults().first(),
+        }
+    }
+
+    /// Calls `listener` on the first such error, on the thread that finds it; at once if there was
+    /// one already. Only the first listener is kept.
+    pub fn on_fault(&self, listener: impl Fn(&Fault) + Send + Sync + 'static) {
+        if let Device::Driver(device) = self {
+            device.faults().on_fault(Box::new(listener));
+        }
+    }
+
+    /// Looks for a fault that was met outside our own calls: in UCX, in a library that a task uses,
+    /// or in a running kernel. [`Self::fault`] returns it.
+    pub fn look_for_fault(&self) {
+        if let Device::Driver(device) = self {
+            // Other errors don't matter here.
+            let _ = device.memory();
+        }
+    }
+
+    /// The driver's text for one of its codes.
+    pub fn error_text(&self, code: i32) -> String {
+        match self {
+            Device::Simulated(_) => format!("CUDA error {code}"),
+            Device::Driver(device) => device.text(code),
+        }
+    }
+
+    /// The product's name, as the driver has it: `NVIDIA H100 80GB HBM3`.
+    pub fn name(&self) -> &str {
+        match self {
+            Device::Simulated(device) => device.name(),
+            Device::Driver(device) => device.name(),
+        }
+    }
+
+    /// Its memory.
+    ///
+    /// # Errors
+    /// If the device cannot be asked.
+    pub fn memory(&self) -> Result<MemoryInfo, Error> {
+        match self {
+            Device::Simulated(device) => Ok(device.memory()),
+            Device::Driver(device) => device.memory(),
+        }
+    }
+
+    /// Allocates memory. Its bytes are undefined.
+    ///
+    /// # Errors
+    /// If there is not enough.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, Error> {
+        let memory = match self {
+            Device::Simulated(device) => {
+                Memory::Simulated(SimulatedDevice::allocate(device, bytes)?)
+            }
+            Device::Driver(device) => Memory::Driver(DriverDevice::allocate(device, bytes)?),
+        };
+        Ok(DeviceBuffer { memory, lease: None })
+    }
+}
+
+enum Memory {
+    Simulated(simulated::SimulatedMemory),
+    Driver(driver::DriverMemory),
+    Foreign(driver::ForeignMemory),
+}
+
+/// Memory of a device.
+pub struct DeviceBuffer {
+    memory: Memory,
+    /// The last field, so that it is dropped after the memory is freed.
+    lease: Option<Lease>,
+}
+
+impl DeviceBuffer {
+    /// Memory of a GPU that another library of this process has allocated, by its address.
+    ///
+    /// # Errors
+    /// If the driver does not know the address.
+    ///
+    /// # Safety
+    /// The range stays allocated until the buffer is dropped, and nobody else writes to it; while
+    /// the buffer is written, nobody reads it. The context that it was allocated in, or that is
+    /// current now if it belongs to none, is not destroyed before.
+    pub unsafe fn foreign(address: u64, bytes: usize) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { driver::ForeignMemory::new(address, bytes) }?;
+        Ok(DeviceBuffer { memory: Memory::Foreign(memory), lease: None })
+    }
+
+    /// The context that its memory belongs to, if another library has allocated it.
+    pub fn foreign_context(&self) -> Option<&ForeignContext> {
+        match &self.memory {
+            Memory::Simulated(_) | Memory::Driver(_) => None,
+            Memory::Foreign(memory) => memory.context(),
+        }
+    }
+
+    /// Keeps a value until the memory is freed.
+    pub fn hold(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// The value that is kept until the memory is freed.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match &self.memory {
+            Memory::Simulated(memory) => memory.bytes().len(),
+            Memory::Driver(memory) => memory.len(),
+            Memory::Foreign(memory) => memory.len(),
+        }
+    }
+
+    /// Whether its length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is really host memory.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.memory, Memory::Simulated(_))
+    }
+
+    /// The bytes, if the host can read them.
+    pub fn host(&self) -> Option<&[u8]> {
+        match &self.memory {
+            Memory::Simulated(memory) => Some(memory.bytes()),
+            Memory::Driver(_) | Memory::Foreign(_) => None,
+        }
+    }
+
+    /// The bytes, if the host can write them.
+    pub fn host_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.memory {
+            Memory::Simulated(memory) => Some(memory.bytes_mut()),
+            Memory::Driver(_) | Memory::Foreign(_) => None,
+        }
+    }
+
+    /// The handle by which another process maps it; `None` for simulated memory, for memory of
+    /// other libraries, and for length 0.
+    ///
+    /// # Errors
+    /// If the driver refuses: the memory cannot be shared.
+    pub fn ipc_handle(&self) -> Result<Option<Vec<u8>>, Error> {
+        match &self.memory {
+            Memory::Simulated(_) | Memory::Foreign(_) => Ok(None),
+            Memory::Driver(memory) if memory.len() == 0 => Ok(None),
+            Memory::Driver(memory) => memory.ipc_handle().map(Some),
+        }
+    }
+
+    /// Records that it is sent to another process, which may map it.
+    pub fn sent(&self, to: u64) {
+        if let Memory::Driver(memory) = &self.memory {
+            memory.sent(to);
+        }
+    }
+
+    /// Its address, for UCX to read.
+    pub fn pointer(&self) -> *const c_void {
+        match &self.memory {
+            Memory::Simulated(memory) => memory.bytes().as_ptr().cast(),
+            Memory::Driver(memory) => memory.pointer(),
+            Memory::Foreign(memory) => memory.pointer(),
+        }
+    }
+
+    /// Its address, for UCX to write.
+    pub fn pointer_mut(&mut self) -> *mut c_void {
+        match &mut self.memory {
+            Memory::Simulated(memory) => memory.bytes_mut().as_mut_ptr().cast(),
+            Memory::Driver(memory) => memory.pointer(),
+            Memory::Foreign(memory) => memory.pointer(),
+        }
+    }
+
+    /// Copies `bytes` from the host to `offset`.
+    ///
+    /// # Errors
+    /// If they are not within the buffer, or the driver refuses.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let end = self.end(offset, bytes.len())?;
+        match &mut self.memory {
+            Memory::Simulated(memory) => memory.bytes_mut()[offset..end].copy_from_slice(bytes),
+            Memory::Driver(memory) => memory.write(offset, bytes)?,
+            Memory::Foreign(memory) => memory.write(offset, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Copies from `offset` to the host until `bytes` is full.
+    ///
+    /// # Errors
+    /// If that reaches beyond the buffer, or the driver refuses.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        let end = self.end(offset, bytes.len())?;
+        match &self.memory {
+            Memory::Simulated(memory) => bytes.copy_from_slice(&memory.bytes()[offset..end]),
+            Memory::Driver(memory) => memory.read(offset, bytes)?,
+            Memory::Foreign(memory) => memory.read(offset, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// The end of a copy, if it is within the buffer.
+    fn end(&self, offset: usize, bytes: usize) -> Result<usize, Error> {
+        let length = self.len();
+        let end = offset.checked_add(bytes).filter(|end| *end <= length);
+        end.ok_or(Error::Range { offset, bytes, length })
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer").field("len", &self.len()).finish()
+    }
+}

@@ -1,0 +1,214 @@
+//! Facts about processes: how they end, whether they are stopped, and about this process itself.
+//!
+//! Does not start processes; the `guardian` does.
+//!
+//! *Invariant:* everything reported has been read from the kernel.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::WaitStatus;
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getppid, setpgid, setsid};
+
+use cuda_cluster_wire::process::Exit;
+
+/// How a process ended, given what `waitpid` returned.
+pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
+    match status {
+        WaitStatus::Exited(_, code) => Some(Exit::status(code)),
+        WaitStatus::Signaled(_, signal, core_dumped) => {
+            Some(Exit { core_dumped, ..Exit::by_signal(signal as i32) })
+        }
+        _ => None,
+    }
+}
+
+/// Whether a process is stopped, by a signal or a debugger; `None` if it does not exist.
+pub fn is_stopped(pid: u32) -> Option<bool> {
+    let state: char = stat(pid, 3)?;
+    Some(matches!(state, 'T' | 't'))
+}
+
+/// Takes a descriptor that this process inherited, and marks it to be closed by `exec`.
+///
+/// # Errors
+/// If the descriptor is not open.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let command = |command: libc::c_int, argument: libc::c_int| {
+        // SAFETY: `fcntl` takes any number and refuses one that is not open; the commands below
+        // touch no memory.
+        Errno::result(unsafe { libc::fcntl(number, command, argument) })
+    };
+    let own = command(libc::F_DUPFD_CLOEXEC, 3)?;
+    command(libc::F_SETFD, libc::FD_CLOEXEC)?;
+    // SAFETY: the kernel has just made this descriptor for the caller.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
+}
+
+/// Resident memory of a process in bytes; `None` if it does not exist.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    // The second field counts pages, proc(5).
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(pages * u64::try_from(page).ok()?)
+}
+
+/// Processor time that a process has used, without its children; `None` if it does not exist.
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    let (user, system): (u64, u64) = (stat(pid, 14)?, stat(pid, 15)?);
+    Some(Duration::from_millis((user + system) * 1000 / ticks_a_second()?))
+}
+
+/// Time since a process was started; `None` if it does not exist.
+pub fn age(pid: u32) -> Option<Duration> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+    let started = Duration::from_millis(started(pid)? * 1000 / ticks_a_second()?);
+    Some(Duration::from(now).saturating_sub(started))
+}
+
+/// When a process was started, in ticks of the clock that counts since boot.
+pub(super) fn started(pid: u32) -> Option<u64> {
+    stat(pid, 22)
+}
+
+/// A field of `/proc/PID/stat` after its second, the process's name, numbered as in proc(5).
+///
+/// The name may contain any character; the last `)` ends it.
+pub(super) fn stat<T: FromStr>(pid: u32, field: usize) -> Option<T> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_the_second) = stat.rsplit_once(") ")?;
+    after_the_second.split(' ').nth(field.checked_sub(3)?)?.parse().ok()
+}
+
+fn ticks_a_second() -> Option<u64> {
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+    u64::try_from(ticks).ok().filter(|ticks| *ticks > 0)
+}
+
+/// Maximum size in bytes of core files of this process and its children; `None` if unlimited.
+pub fn core_limit_bytes() -> Option<u64> {
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE);
+    let (soft, _) = limit.ok()?;
+    (soft != nix::sys::resource::RLIM_INFINITY).then_some(soft)
+}
+
+/// The path of this process's program, to start it again with other arguments.
+///
+/// `/proc/self/exe` if the file has been replaced, otherwise the path that users recognise in `ps`.
+pub fn own_program() -> PathBuf {
+    match std::env::current_exe() {
+        Ok(path) if path.exists() => path,
+        _ => PathBuf::from("/proc/self/exe"),
+    }
+}
+
+/// What has become of the file of this process's program since it was started; `None` if nothing
+/// has. Who needs the program again uses [`own_program`].
+pub fn own_program_note() -> Option<String> {
+    let link = std::fs::read_link("/proc/self/exe").ok()?;
+    // What the kernel appends to the name of a file that has no name any more, proc(5).
+    let path = link.as_os_str().as_bytes().strip_suffix(b" (deleted)")?;
+    let path = Path::new(OsStr::from_bytes(path));
+    let what = if path.exists() { "replaced" } else { "deleted" };
+    let path = path.display();
+    (!link.exists()).then(|| format!("{path} was {what}: this cluster goes on with the former one"))
+}
+
+/// Leaves the terminal's session, so that its hang-up and Ctrl-C no longer reach this process.
+pub fn become_session_leader() {
+    if setsid().is_ok() {
+        return;
+    }
+    // The leader of a process group has to leave it first. Who leads a session already stays.
+    let parents = getpgid(Some(getppid()));
+    let _ = parents.and_then(|group| setpgid(Pid::from_raw(0), group)).and_then(|()| setsid());
+}
+
+/// Redirects standard input, output and error to `/dev/null`, so that readers of the old ones see
+/// their end.
+///
+/// # Errors
+/// If `/dev/null` cannot be opened.
+pub fn let_go_of_output() -> std::io::Result<()> {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Asks a process to end; does nothing if it has ended.
+pub fn terminate(pid: u32) {
+    if let Ok(pid) = i32::try_from(pid) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_cluster_wire::process::signal_name;
+
+    #[test]
+    fn a_process_is_stopped_or_not_or_not_there() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
+        assert_eq!(is_stopped(child.id()), Some(false));
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        nix::sys::signal::kill(pid, Signal::SIGSTOP).expect("it lives");
+        while is_stopped(child.id()) != Some(true) {
+            std::thread::yield_now();
+        }
+        child.kill().expect("it lives");
+        child.wait().expect("a child");
+        assert_eq!(is_stopped(child.id()), None);
+    }
+
+    #[test]
+    fn processor_time_grows_with_work_and_is_of_a_process_that_exists() {
+        let own = std::process::id();
+        let before = cpu_time(own).expect("it lives");
+        while cpu_time(own).expect("it lives") < before + Duration::from_millis(20) {
+            std::hint::black_box((0..100_000u64).sum::<u64>());
+        }
+        assert_eq!(cpu_time(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_is_as_old_as_its_start_is_long_ago() {
+        let own = age(std::process::id()).expect("it lives");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let young = age(child.id()).expect("it lives");
+        assert!(young <= age(std::process::id()).expect("it lives"), "{young:?}, {own:?}");
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(age(child.id()).expect("it lives") >= young + Duration::from_millis(40));
+        child.kill().expect("it lives");
+        child.wait().expect("a child");
+        assert_eq!(age(child.id()), None);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_not_there_is_not_inherited() {
+        assert!(inherited(-1).is_err());
+        assert!(inherited(987_654).is_err());
+    }
+
+    #[test]
+    fn an_end_by_a_signal_names_it_as_the_system_does() {
+        for signal in Signal::iterator() {
+            let name = signal_name(signal as i32);
+            assert_eq!(name.as_deref(), Some(signal.as_str()), "signal {}", signal as i32);
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Values that are valid one by one but contradict each other.
+//!
+//! Does not look at a machine; `plan` finds what a machine contradicts.
+//!
+//! *Invariant:* each check names the key that the user should look at first.
+
+use std::collections::BTreeMap;
+
+use super::error::{Found, refuse};
+use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, NetDevices};
+use super::{implausible, texts};
+use crate::text::{self, nearest};
+use crate::units::{Size, Span};
+
+/// Checks a spec against itself.
+pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
+    texts::check(spec)?;
+    numbers(spec)?;
+    gpus(spec)?;
+    rmm(spec)?;
+    network(spec)?;
+    addresses(spec)?;
+    processes(spec)?;
+    implausible::addresses(spec)?;
+    implausible::memory(spec)?;
+    environment("ucx.env", spec.ucx.env.as_ref(), true)?;
+    environment("worker.env", spec.worker.env.as_ref(), false)?;
+    environment("scheduler.env", spec.scheduler.env.as_ref(), false)?;
+    overrides(spec)
+}
+
+/// Words of `rmm.set_allocator_for`.
+pub(super) const ALLOCATORS: &[&str] = &["cupy", "torch"];
+
+/// Words of `dask.protocol`.
+pub(super) const PROTOCOLS: &[&str] = &["tcp", "tls", "native", "ucx", "ucxx"];
+
+/// Words of `dask.start_method`.
+pub(super) const START_METHODS: &[&str] = &["fork", "spawn"];
+
+fn too_many_threads(key: &str, threads: Option<u32>) -> Result<(), Found> {
+    match threads.filter(|threads| *threads > MOST_THREADS) {
+        Some(threads) => refuse(
+            key,
+            format!("{threads} threads are more than the {MOST_THREADS} that Linux can have"),
+            "give about as many as there are CPUs",
+        ),
+        None => Ok(()),
+    }
+}
+
+fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
+    let counts = [
+        ("workers", spec.workers),
+        ("workers_per_gpu", spec.workers_per_gpu),
+        ("threads", spec.threads),
+    ];
+    for (key, count) in counts {
+        if count == Some(0) {
+            return refuse(key, "0 is too few; the least is 1", "leave it out for the default");
+        }
+    }
+    too_many_threads("threads", spec.threads)?;
+    // More would exhaust the process ids, and help nobody.
+    let limits =
+        [("workers_per_gpu", spec.workers_per_gpu, 64), ("cpu_workers", spec.cpu_workers, 1024)];
+    for (key, count, most) in limits {
+        if count.is_some_and(|count| count > most) {
+            return refuse(key, format!("more than {most} are not meant"), "use fewer workers");
+        }
+    }
+    if spec.scheduler_cores.is_some() && spec.cpus != Some(CpuBinding::Split) {
+        return refuse(
+            "scheduler_cores",
+            "cores are kept for the scheduler only when they are split among processes",
+            "set 'cpus: split' too",
+        );
+    }
+    Ok(())
+}
+
+fn gpus(spec: &ClusterSpec) -> Result<(), Found> {
+    match &spec.gpus {
+        Some(GpuSelection::None) if spec.cpu_workers.unwrap_or(0) == 0 => refuse(
+            "gpus",
+            "without GPUs and without CPU workers there is nothing to run",
+            "set 'cpu_workers', or choose GPUs",
+        ),
+        Some(GpuSelection::None) if spec.workers.is_some() => refuse(
+            "workers",
+            "'gpus: none' leaves no GPU for these workers",
+            "use 'cpu_workers' for workers without a GPU",
+        ),
+        Some(GpuSelection::Choose(choose)) if choose.count == 0 => {
+            refuse("gpus.count", "0 is too few; the least is 1", "use 'gpus: none' for no GPU")
+        }
+        Some(GpuSelection::Choose(_)) if spec.workers.is_some() => refuse(
+            "workers",
+            "'gpus' already says how many are chosen",
+            "give the number once: 'gpus: {count: …}' or 'workers: …'",
+        ),
+        Some(GpuSelection::List(names)) => {
+            let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
+            if let Some((_, name)) = twice {
+                return refuse(
+                    "gpus",
+                    format!("GPU {name} is named twice"),
+                    "use 'workers_per_gpu' for several workers on one GPU",
+                );
+            }
+            if spec.workers.is_some_and(|workers| workers as usize > names.len()) {
+                return refuse(
+                    "workers",
+                    format!("more workers than the {} GPUs that are named", names.len()),
+                    "use 'workers_per_gpu' for several workers on one GPU",
+                );
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn rmm(spec: &ClusterSpec) -> Result<(), Found> {
+    let rmm = &spec.rmm;
+    let managed = rmm.managed == Some(true);
+    let asynchronous = rmm.asynchronous == Some(true);
+    if managed && spec.ucx.nvlink == Some(true) {
+        return refuse(
+            "rmm.managed",
+            "managed memory cannot be shared over NVLink (CUDA IPC refuses it)",
+            "drop 'rmm.managed' or 'ucx.nvlink'",
+        );
+    }
+    if managed && asynchronous {
+        return refuse(
+            "rmm.managed",
+            "managed memory and the asynchronous allocator exclude each other",
+            "drop 'rmm.managed' or 'rmm.async'",
+        );
+    }
+    if rmm.release_threshold.is_some() && !asynchronous {
+        return refuse(
+            "rmm.release_threshold",
+            "only the asynchronous allocator has a release threshold",
+            "set 'rmm.async: true' too",
+        );
+    }
+    if rmm.maximum_pool_size.is_some() && rmm.pool_size.is_none() {
+        return refuse(
+            "rmm.maximum_pool_size",
+            "there is no pool whose size this could limit",
+            "set 'rmm.pool_size' too",
+        );
+    }
+    let larger = match (rmm.pool_size, rmm.maximum_pool_size) {
+        (Some(Size::Bytes(first)), Some(Size::Bytes(most))) => first > most,
+        (Some(Size::Fraction(first)), Some(Size::Fraction(most))) => first > most,
+        _ => false,
+    };
+    if larger {
+        return refuse(
+            "rmm.maximum_pool_size",
+            "the pool begins larger than it may become",
+            "make 'rmm.maximum_pool_size' at least 'rmm.pool_size'",
+        );
+    }
+    for library in rmm.set_allocator_for.iter().flatten() {
+        one_of("rmm.set_allocator_for", library, ALLOCATORS)?;
+    }
+    Ok(())
+}
+
+/// Refuses a word that is not in a list.
+fn one_of(key: &str, word: &str, words: &[&str]) -> Result<(), Found> {
+    if words.contains(&word) {
+        return Ok(());
+    }
+    let expected = words.iter().map(|&word| word.to_owned()).collect();
+    let nearest = nearest(word, words.iter().copied());
+    let problem = text::Problem::UnknownWord { word: word.to_owned(), expected, nearest }.into();
+    Err(Found { key: key.to_owned(), problem })
+}
+
+fn network(spec: &ClusterSpec) -> Result<(), Found> {
+    let (ucx, tls) = (&spec.ucx, &spec.tls);
+    let protocol = spec.dask.protocol.as_deref();
+    if let Some(protocol) = protocol {
+        one_of("dask.protocol", protocol, PROTOCOLS)?;
+    }
+    let secured = [&tls.ca_file, &tls.cert, &tls.key];
+    let given = secured.iter().filter(|file| file.is_some()).count();
+    if given > 0 && given < secured.len() {
+        return refuse(
+            "tls",
+            "TLS needs all three of 'tls.ca_file', 'tls.cert' and 'tls.key'",
+            "give the missing files, or none",
+        );
+    }
+    let needs_ucx = [
+        ("nvlink", ucx.nvlink == Some(true)),
+        ("infiniband", ucx.infiniband == Some(true)),
+        ("tcp", ucx.tcp == Some(true)),
+        ("rdmacm", ucx.rdmacm == Some(true)),
+        ("library", ucx.library.is_some()),
+    ];
+    let needs_ucx = needs_ucx.into_iter().find_map(|(key, asked)| asked.then_some(key));
+    if given > 0 && (needs_ucx.is_some() || matches!(protocol, Some("ucx" | "ucxx"))) {
+        return refuse(
+            "tls",
+            "UCX does not encrypt: TLS would be promised and not given",
+            "drop 'tls', or use TCP ('dask.protocol: tls' and no 'ucx' options)",
+        );
+    }
+    if given > 0 && protocol == Some("native") {
+        return refuse(
+            "tls",
+            "native:// does not encrypt: TLS would be promised and not given",
+            "drop 'tls', or use 'dask.protocol: tls'",
+        );
+    }
+    if matches!(protocol, Some("tcp" | "tls"))
+        && let Some(key) = needs_ucx
+    {
+        return refuse(
+            "dask.protocol",
+            format!("'ucx.{key}' needs UCX, and this protocol is without it"),
+            "use 'dask.protocol: ucxx', or leave it out",
+        );
+    }
+    if protocol == Some("native") && ucx.rdmacm == Some(true) {
+        return refuse(
+            "dask.protocol",
+            "'ucx.rdmacm' connects by RDMA, and native:// connects over sockets",
+            "use 'dask.protocol: ucxx', or leave 'ucx.rdmacm' out",
+        );
+    }
+    if protocol == Some("tls") && given == 0 {
+        return refuse(
+            "dask.protocol",
+            "TLS needs certificates",
+            "give 'tls.ca_file', 'tls.cert' and 'tls.key'",
+        );
+    }
+    let set_in_env = |name| ucx.env.as_ref().is_some_and(|env| env.contains_key(name));
+    if set_in_env("UCX_NET_DEVICES")
+        && ucx.net_devices.as_ref().is_some_and(|devices| *devices != NetDevices::None)
+    {
+        return refuse(
+            "ucx.env.UCX_NET_DEVICES",
+            "'ucx.net_devices' sets this variable",
+            "keep one of the two",
+        );
+    }
+    let listed = [ucx.nvlink, ucx.infiniband, ucx.tcp].iter().any(Option::is_some);
+    if set_in_env("UCX_TLS") && listed {
+        return refuse(
+            "ucx.env.UCX_TLS",
+            "'ucx.nvlink', 'ucx.infiniband' and 'ucx.tcp' set this variable",
+            "keep the variable or the options",
+        );
+    }
+    Ok(())
+}
+
+fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
+    let scheduler = &spec.scheduler;
+    if scheduler.host.is_some() && scheduler.interface.is_some() {
+        return refuse(
+            "scheduler.interface",
+            "'scheduler.host' already says where to listen",
+            "give 'scheduler.host' or 'scheduler.interface'",
+        );
+    }
+    if spec.dask.join.as_deref().is_some_and(|address| address.starts_with('-')) {
+        return refuse(
+            "dask.join",
+            "an address does not begin with '-'",
+            "this looks like an option; give the scheduler's address, like tcp://10.0.0.1:8786",
+        );
+    }
+    let Some(workers) = least_workers(spec) else { return Ok(()) };
+    if let Some((key, _)) = [
+        ("worker.listen_address", &spec.worker.listen_address),
+        ("worker.contact_address", &spec.worker.contact_address),
+    ]
+    .iter()
+    .find(|(_, address)| address.is_some() && workers > 1)
+    {
+        return refuse(
+            key,
+            format!("one address cannot serve {workers} workers"),
+            "leave the address out, or have one worker",
+        );
+    }
+    if let Some(ports) = spec.worker.ports
+        && ports.count().is_some_and(|count| count < workers)
+    {
+        return refuse(
+            "worker.ports",
+            format!("{ports} has fewer ports than there are workers ({workers})"),
+            "widen the range, or leave it out for any free ports",
+        );
+    }
+    Ok(())
+}
+
+/// The number of workers, if the spec determines it without the machine.
+fn least_workers(spec: &ClusterSpec) -> Option<u32> {
+    let gpus = match (&spec.gpus, spec.workers) {
+        (_, Some(workers)) => workers,
+        (Some(GpuSelection::List(names)), None) => u32::try_from(names.len()).ok()?,
+        (Some(GpuSelection::Choose(choose)), None) => choose.count,
+        (Some(GpuSelection::None), None) => 0,
+        (Some(GpuSelection::All) | None, None) => return None,
+    };
+    let on_gpus = gpus.checked_mul(spec.workers_per_gpu.unwrap_or(1))?;
+    on_gpus.checked_add(spec.cpu_workers.unwrap_or(0))
+}
+
+fn processes(spec: &ClusterSpec) -> Result<(), Found> {
+    if let Some(method) = &spec.dask.start_method {
+        one_of("dask.start_method", method, START_METHODS)?;
+    }
+    if spec.dask.adapt_minimum.is_some() && spec.dask.join.is_some() {
+        return refuse(
+            "dask.adapt_minimum",
+            "whoever started the scheduler decides how many workers it needs",
+            "drop 'dask.adapt_minimum', or 'dask.join'",
+        );
+    }
+    if let Some((most, least)) = spec.workers.zip(spec.dask.adapt_minimum)
+        && least > most
+    {
+        return refuse(
+            "dask.adapt_minimum",
+            format!("{least} are more than all {most} workers"),
+            "make it at most 'workers'",
+        );
+    }
+    if spec.dask.start_workers == Some(0) {
+        return refuse("dask.start_workers", "no worker would start", "give 1 or more");
+    }
+    if spec.dask.worker_name.is_some() && spec.dask.join.is_none() {
+        return refuse(
+            "dask.worker_name",
+            "it names workers at a scheduler that they join",
+            "give 'dask.join', or leave it out",
+        );
+    }
+    let supervision = &spec.supervision;
+    if let (Some(first), Some(most)) = (supervision.backoff, supervision.backoff_max)
+        && first > most
+    {
+        return refuse(
+            "supervision.backoff",
+            "the first delay is longer than the longest",
+            "make 'backoff_max' at least 'backoff'",
+        );
+    }
+    if supervision.answer_within.is_some_and(|span| span < SHORTEST_ANSWER) {
+        return refuse(
+            "supervision.answer_within",
+            format!("no process can promise to answer within less than {SHORTEST_ANSWER}"),
+            "make it longer; the default is 30s",
+        );
+    }
+    let resources = spec.worker.resources.iter().flatten();
+    let whole = |amount: f64| amount >= 0.0 && amount.fract() == 0.0 && amount < 1e18;
+    let native = spec.engine.unwrap_or_default() == EngineKind::Native;
+    if let Some((name, amount)) = resources.clone().find(|(_, n)| native && !whole(**n)) {
+        return refuse(
+            "worker.resources",
+            format!("{name}: {amount} is no number of things that the native engine can count"),
+            "give whole numbers from 0",
+        );
+    }
+    let program = spec.command.argv.as_deref().map(<[String]>::first);
+    if program.is_some_and(|program| program.is_none_or(String::is_empty)) {
+        return refuse("command.argv", "there is no program in it", "name the program to run");
+    }
+    Ok(())
+}
+
+/// The most threads of a machine: `PID_MAX_LIMIT` of Linux's `threads.h`.
+pub(super) const MOST_THREADS: u32 = 4 << 20;
+
+/// With less, processes on a busy machine would often count as unresponsive.
+const SHORTEST_ANSWER: Span = Span::millis(100);
+
+/// Variables that the plan sets itself.
+const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
+
+fn variable(at: &str, name: &str) -> Result<(), Found> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let good = !name.is_empty() && name.chars().all(plain);
+    if good && !name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(());
+    }
+    refuse(
+        at,
+        format!("{name:?} is no name of a variable"),
+        "use letters, digits and '_', a letter first",
+    )
+}
+
+fn environment(key: &str, env: Option<&BTreeMap<String, String>>, ucx: bool) -> Result<(), Found> {
+    for name in env.into_iter().flat_map(BTreeMap::keys) {
+        let at = format!("{key}.{name}");
+        variable(&at, name)?;
+        if ucx && !(name.starts_with("UCX_") || name.starts_with("UCXPY_")) {
+            return refuse(
+                &at,
+                "this is no variable of UCX",
+                "put variables of other programs into 'worker.env' or 'scheduler.env'",
+            );
+        }
+        if !ucx && name.starts_with("UCX_") {
+            return refuse(
+                &at,
+                "scheduler, workers and clients need the same UCX variables",
+                "put it into 'ucx.env', which reaches all of them",
+            );
+        }
+        if DECIDED.contains(&name.as_str()) {
+            return refuse(
+                &at,
+                "the plan decides on this variable: it is how a worker finds its own GPU",
+                "choose GPUs with 'gpus'",
+            );
+        }
+    }
+    Ok(())
+}
+
+fn overrides(spec: &ClusterSpec) -> Result<(), Found> {
+    for (at, difference) in spec.overrides.iter().enumerate() {
+        let key = format!("overrides[{at}]");
+        if difference.matching == MatchSpec::default() {
+            return refuse(
+                &format!("{key}.match"),
+                "no condition is given, so it is unclear which workers are meant",
+                "match by 'worker', 'gpu' or 'numa'; 'worker: \"*\"' means all",
+            );
+        }
+        if difference.cpus == Some(CpuBinding::Split) {
+            return refuse(
+                &format!("{key}.cpus"),
+                "cores are split among all workers or none",
+                "set 'cpus: split' at the top, and 'cpus: none' for exceptions",
+            );
+        }
+        if difference.threads == Some(0) {
+            return refuse(
+                &format!("{key}.threads"),
+                "0 is too few; the least is 1",
+                "leave it out for the default",
+            );
+        }
+        too_many_threads(&format!("{key}.threads"), difference.threads)?;
+        for name in difference.env.keys() {
+            variable(&format!("{key}.env.{name}"), name)?;
+        }
+        let decided = difference.env.keys().find(|name| DECIDED.contains(&name.as_str()));
+        if let Some(name) = decided {
+            return refuse(
+                &format!("{key}.env.{name}"),
+                "the plan decides on this variable: it is how a worker finds its own GPU",
+                "choose GPUs with 'gpus'",
+            );
+        }
+    }
+    Ok(())
+}

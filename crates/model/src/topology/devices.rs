@@ -1,0 +1,327 @@
+//! GPUs and NICs as their sources describe them.
+//!
+//! Does not judge them: `plan` decides whether a port is usable.
+//!
+//! *Invariant:* an optional fact is `None` if the source did not provide it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpuset::{CpuSet, NodeSet};
+use crate::ids::{GpuIndex, GpuUuid, IdError, NumaId, PciAddress, text_form};
+
+/// An NVIDIA GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// Its number in NVML order, which people use.
+    pub index: GpuIndex,
+    /// Its permanent identity, independent of the rest of the machine; `None` if the source did not
+    /// provide it.
+    pub uuid: Option<GpuUuid>,
+    /// Marketing name, like `NVIDIA H100 80GB HBM3`.
+    pub name: Option<String>,
+    /// Where it is on the PCI bus; `None` if unknown.
+    pub pci: Option<PciAddress>,
+    /// The nearest host NUMA node, if there is exactly one.
+    pub numa: Option<NumaId>,
+    /// All host NUMA nodes that are equally near, if there are several (`0-7`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_set: Option<NodeSet>,
+    /// Host CPUs near it.
+    pub cpus: Option<CpuSet>,
+    /// All of its device memory, in bytes, as NVML counts it.
+    pub memory_bytes: Option<u64>,
+    /// Compute capability, like `9.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<ComputeCapability>,
+    /// The NUMA node of its own memory, on machines where the kernel shows it (POWER9, Grace).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_numa: Option<NumaId>,
+    /// MIG instances; empty when MIG is off or there are none.
+    #[serde(default)]
+    pub mig: Vec<MigInstance>,
+    /// Whether MIG mode is on (then the GPU itself cannot run anything).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_mode: Option<bool>,
+    /// Its NVLinks, by link number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nvlinks: Vec<NvLink>,
+    /// Its chip-to-chip links to the CPU of a superchip (NVLink-C2C of Grace).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub c2c: Option<ChipLinks>,
+    /// GPUs whose memory it can read directly (CUDA peer access), according to the driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<GpuIndex>>,
+    /// Its PCIe link, now and at full speed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<PcieLink>,
+    /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Whether a display is attached or active on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<bool>,
+    /// Processes that use it, if the source could list them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<u32>,
+}
+
+/// A part of a GPU with memory and engines of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigInstance {
+    /// Its identity in CUDA and NVML: `MIG-…`.
+    pub uuid: GpuUuid,
+    /// Profile, like `3g.40gb`.
+    pub profile: String,
+    /// Device memory that is its own, in bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+/// One NVLink of a GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvLink {
+    /// Link number on this GPU.
+    pub link: u32,
+    /// Whether NVML reports it as up; links that are down are ignored.
+    pub active: bool,
+    /// NVLink generation, like 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u32>,
+    /// What is at the other end.
+    pub peer: NvLinkPeer,
+    /// Bandwidth in one direction, GB/s, as reported by the source. NVML's figure includes the
+    /// protocol's overhead (26.6 on H100, of which 25 carry data).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gb_per_s: Option<f64>,
+}
+
+/// How many of a GPU's NVLinks are active, by what they end at.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NvLinkEnds {
+    to_gpus: BTreeMap<PciAddress, usize>,
+    /// Links to NVSwitches.
+    pub(super) switches: usize,
+}
+
+impl NvLinkEnds {
+    /// Links to another GPU.
+    pub(super) fn to(&self, gpu: &Gpu) -> usize {
+        gpu.pci.and_then(|place| self.to_gpus.get(&place)).copied().unwrap_or(0)
+    }
+}
+
+impl Gpu {
+    /// Counts its active NVLinks.
+    pub(super) fn active_nvlinks(&self) -> NvLinkEnds {
+        let mut ends = NvLinkEnds::default();
+        for link in self.nvlinks.iter().filter(|link| link.active) {
+            match link.peer {
+                NvLinkPeer::Gpu(place) => *ends.to_gpus.entry(place).or_default() += 1,
+                NvLinkPeer::Switch => ends.switches += 1,
+                NvLinkPeer::Cpu | NvLinkPeer::Unknown => {}
+            }
+        }
+        ends
+    }
+}
+
+/// What an NVLink ends at; as text a PCI address, `switch`, `cpu` or `unknown`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NvLinkPeer {
+    /// A GPU, by its PCI address.
+    Gpu(PciAddress),
+    /// An NVSwitch, through which it reaches every GPU on the same switch.
+    Switch,
+    /// A CPU (POWER9, Grace).
+    Cpu,
+    /// The source did not say.
+    Unknown,
+}
+
+impl fmt::Display for NvLinkPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NvLinkPeer::Gpu(place) => place.fmt(f),
+            NvLinkPeer::Switch => f.write_str("switch"),
+            NvLinkPeer::Cpu => f.write_str("cpu"),
+            NvLinkPeer::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+impl FromStr for NvLinkPeer {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        match text {
+            "switch" => Ok(NvLinkPeer::Switch),
+            "cpu" => Ok(NvLinkPeer::Cpu),
+            "unknown" => Ok(NvLinkPeer::Unknown),
+            _ => text.parse().map(NvLinkPeer::Gpu).map_err(|error: IdError| IdError {
+                expected: "an NVLink's end: a GPU's PCI address, 'switch', 'cpu' or 'unknown'",
+                ..error
+            }),
+        }
+    }
+}
+
+text_form!(NvLinkPeer);
+
+/// The links between the two chips of a superchip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChipLinks {
+    /// Number of active links.
+    pub links: u32,
+    /// Bandwidth of all of them together in one direction, GB/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gb_per_s: Option<f64>,
+}
+
+/// Compute capability, `major.minor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ComputeCapability {
+    /// Major version: 7 Volta, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell.
+    pub major: u32,
+    /// Minor version: 0 in `9.0`.
+    pub minor: u32,
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for ComputeCapability {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let parts = text.split_once('.');
+        let read = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        read.map(|(major, minor)| Self { major, minor }).ok_or_else(|| IdError {
+            text: text.chars().take(40).collect(),
+            expected: "a compute capability, like '9.0'",
+        })
+    }
+}
+
+text_form!(ComputeCapability);
+
+/// A network adapter that can carry UCX traffic.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// RDMA device name (`mlx5_0`), or that of the matrix (`NIC0`) if the legend is missing.
+    pub name: String,
+    /// Where it is on the PCI bus; `None` if unknown.
+    pub pci: Option<PciAddress>,
+    /// The nearest host NUMA node.
+    pub numa: Option<NumaId>,
+    /// Ports in ascending order; empty if unknown.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    /// Whether it is independent hardware.
+    #[serde(default, skip_serializing_if = "NicKind::is_physical")]
+    pub kind: NicKind,
+    /// Its PCIe link, now and at full speed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<PcieLink>,
+    /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+}
+
+/// The kind of a NIC, as far as it matters for its use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NicKind {
+    /// A physical function.
+    #[default]
+    Physical,
+    /// An SR-IOV virtual function whose physical function is present too.
+    VirtualFunction,
+    /// A bond: one RDMA device over several ports.
+    Bond,
+    /// A port that belongs to a bond and cannot be used by itself.
+    BondSlave,
+    /// A software device without hardware below it (`rxe`, `siw`).
+    Software,
+    /// A network interface that is not an RDMA device; software reaches it through sockets.
+    Socket,
+}
+
+impl NicKind {
+    /// Whether it is a network card, as opposed to a part of one or to software.
+    pub fn is_physical(&self) -> bool {
+        *self == NicKind::Physical
+    }
+}
+
+/// One port of a NIC, `mlx5_0:1` to UCX.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// Its number, from 1, as in `mlx5_0:1`.
+    pub port: u32,
+    /// State; `None` if unknown.
+    pub state: Option<PortState>,
+    /// Link layer; `None` if unknown.
+    pub link_layer: Option<LinkLayer>,
+    /// Rate in Gbit/s; `None` if unknown.
+    pub rate_gbps: Option<f64>,
+    /// Its network device, like `ib0` or `ens1np0`.
+    pub netdev: Option<String>,
+}
+
+/// A port's logical state, by the names in `/sys/class/infiniband/*/ports/*/state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
+pub enum PortState {
+    /// No link: the cable or the other end is missing.
+    Down,
+    /// Link up, no subnet manager yet.
+    Init,
+    /// Configured, but not carrying data yet.
+    Armed,
+    /// Carrying data.
+    Active,
+    /// Deferred: the link has just gone down.
+    ActiveDefer,
+    /// No change of state; seen only while the port is told to change.
+    Nop,
+}
+
+/// A port's link layer, by the names in `/sys/class/infiniband/*/ports/*/link_layer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+pub enum LinkLayer {
+    /// Native InfiniBand, with a subnet manager.
+    InfiniBand,
+    /// Ethernet, which carries RDMA as RoCE.
+    Ethernet,
+}
+
+/// A PCIe link: its current speed, and what both ends support.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcieLink {
+    /// Transfer rate now, GT/s (8 is generation 3, 16 is 4, 32 is 5, 64 is 6).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gt_per_s: Option<f64>,
+    /// Lanes in use now; fewer than `max_width` in an idle link or a narrow slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<u32>,
+    /// Highest transfer rate, GT/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_gt_per_s: Option<f64>,
+    /// Lanes that the device has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_width: Option<u32>,
+}

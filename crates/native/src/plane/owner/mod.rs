@@ -1,0 +1,499 @@
+//! The thread that owns this process's UCX worker.
+//!
+//! Does not decide who the peers are, which transfers run, or what is measured; it carries out what
+//! [`super::core`], [`super::transfer`] and [`super::measure`] decide.
+//!
+//! *Invariant:* when there is nothing to do, the thread sleeps.
+
+mod loss;
+mod measuring;
+mod objects;
+mod proof;
+
+use std::collections::HashMap;
+use std::sync::{Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use nix::sched::CpuSet;
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc as async_mpsc, oneshot};
+
+use super::core::{Action, Core, Event};
+use super::inbox::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
+use super::measure::{self, Measurements, Out};
+use super::polling::Polling;
+use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
+use crate::error::Error;
+use cuda_cluster_data::cuda::Device;
+use cuda_cluster_data::ucx::{
+    self, Completion, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint,
+    UcpWorker, WorkerAddress,
+};
+use cuda_cluster_wire::native::ToWorker;
+use cuda_cluster_wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
+use cuda_cluster_wire::secret::{Secret, Token};
+use cuda_cluster_wire::status::PeerLanes;
+
+/// Polls without a pause between two offers of the CPU to other threads. A poll takes a tenth of a
+/// microsecond. The thread that is to be woken may be waiting for this very CPU, and without the
+/// offer the kernel may take milliseconds to run it.
+const LOOKS: u32 = 8;
+
+/// The same during a measurement: both threads may share a CPU, unless each was given its own.
+const MEASURED_LOOKS: u32 = 256;
+const PINNED_LOOKS: u32 = 1 << 16;
+
+/// Polls of a measurement after which the thread pauses between them: an answer to a small message
+/// would have come by then, and the copier of a large one may share the core (hyper-threading).
+const EAGER_LOOKS: u32 = 256;
+
+/// Time without anything new after which a measurement is no longer polled for: neither a peer that
+/// hangs nor a queue that is blocked may keep this thread from sleeping, where it notices the
+/// latter.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Longest time that operations in flight get to end before everything is closed.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
+
+/// The purpose for which addresses are sealed.
+const ADDRESS_PURPOSE: &str = "worker address";
+
+/// The identifier of echo requests among pings; measurements use others.
+const ECHO: u64 = 1 << 55;
+
+/// The connection to a peer.
+struct Link {
+    member: Member,
+    endpoint: UcpEndpoint<Purpose>,
+    /// The token of this worker's messages on it.
+    token: Token,
+}
+
+/// The thread's state.
+pub(super) struct Owner {
+    core: Core,
+    transfers: Transfers,
+    measurements: Measurements,
+    /// Messages that a measurement wants to send; empty between two calls.
+    outbox: Vec<Out>,
+    device: Option<Device>,
+    address_key: [u8; 32],
+    links: FxHashMap<PeerKey, Link>,
+    /// Addresses of the present peers.
+    addresses: HashMap<Member, WorkerAddress>,
+    peers_of_endpoints: HashMap<EndpointId, PeerKey>,
+    echoes: FxHashMap<u64, (PeerKey, oneshot::Sender<Result<(), TransferError>>)>,
+    next_echo: u64,
+    /// Requests to peers whose connection is not verified yet.
+    early: Vec<transfer::Request>,
+    retries: Vec<(Instant, Member)>,
+    reports: async_mpsc::UnboundedSender<Report>,
+    inbox: Weak<Inbox>,
+    /// The CPUs of the thread before a measurement pinned it.
+    unpinned: Option<CpuSet>,
+    /// Messages from processes that are not peers.
+    strangers: u64,
+    /// Why this process cannot continue.
+    exhausted: Option<ucx::Error>,
+    /// The last field, so that the endpoints are closed first.
+    worker: UcpWorker<Purpose>,
+}
+
+impl Owner {
+    /// Opens UCX on this thread.
+    pub(super) fn open(
+        me: Member,
+        secret: Secret,
+        opening: Opening,
+        reports: async_mpsc::UnboundedSender<Report>,
+        inbox: Weak<Inbox>,
+    ) -> Result<Self, Error> {
+        // UCX looks for a current CUDA context when it is initialised.
+        opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
+        let library = Library::open(opening.library.as_deref())?;
+        let context = UcpContext::new(&library, &opening.settings)?;
+        let worker = UcpWorker::new(&context)?;
+        worker.exposed().inspect(|warning| tracing::warn!("{warning}"));
+        let address_key = secret.key(ADDRESS_PURPOSE);
+        let address = worker.address()?.seal(&address_key);
+        let (path, resources) = (library.name().to_owned(), context.resources()?);
+        let library = format!(
+            "{} from {}: {}",
+            library.version(),
+            path.display(),
+            ucx::lane_transports(&resources).join(" ")
+        );
+        // The receiver is gone only when the process ends.
+        let _ = reports.send(Report::Open { address, library, path, resources });
+        let limit =
+            if opening.bytes_in_flight == 0 { BYTES_IN_FLIGHT } else { opening.bytes_in_flight };
+        let measurements = Measurements::default();
+        Ok(Self {
+            core: Core::new(me, secret),
+            transfers: Transfers::new(limit, opening.device.clone()),
+            device: opening.device,
+            measurements,
+            outbox: Vec::new(),
+            address_key,
+            links: FxHashMap::default(),
+            addresses: HashMap::new(),
+            peers_of_endpoints: HashMap::new(),
+            echoes: FxHashMap::default(),
+            next_echo: ECHO,
+            early: Vec::new(),
+            retries: Vec::new(),
+            reports,
+            inbox,
+            unpinned: None,
+            strangers: 0,
+            exhausted: None,
+            worker,
+        })
+    }
+
+    /// Works until it is told to stop, or UCX can no longer be used.
+    pub(super) fn run(
+        mut self,
+        sleeper: &Sleeper,
+        inbox: &mpsc::Receiver<Command>,
+    ) -> Result<(), Error> {
+        let mut polling = Polling::new();
+        let (mut looks, mut idle_since) = (0u32, Instant::now());
+        // Since when nothing has come, across sleeps.
+        let mut quiet_since = None;
+        let mut next = None;
+        loop {
+            let mut busy = false;
+            if sleeper.called() || next.is_some() {
+                while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
+                    busy = true;
+                    if matches!(command, Command::Stop) {
+                        self.drain();
+                        return Ok(());
+                    }
+                    self.command(command);
+                }
+            }
+            busy |= self.worker.progress();
+            busy |= self.digest();
+            if let Some(error) = self.exhausted.take() {
+                return Err(error.into());
+            }
+            if busy {
+                looks = 0;
+                quiet_since = None;
+                continue;
+            }
+            looks = looks.saturating_add(1);
+            let measuring = self.measurements.active();
+            let pause_after = match measuring {
+                false => LOOKS,
+                true if self.unpinned.is_some() => PINNED_LOOKS,
+                true => MEASURED_LOOKS,
+            };
+            if looks < pause_after {
+                if looks > EAGER_LOOKS {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            if looks == pause_after {
+                idle_since = Instant::now();
+                self.retry();
+            }
+            let quiet: Instant = *quiet_since.get_or_insert_with(Instant::now);
+            let measuring = measuring && quiet.elapsed() < QUIET;
+            let expecting = !self.echoes.is_empty() || self.transfers.expecting();
+            if measuring || polling.continues(idle_since.elapsed(), expecting) {
+                std::thread::yield_now();
+            } else {
+                let began = Instant::now();
+                sleeper.sleep(&self.worker, self.time_to_retry(), || {
+                    next = inbox.try_recv().ok();
+                    next.is_some()
+                })?;
+                polling.slept(began.elapsed());
+                looks = 0;
+                self.retry();
+            }
+        }
+    }
+
+    /// Waits a while for messages in flight to arrive.
+    fn drain(&mut self) {
+        let began = Instant::now();
+        while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
+            self.worker.progress();
+            self.digest();
+        }
+    }
+
+    #[inline(never)]
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::FromScheduler(message) => self.handle_scheduler(message),
+            Command::Put { name, buffer } => {
+                let offered = Offered { buffer, checksum: None, waiting: Vec::new() };
+                self.transfers.offered.insert(name, offered);
+            }
+            Command::Remove { name } => drop(self.transfers.offered.remove(&name)),
+            Command::Get(request) => self.get(request),
+            Command::Cancel { id } => {
+                self.early.retain(|request| request.id != id);
+                self.transfers.cancel(id);
+            }
+            Command::Summed { name, buffer, checksum } => self.summed(&name, &buffer, checksum),
+            Command::Echo { peer, reply } => self.echo(peer, reply),
+            Command::Measure { id, measurement } => self.measure(id, measurement),
+            Command::RoomToSend { id, measurement, room } => {
+                self.begin_measurement(id, measurement, room);
+            }
+            Command::RoomToReceive { id, from, measure, room, mapped } => {
+                // Gone or broken meanwhile: that ended the measurement at the sender.
+                if !self.links.contains_key(&from) {
+                    return;
+                }
+                self.pin(measure.cpu);
+                let out = self.measurements.prepare(from, id, measure, room, mapped);
+                self.send_one(out);
+            }
+            // The receiver is gone only when the process ends.
+            Command::Pulse => {
+                // An idle worker must notice a fault too.
+                self.device.as_ref().inspect(|device| device.look_for_fault());
+                let lanes = self.lanes();
+                drop(self.reports.send(Report::Pulse { lanes }));
+            }
+            Command::Stop => {}
+        }
+    }
+
+    /// Handles everything that UCX's callbacks recorded.
+    fn digest(&mut self) -> bool {
+        let mut any = false;
+        while let Some(arrival) = self.worker.next_arrival() {
+            any = true;
+            self.arrived(arrival);
+        }
+        while let Some(completion) = self.worker.next_completion() {
+            any = true;
+            self.completed(completion);
+        }
+        while let Some(failure) = self.worker.next_failure() {
+            any = true;
+            self.failed(failure);
+        }
+        any
+    }
+
+    fn handle_scheduler(&mut self, message: ToWorker) {
+        match message {
+            // For the worker's runner.
+            ToWorker::Work(_) => {}
+            ToWorker::Expect { names } => self.handle(Event::Expect(names)),
+            ToWorker::Peer { member, address } => {
+                match WorkerAddress::open(&address, &self.address_key) {
+                    Ok(address) => {
+                        self.addresses.insert(member.clone(), address);
+                        self.handle(Event::Appeared(member));
+                    }
+                    Err(error) => tracing::error!(peer = member.name, "{error}"),
+                }
+            }
+            ToWorker::Lost { member, left } => {
+                tracing::info!(peer = member.name, left, "peer is gone");
+                self.addresses.remove(&member);
+                if let Some(device) = &self.device {
+                    device.peer_lost(member.incarnation);
+                }
+                let cause = if left { "it left the cluster" } else { "its process ended" };
+                self.drop_work_with(&member, cause);
+                self.handle(Event::Lost(member));
+            }
+            ToWorker::Measure { id, measurement } => self.measure(id, measurement),
+        }
+    }
+
+    // Rare calls stay out of the stack frames of calls that happen for every message: after each
+    // long message, the caches hold nothing else.
+    fn arrived(&mut self, arrival: Arrival) {
+        let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
+        if header.kind == Kind::Hello {
+            if let Some(Hello { from }) = arrival.bytes().and_then(Hello::decode) {
+                self.handle(Event::Hello { from, token: header.token });
+            }
+            if self.core.sender(header.token).is_none() {
+                self.stranger();
+            }
+            return;
+        }
+        let Some(sender) = self.core.sender(header.token) else { return self.stranger() };
+        if matches!(header.kind, Kind::Welcome | Kind::Met | Kind::Probe) {
+            let sender = sender.clone();
+            return self.proof(sender, header, arrival);
+        }
+        let sender = sender.key();
+        self.message(sender, header, arrival);
+    }
+
+    /// A message from a proven peer.
+    fn message(&mut self, sender: PeerKey, header: Header, arrival: Arrival) {
+        let Header { kind, id, argument, .. } = header;
+        match kind {
+            Kind::Hello | Kind::Welcome | Kind::Met | Kind::Probe => {}
+            Kind::Get => self.serve(sender, id, argument == 1, &arrival),
+            Kind::Object => self.transfers.object(id, sender, arrival, checksum_of(argument)),
+            Kind::Missing => self.transfers.missing(id, sender),
+            Kind::Measure => {
+                if let Some(measure) = arrival.bytes().and_then(Measure::decode) {
+                    let device = self.device.clone();
+                    self.aside(move || {
+                        let room = measure::memory_to_receive(&measure, device.as_ref());
+                        let mapped = measure::try_mapping(&measure, device.as_ref());
+                        Command::RoomToReceive { id, from: sender, measure, room, mapped }
+                    });
+                }
+            }
+            Kind::Prepared | Kind::RoundDone => self.measured(id, sender, kind, argument),
+            Kind::Pong => match self.echoes.remove(&id) {
+                // The caller may have stopped waiting.
+                Some((_, reply)) => drop(reply.send(Ok(()))),
+                None if self.measurements.echo(id, arrival) => {
+                    self.measured(id, sender, kind, argument);
+                }
+                None => {}
+            },
+            Kind::Stream => self.measurements.stream(sender, id, arrival),
+            Kind::Ping if id & ECHO != 0 => {
+                self.send(sender, Kind::Pong, id, 0, Payload::Empty);
+            }
+            Kind::Ping => {
+                if let Some(out) = self.measurements.ping(sender, id, arrival) {
+                    self.send_one(out);
+                }
+            }
+            Kind::MeasureEnd => {
+                self.measurements.finish(sender, id);
+                self.unpin_when_idle();
+            }
+        }
+    }
+
+    fn completed(&mut self, mut completion: Completion<Purpose>) {
+        let payload = completion.take_payload();
+        match *completion.purpose() {
+            Purpose::Message => {
+                if let Err(status) = completion.result() {
+                    tracing::debug!(%status, "a message was not sent");
+                }
+            }
+            Purpose::Probe { ref by, checksum } => {
+                self.probed(by, checksum, completion.result(), &payload);
+            }
+            Purpose::Object { request } => {
+                let buffer = payload.into_owned().map(|buffer| *buffer);
+                self.transfers.completed(request, completion.result(), buffer);
+            }
+            Purpose::Sent { measurement } => {
+                self.measurements.sent(measurement, &mut self.outbox);
+                self.send_out();
+            }
+            Purpose::Received { from, measurement } => {
+                let buffer = payload.into_owned();
+                if let Some(out) = self.measurements.received(from, measurement, buffer) {
+                    self.send_one(out);
+                }
+            }
+            Purpose::Pinged { from, measurement } => self.pinged(from, measurement, payload),
+            Purpose::Echoed { measurement } => self.echoed(measurement, payload),
+        }
+    }
+
+    #[inline(never)]
+    fn stranger(&mut self) {
+        self.strangers += 1;
+        // Logged at each power of two, so that a flood does not fill the log.
+        if self.strangers.is_power_of_two() {
+            tracing::warn!(messages = self.strangers, "messages from strangers are discarded");
+        }
+    }
+
+    #[inline(never)]
+    fn handle(&mut self, event: Event) {
+        for action in self.core.handle(event) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Connect(member) => self.connect(member),
+            Action::Disconnect(member) => {
+                if let Some(link) = self.links.remove(&member.key()) {
+                    self.peers_of_endpoints.remove(&link.endpoint.id());
+                }
+            }
+            Action::Send { to, kind } => self.greet(&to, kind),
+            Action::Proven(member) => self.ask_early(&member),
+            Action::Reopened(member) => {
+                self.drop_exchanges_with(&member, "it opened its connection anew");
+            }
+            Action::RetryLater(member) => {
+                self.retries.push((Instant::now() + loss::RETRY_AFTER, member));
+            }
+            Action::Ready => {
+                let lanes = self.lanes();
+                let _ = self.reports.send(Report::Ready(lanes));
+            }
+            Action::Settled => {
+                let lanes = self.lanes();
+                let _ = self.reports.send(Report::Grown(lanes));
+            }
+        }
+    }
+
+    fn connect(&mut self, member: Member) {
+        let Some(address) = self.addresses.get(&member) else { return };
+        match self.worker.connect(address) {
+            Ok(endpoint) => {
+                let (key, token) = (member.key(), self.core.token_to(&member));
+                self.peers_of_endpoints.insert(endpoint.id(), key);
+                self.links.insert(key, Link { member, endpoint, token });
+            }
+            Err(error @ ucx::Error::Exhausted { .. }) => self.exhausted = Some(error),
+            Err(error) => {
+                let cause = error.to_string();
+                let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });
+                self.handle(Event::Broken(member));
+            }
+        }
+    }
+
+    fn send(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
+        let Some(Link { member, endpoint, token }) = self.links.get(&to) else { return };
+        let header = Header { kind, token: *token, id, argument }.encode();
+        let protocol = match kind {
+            Kind::Probe => Protocol::Rendezvous,
+            Kind::Object | Kind::Stream => Protocol::Auto,
+            // Read where they arrive.
+            _ => Protocol::Eager,
+        };
+        let purpose = match kind {
+            Kind::Stream => Purpose::Sent { measurement: id },
+            _ => Purpose::Message,
+        };
+        if let Err(error) = endpoint.send(&header, payload, protocol, purpose) {
+            tracing::error!(peer = member.name, "{error}");
+        }
+    }
+
+    fn lanes(&self) -> Vec<PeerLanes> {
+        let lanes = |link: &Link| PeerLanes {
+            peer: link.member.name.clone(),
+            lanes: link.endpoint.lanes().unwrap_or_default(),
+        };
+        let mut peers: Vec<PeerLanes> = self.links.values().map(lanes).collect();
+        peers.sort_by(|a, b| a.peer.cmp(&b.peer));
+        peers
+    }
+}

@@ -1,0 +1,21 @@
+//! A worker process: registers with the scheduler, connects to every peer over UCX, runs tasks.
+//!
+//! `service` is its event loop. `runner` runs the functions of [`registry`] (`built_in`: those of
+//! the stock program) on threads, `fetch` brings their inputs from peers, `objects` keeps their
+//! outputs, and `bulk` serves objects to clients and peers over the worker's own socket. `context`
+//! is the state that they share.
+//!
+//! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
+//! loop.
+
+pub mod built_in;
+mod bulk;
+mod context;
+mod fetch;
+pub mod objects;
+mod ports;
+pub mod registry;
+mod runner;
+mod service;
+
+pub use service::main;

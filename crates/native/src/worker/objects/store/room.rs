@@ -1,0 +1,290 @@
+//! Finding room: for tasks, for incoming objects, and for the rest of the process.
+//!
+//! Does not hold objects.
+//!
+//! *Invariant:* memory is given out only with a reservation, and only if it is within every limit
+//! at that moment.
+
+use std::time::{Duration, Instant};
+
+use super::{Inner, Store};
+use crate::worker::objects::core::{NoRoom, Place, Transient};
+use crate::worker::objects::error::StoreError;
+use crate::worker::objects::ledger::{Consumer, For, Reserved};
+use cuda_cluster_data::cuda::{self, Device, spare};
+use cuda_cluster_data::ucx::Buffer;
+use cuda_cluster_machine::os::{memory, process};
+
+/// Time between two measurements of the process's memory while it works.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// A measurement is skipped if the last one is younger than this.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Shortest time between two returns of freed heap to the system.
+const TRIM_AGAIN: Duration = Duration::from_millis(200);
+
+impl Store {
+    /// Device memory for a task, or host memory if there is no device. Objects that are not in use
+    /// make room.
+    pub(crate) fn allocate(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+        match &self.device {
+            Some(device) => self.device_memory(consumer, device, bytes, true),
+            None => self.host_memory(consumer, bytes),
+        }
+    }
+
+    /// Memory for an incoming object: of the device, or of the host if the device has no room that
+    /// can be made now.
+    pub(crate) fn receive(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+        self.somewhere(consumer, self.device.as_ref(), bytes)
+    }
+
+    /// Host memory for an object from a client.
+    pub(crate) fn receive_on_host(
+        &self,
+        consumer: &Consumer,
+        bytes: usize,
+    ) -> Result<Buffer, StoreError> {
+        self.host_memory(consumer, bytes)
+    }
+
+    /// Device memory if there is some without waiting, otherwise host memory.
+    pub(super) fn somewhere(
+        &self,
+        consumer: &Consumer,
+        device: Option<&Device>,
+        bytes: usize,
+    ) -> Result<Buffer, StoreError> {
+        match device.map(|device| self.device_memory(consumer, device, bytes, false)) {
+            Some(Ok(buffer)) => Ok(buffer),
+            Some(Err(error)) if !matches!(error, StoreError::NoRoom(_)) => Err(error),
+            _ => self.host_memory(consumer, bytes),
+        }
+    }
+
+    fn host_memory(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+        let reserved = self.reserve(consumer, Place::Host, bytes as u64, true)?;
+        let mut buffer = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
+        buffer.hold(Box::new(reserved));
+        self.limit_spares();
+        Ok(buffer)
+    }
+
+    /// Device memory; waits for it only if asked to.
+    fn device_memory(
+        &self,
+        consumer: &Consumer,
+        device: &Device,
+        bytes: usize,
+        waits: bool,
+    ) -> Result<Buffer, StoreError> {
+        let mut is_sure = false;
+        loop {
+            let reserved = self.reserve(consumer, Place::Device, bytes as u64, waits)?;
+            let refusal = match device.allocate(bytes) {
+                Ok(memory) => {
+                    let mut buffer = Buffer::Device(memory);
+                    buffer.hold(Box::new(reserved));
+                    if device.is_simulated() {
+                        self.limit_spares();
+                    }
+                    return Ok(buffer);
+                }
+                Err(refusal) => refusal,
+            };
+            drop(reserved);
+            // Other programs use the device too, or its memory is fragmented.
+            let cuda::Error::OutOfMemory { asked_bytes, free_bytes, .. } = &refusal else {
+                return Err(refusal.into());
+            };
+            let lacking = (*asked_bytes as u64).saturating_sub(*free_bytes).max(1);
+            let mut inner = self.lock();
+            let seen = self.ledger.version();
+            self.set_usage(&mut inner, true);
+            let moves = inner.tiers.evict_device(lacking)?;
+            if !moves.is_empty() {
+                self.make(inner, moves)?;
+                continue;
+            }
+            drop(inner);
+            let again = waits && self.ledger.wait_for_room(consumer, seen);
+            // Memory that was freed between the attempt and the check is available now.
+            if !again && is_sure {
+                let full = no_room(&refusal, device, self.device_limit);
+                return Err(full.map_or_else(|| refusal.into(), Into::into));
+            }
+            is_sure = !again;
+        }
+    }
+
+    /// Reserves memory once a tier has room. Objects that are not in use move away for it; waits
+    /// for other room only if asked to.
+    fn reserve(
+        &self,
+        consumer: &Consumer,
+        place: Place,
+        bytes: u64,
+        waits: bool,
+    ) -> Result<Reserved, StoreError> {
+        let mut is_sure = false;
+        loop {
+            let mut inner = self.lock();
+            let seen = self.ledger.version();
+            self.set_usage(&mut inner, false);
+            inner.tiers.may_fit(place, bytes)?;
+            let full = match inner.tiers.room(place, bytes) {
+                Ok(moves) if moves.is_empty() => {
+                    // Memory that is about to be free need not be moved away, but is not free yet.
+                    self.set_usage(&mut inner, true);
+                    match inner.tiers.fits(place, bytes) {
+                        Ok(()) => {
+                            return Ok(self.ledger.reserve(For::Consumer(consumer), place, bytes));
+                        }
+                        Err(full) => full,
+                    }
+                }
+                Ok(moves) => {
+                    self.make(inner, moves)?;
+                    continue;
+                }
+                Err(full) => full,
+            };
+            drop(inner);
+            if waits && self.ledger.wait_for_room(consumer, seen) {
+                continue;
+            }
+            // Before refusing, return freed heap to the system and forget old peaks.
+            if waits && !is_sure && full.process.is_some() {
+                is_sure = true;
+                self.look_closely();
+                continue;
+            }
+            return Err(full.into());
+        }
+    }
+
+    /// Why a tier has no room for `bytes` more.
+    pub(super) fn no_room(&self, place: Place, bytes: u64) -> NoRoom {
+        let mut inner = self.lock();
+        self.set_usage(&mut inner, true);
+        inner.tiers.no_room(place, bytes)
+    }
+
+    /// Passes to [`Tiers`] what is used beside its objects, with or without memory about to be
+    /// free.
+    fn set_usage(&self, inner: &mut Inner, with_pending: bool) {
+        self.look(inner);
+        let mut transient = self.ledger.transient();
+        if with_pending {
+            let (device, host) = self.ledger.pending();
+            transient =
+                Transient { device: transient.device + device, host: transient.host + host };
+        }
+        let process = inner.budget.as_ref().map(|watched| watched.budget.process_memory());
+        inner.tiers.set_usage(transient, process);
+    }
+
+    /// Reserved bytes that are memory of this process.
+    fn charged(&self) -> u64 {
+        let (device, host) = self.ledger.charged();
+        let simulated = self.device.as_ref().is_some_and(Device::is_simulated);
+        host + if simulated { device } else { 0 }
+    }
+
+    /// Reserved bytes that are memory of this process, and spare ones, which data may take at any
+    /// time. A piece that is freed or reused during the call counts at least once.
+    fn data(&self) -> u64 {
+        let before = self.charged();
+        let spare = spare::kept() as u64;
+        before.max(self.charged()) + spare
+    }
+
+    /// Frees spare memory that would not fit beside the data: together they stay within the share
+    /// of the memory limit that is for data.
+    fn limit_spares(&self) {
+        let limit = self.lock().budget.as_ref().map(|one| one.budget.process_memory().limit);
+        if let Some(limit) = limit {
+            let rest = limit.saturating_sub(self.charged());
+            spare::give_back_above(usize::try_from(rest).unwrap_or(usize::MAX));
+        }
+    }
+
+    fn look(&self, inner: &mut Inner) {
+        let Some(watched) = &mut inner.budget else { return };
+        if watched.looked.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        watched.looked = Instant::now();
+        let Some(resident) = process::resident_bytes(std::process::id()) else { return };
+        watched.budget.observe(resident, self.data(), watched.start.elapsed());
+    }
+
+    /// Returns freed memory to the system, and measures the process again without old peaks.
+    pub(super) fn look_closely(&self) {
+        spare::give_back_above(0);
+        memory::give_back_freed_heap();
+        let charged = self.charged();
+        let mut inner = self.lock();
+        let Some(watched) = &mut inner.budget else { return };
+        if let Some(resident) = process::resident_bytes(std::process::id()) {
+            watched.budget.settle(resident, charged, watched.start.elapsed());
+        }
+    }
+
+    /// Measures the process while it works, and moves objects to the disk when its other memory
+    /// grows. Never returns.
+    pub(crate) fn watch(&self) {
+        let (mut told, mut room, mut trimmed) = (false, 0, Instant::now());
+        loop {
+            self.ledger.until_work();
+            std::thread::sleep(LOOK_EVERY);
+            if let Err(error) = self.balance()
+                && !std::mem::replace(&mut told, true)
+            {
+                tracing::warn!(%error, "objects cannot go to the disk");
+            }
+            let Some((now, is_bloated)) = self.room_for_data() else { return };
+            self.limit_spares();
+            if is_bloated && trimmed.elapsed() >= TRIM_AGAIN {
+                memory::give_back_freed_heap();
+                trimmed = Instant::now();
+            }
+            // Waiting consumers may now find that the process uses less.
+            if now > room {
+                self.ledger.touch();
+            }
+            room = now;
+        }
+    }
+
+    /// The memory for data, and whether much of the rest may be freed heap.
+    fn room_for_data(&self) -> Option<(u64, bool)> {
+        let inner = self.lock();
+        let budget = &inner.budget.as_ref()?.budget;
+        Some((budget.process_memory().limit, budget.is_bloated()))
+    }
+
+    /// Brings the host back within its limits, as far as objects may move.
+    pub(super) fn balance(&self) -> Result<(), StoreError> {
+        loop {
+            let mut inner = self.lock();
+            self.set_usage(&mut inner, false);
+            let (moves, rest) = inner.tiers.balance();
+            if moves.is_empty() {
+                let full = rest.filter(|full| full.place == Place::Disk);
+                return full.map_or(Ok(()), |full| Err(full.into()));
+            }
+            self.make(inner, moves)?;
+        }
+    }
+}
+
+fn no_room(error: &cuda::Error, device: &Device, limit: Option<u64>) -> Option<NoRoom> {
+    let cuda::Error::OutOfMemory { asked_bytes, free_bytes, .. } = error else { return None };
+    let limit_bytes = limit.or_else(|| device.memory().ok().map(|memory| memory.total_bytes))?;
+    let used_bytes = limit_bytes.saturating_sub(*free_bytes);
+    let (asked_bytes, place) = (*asked_bytes as u64, Place::Device);
+    let pinned_bytes = used_bytes;
+    Some(NoRoom { place, asked_bytes, limit_bytes, used_bytes, pinned_bytes, process: None })
+}

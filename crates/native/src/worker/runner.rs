@@ -1,0 +1,443 @@
+//! Carries out the scheduler's orders: fetches inputs, calls functions, stores outputs.
+//!
+//! Does not decide what to run or where.
+//!
+//! A task waits in [`Runner`] until its inputs are here, then in the queue for one of the threads
+//! that call functions. Threads and fetches send their results to the event loop, which reports
+//! them to the scheduler in batches.
+//!
+//! *Invariant:* every order to run a task is answered once: done, failed, returned, or unreachable.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::context::WorkerContext;
+use super::fetch::{self, Fetched};
+use super::objects::{Consumer, StoreError};
+use super::registry::{Context, FunctionError, Input, InputKind};
+use crate::error::Error;
+use cuda_cluster_data::ucx::Buffer;
+use cuda_cluster_model::text::in_full;
+use cuda_cluster_wire::peer::Member;
+use cuda_cluster_wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
+
+/// A task whose inputs are here.
+struct Job {
+    task: ObjectId,
+    outputs: u32,
+    function: String,
+    arguments: Vec<u8>,
+    inputs: Vec<(ObjectId, Option<Vec<u8>>)>,
+}
+
+/// The queue of the threads that run tasks.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// Running tasks; set when nobody wants their outputs any more.
+    running: HashMap<ObjectId, Arc<AtomicBool>>,
+    /// Whether the threads are to end.
+    closed: bool,
+    /// Threads that have not ended.
+    threads: u32,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    /// There is a job, or the queue is closed.
+    filled: Condvar,
+    /// A thread has ended.
+    ended: Condvar,
+}
+
+/// An event from a thread or a fetch to the event loop.
+pub(super) enum WorkerEvent {
+    /// A report for the scheduler.
+    Report(Report),
+    /// A fetch has ended.
+    Fetched(Fetched),
+}
+
+/// Tasks and fetches of one worker. Lives on the event loop.
+pub(super) struct Runner {
+    shared: Arc<WorkerContext>,
+    queue: Arc<Queue>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
+    /// Tasks, and the number of fetches that each waits for.
+    waiting: HashMap<ObjectId, (Job, usize)>,
+    /// Objects that are being fetched, their sources, and the tasks that wait for them.
+    fetching: HashMap<ObjectId, (Member, Vec<ObjectId>)>,
+}
+
+impl Runner {
+    /// Starts the threads that call functions.
+    pub(super) fn start(
+        shared: WorkerContext,
+        threads: u32,
+    ) -> Result<
+        (Self, mpsc::UnboundedSender<WorkerEvent>, mpsc::UnboundedReceiver<WorkerEvent>),
+        Error,
+    > {
+        let (events, happened) = mpsc::unbounded_channel();
+        let (shared, queue) = (Arc::new(shared), Arc::new(Queue::default()));
+        lock(&queue.jobs).threads = threads.max(1);
+        for at in 0..threads.max(1) {
+            let (shared, queue, events) = (Arc::clone(&shared), Arc::clone(&queue), events.clone());
+            let work = move || {
+                work(&shared, &queue, &events);
+                drop(shared);
+                lock(&queue.jobs).threads -= 1;
+                queue.ended.notify_one();
+            };
+            let thread = std::thread::Builder::new().name(format!("task{at}"));
+            thread
+                .spawn(work)
+                .map_err(|source| Error::System { action: "start a thread for tasks", source })?;
+        }
+        let sender = events.clone();
+        let runner =
+            Self { shared, queue, events, waiting: HashMap::new(), fetching: HashMap::new() };
+        Ok((runner, sender, happened))
+    }
+
+    /// Carries out the scheduler's orders.
+    pub(super) fn execute(&mut self, orders: Vec<Order>) {
+        for order in orders {
+            match order {
+                Order::Run { task, outputs, function, arguments, inputs } => {
+                    self.take(task, outputs, function, arguments, inputs);
+                }
+                Order::Retract { task, unwanted } => self.give_back(task, unwanted),
+                Order::Fetch { object, source: Source::Peer { member, bytes } } => {
+                    if !self.shared.store.contains(object) {
+                        self.fetch(object, member, bytes, None);
+                    }
+                }
+                Order::Fetch { .. } => {}
+                Order::Free { object } => self.shared.store.remove(object),
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        task: ObjectId,
+        outputs: u32,
+        function: String,
+        arguments: Vec<u8>,
+        sources: Vec<(ObjectId, Source)>,
+    ) {
+        let mut inputs = Vec::with_capacity(sources.len());
+        let mut missing = 0;
+        for (object, source) in sources {
+            let bytes = match source {
+                Source::Inline(bytes) => Some(bytes),
+                Source::Here | Source::Peer { .. } if self.shared.store.contains(object) => None,
+                Source::Peer { member, bytes } => {
+                    self.fetch(object, member, bytes, Some(task));
+                    missing += 1;
+                    None
+                }
+                Source::Here => match self.fetching.get_mut(&object) {
+                    Some((_, waiters)) => {
+                        waiters.push(task);
+                        missing += 1;
+                        None
+                    }
+                    None => {
+                        let source = self.shared.me.clone();
+                        self.forget_waits(task);
+                        let missing = true;
+                        return self.report(Report::Unreachable { task, object, source, missing });
+                    }
+                },
+            };
+            inputs.push((object, bytes));
+        }
+        let job = Job { task, outputs, function, arguments, inputs };
+        if missing == 0 {
+            self.enqueue(job);
+        } else {
+            self.waiting.insert(task, (job, missing));
+        }
+    }
+
+    /// Ends the threads and removes all objects, so that what they have of the device is freed.
+    /// Waits for running tasks no longer than this; those threads end with the process.
+    pub(super) fn stop(&self, within: Duration) {
+        let mut jobs = lock(&self.queue.jobs);
+        jobs.closed = true;
+        self.queue.filled.notify_all();
+        let deadline = Instant::now() + within;
+        while jobs.threads > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.queue.ended.wait_timeout(jobs, left);
+            jobs = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(jobs);
+        self.shared.store.clear();
+    }
+
+    fn enqueue(&self, job: Job) {
+        lock(&self.queue.jobs).waiting.push_back(job);
+        self.queue.filled.notify_one();
+    }
+
+    fn report(&self, report: Report) {
+        // The event loop is gone only when the process ends.
+        let _ = self.events.send(WorkerEvent::Report(report));
+    }
+
+    fn forget_waits(&mut self, task: ObjectId) {
+        for (_, waiters) in self.fetching.values_mut() {
+            waiters.retain(|waiter| *waiter != task);
+        }
+    }
+
+    /// Returns a task that has not begun. The function of a running one is told that it is
+    /// `unwanted`.
+    fn give_back(&mut self, task: ObjectId, unwanted: bool) {
+        let waited = self.waiting.remove(&task).is_some();
+        if waited {
+            self.forget_waits(task);
+        }
+        let queued = !waited && {
+            let mut jobs = lock(&self.queue.jobs);
+            if let (true, Some(cancelled)) = (unwanted, jobs.running.get(&task)) {
+                cancelled.store(true, Ordering::Relaxed);
+            }
+            let at = jobs.waiting.iter().position(|job| job.task == task);
+            at.and_then(|at| jobs.waiting.remove(at)).is_some()
+        };
+        if waited || queued {
+            self.report(Report::Returned { task });
+        }
+    }
+
+    fn fetch(&mut self, object: ObjectId, source: Member, bytes: u64, waiter: Option<ObjectId>) {
+        if let Some((_, waiters)) = self.fetching.get_mut(&object) {
+            waiters.extend(waiter);
+            return;
+        }
+        self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
+        let (shared, events) = (Arc::clone(&self.shared), self.events.clone());
+        tokio::spawn(async move {
+            let fetched = fetch::fetch(&shared, object, source, bytes).await;
+            let _ = events.send(WorkerEvent::Fetched(fetched));
+        });
+    }
+
+    /// Handles the end of a fetch: continues what waited for it. Returns reports for the scheduler.
+    pub(super) fn fetched(&mut self, fetched: Fetched) -> Vec<Report> {
+        let Fetched { object, source, result } = fetched;
+        let Some((_, waiters)) = self.fetching.remove(&object) else { return Vec::new() };
+        match result {
+            Ok((bytes, took)) => {
+                for task in waiters {
+                    let Some((_, missing)) = self.waiting.get_mut(&task) else { continue };
+                    *missing -= 1;
+                    if *missing == 0
+                        && let Some((job, _)) = self.waiting.remove(&task)
+                    {
+                        self.enqueue(job);
+                    }
+                }
+                vec![Report::Fetched { object, source, bytes, micros: micros(took) }]
+            }
+            Err(error) => {
+                // If this GPU's fault was the cause, the process ends.
+                self.shared.store.device().inspect(|device| device.look_for_fault());
+                let failed = waiters.into_iter().filter(|task| self.waiting.contains_key(task));
+                let failed: Vec<ObjectId> = failed.collect();
+                let mut reports = Vec::new();
+                for task in failed {
+                    if self.waiting.remove(&task).is_none() {
+                        continue;
+                    }
+                    self.forget_waits(task);
+                    reports.push(match error.here(task, &self.shared.me.name) {
+                        Some(error) => Report::Failed { task, error },
+                        None => {
+                            let (source, missing) = (source.clone(), error.is_missing());
+                            Report::Unreachable { task, object, source, missing }
+                        }
+                    });
+                }
+                reports
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+}
+
+thread_local! {
+    /// The task that this thread runs, and its function.
+    static RUNNING: RefCell<Option<(ObjectId, String)>> = const { RefCell::new(None) };
+}
+
+/// The task that the calling thread runs, with its function, if any.
+pub(super) fn running_here() -> Option<String> {
+    RUNNING.with_borrow(|running| {
+        running.as_ref().map(|(task, function)| format!("task {task} ({function})"))
+    })
+}
+
+/// The main loop of each thread.
+fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<WorkerEvent>) {
+    if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
+        tracing::error!(%error, "a thread for tasks cannot use the device");
+    }
+    loop {
+        let mut jobs = lock(&queue.jobs);
+        let job = loop {
+            if jobs.closed {
+                return;
+            }
+            match jobs.waiting.pop_front() {
+                Some(job) => break job,
+                None => jobs = queue.filled.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        jobs.running.insert(job.task, Arc::clone(&cancelled));
+        drop(jobs);
+        RUNNING.set(Some((job.task, job.function.clone())));
+        let report = when_there_is_room(shared, &job, &cancelled);
+        lock(&queue.jobs).running.remove(&job.task);
+        // A failed task may have met a fault in a library of its own.
+        if let (Report::Failed { .. }, Some(device)) = (&report, shared.store.device()) {
+            device.look_for_fault();
+        }
+        RUNNING.take();
+        // The process ends, and the task with it: that counts as a death that the task caused.
+        while shared.store.device().is_some_and(|device| device.fault().is_some()) {
+            std::thread::park();
+        }
+        if events.send(WorkerEvent::Report(report)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Runs a task. If it finds no room beside other tasks and fetches, it runs again alone; if there
+/// is no room even then, there is none at all.
+fn when_there_is_room(shared: &WorkerContext, job: &Job, cancelled: &AtomicBool) -> Report {
+    let beside = shared.store.enter();
+    let report = run(shared, &beside, job, cancelled);
+    if !matches!(&report, Report::Failed { error: TaskError::NoRoom { .. }, .. }) {
+        return report;
+    }
+    drop(beside);
+    run(shared, &shared.store.enter_alone(), job, cancelled)
+}
+
+fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &AtomicBool) -> Report {
+    let task = job.task;
+    let worker = || shared.me.name.clone();
+    let Some(function) = shared.registry.find(&job.function) else {
+        let function = job.function.clone();
+        let error = TaskError::UnknownFunction { task, worker: worker(), function };
+        return Report::Failed { task, error };
+    };
+    let mut inputs = Vec::with_capacity(job.inputs.len());
+    for (object, inline) in &job.inputs {
+        let object = *object;
+        inputs.push(Input(match inline {
+            Some(bytes) => InputKind::Inline(bytes.clone().into()),
+            None => match shared.store.open(consumer, object) {
+                Ok(pinned) => InputKind::Stored(pinned),
+                Err(error) if error.is_lost() => {
+                    tracing::warn!(%task, %object, %error, "an input is not available");
+                    let source = shared.me.clone();
+                    return Report::Unreachable { task, object, source, missing: true };
+                }
+                Err(error) => {
+                    return Report::Failed { task, error: task_error(task, worker(), &error) };
+                }
+            },
+        }));
+    }
+    let (store, arguments) = (&*shared.store, &*job.arguments);
+    let worker_name = &shared.me.name;
+    let context = Context { task, worker: worker_name, arguments, store, consumer, cancelled };
+    let start = Instant::now();
+    let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
+    let micros = micros(start.elapsed());
+    drop(inputs);
+    let result = match returned {
+        Err(panic) => {
+            let error = TaskError::Panicked { task, worker: worker(), message: words(&*panic) };
+            return Report::Failed { task, error };
+        }
+        Ok(result) => result,
+    };
+    let products = result.and_then(|outputs| {
+        if outputs.0.len() != job.outputs as usize {
+            let (got, promised) = (outputs.0.len(), job.outputs);
+            return Err(format!("it returned {got} outputs instead of {promised}").into());
+        }
+        let named =
+            (0..).zip(outputs.0).map(|(at, buffer)| keep(shared, consumer, task.plus(at), buffer));
+        named.collect::<Result<Vec<Product>, FunctionError>>()
+    });
+    match products {
+        Ok(products) => Report::Done { task, products, micros },
+        Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error) },
+    }
+}
+
+/// Sends small outputs to the scheduler, and puts others into the store.
+fn keep(
+    shared: &WorkerContext,
+    consumer: &Consumer,
+    object: ObjectId,
+    buffer: Buffer,
+) -> Result<Product, FunctionError> {
+    if buffer.len() <= INLINE_LIMIT {
+        return Ok(Product::Inline(match buffer {
+            Buffer::Host(bytes) => bytes.into_vec(),
+            Buffer::Device(memory) => {
+                let mut bytes = vec![0; memory.len()];
+                memory.read(0, &mut bytes)?;
+                bytes
+            }
+        }));
+    }
+    Ok(Product::Stored(shared.store.insert(consumer, object, buffer)?))
+}
+
+fn task_error(
+    task: ObjectId,
+    worker: String,
+    error: &(dyn std::error::Error + 'static),
+) -> TaskError {
+    let message = in_full(error);
+    match error.downcast_ref::<StoreError>() {
+        Some(StoreError::NoRoom(_)) => TaskError::NoRoom { task, worker, message },
+        _ => TaskError::Failed { task, worker, message },
+    }
+}
+
+/// The message of a panic.
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without a message".to_owned())
+}

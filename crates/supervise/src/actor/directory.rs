@@ -1,0 +1,125 @@
+//! Maintains the run directory of a running cluster: saves the state, and restores what was
+//! removed, renamed or changed.
+//!
+//! Session managers remove `$XDG_RUNTIME_DIR` when a user logs out, and people clean up. The
+//! processes keep running, but without the directory they would be unreachable.
+//!
+//! *Invariant:* a directory that another cluster has created in its place is not touched.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::Actor;
+use crate::control;
+use crate::core::Event;
+use cuda_cluster_machine::os::presence::Presence;
+use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
+
+/// Maximum size of files to keep a copy of.
+const LARGEST: u64 = 4 << 20;
+
+/// The files that were in the run directory when the supervisor started: plan, secret, and so on.
+/// They do not change while the cluster runs.
+#[derive(Debug, Default)]
+pub(super) struct InitialFiles(Vec<(PathBuf, Vec<u8>)>);
+
+impl InitialFiles {
+    /// Reads the files.
+    pub(super) fn of(paths: &Paths) -> Self {
+        let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
+        let files = entries.filter(|entry| {
+            entry.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST)
+        });
+        let read = |entry: fs::DirEntry| Some((entry.path(), fs::read(entry.path()).ok()?));
+        Self(files.filter_map(read).collect())
+    }
+
+    /// The names of those that are missing, or were changed.
+    fn damaged(&self) -> Vec<&str> {
+        let damaged = self
+            .0
+            .iter()
+            .filter(|(path, content)| fs::read(path).ok().as_deref() != Some(content.as_slice()));
+        damaged.filter_map(|(path, _)| path.file_name()?.to_str()).collect()
+    }
+
+    fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
+        // Also writes files that still exist: a directory that was created again has no guardian in
+        // its owners file.
+        self.0.iter().try_for_each(|(path, content)| directory.write_private(path, content))
+    }
+}
+
+/// Opens `events.jsonl`; the cluster also runs without it.
+pub(super) fn open_journal(paths: &Paths) -> Option<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(paths.events()).ok()
+}
+
+impl Actor {
+    /// Saves the state for queries after the cluster has ended.
+    pub(super) fn save_state(&self) {
+        let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
+            return;
+        };
+        if let Ok(text) = serde_json::to_vec(&self.core.state()) {
+            // A full disk must not stop the cluster; the records may still be complete.
+            let _ = directory.write_private(&self.paths.state(), &text);
+        }
+    }
+
+    /// Restores what was removed, renamed or changed.
+    pub(super) fn restore_directory(&mut self) -> Option<Event> {
+        self.restore_at = None;
+        let moved = self.directory.as_ref().and_then(RunDirectory::move_back);
+        if let Some(elsewhere) = moved {
+            self.presence = Presence::watch(self.paths.root());
+            // Its files may have been changed there.
+            self.restore_at = Some(Instant::now());
+            let elsewhere = elsewhere.display();
+            let text =
+                format!("the run directory was renamed to {elsewhere}, and has its name again");
+            return Some(Event::Noted { text, lasts: false });
+        }
+        let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
+        let reachable = self.paths.control().exists() && self.paths.events().exists();
+        let damaged = self.initial_files.damaged().join(", ");
+        if in_place && reachable && damaged.is_empty() {
+            return None;
+        }
+        let (what, restored) = match in_place && reachable {
+            true => (format!("{damaged} of the run directory was changed"), self.put_back()),
+            false => ("the run directory was removed".to_owned(), self.make_again(in_place)),
+        };
+        let (text, lasts) = match restored {
+            Ok(()) => (format!("{what}, and was made again"), false),
+            Err(reason) => (format!("{what}, and is not back: {reason}"), true),
+        };
+        Some(Event::Noted { text, lasts })
+    }
+
+    fn put_back(&self) -> Result<(), String> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        self.initial_files.put_back(directory).map_err(|error| super::in_full(&error))
+    }
+
+    fn make_again(&mut self, in_place: bool) -> Result<(), String> {
+        if !in_place {
+            let base = self.paths.root().parent().ok_or("it has no parent")?;
+            let directory = RunDirectory::acquire_below(base, &self.launch.name)
+                .map_err(|error| super::in_full(&error))?;
+            self.directory = Some(directory);
+            self.presence = Presence::watch(self.paths.root());
+        }
+        self.put_back()?;
+        self.journal = open_journal(&self.paths);
+        let socket = self.paths.control();
+        // A socket without a listener would block the next one.
+        let _ = fs::remove_file(&socket);
+        self.control = control::serve(&self.paths, self.handle.clone())
+            .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+        self.save_state();
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! What a link between two workers can carry.
+//!
+//! Pure. The numbers are vendors' per direction, and what good software measures with large
+//! messages: NVLink 20 GB/s a link on P100, 25 from V100 to H200, 50 on B200; PCIe after encoding.
+//!
+//! *Invariant:* a limit is never below what the link can carry, so a figure above it is wrong.
+
+use crate::peer::MemoryKind;
+use cuda_cluster_model::ids::GpuIndex;
+use cuda_cluster_model::plan::{Plan, WorkerPlan};
+use cuda_cluster_model::topology::{Device, Gpu, LinkKind, Topology};
+
+/// What a link carries in one direction, in 10⁹ bytes per second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    /// The link: `NV18`, `PCIe 5.0 x16`, `host memory`.
+    pub link: String,
+    /// Most that it can carry, if known.
+    pub most: Option<f64>,
+    /// What good software measures on it.
+    pub usual: f64,
+}
+
+impl Limit {
+    /// The limit of links through host memory.
+    pub(super) fn host() -> Self {
+        Self { link: "host memory".to_owned(), most: None, usual: HOST_USUAL }
+    }
+}
+
+/// Host memory within a machine, copied once by one core; no fixed limit.
+const HOST_USUAL: f64 = 10.0;
+
+/// One link's rate, and the share of it that good software reaches, by major compute capability.
+fn nvlink(major: u32) -> (f64, f64) {
+    match major {
+        ..=6 => (20.0, 0.90),
+        7 => (25.0, 0.80),
+        8 => (25.0, 0.92),
+        9 => (25.0, 0.84),
+        _ => (50.0, 0.86),
+    }
+}
+
+/// What 16 lanes carry and what software reaches, by the transfer rate in GT/s: encoding takes
+/// 2 of 130 bits. A rate between two generations counts as the newer one.
+fn pcie(gt_per_s: f64) -> (&'static str, f64, f64) {
+    match gt_per_s {
+        rate if rate <= 8.0 => ("3.0", 15.75, 0.80),
+        rate if rate <= 16.0 => ("4.0", 31.5, 0.83),
+        rate if rate <= 32.0 => ("5.0", 63.0, 0.87),
+        _ => ("6.0", 126.0, 0.85),
+    }
+}
+
+/// The limit of the link between two workers; `None` if unknown.
+///
+/// `machine` is the machine whose GPUs carry device memory; simulated devices have none.
+pub fn limit(
+    machine: Option<&Topology>,
+    plan: &Plan,
+    from: &str,
+    to: &str,
+    memory: MemoryKind,
+) -> Option<Limit> {
+    if memory == MemoryKind::Host || plan.machine.simulated {
+        return Some(Limit::host());
+    }
+    let machine = machine?;
+    let gpu = |name| index(plan.workers.iter().find(|worker| worker.name == name)?);
+    let (a, b) = (gpu(from)?, gpu(to)?);
+    let find = |index| machine.gpus.iter().find(|gpu| gpu.index == index);
+    between(machine, find(a)?, find(b)?)
+}
+
+fn index(worker: &WorkerPlan) -> Option<GpuIndex> {
+    worker.gpu.as_ref().map(|gpu| gpu.index)
+}
+
+fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
+    match machine.links.between(Device::Gpu(a.index), Device::Gpu(b.index))? {
+        // Within one GPU: the bandwidth of its memory, which no source reports.
+        LinkKind::X => None,
+        kind @ LinkKind::Nv(links) => {
+            let major = a.compute_capability?.major.min(b.compute_capability?.major);
+            let (rate, share) = nvlink(major);
+            let most = rate * f64::from(links);
+            Some(Limit { link: kind.to_string(), most: Some(most), usual: most * share })
+        }
+        _ => {
+            let (first, second) = (bus(a)?, bus(b)?);
+            Some(if first.most <= second.most { first } else { second })
+        }
+    }
+}
+
+/// A GPU's own PCIe link at full speed: idle GPUs slow theirs down.
+fn bus(gpu: &Gpu) -> Option<Limit> {
+    let link = gpu.pcie.as_ref()?;
+    let rate = link.max_gt_per_s.or(link.gt_per_s)?;
+    let lanes = link.width.or(link.max_width)?;
+    let (generation, of_sixteen, share) = pcie(rate);
+    let most = of_sixteen * f64::from(lanes) / 16.0;
+    let link = format!("PCIe {generation} x{lanes}");
+    Some(Limit { link, most: Some(most), usual: most * share })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_cluster_model::topology;
+
+    fn of(machine: &str, a: u32, b: u32) -> Option<Limit> {
+        let text = topology::builtin(machine).expect("built in");
+        let machine = topology::parse(text).expect("it reads");
+        let gpu = |index| machine.gpus.iter().find(|gpu| gpu.index == GpuIndex(index));
+        between(&machine, gpu(a)?, gpu(b)?)
+    }
+
+    #[test]
+    fn nvlinks_add_up_by_generation() {
+        let most = |machine, a, b| of(machine, a, b).and_then(|limit| limit.most);
+        assert_eq!(most("dgx-h100", 0, 1), Some(450.0));
+        assert_eq!(most("dgx-a100", 0, 7), Some(300.0));
+        assert_eq!(most("dgx-b200", 0, 1), Some(900.0));
+        assert_eq!(most("dgx-1-p100", 0, 1), Some(20.0));
+    }
+
+    #[test]
+    fn software_reaches_what_was_measured_on_such_machines() {
+        let usual = |machine| of(machine, 0, 1).map_or(0.0, |limit| limit.usual);
+        assert!((370.0..385.0).contains(&usual("dgx-h100")));
+        assert!((270.0..280.0).contains(&usual("dgx-a100")));
+        assert!((765.0..780.0).contains(&usual("dgx-b200")));
+    }
+
+    #[test]
+    fn a_bus_is_as_fast_as_its_slower_end() {
+        let text = topology::builtin("dgx-h100").expect("built in");
+        let machine = topology::parse(text).expect("it reads");
+        let mut gpu = machine.gpus[0].clone();
+        gpu.pcie = Some(topology::PcieLink {
+            gt_per_s: Some(2.5),
+            max_gt_per_s: Some(32.0),
+            width: Some(8),
+            max_width: Some(16),
+        });
+        let limit = bus(&gpu).expect("a link");
+        assert_eq!((limit.link.as_str(), limit.most), ("PCIe 5.0 x8", Some(31.5)));
+    }
+}
