@@ -376,7 +376,11 @@ fn ucx_removes_mappings_of_a_peers_memory_beyond_the_limit_that_workers_set() {
     let Some(machine) = Machine::new("mappings", "") else { return };
     // Workers set this variable to the size of a pool, which here is that of the GPU.
     let limit = [("UCX_CUDA_IPC_CACHE_MAX_SIZE", "67108864")];
-    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &limit);
+    // A scheduler that learns would soon move nothing.
+    let spec = machine.sandbox.runtime().join("in-turn.yaml");
+    std::fs::write(&spec, "version: 1\nnative: {placement: round-robin}\n").expect("a spec");
+    let spec = spec.to_str().expect("a path in UTF-8");
+    let up = machine.up(&["-f", spec, "--n-workers", "2", "--enable-nvlink"], &limit);
     assert_eq!(up.code, 0, "{up}");
     // Chunks of 32 MiB have slabs of their own.
     let bench = ["bench", "transpose", "dev", "--chunks", "5", "--chunk-size", "2048"];

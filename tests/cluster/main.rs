@@ -16,6 +16,9 @@ mod kernels;
 mod liveness;
 mod memory;
 mod neighbours;
+#[allow(dead_code, reason = "a part is for Python's own tests")]
+#[path = "../packages/mod.rs"]
+mod packages;
 mod page;
 mod programs;
 mod readme;

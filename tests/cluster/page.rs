@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::browser::Browser;
 use super::dashboard::{EIGHT, Served, down};
+use super::packages::{packages, python};
 use super::sandbox::{Sandbox, eventually};
 
 /// Brings up eight workers and shows them.
@@ -275,6 +276,29 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
     browser.wait_for("document.querySelector('#stop').disabled");
     browser.picture("lost-1440-light");
     down(&sandbox, "measured");
+}
+
+#[test]
+fn the_links_of_dasks_workers_are_verified_by_a_click() {
+    let Some(browser) = Browser::start().filter(|_| packages()) else { return };
+    let sandbox = Sandbox::new();
+    let path = python();
+    let path = path.to_str().expect("a path in UTF-8");
+    let what = ["up", "--topology", "dgx-a100", "--simulate", "--n-workers", "2", "--detach"];
+    let dask = ["--engine", "dask", "--python", path, "--protocol", "tcp", "--ready-within", "10m"];
+    let up = sandbox.run(&[&what[..], &dask, &["--name", "dask"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let served = Served::start(&sandbox);
+    browser.look_like(390, "light");
+    browser.open(&served.link);
+    browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 2");
+    browser.click("#verify");
+    browser.wait_for("/^2 of 2 ok/.test(document.querySelector('#pairs-answer').textContent)");
+    browser.picture("dask-390-light");
+    browser.look_like(1440, "dark");
+    browser.picture("dask-1440-dark");
+    assert_eq!(browser.errors(), Vec::<String>::new());
+    down(&sandbox, "dask");
 }
 
 #[test]
