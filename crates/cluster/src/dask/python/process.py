@@ -52,6 +52,9 @@ def _run(role, settings, status):
     dask.config.set({key: dask.config.interpret_value(value) for key, value in values})
     if settings["protocol"] == "native":
         _check_native()
+    if role == "scheduler":
+        # What it can't listen at is told before there are workers, whose ends would be told instead.
+        kept_ports.dashboard_address(settings)
     if settings["fork"] is not None:
         from cuda_cluster_dask import fork_server
 
