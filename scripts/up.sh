@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 # shellcheck disable=SC1091
 [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
-echo "up: building (the first time takes some minutes, most of it for UCX)"
+echo "up: building (the first time takes some minutes)"
 cargo build --release --locked --quiet
 flags=(--enable-nvlink --enable-infiniband --net-devices auto)
 if [ ! -e /dev/nvidiactl ]; then

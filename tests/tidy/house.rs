@@ -10,7 +10,7 @@ pub(crate) const FLOORS: [&[&str]; 9] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::plan"],
-    &["wire"],
+    &["wire", "data::functions"],
     &["machine::probe", "machine::os", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],
     &["cluster"],

@@ -50,7 +50,7 @@ impl EnvironmentError {
 
 /// The variables that a client needs: for transport, security, and the scheduler's address.
 ///
-/// If the cluster can't be reached, or clients can't connect to it now.
+/// # Errors
 /// If the cluster cannot be asked, or cannot be reached by clients now.
 pub async fn client_environment(
     found: &Handle,

@@ -7,4 +7,5 @@
 #![allow(missing_docs, reason = "a part of the house; what users see is documented there")]
 
 pub mod cuda;
+mod functions;
 pub mod ucx;

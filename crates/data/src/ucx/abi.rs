@@ -16,6 +16,7 @@ pub(super) use ucx1_sys::{
 };
 
 use super::status::{RawStatus, Status};
+use crate::functions::functions;
 
 /// `ucs_status_ptr_t`: null (done), a pointer to a request, or an encoded status.
 pub(super) type StatusPointer = *mut c_void;
@@ -80,36 +81,9 @@ pub(super) unsafe fn zeroed<T>() -> T {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// Declares the table of functions and how each is looked up.
-macro_rules! functions {
-    ($($(#[$doc:meta])* fn $name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// UCX's functions, as found in one library.
-        pub(super) struct Functions {
-            $($(#[$doc])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        impl Functions {
-            /// Looks every function up.
-            ///
-            /// # Safety
-            /// `library` must be a libucp (its functions have the types declared here) and must
-            /// never be closed.
-            pub(super) unsafe fn find(
-                library: &libloading::Library,
-            ) -> Result<Self, (&'static str, libloading::Error)> {
-                Ok(Self {
-                    $($name: {
-                        let name = stringify!($name);
-                        // SAFETY: the caller's promise about the library.
-                        *unsafe { library.get(name) }.map_err(|error| (name, error))?
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 functions! {
+    /// UCX's functions, as found in one library.
+    pub(super) struct Functions;
     fn ucp_get_version(*mut c_uint, *mut c_uint, *mut c_uint);
     fn ucp_config_read(*const c_char, *const c_char, *mut *mut ucp_config_t) -> RawStatus;
     fn ucp_config_modify(*mut ucp_config_t, *const c_char, *const c_char) -> RawStatus;

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 
-from cuda_cluster_dask import imports, kept_ports
+from cuda_cluster_dask import imports, kept_ports, ports
 from cuda_cluster_dask.failure import StartFailure, describe
 from cuda_cluster_dask.status import Status
 
@@ -27,8 +27,10 @@ def run(role, settings, status):
     """Runs a role; returns the exit status."""
     try:
         if role == "scheduler":
-            # First, because it needs nothing that takes long to import.
+            # Where it can't listen is told before there are workers, and mostly before what takes long
+            # to import.
             kept_ports.choose(settings)
+            ports.dashboard_address(settings)
         status.step("importing distributed")
         return _run(role, settings, status)
     except StartFailure as failure:
@@ -52,9 +54,6 @@ def _run(role, settings, status):
     dask.config.set({key: dask.config.interpret_value(value) for key, value in values})
     if settings["protocol"] == "native":
         _check_native()
-    if role == "scheduler":
-        # What it can't listen at is told before there are workers, whose ends would be told instead.
-        kept_ports.dashboard_address(settings)
     if settings["fork"] is not None:
         from cuda_cluster_dask import fork_server
 

@@ -10,22 +10,23 @@ use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use super::{Address, SONAME, SUCCESS, functions, text};
+use super::{Address, SONAME, SUCCESS, text};
 use crate::cuda::Error;
+use crate::functions::functions;
 
 /// `CU_POINTER_ATTRIBUTE_CONTEXT`.
 const CONTEXT: c_int = 1;
 
 functions! {
-    Functions:
-    cuGetErrorString(c_int, *mut *const c_char);
-    cuPointerGetAttribute(*mut c_void, c_int, Address);
-    cuCtxGetCurrent(*mut *mut c_void);
-    cuCtxSetCurrent(*mut c_void);
-    cuCtxSynchronize();
-    cuStreamSynchronize(*mut c_void);
-    cuMemcpyDtoH_v2(*mut c_void, Address, usize);
-    cuMemcpyHtoD_v2(Address, *const c_void, usize);
+    struct Functions;
+    fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
+    fn cuPointerGetAttribute(*mut c_void, c_int, Address) -> c_int;
+    fn cuCtxGetCurrent(*mut *mut c_void) -> c_int;
+    fn cuCtxSetCurrent(*mut c_void) -> c_int;
+    fn cuCtxSynchronize() -> c_int;
+    fn cuStreamSynchronize(*mut c_void) -> c_int;
+    fn cuMemcpyDtoH_v2(*mut c_void, Address, usize) -> c_int;
+    fn cuMemcpyHtoD_v2(Address, *const c_void, usize) -> c_int;
 }
 
 struct Driver {

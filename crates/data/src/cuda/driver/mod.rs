@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::fault::Faults;
 use super::pool::{self, Pool, PoolUse, Sizes};
 use super::{Error, MemoryInfo};
+use crate::functions::functions;
 use cuda_cluster_model::ids::PciAddress;
 
 pub use self::foreign::ForeignContext;
@@ -45,59 +46,33 @@ struct IpcHandle([u8; super::IPC_HANDLE_BYTES]);
 /// `CUdeviceptr`: a device address.
 type Address = u64;
 
-/// Declares a table of functions and how each is looked up.
-macro_rules! functions {
-    ($table:ident: $($name:ident($($argument:ty),*);)*) => {
-        #[allow(non_snake_case, reason = "the driver's own names")]
-        struct $table { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
-
-        impl $table {
-            /// # Safety
-            /// `library` must be a libcuda and must never be closed.
-            unsafe fn find(
-                library: &libloading::Library,
-            ) -> Result<Self, (&'static str, libloading::Error)> {
-                Ok(Self {
-                    $($name: {
-                        let name = stringify!($name);
-                        // SAFETY: the caller's promise about the library.
-                        *unsafe { library.get(name) }.map_err(|error| (name, error))?
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-use functions;
-
 functions! {
-    Functions:
-    cuInit(c_uint);
-    cuGetErrorString(c_int, *mut *const c_char);
-    cuDeviceGetByPCIBusId(*mut c_int, *const c_char);
-    cuDeviceGetName(*mut c_char, c_int, c_int);
-    cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int);
-    cuDevicePrimaryCtxRelease_v2(c_int);
-    cuCtxSetCurrent(*mut c_void);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemAlloc_v2(*mut Address, usize);
-    cuMemFree_v2(Address);
-    cuIpcGetMemHandle(*mut IpcHandle, Address);
-    cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, c_uint);
-    cuIpcCloseMemHandle(Address);
-    cuMemcpyHtoD_v2(Address, *const c_void, usize);
-    cuMemcpyDtoH_v2(*mut c_void, Address, usize);
-    cuDeviceGetAttribute(*mut c_int, c_int, c_int);
-    cuModuleLoadData(*mut *mut c_void, *const c_void);
-    cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char);
-    cuStreamCreate(*mut *mut c_void, c_uint);
-    cuStreamSynchronize(*mut c_void);
-    cuStreamDestroy_v2(*mut c_void);
-    cuLaunchKernel(
+    struct Functions;
+    fn cuInit(c_uint) -> c_int;
+    fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
+    fn cuDeviceGetByPCIBusId(*mut c_int, *const c_char) -> c_int;
+    fn cuDeviceGetName(*mut c_char, c_int, c_int) -> c_int;
+    fn cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int) -> c_int;
+    fn cuDevicePrimaryCtxRelease_v2(c_int) -> c_int;
+    fn cuCtxSetCurrent(*mut c_void) -> c_int;
+    fn cuMemGetInfo_v2(*mut usize, *mut usize) -> c_int;
+    fn cuMemAlloc_v2(*mut Address, usize) -> c_int;
+    fn cuMemFree_v2(Address) -> c_int;
+    fn cuIpcGetMemHandle(*mut IpcHandle, Address) -> c_int;
+    fn cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, c_uint) -> c_int;
+    fn cuIpcCloseMemHandle(Address) -> c_int;
+    fn cuMemcpyHtoD_v2(Address, *const c_void, usize) -> c_int;
+    fn cuMemcpyDtoH_v2(*mut c_void, Address, usize) -> c_int;
+    fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> c_int;
+    fn cuModuleLoadData(*mut *mut c_void, *const c_void) -> c_int;
+    fn cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
+    fn cuStreamCreate(*mut *mut c_void, c_uint) -> c_int;
+    fn cuStreamSynchronize(*mut c_void) -> c_int;
+    fn cuStreamDestroy_v2(*mut c_void) -> c_int;
+    fn cuLaunchKernel(
         *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void,
         *mut *mut c_void, *mut *mut c_void
-    );
+    ) -> c_int;
 }
 
 /// A GPU, accessed through the driver.
