@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Dask's messages from worker to worker over native://, in turns with Dask's TCP, without
+# Dask's messages from worker to worker over direct://, in turns with Dask's TCP, without
 # mapped memory, without memory that is used again, and with distributed-ucxx. Prints medians, CPU time and ratios to TCP.
 # Wants a quiet machine.
 #
-#   scripts/bench-comm.sh [TURNS [CANDIDATE ...]]                  9; tcp native copied fresh ucxx
-#   scripts/bench-comm.sh --graphs WORKERS TURNS [CANDIDATE ...]   tcp native
+#   scripts/bench-comm.sh [TURNS [CANDIDATE ...]]                  9; tcp direct copied fresh ucxx
+#   scripts/bench-comm.sh --graphs WORKERS TURNS [CANDIDATE ...]   tcp direct
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -x .venv/bin/python ] || scripts/setup.sh --tests
+.venv/bin/python scripts/source_tree.py
 if [ -z "${CUDA_CLUSTER_COMM:-}" ]; then
     cargo build --release --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
     export CUDA_CLUSTER_COMM=$PWD/target/release/lib_comm.so

@@ -1,14 +1,14 @@
 """Measures Dask's messages from worker to worker: `bench_comm.py TURNS [CANDIDATE ...]`.
 
-Candidates: tcp, native, copied (native, without mapped memory), fresh (native, without memory that
+Candidates: tcp, direct, copied (direct, without mapped memory), fresh (direct, without memory that
 is used again), ucxx (distributed-ucxx with a thread for progress, its better mode). Each has a
 cluster of its own, all at the same time; they take turns with each single measurement, because the
 machine's speed changes by the second. The clock stops when the result of a task that needs the data
 on the other worker is back. Data are made before. Prints medians, the CPU time of the
 workers, and the ratios to the first candidate: medians of the ratios of each turn.
 
-    bench_comm.py 9 tcp native                          # worker to worker, two workers
-    bench_comm.py --graphs 4 5 tcp native               # x + x.T and merges, four workers
+    bench_comm.py 9 tcp direct                          # worker to worker, two workers
+    bench_comm.py --graphs 4 5 tcp direct               # x + x.T and merges, four workers
 """
 
 import json
@@ -37,9 +37,9 @@ GRAPHS = ("x + x.T", "merge by p2p", "merge by tasks")
 
 ENVIRONMENT = {
     "tcp": {},
-    "native": {},
-    "copied": {"DASK_DISTRIBUTED__COMM__NATIVE__LANE": "copied"},
-    "fresh": {"DASK_DISTRIBUTED__COMM__NATIVE__KEEP_MEMORY": "0"},
+    "direct": {},
+    "copied": {"DASK_DISTRIBUTED__COMM__DIRECT__ROUTE": "copied"},
+    "fresh": {"DASK_DISTRIBUTED__COMM__DIRECT__KEEP_MEMORY": "0"},
     "ucxx": {"UCXPY_PROGRESS_MODE": "thread", "UCXPY_ENABLE_PYTHON_FUTURE": "1"},
 }
 
@@ -130,7 +130,7 @@ def serve(candidate, workers):
     # UCX writes its warnings to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    protocol = {"fresh": "native", "copied": "native"}.get(candidate, candidate)
+    protocol = {"fresh": "direct", "copied": "direct"}.get(candidate, candidate)
     with (
         LocalCluster(
             protocol=protocol, n_workers=workers, threads_per_worker=1, dashboard_address=None,
@@ -210,8 +210,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         serve(sys.argv[2], int(sys.argv[3]))
     elif sys.argv[1] == "--graphs":
-        candidates = sys.argv[4:] or ["tcp", "native"]
+        candidates = sys.argv[4:] or ["tcp", "direct"]
         main(int(sys.argv[3]), GRAPHS, int(sys.argv[2]), candidates)
     else:
-        candidates = sys.argv[2:] or ["tcp", "native", "copied", "fresh", "ucxx"]
+        candidates = sys.argv[2:] or ["tcp", "direct", "copied", "fresh", "ucxx"]
         main(int(sys.argv[1]), [*MOVES, *TASKS], 2, candidates)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the chaos tests with many faults of each kind, those of native:// too, and prints the faults
+# Runs the chaos tests with many faults of each kind, those of direct:// too, and prints the faults
 # and the longest time to end: scripts/chaos.sh [SEED [FAULTS]]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

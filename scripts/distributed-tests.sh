@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs distributed's own tests over native://. Their addresses are rewritten from tcp:// to native://;
+# Runs distributed's own tests over direct://. Their addresses are rewritten from tcp:// to direct://;
 # what is about TCP itself then fails, and is listed with its reason in
 # tests/python/distributed_expected.py. Anything else that fails, fails.
 #
@@ -17,8 +17,9 @@ shift
 python=${PYTHON:-$here/.venv/bin/python}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-export PYTHONDONTWRITEBYTECODE=1 DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME=native
+export PYTHONDONTWRITEBYTECODE=1 DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME=direct
 
+"$python" "$here/scripts/source_tree.py"
 installed=$("$python" -c 'import distributed; print(distributed.__path__[0])')
 version=$("$python" -c 'import distributed; print(distributed.__version__)')
 cp -r "$installed" "$scratch/distributed"
@@ -26,20 +27,20 @@ git -C "$repository" archive "$version" distributed conftest.py pyproject.toml |
     tar -x -C "$scratch" --wildcards '*/tests' conftest.py pyproject.toml
 cd "$scratch"
 mapfile -t tests < <(find distributed -path '*/tests/*.py')
-sed -i 's#tcp://#native://#g; s#setitem(backends, "tcp"#setitem(backends, "native"#
+sed -i 's#tcp://#direct://#g; s#setitem(backends, "tcp"#setitem(backends, "direct"#
     s#import distributed.comm.tcp as tcp#import cuda_cluster_as_tcp as tcp#
     /setitem(backends, "tls", tcp\.TLS/d
     s#from distributed.comm.tcp import TCP#from cuda_cluster_as_tcp import TCP#' "${tests[@]}"
 # Bare addresses are TCP's, and helpers of the tests look for its class and its memory.
-sed -i 's#addr = f"tcp://{addr}"#addr = f"native://{addr}"#' distributed/comm/core.py
+sed -i 's#addr = f"tcp://{addr}"#addr = f"direct://{addr}"#' distributed/comm/core.py
 sed -i 's#isinstance(comm, TCP)#comm#' distributed/utils_test.py
 sed -i 's#elif isinstance(o, (bytes, bytearray)):#elif isinstance(o, (bytes, bytearray)) or "_comm" in type(o).__module__:#' \
     distributed/protocol/utils_test.py
 cat >cuda_cluster_as_tcp.py <<'END'
-from cuda_cluster.comm import Native as TCP  # noqa: F401
-from cuda_cluster.comm import NativeBackend as TCPBackend  # noqa: F401
-from cuda_cluster.comm import NativeConnector as TCPConnector  # noqa: F401
-from cuda_cluster.comm import NativeListener as TCPListener  # noqa: F401
+from cuda_cluster.comm import Direct as TCP  # noqa: F401
+from cuda_cluster.comm import DirectBackend as TCPBackend  # noqa: F401
+from cuda_cluster.comm import DirectConnector as TCPConnector  # noqa: F401
+from cuda_cluster.comm import DirectListener as TCPListener  # noqa: F401
 END
 if [ $# -eq 0 ]; then
     set -- distributed/comm/tests/test_comms.py -k "not tls and not inproc" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs distributed-ucxx's own tests, those of its released package, over native://: their scheme is
+# Runs distributed-ucxx's own tests, those of its released package, over direct://: their scheme is
 # replaced, and the fixture that looks after UCX's context is left out. Those that cannot pass are
 # listed with their reasons (tests/python/distributed_ucxx_expected.py); anything else that fails,
 # fails. Takes a minute.
@@ -10,8 +10,8 @@
 # tests/python/requirements.txt (default: that of .venv).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-native=1
-if [ "${1:-}" = --ucxx ]; then native=; shift; fi
+direct=1
+if [ "${1:-}" = --ucxx ]; then direct=; shift; fi
 python=${PYTHON:-$here/.venv/bin/python}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -23,10 +23,10 @@ cp -r "$installed/tests" "$scratch/ucxx_tests"
 cp "$installed"/*.yaml "$scratch"
 cd "$scratch"
 expected=()
-if [ -n "$native" ]; then
+if [ -n "$direct" ]; then
     expected=(-p distributed_ucxx_expected)
-    sed -i -E 's#"(ucxx?|tcp)://#"native://#g; s#f"ucxx?://#f"native://#g
-        s#\["ucx", "ucxx"\]#["native"]#; s#(scheme ==|protocol=|get_backend\() ?"ucx"#\1 "native"#
+    sed -i -E 's#"(ucxx?|tcp)://#"direct://#g; s#f"ucxx?://#f"direct://#g
+        s#\["ucx", "ucxx"\]#["direct"]#; s#(scheme ==|protocol=|get_backend\() ?"ucx"#\1 "direct"#
         s#ucxx\.get_address\(\)#"127.0.0.1"#; /^import ucxx$/d
         s#\bucxx_loop, ##; s#\(ucxx_loop\)#()#; /^ +ucxx_loop,$/d
         s#^import distributed_ucxx .*#import cuda_cluster_as_ucxx as distributed_ucxx#
@@ -37,9 +37,9 @@ if [ -n "$native" ]; then
         exit 2
     fi
     cat >cuda_cluster_as_ucxx.py <<'END_OF_MODULE'
-"""What distributed-ucxx's tests import of it, from native://."""
-from cuda_cluster.comm import NativeBackend as UCXXBackend  # noqa: F401
-from cuda_cluster.comm import NativeListener as UCXXListener  # noqa: F401
+"""What distributed-ucxx's tests import of it, from direct://."""
+from cuda_cluster.comm import DirectBackend as UCXXBackend  # noqa: F401
+from cuda_cluster.comm import DirectListener as UCXXListener  # noqa: F401
 from distributed.utils_test import check_thread_leak, cleanup, loop, loop_in_thread  # noqa: F401
 from distributed.utils_test import gen_test as _gen_test
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fuzzes each reader of topology texts, that of the native engine's messages, and those of native://,
+# Fuzzes each reader of topology texts, that of the native engine's messages, and those of direct://,
 # for a short time, starting from the seeds in fuzz/seeds.
 # usage: scripts/fuzz.sh [SECONDS]      seconds for each reader, 20 by default
 set -eu

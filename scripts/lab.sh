@@ -14,7 +14,7 @@
 # Needs root, debootstrap and Debian's packages. From nothing, both suites take a quarter of an hour on
 # two cores. All of it stays in target/lab (5 GB); nothing is installed on this machine. The program must
 # run on Debian 12. Dask and PyPI's libucx come from .venv (scripts/setup.sh --tests),
-# native:// from beside the program (cargo build --lib -p cuda-cluster -p cuda-cluster-comm).
+# direct:// from beside the program (cargo build --lib -p cuda-cluster -p cuda-cluster-comm).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'lab: %s\n' "$*" >&2; exit 2; }

@@ -58,10 +58,7 @@ if [ "$seed" != all ]; then
     all=$(cargo mutants --no-default-features --list "${files[@]/#/--file=}" | wc -l)
     every=$(((all + wanted - 1) / wanted))
 fi
-tests=(
-    plan_configs plan_edges plan_flags plan_keys plan_laws plan_machines plan_nics plan_reasons plan_values spec spec_edges
-    topo_forms topo_fuzz topo_matrix topo_pictures topo_readers
-)
+tests=(plan spec topo)
 judges=(cuda-cluster-model cuda-cluster)
 group deciding "${deciding[@]}" -- "${tests[@]}" --
 judges=(cuda-cluster-supervise)

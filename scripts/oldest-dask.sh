@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the Python package's tests with another Dask, file by file: clusters, scale, adapt, verify,
-# restarts, native://. Skipped is what needs distributed-ucxx or dask-cuda, each release of which requires
+# restarts, direct://. Skipped is what needs distributed-ucxx or dask-cuda, each release of which requires
 # one Dask.
 #
 #   scripts/oldest-dask.sh            every file, with the oldest Dask that we claim (.venv-oldest)
@@ -29,13 +29,16 @@ pytest() {
 if [ "${1:-}" = --short ]; then
     pytest tests/python/test_dask_surface.py
     pytest tests/python/test_cluster.py
-    pytest tests/python/test_work.py -k native
+    pytest tests/python/test_work.py -k direct
     pytest tests/python/test_comm.py -k cluster
     # Where there is no dask-cuda.
     pytest tests/python/test_as_dask_cuda.py -k without
 else
     for file in tests/python/test_*.py; do
-        pytest "$file"
+        [ "$file" = tests/python/test_comm_device.py ] || pytest "$file"
     done
+    # Device memory, on a made-up machine.
+    scripts/made-up.sh 2 "$(realpath --no-symlinks "$python")" -m pytest -q -rs -p no:cacheprovider --timeout 900 \
+        "$PWD/tests/python/test_comm_device.py" || status=1
 fi
 exit "$status"

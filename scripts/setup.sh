@@ -90,6 +90,7 @@ if [ "${1:-}" = --tests ]; then
             cp "$list" "$venv/installed.txt"
         fi
     done
+    .venv/bin/python scripts/source_tree.py
 fi
 if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then
     say "installing cargo-mutants into target/tools"

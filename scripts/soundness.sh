@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of the UCX layer and of the data plane under valgrind, which must find nothing but
-# memory that UCX keeps. Then those of native:// (python/comm) with the address sanitizer, with the
+# memory that UCX keeps. Then those of direct:// (python/comm) with the address sanitizer, with the
 # thread sanitizer, and, as far as they make no system calls that Miri does not know, under Miri. Then
 # opens and closes connections repeatedly in one process, and prints what it holds before and after.
 # Takes about ten minutes on two cores, plus the builds.
@@ -56,7 +56,7 @@ memcheck() {
 # checked NAME COMMAND...: fails if the tests do, or the sanitizer finds something.
 checked() {
     local name=$1; shift
-    echo "== native:// with $name"
+    echo "== direct:// with $name"
     if CARGO_TARGET_DIR=target/$name "$@" >"$scratch/$name.out" 2>&1; then
         grep "test result" "$scratch/$name.out" && echo "nothing found" && return
     fi
@@ -80,13 +80,13 @@ if [[ $part == all || $part == comm ]]; then
         exit 2
     fi
     target=$(rustc -vV | sed -n 's/^host: //p')
-    tests=(-p cuda-cluster-comm --no-default-features --target "$target")
+    tests=(-p cuda-cluster-comm -p cuda-cluster-data --no-default-features --target "$target")
     checked asan env RUSTFLAGS=-Zsanitizer=address cargo +nightly test "${tests[@]}"
     checked tsan env RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std "${tests[@]}"
     # Frames are addresses of another language, so pointers are made of numbers.
     checked miri env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
         PROPTEST_CASES="${PROPTEST_CASES:-4}" cargo +nightly miri test "${tests[@]}" --lib -- \
-        wire:: greeting:: reader:: outbox:: memory::tests::
+        wire:: greeting:: reader:: outbox:: memory::pool:: memory::kept::
 fi
 if [[ $part == all || $part == cycles ]]; then
     echo "== $cycles connections opened and closed"

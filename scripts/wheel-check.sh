@@ -7,6 +7,8 @@
 #                                     without a compiler, Rust, hwloc or UCX
 #   scripts/wheel-check.sh --short    the debug wheel in a new environment on this machine, with the
 #                                     Dask of .venv: part of the tests
+#   scripts/wheel-check.sh --source   what pip builds from an sdist has the files of the wheel; with the
+#                                     network, in a few minutes
 #
 # Clusters run with processes, a network and shared memory of their own.
 set -euo pipefail
@@ -73,7 +75,7 @@ use() {
     check "the README is true in Python" python "$here/program.py"
     check "its communication backend loads" python -c "
 import distributed.comm.registry as registry
-registry.get_backend(\"native\")"
+registry.get_backend(\"direct\")"
     nothing_left
 }
 '
@@ -112,6 +114,22 @@ if [ "${1:-}" = --short ]; then
         has $here/demo/share $packages/cuda_cluster-*.dist-info/sboms/cuda-cluster.cyclonedx.json tokio
         use
         end"
+    exit
+fi
+
+if [ "${1:-}" = --source ]; then
+    scripts/wheel.sh --debug >/dev/null
+    export MATURIN_PEP517_ARGS="--profile dev --strip false" CARGO_TARGET_DIR=$PWD/target/wheel/source
+    python3 -m venv "$scratch/venv"
+    "$scratch/venv/bin/python" -m pip install --quiet --disable-pip-version-check build
+    "$scratch/venv/bin/python" -m build --sdist --outdir "$scratch" . >"$scratch/log" 2>&1 ||
+        fail "no sdist: $(tail -n 5 "$scratch/log")"
+    "$scratch/venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
+        --wheel-dir "$scratch" "$scratch"/*.tar.gz
+    files() { python3 -m zipfile --list "$1" | awk 'NR > 1 { print $1 }' | sort; }
+    files "$scratch"/*.whl | grep --quiet _comm.abi3.so || fail "the module is not in the wheel from an sdist"
+    diff <(files "$scratch"/*.whl) <(files target/wheels/debug/*.whl) || fail "the wheel from an sdist is another"
+    echo "the wheel from an sdist has $(files "$scratch"/*.whl | wc -l) files, as that of scripts/wheel.sh"
     exit
 fi
 

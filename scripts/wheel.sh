@@ -42,6 +42,8 @@ work=$PWD/target/wheel
 share=$work/data/data/share
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
+# Optimised across crates, which a build from source does without.
+export CARGO_PROFILE_RELEASE_LTO=thin
 umask 022
 mkdir -p "$work"
 
@@ -90,24 +92,12 @@ build_hwloc() {
     rm -rf "$source"
 }
 
-# Where maturin looks for files to install elsewhere, and for the package's compiled modules.
-module=python/cuda_cluster/_comm.abi3.so
-trap 'rm -f cuda_cluster.data "$module"' EXIT
-build() {
-    if [ "$mode" = --debug ]; then
-        maturin build --profile dev --locked --quiet --strip false --compatibility linux --auditwheel skip "$@"
-    else
-        maturin build --release --locked --quiet --target "$target" \
-            --compatibility "manylinux_${glibc/./_}" --auditwheel check "$@"
-    fi
-}
-
 if [ "$mode" = --debug ]; then
-    program=$PWD/target/debug/cuda-cluster
     wheels=target/wheels/debug
+    arguments=(--profile dev --strip false --compatibility linux --auditwheel skip)
 else
-    program=$PWD/target/$target/release/cuda-cluster
     wheels=target/wheels
+    arguments=(--target "$target" --compatibility "manylinux_${glibc/./_}" --auditwheel check)
     # The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
     # UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows.
     zigcc=$work/zigcc
@@ -149,39 +139,18 @@ END
 END
 fi
 
-# The first build makes the program, which writes its own pages; the second packs them.
-say "building the program"
+say "building the wheel"
 rm -rf "$work/data" "$wheels"/*.whl
-build --out "$work/first"
-mkdir -p "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
-"$program" man "$share/man/man1"
-"$program" completions bash >"$share/bash-completion/completions/cuda-cluster"
-"$program" completions zsh >"$share/zsh/site-functions/_cuda-cluster"
-"$program" completions fish >"$share/fish/vendor_completions.d/cuda-cluster.fish"
 if [ "$mode" != --debug ]; then
     install -D -m 644 "$prefix/COPYING.hwloc" "$share/doc/cuda-cluster/COPYING.hwloc"
 fi
-# The package's module in Rust, which runs on any Python from 3.11 on (abi3).
-say "building the module"
-build_module() { cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm "$@"; }
-if [ "$mode" = --debug ]; then
-    build_module
-    install -m 755 target/debug/lib_comm.so "$module"
-else
-    build_module --release --target "$target"
-    install -m 755 "target/$target/release/lib_comm.so" "$module"
-    strip "$module"
-    cargo tree --locked --package cuda-cluster-comm --target "$target" --edges normal --prefix none \
-        --format '{p}|{l}' >"$work/module.txt"
-fi
-say "packing"
-ln -sfn "$work/data" cuda_cluster.data
-build --out "$wheels"
-rm -rf "$work/first"
+wheel=$("$tools/bin/python" scripts/wheel_backend.py "$wheels" "$share" "${arguments[@]}")
 if [ "$mode" = --debug ]; then
     exit
 fi
-python3 scripts/wheel_sbom.py "$wheels"/*.whl "$work/linked.json" "$work/module.txt" >"$work/sbom.json"
+cargo tree --locked --package cuda-cluster-comm --target "$target" --edges normal --prefix none \
+    --format '{p}|{l}' >"$work/module.txt"
+python3 scripts/wheel_sbom.py "$wheel" "$work/linked.json" "$work/module.txt" >"$work/sbom.json"
 
 # Nothing that a bare machine may lack, nothing newer than its glibc, no path of this machine.
 audit() {
@@ -200,8 +169,11 @@ audit() {
     done
     say "$(basename "$1") needs $needed(at most $newest)"
 }
+rm -rf "$work/packed"
+python3 -m zipfile --extract "$wheel" "$work/packed"
+program=$(echo "$work"/packed/cuda_cluster-*.data/scripts/cuda-cluster)
 audit "$program"
-audit "$module"
+audit "$work/packed/cuda_cluster/_comm.abi3.so"
 
 # The tarball: the program under bin, the rest under share. The Debian package has the same, where
 # Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.
@@ -212,7 +184,6 @@ rm -rf "$stage" "$dist"
 mkdir -p "$stage" "$dist"
 documents=$stage/usr/share/doc/cuda-cluster
 install -D -m 755 "$program" "$stage/usr/bin/cuda-cluster"
-strip "$stage/usr/bin/cuda-cluster"
 cp -r "$share" "$stage/usr/share"
 mkdir -p "$documents/examples"
 cp README.md CHANGELOG.md LICENSE "$documents/"

@@ -96,7 +96,7 @@ fn programs_that_cannot_be_edited_run_over_it() {
 }
 
 #[test]
-fn dasks_messages_travel_over_native_connections() {
+fn dasks_messages_travel_over_direct_connections() {
     told_by("test_comm.py");
 }
 
@@ -111,32 +111,32 @@ fn device_memory_travels_from_device_to_device() {
 }
 
 #[test]
-fn memory_that_native_connections_share_is_never_changed_by_others() {
+fn memory_that_direct_connections_share_is_never_changed_by_others() {
     told_by("test_comm_memory.py");
 }
 
 #[test]
-fn native_connections_heed_the_memory_limits_of_dasks_workers() {
+fn direct_connections_heed_the_memory_limits_of_dasks_workers() {
     told_by("test_comm_limits.py");
 }
 
 #[test]
-fn who_speaks_another_language_than_native_connections_is_told() {
+fn who_speaks_another_language_than_direct_connections_is_told() {
     told_by("test_comm_languages.py");
 }
 
 #[test]
-fn native_connections_carry_on_whatever_is_killed_or_stopped() {
+fn direct_connections_carry_on_whatever_is_killed_or_stopped() {
     told_by("test_comm_chaos.py");
 }
 
 #[test]
-fn strangers_stopped_peers_and_lost_networks_harm_no_native_connection() {
+fn strangers_stopped_peers_and_lost_networks_harm_no_direct_connection() {
     told_by("test_comm_strangers.py");
 }
 
 #[test]
-fn native_connections_join_hosts_and_outlive_links_that_fail() {
+fn direct_connections_join_hosts_and_outlive_links_that_fail() {
     told_by("test_comm_hosts.py");
 }
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from cuda_cluster.program import program_path, version
 
-# Loaded when first used: each worker of Dask loads this package for `native://` alone.
+# Loaded when first used: each worker of Dask loads this package for `direct://` alone.
 _HOMES = {
     "cluster": ("Cluster", "attach", "up"),
     "errors": ("ClusterError", "ProgramNotFound", "WrongInput"),

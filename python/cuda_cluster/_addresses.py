@@ -1,13 +1,13 @@
-"""Addresses of ``native://``.
+"""Addresses of ``direct://``.
 
 *Invariant:* what is no address is a ValueError that names it; a port is never taken for another one.
 """
 
 from __future__ import annotations
 
-from distributed.comm.addressing import parse_host_port
+from cuda_cluster._internals import parse_host_port
 
-PREFIX = "native://"
+PREFIX = "direct://"
 
 #: The largest port.
 MOST = 65535

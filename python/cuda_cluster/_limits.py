@@ -1,4 +1,4 @@
-"""How much memory ``native://`` holds for later messages, of what Dask lets a worker have.
+"""How much memory ``direct://`` holds for later messages, of what Dask lets a worker have.
 
 What is held counts as memory of the process, by which Dask decides when a worker spills, pauses, and is
 ended. So a worker holds a share of its limit, and nothing once the process has as much as the lowest of
@@ -14,11 +14,10 @@ import weakref
 from typing import Any
 
 from dask.utils import parse_bytes
-from distributed.core import Status
-from distributed.system import MEMORY_LIMIT
-from distributed.worker_memory import WorkerMemoryManager
+from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
+from cuda_cluster._internals import MEMORY_LIMIT, WorkerMemoryManager
 from cuda_cluster._settings import setting
 
 #: Of the memory limit of a worker, or of the machine's memory: at most this is held.
@@ -34,25 +33,25 @@ _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 _told: tuple[int, int | None] | None = None
 
 
-def bound(native: Any) -> None:
+def bound(direct: Any) -> None:
     """Tells the Rust part what this process may hold now."""
     global _told
     now = _bounds()
     if now != _told:
-        native.bound_memory(*now)
+        direct.bound_memory(*now)
         _told = now
 
 
-def follow(server: Any, native: Any) -> None:
+def follow(server: Any, direct: Any) -> None:
     """Heeds the memory limit of a worker, which may change while it runs."""
     manager = getattr(server, "memory_manager", None)
     # A nanny's is that of another process.
     if isinstance(manager, WorkerMemoryManager):
         _workers.add(server)
         interval = manager.memory_monitor_interval * 1000
-        callback = PeriodicCallback(functools.partial(bound, native), interval)
-        server.periodic_callbacks["native-memory"] = callback
-    bound(native)
+        callback = PeriodicCallback(functools.partial(bound, direct), interval)
+        server.periodic_callbacks["direct-memory"] = callback
+    bound(direct)
 
 
 def _bounds() -> tuple[int, int | None]:
@@ -61,7 +60,7 @@ def _bounds() -> tuple[int, int | None]:
     limited = [manager for manager in managers if manager.memory_limit]
     limits = [manager.memory_limit for manager in limited]
     keep = min([MOST, *(limit // SHARE for limit in (MEMORY_LIMIT, *limits))])
-    keep = parse_bytes(setting("distributed.comm.native.keep-memory", keep))
+    keep = parse_bytes(setting("distributed.comm.direct.keep-memory", keep))
     return keep, min(map(_threshold, limited), default=None)
 
 

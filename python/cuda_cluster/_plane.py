@@ -1,4 +1,4 @@
-"""Memory between Dask's processes over UCX, for ``native://``.
+"""Memory between Dask's processes over UCX, for ``direct://``.
 
 *Device memory*: a process that has a CUDA context and RMM says so when it connects. Between two such
 processes, frames in device memory stay there. UCX is opened for the first of them, because that and RMM
@@ -30,11 +30,11 @@ logger = logging.getLogger("cuda_cluster.comm")
 
 #: What each end of a connection tells the other: whether it takes frames in device memory, and large
 #: ones of host memory, over UCX.
-DEVICES, HOST = "native-devices", "native-host-by-ucx"
+DEVICES, HOST = "direct-devices", "direct-host-by-ucx"
 
 #: The key of the process at an end of a connection, with which others seal UCX's addresses for it. Only
 #: who has been let in is told, so UCX gets no address from anybody else.
-KEY = "native-ucx-key"
+KEY = "direct-ucx-key"
 
 #: How messages between two processes with GPUs are serialized.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
@@ -71,8 +71,8 @@ class _Plane:
     offer on older connections is still fetched.
     """
 
-    def __init__(self, native: Any):
-        self._native = native
+    def __init__(self, direct: Any):
+        self._direct = direct
         self._is_open = False
         self._transports: list[str] = []
         self._no_devices: str | None = None
@@ -87,14 +87,14 @@ class _Plane:
     @property
     def key(self) -> bytes:
         """This process's key (`KEY`)."""
-        return bytes(self._native.plane_key())
+        return bytes(self._direct.plane_key())
 
     def takes_devices(self) -> bool:
         """Whether this process has device memory that others may send to."""
         # A context may still be made: the next connection asks again.
         self._has_devices = self._has_devices or (
-            setting("distributed.comm.native.devices", True)
-            and self._native.has_context()
+            setting("distributed.comm.direct.devices", True)
+            and self._direct.has_context()
             and importlib.util.find_spec("rmm") is not None
         )
         return self._has_devices and self.usable and self.moves_devices
@@ -119,20 +119,20 @@ class _Plane:
                 self._no_devices = str(error)
         if self._no_devices is not None:
             self.moves_devices = False
-            logger.warning("native:// moves device memory through host memory: %s", self._no_devices)
+            logger.warning("direct:// moves device memory through host memory: %s", self._no_devices)
         return self.moves_devices
 
     def _opens(self) -> bool:
         if not self._is_open and self.usable:
             try:
-                opened = self._native.open_plane(_library())
+                opened = self._direct.open_plane(_library())
             except (OSError, RuntimeError) as error:
                 self._give_up(error)
             else:
                 version, self._transports, self._no_devices, exposed = opened
                 self._is_open = True
                 transports = ", ".join(self._transports)
-                logger.info("native:// uses UCX %s with %s", version, transports)
+                logger.info("direct:// uses UCX %s with %s", version, transports)
                 if exposed is not None:
                     logger.warning("%s", exposed)
         return self._is_open and self.usable
@@ -147,7 +147,7 @@ class _Plane:
         if not good and not self._warned:
             self._warned = True
             logger.warning(
-                "native:// sends large frames to other machines over sockets: a port of RDMA is active "
+                "direct:// sends large frames to other machines over sockets: a port of RDMA is active "
                 "here, but UCX uses %s",
                 ", ".join(ways) or "nothing that it names",
             )
@@ -167,7 +167,7 @@ class _Plane:
     def _give_up(self, why: object) -> None:
         if self.usable:
             logger.warning(
-                "native:// does without UCX: device memory goes through host memory, and frames to "
+                "direct:// does without UCX: device memory goes through host memory, and frames to "
                 "other machines over sockets: %s",
                 why,
             )
@@ -186,12 +186,12 @@ class _Plane:
         }
         if not own or not self._is_open:
             return [*frames, b""], None
-        transfer = self._native.offer(connection, events, list(own.values()))
+        transfer = self._direct.offer(connection, events, list(own.values()))
         sizes = [
             (at, on_device is not None, on_device[1] if on_device else memoryview(frame).nbytes)
             for at, (frame, on_device) in own.items()
         ]
-        description = msgpack.packb((self._native.address_for(peer), transfer.id, sizes))
+        description = msgpack.packb((self._direct.address_for(peer), transfer.id, sizes))
         return [*(b"" if at in own else frame for at, frame in enumerate(frames)), description], transfer
 
     def fetch(self, connection: Any, events: Any, frames: list[Any], peer: bytes) -> Any:
@@ -209,13 +209,13 @@ class _Plane:
                 memory = self._memory(on_device, length)
                 frames[at] = memory if on_device else memoryview(memory)
                 own.append((memory, place(memory)))
-            return self._native.fetch(connection, events, address, peer, number, own)
+            return self._direct.fetch(connection, events, address, peer, number, own)
         except WRONG as error:
             raise ConnectionError(f"the frames that the peer offers cannot be taken: {error}") from error
 
     def _memory(self, on_device: bool, length: int) -> Any:
         if not on_device:
-            return self._native.memory(length)
+            return self._direct.memory(length)
         if not self.opens_for_devices() or self._allocate is None:
             raise ConnectionError("a frame is in device memory, which this process cannot fetch")
         return self._allocate(length)
@@ -225,11 +225,11 @@ _process: int | None = None
 _plane: _Plane | None = None
 
 
-def of_this_process(native: Any) -> _Plane:
+def of_this_process(direct: Any) -> _Plane:
     """What this process moves over UCX."""
     global _process, _plane
     if _plane is None or _process != os.getpid():
-        _process, _plane = os.getpid(), _Plane(native)
+        _process, _plane = os.getpid(), _Plane(direct)
     return _plane
 
 
@@ -262,7 +262,7 @@ def _contiguous(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
 
 
 def _lane() -> str:
-    return str(setting("distributed.comm.native.lane", "auto"))
+    return str(setting("distributed.comm.direct.route", "auto"))
 
 
 def _has_rdma() -> bool:

@@ -1,4 +1,4 @@
-"""Peers that do not let this process in, for ``native://``: told once, and tried more slowly.
+"""Peers that do not let this process in, for ``direct://``: told once, and tried more slowly.
 
 A worker tries to reach its scheduler for ever, ten times a second, whatever the reason is why it cannot.
 """
@@ -45,7 +45,7 @@ def note(address: str, why: str) -> None:
     """An address has refused this process: a warning says so, once for each reason."""
     if (address, why) not in _told:
         _told.add((address, why))
-        logger.warning("native:// cannot connect to %s: %s", address, why)
+        logger.warning("direct:// cannot connect to %s: %s", address, why)
     _refused[address] += 1
 
 

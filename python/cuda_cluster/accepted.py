@@ -16,6 +16,8 @@ from datetime import timedelta
 from numbers import Integral, Real
 from typing import Any
 
+from cuda_cluster import _table
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -62,6 +64,10 @@ def _text(value: Any) -> str:
         raise TypeError
     if "\0" in value:
         raise ValueError("must not contain a NUL character")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ValueError("must not contain half of a character (a lone surrogate)") from None
     return value
 
 
@@ -163,43 +169,27 @@ PLAIN = Kind("a text, a number, or a list or mapping of them", _tree)
 SPEC = Kind("a path, a mapping, or a list of them", _either(_spec, _each(_spec)))
 
 
-def _of(kind: Kind, names: str) -> dict[str, Kind]:
-    return dict.fromkeys(names.split(), kind)
-
+_KINDS = {
+    "switch": SWITCH,
+    "whole": WHOLE,
+    "text": TEXT,
+    "name": NAME,
+    "path": PATH,
+    "size": SIZE,
+    "limit": LIMIT,
+    "span": SPAN,
+    "ports": PORTS,
+    "devices": DEVICES,
+    "names": NAMES,
+    "files": FILES,
+    "resources": RESOURCES,
+}
 
 #: What the program's flags take.
 FLAGS: dict[str, Kind] = {
-    **_of(
-        WHOLE,
-        "n_workers workers_per_gpu cpu_workers threads_per_worker nthreads scheduler_cores "
-        "adapt_minimum start_workers cudf_spill_stats",
-    ),
-    **_of(
-        SWITCH,
-        "simulate strict verify rmm_managed_memory rmm_async rmm_track_allocations enable_nvlink "
-        "enable_infiniband enable_tcp_over_ucx enable_rdmacm dashboard enable_cudf_spill",
-    ),
-    **_of(
-        TEXT,
-        "name engine busy_gpus display_gpus cpus memory_policy control_device ucx_compat ucx_preset "
-        "host interface listen_address contact_address restart unresponsive protocol "
-        "dashboard_prefix worker_class worker_names start_method ucx_version join",
-    ),
-    **_of(
-        PATH,
-        "topology rmm_log_directory ucx local_directory scheduler_file pid_file tls_ca_file tls_cert "
-        "tls_key python",
-    ),
-    **_of(SIZE, "rmm_pool_size rmm_maximum_pool_size rmm_release_threshold"),
-    **_of(LIMIT, "memory_limit device_memory_limit"),
-    **_of(SPAN, "ready_within grace answer_within death_timeout lifetime"),
-    **_of(PORTS, "scheduler_port worker_port dashboard_address"),
-    **_of(NAME, "worker_name"),
-    **_of(DEVICES, "gpus"),
-    **_of(NAMES, "net_devices exclude_nics set_rmm_allocator_for_libs pre_import"),
-    **_of(FILES, "preload"),
-    **_of(RESOURCES, "resources"),
-    **_of(SPEC, "spec"),
+    **{keyword: _KINDS[takes] for keyword, takes in _table.TAKES.items()},
+    "nthreads": WHOLE,
+    "spec": SPEC,
 }
 
 

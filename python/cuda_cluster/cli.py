@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from cuda_cluster import program
+from cuda_cluster import _table, program
 from cuda_cluster.dask import client, cuda_worker
 from cuda_cluster.errors import ClusterError
 
@@ -27,15 +27,7 @@ _VALUES = (
 
 #: Options that are on or off, with the opposite.
 _SWITCHES = {
-    "enable-cudf-spill": "disable-cudf-spill",
-    "rmm-managed-memory": "no-rmm-managed-memory",
-    "rmm-async": "no-rmm-async",
-    "rmm-track-allocations": "no-rmm-track-allocations",
-    "dashboard": "no-dashboard",
-    "enable-tcp-over-ucx": "disable-tcp-over-ucx",
-    "enable-infiniband": "disable-infiniband",
-    "enable-nvlink": "disable-nvlink",
-    "enable-rdmacm": "disable-rdmacm",
+    **{on.replace("_", "-"): off.removeprefix("--") for on, off in _table.OFF.items() if on != "verify"},
     # dask-jobqueue passes one of them; here the supervisor is the nanny.
     "nanny": "no-nanny",
 }

@@ -1,10 +1,10 @@
-"""``native://``, a communication backend for ``distributed``.
+"""``direct://``, a communication backend for ``distributed``.
 
 Dask finds it by its entry point::
 
-    LocalCluster(protocol="native")
-    dask scheduler --protocol native
-    dask worker native://127.0.0.1:8786
+    LocalCluster(protocol="direct")
+    dask scheduler --protocol direct
+    dask worker direct://127.0.0.1:8786
 
 On one machine, large frames go from process to process with one copy, into memory that is used
 again: the receiver copies them (``process_vm_readv``), or the sender writes them to memory that both
@@ -14,12 +14,12 @@ device memory go over UCX (``cuda_ipc``, ``rc``), from device to device; a proce
 CUDA context before it connects. `UCX_*` variables say what UCX may use.
 It does not encrypt: where Dask requires encryption, use ``tls://``.
 
-Configuration, under ``distributed.comm.native``:
+Configuration, under ``distributed.comm.direct``:
 
 ``secret-file``
     A file with 64 hexadecimal digits that is not open to all users. If set, both ends of every TCP connection must know the secret.
     Connections of one user's processes on one machine need none: the kernel tells who they are.
-``lane``
+``route``
     How large frames travel: "auto", or on one machine only "mapped", "copied" or "socket", or
     everywhere "ucx".
 ``devices``
@@ -48,22 +48,27 @@ from pathlib import Path
 from typing import Any
 
 from dask.utils import parse_timedelta
-from distributed.comm.addressing import unparse_host_port
-from distributed.comm.core import (
+import tornado.netutil as netutil
+
+from cuda_cluster import _addresses, _limits, _plane, _refusals, _settings
+from cuda_cluster._addresses import PREFIX
+from cuda_cluster._internals import (
     BaseListener,
+    BaseTCPBackend,
     Comm,
     CommClosedError,
     Connector,
     FatalCommClosedError,
+    RequireEncryptionMixin,
+    backends,
+    ensure_concrete_host,
+    ensure_memoryview,
+    from_frames,
+    getaddrinfo,
+    nbytes,
+    to_frames,
+    unparse_host_port,
 )
-from distributed.comm.registry import backends
-from distributed.comm.tcp import BaseTCPBackend, RequireEncryptionMixin, _getaddrinfo
-from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
-from distributed.utils import ensure_memoryview, nbytes
-from tornado import netutil
-
-from cuda_cluster import _addresses, _limits, _plane, _refusals, _settings
-from cuda_cluster._addresses import PREFIX
 from cuda_cluster._settings import setting
 
 logger = logging.getLogger(__name__)
@@ -86,7 +91,7 @@ def _load() -> Any:
     found = [path for path in ([Path(named)] if named else built) if path.exists()]
     if not found:
         raise ImportError(
-            f"native:// needs {name}, which is not here; "
+            f"direct:// needs {name}, which is not here; "
             "hint: cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
         )
     path = str(max(found, key=lambda path: path.stat().st_mtime))
@@ -111,10 +116,10 @@ def check() -> None:
 def _of_connection() -> dict[str, Any]:
     timeout = setting("distributed.comm.timeouts.tcp")
     return {
-        "secret": _secret(setting("distributed.comm.native.secret-file")),
+        "secret": _secret(setting("distributed.comm.direct.secret-file")),
         "tcp_timeout": float(parse_timedelta(timeout, default="seconds")),
         # What UCX does not carry goes over sockets.
-        "lane": str(setting("distributed.comm.native.lane", "auto")).replace("ucx", "socket"),
+        "route": str(setting("distributed.comm.direct.route", "auto")).replace("ucx", "socket"),
     }
 
 
@@ -123,12 +128,13 @@ def _secret(path: str | None) -> bytes | None:
         return None
     try:
         with open(path) as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read()
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read()
         secret = bytes.fromhex(text.strip())
     except OSError as error:
         raise ValueError(
             f"{path} can't be read: {error.strerror}; "
-            "hint: distributed.comm.native.secret-file names it"
+            "hint: distributed.comm.direct.secret-file names it"
         ) from error
     except ValueError:
         secret = b""
@@ -138,7 +144,7 @@ def _secret(path: str | None) -> bytes | None:
     if len(secret) != 32:
         raise ValueError(
             f"{path} is not a secret: 64 hexadecimal digits; "
-            "hint: distributed.comm.native.secret-file names it"
+            "hint: distributed.comm.direct.secret-file names it"
         )
     return secret
 
@@ -204,9 +210,9 @@ def _warn(connection: Any) -> None:
     if _warned or not (why := connection.refused):
         return
     _warned = True
-    way = "through memory that both map" if connection.lanes[2] else "over Unix sockets"
+    way = "through memory that both map" if connection.routes[2] else "over Unix sockets"
     logger.warning(
-        "native:// may not read the memory of its peers; large frames go %s instead; hint: %s",
+        "direct:// may not read the memory of its peers; large frames go %s instead; hint: %s",
         way,
         why,
     )
@@ -228,14 +234,14 @@ class _Ended:
         raise ConnectionError("this process has closed the connection")
 
     @property
-    def lanes(self) -> Any:
+    def routes(self) -> Any:
         raise ConnectionError("this process has closed the connection")
 
     def abort(self) -> None:
         pass
 
 
-class Native(Comm):
+class Direct(Comm):
     """An established connection."""
 
     def __init__(
@@ -268,7 +274,7 @@ class Native(Comm):
         they may be written to memory that both have mapped; ``devices`` and ``ucx`` have UCX's lanes for
         memory of devices and of the host, once some has come, and are None where UCX is not used."""
         try:
-            *copies, maps = self._connection.lanes
+            *copies, maps = self._connection.routes
         except OSError:
             return {}
         # The ends of a TCP connection have ports; those that connected over a Unix socket do not.
@@ -280,7 +286,7 @@ class Native(Comm):
     def handshake_info(self) -> dict[str, Any]:
         plane = _plane.of_this_process(_comm)
         try:
-            elsewhere = not any(self._connection.lanes)
+            elsewhere = not any(self._connection.routes)
         except OSError:
             elsewhere = False
         return {
@@ -456,17 +462,17 @@ def _connect_unix(names: list[str]) -> socket.socket | None:
     return None
 
 
-class NativeConnector(Connector, RequireEncryptionMixin):
+class DirectConnector(Connector, RequireEncryptionMixin):
     prefix = PREFIX
     encrypted = False
 
     async def connect(
         self, address: str, deserialize: bool = True, **connection_args: Any
-    ) -> Native:
+    ) -> Direct:
         self._check_encryption(address, connection_args)
         host, port = _addresses.of_peer(address)
         error: OSError | None = None
-        for family, _, _, _, place in await _getaddrinfo(host, port, family=socket.AF_UNSPEC):
+        for family, _, _, _, place in await getaddrinfo(host, port, family=socket.AF_UNSPEC):
             try:
                 await _refusals.pause(PREFIX + address)
                 comm = await self._connect(family, place, address, deserialize)
@@ -478,7 +484,7 @@ class NativeConnector(Connector, RequireEncryptionMixin):
                 error = failure
         raise CommClosedError(f"cannot connect to {PREFIX}{address}: {error}") from error
 
-    async def _connect(self, family: int, place: Any, address: str, deserialize: bool) -> Native:
+    async def _connect(self, family: int, place: Any, address: str, deserialize: bool) -> Direct:
         host, port = place[:2]
         names = [_socket_name(host, port)]
         if _is_local(family, host):
@@ -510,10 +516,10 @@ class NativeConnector(Connector, RequireEncryptionMixin):
             connection.abort()
             raise
         own = PREFIX + unparse_host_port(*local)
-        return Native(connection, loop, own, PREFIX + address, deserialize)
+        return Direct(connection, loop, own, PREFIX + address, deserialize)
 
 
-class NativeListener(BaseListener, RequireEncryptionMixin):
+class DirectListener(BaseListener, RequireEncryptionMixin):
     prefix = PREFIX
     encrypted = False
 
@@ -593,7 +599,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
             host = connection.host or self.get_host_port()[0]
             local, peer = (host, self.get_host_port()[1]), (host, 0)
         own, other = (PREFIX + unparse_host_port(*end) for end in (local, peer))
-        comm = Native(connection, self._loop, own, other, self.deserialize)
+        comm = Direct(connection, self._loop, own, other, self.deserialize)
         comm.allow_offload = self.allow_offload
         try:
             await self.on_connection(comm)
@@ -604,7 +610,7 @@ class NativeListener(BaseListener, RequireEncryptionMixin):
 
     def get_host_port(self) -> tuple[str, int]:
         if self._bound is None:
-            raise ValueError("invalid operation on non-started NativeListener")
+            raise ValueError("invalid operation on non-started DirectListener")
         return self._bound
 
     @property
@@ -627,14 +633,14 @@ def _listen_unix(sock: socket.socket, backlog: int) -> socket.socket | None:
         unix.listen(backlog)
     except OSError as error:
         unix.close()
-        logger.warning("native:// has no Unix socket for %s:%s, and uses TCP: %s", host, port, error)
+        logger.warning("direct:// has no Unix socket for %s:%s, and uses TCP: %s", host, port, error)
         return None
     return unix
 
 
-class NativeBackend(BaseTCPBackend):
-    _connector_class = NativeConnector
-    _listener_class = NativeListener
+class DirectBackend(BaseTCPBackend):
+    _connector_class = DirectConnector
+    _listener_class = DirectListener
 
 
-backends.setdefault("native", NativeBackend())
+backends.setdefault("direct", DirectBackend())

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cuda_cluster import accepted
+from cuda_cluster import _table, accepted
 from cuda_cluster.errors import ClusterError, ProgramNotFound
 
 #: The path of a spec file, or what would stand in one.
@@ -26,28 +26,8 @@ Specs: TypeAlias = "Spec | Sequence[Spec] | None"
 NAME = "cuda-cluster"
 VARIABLE = "CUDA_CLUSTER_BIN"
 
-#: Flags whose `False` is another flag.
-_OFF = {
-    "enable_nvlink": "--disable-nvlink",
-    "enable_infiniband": "--disable-infiniband",
-    "enable_tcp_over_ucx": "--disable-tcp-over-ucx",
-    "enable_rdmacm": "--disable-rdmacm",
-    "enable_cudf_spill": "--disable-cudf-spill",
-    "dashboard": "--no-dashboard",
-    "rmm_managed_memory": "--no-rmm-managed-memory",
-    "rmm_async": "--no-rmm-async",
-    "rmm_track_allocations": "--no-rmm-track-allocations",
-    "verify": "--no-verify",
-}
-
-#: Flags whose `False` is what a spec says.
-_OFF_BY_SPEC = ("simulate", "strict")
-
 #: Variables that this package has set in this process for clients of a cluster, and their values.
 _for_clients: dict[str, str] = {}
-
-#: Flags that are repeated for several values.
-_REPEATED = {"preload"}
 
 
 def program_path() -> str:
@@ -105,13 +85,13 @@ def flags(keywords: Mapping[str, Any]) -> list[str]:
             continue
         flag = "--" + keyword.replace("_", "-")
         if value is False:
-            arguments += [_OFF[keyword]] if keyword in _OFF else []
+            arguments += [_table.OFF[keyword]] if keyword in _table.OFF else []
         elif value is True:
             arguments.append(flag)
         elif isinstance(value, Mapping):
             arguments.append(f"{flag}={' '.join(f'{name}={one}' for name, one in value.items())}")
         elif isinstance(value, (list, tuple, set, frozenset, range)):
-            if keyword in _REPEATED:
+            if _table.TAKES.get(keyword) == "files":
                 arguments += [f"{flag}={one}" for one in value]
             else:
                 arguments.append(f"{flag}={','.join(map(str, value))}")
@@ -167,7 +147,8 @@ class SpecFiles:
     """
 
     def __init__(self, specs: Specs, keywords: Mapping[str, Any]) -> None:
-        off = {name: False for name in _OFF_BY_SPEC if keywords.get(name) is False}
+        switches = {name for name, takes in _table.TAKES.items() if takes == "switch"}
+        off = {name: False for name in switches - _table.OFF.keys() if keywords.get(name) is False}
         #: To be passed to the program (`pass_fds`).
         self.descriptors: list[int] = []
         self.arguments: list[str] = []

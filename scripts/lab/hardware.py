@@ -215,8 +215,8 @@ def rdma_lanes():
               containing("rc_verbs/roce"), lambda: lanes(state()))  # fmt: skip
 
 
-#: Two processes with a connection of `native://` over TCP, as between machines: what arrives, and how.
-NATIVE = """
+#: Two processes with a connection of `direct://` over TCP, as between machines: what arrives, and how.
+DIRECT = """
 import asyncio, json, subprocess, sys
 from cuda_cluster import comm
 from distributed.comm import connect, listen
@@ -241,7 +241,7 @@ async def main():
         print(json.dumps({"ours": comm.received(), "theirs": got["received"],
                           "lanes": end.extra_info["ucx"]}))
         return
-    async with listen("native://127.0.0.1:0", answer) as listener:
+    async with listen("direct://127.0.0.1:0", answer) as listener:
         command = [sys.executable, "-c", sys.orig_argv[-1], listener.contact_address]
         ended = await asyncio.create_subprocess_exec(*command)
         sys.exit(await ended.wait())
@@ -250,15 +250,15 @@ asyncio.run(main())
 """
 
 
-def native():
-    what = "native:// between machines: large frames by rc on the port that UCX may use, both ways"
+def direct():
+    what = "direct:// between machines: large frames by rc on the port that UCX may use, both ways"
     if not pathlib.Path("/lab/lib_comm.so").exists():
         table.not_run(what, "no Dask and lib_comm.so: scripts/setup.sh --tests; cargo build -p cuda-cluster-comm")
         return
     environment = {**os.environ, "PYTHONPATH": "/lab/dask", "CUDA_CLUSTER_COMM": "/lab/lib_comm.so",
                    "UCX_NET_DEVICES": PORTS["gpu0"], **ONLY_RDMA}  # fmt: skip
     before = sent(PORTS["gpu0"])
-    found = json.loads(sh("python3", "-c", NATIVE, env=environment).splitlines()[-1])
+    found = json.loads(sh("python3", "-c", DIRECT, env=environment).splitlines()[-1])
     check(what, [3 << 21, 3 << 21, f"rc_verbs/{PORTS['gpu0']}"],
           [found["ours"]["ucx"], found["theirs"]["ucx"],
            next((lane for lane in found["lanes"] if "roce" in lane), "none")])  # fmt: skip
@@ -267,7 +267,7 @@ def native():
         """at least the packets of 12 MiB in 4 KiB each"""
         return seen >= 3072
 
-    check("native:// between machines: the packets that the kernel counts", enough,
+    check("direct:// between machines: the packets that the kernel counts", enough,
           lambda: sent(PORTS["gpu0"]) - before)  # fmt: skip
 
 
@@ -463,7 +463,7 @@ def libraries():
               lambda: {w["name"]: w["restarts"] for w in state()["workers"]})  # fmt: skip
 
 
-PARTS = [places, topology, nics, bindings, other_commands, rdma_lanes, native, cables, kills, control_groups,
+PARTS = [places, topology, nics, bindings, other_commands, rdma_lanes, direct, cables, kills, control_groups,
          refusals, libraries]  # fmt: skip
 
 if __name__ == "__main__":

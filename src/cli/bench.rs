@@ -6,9 +6,10 @@ use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
 use super::flags::whole;
-use super::measure::{Form, Memory, Outcome, Subject, Together, Ways};
+use super::measure::{Form, Outcome, Ways, measured, unmeasured};
 use super::signals::Signals;
 use super::{output, reach, source, workloads};
+use crate::cluster::measure::{Memory, Subject, Together, Wanted};
 use crate::cluster::{Cluster, FindError};
 use crate::ids::ClusterName;
 use crate::units::Size;
@@ -85,11 +86,11 @@ fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
     let (outcome, end) = reach::runtime()?.block_on(links.measure())?;
     let usual = if std::io::stdout().is_terminal() { Form::Heat } else { Form::Table };
     let whole = matches!(end, Ok(None));
-    if whole || !outcome.pairs.is_empty() {
+    if whole || !outcome.pairs().is_empty() {
         outcome.show(links.output.unwrap_or(usual))?;
     }
     if !whole {
-        let count = outcome.pairs.len();
+        let count = outcome.pairs().len();
         output::note(&match count {
             0 => "it was ended before anything was measured".to_owned(),
             1 => "it was ended after 1 measurement".to_owned(),
@@ -100,7 +101,7 @@ fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
         return Ok(Exit::Signal(number));
     }
     let failed = |pair: &Pair| matches!(pair.verdict, Verdict::Failed(_));
-    Ok(if outcome.pairs.iter().any(failed) { Exit::Failed } else { Exit::Done })
+    Ok(if outcome.pairs().iter().any(failed) { Exit::Failed } else { Exit::Done })
 }
 
 /// How a measurement ended: by a signal, or whole.
@@ -118,14 +119,15 @@ impl LinksArguments {
             cluster.stop().await;
             return measured;
         }
-        let subject = Subject::found(&reach::find(self.name.as_ref())?)?;
+        let subject = Subject::of(&reach::find(self.name.as_ref())?).map_err(unmeasured)?;
         self.measured(&subject).await
     }
 
     async fn measure_own(&self, cluster: &Cluster) -> Result<(Outcome, End), Failure> {
         let plan = cluster.plan().clone();
         let root = cluster.paths().root().to_owned();
-        self.measured(&Subject::new(plan.name.clone(), root, plan)?).await
+        let subject = Subject::new(plan.name.clone(), root, plan).map_err(unmeasured)?;
+        self.measured(&subject).await
     }
 
     async fn measured(&self, subject: &Subject) -> Result<(Outcome, End), Failure> {
@@ -136,12 +138,17 @@ impl LinksArguments {
             (_, true) => Together::BothWays,
             _ => Together::None,
         };
+        let wanted = self.ways.wanted(subject)?;
+        let wanted = Wanted {
+            memory: wanted.memory.or(Some(Memory::Host)),
+            host_sizes: sizes.clone(),
+            device_sizes: sizes,
+            together,
+            ..wanted
+        };
         let (mut signals, mut outcome) = (Signals::new()?, Outcome::of(subject));
-        let sizes = |_| sizes.clone();
         let end = tokio::select! {
-            done = self.ways.measure(subject, Memory::Host, sizes, together, &mut outcome) => {
-                done.map(|()| None)
-            }
+            done = measured(&wanted, subject, false, &mut outcome) => done.map(|()| None),
             number = signals.next() => Ok(Some(number)),
         };
         Ok((outcome, end))

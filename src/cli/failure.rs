@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::cluster::detached::{NOT_READY, USAGE};
 use crate::os::exhausted::Exhausted;
 
 /// The documented exit codes.
@@ -35,8 +36,8 @@ impl Exit {
         match self {
             Exit::Done => 0,
             Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::NotReady => 3,
+            Exit::Usage => USAGE,
+            Exit::NotReady => NOT_READY,
             Exit::Unverified => 4,
             Exit::Signal(number) => 128u8.saturating_add(number),
             Exit::Program(code) => code,

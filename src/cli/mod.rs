@@ -19,7 +19,6 @@ mod heat;
 mod input;
 mod logs;
 mod measure;
-mod meter;
 mod output;
 mod pages;
 mod plan;

@@ -1,15 +1,19 @@
 //! Signals from the user: the first asks the cluster to stop, the second kills it.
 
+use nix::sys::signal::Signal::SIGHUP;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::{Exit, Failure};
+use crate::os::process::ignores;
 use crate::supervise::Escalation;
 
 /// The signals that ask a foreground process to end.
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    hangup: Signal,
+    /// Unless it was ignored when this process started: under nohup(1) a cluster outlives its
+    /// terminal.
+    hangup: Option<Signal>,
     /// Number of signals so far.
     count: u32,
     /// The first signal's number.
@@ -28,7 +32,10 @@ impl Signals {
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            hangup: listen(SignalKind::hangup())?,
+            hangup: match ignores(SIGHUP) {
+                true => None,
+                false => Some(listen(SignalKind::hangup())?),
+            },
             count: 0,
             first: None,
         })
@@ -36,10 +43,16 @@ impl Signals {
 
     /// Waits for the next signal and returns its number.
     pub(super) async fn next(&mut self) -> u8 {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => 2,
             _ = self.terminate.recv() => 15,
-            _ = self.hangup.recv() => 1,
+            _ = hangup => 1,
         }
     }
 

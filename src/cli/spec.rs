@@ -30,6 +30,8 @@ pub(super) struct Arguments {
 enum Command {
     /// Print the JSON Schema of a spec
     Schema,
+    /// Print the flags that set keys of a spec, as JSON
+    Flags,
     /// Print a commented spec for a machine, to begin with
     Init {
         /// Machine: a file, or a built-in name like dgx-h100 [default: this machine]
@@ -58,6 +60,7 @@ enum Command {
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     match &arguments.command {
         Command::Schema => output::print_json(&spec::schema())?,
+        Command::Flags => output::print_json(&spec::flags().collect::<Vec<_>>())?,
         Command::Init { topology } => {
             let machine = match topology {
                 Some(name) => source::load(name)?,

@@ -3,18 +3,11 @@
 use clap::Args;
 
 use super::failure::{Exit, Failure};
-use super::measure::{Form, Outcome, Subject, Together, Ways};
+use super::measure::{Form, Outcome, Ways, measured, unmeasured};
 use super::{output, reach};
 use crate::cluster::Handle;
+use crate::cluster::measure::{Subject, Wanted};
 use crate::ids::ClusterName;
-use crate::wire::peer::MemoryKind;
-
-/// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
-/// memory.
-const SIZES_BYTES: (u64, u64) = (1 << 20, 64 << 20);
-
-/// As [`SIZES_BYTES`], for Dask, whose Python would be most of a smaller message.
-const DASK_SIZES_BYTES: (u64, u64) = (16 << 20, 64 << 20);
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
@@ -40,7 +33,9 @@ pub(super) struct Arguments {
 /// Measures every ordered pair of workers and judges the lanes that it used.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
-    let outcome = reach::runtime()?.block_on(measured(&found, &arguments.ways))?;
+    let subject = Subject::of(&found).map_err(unmeasured)?;
+    let (wanted, mut outcome) = (arguments.ways.wanted(&subject)?, Outcome::of(&subject));
+    reach::runtime()?.block_on(measured(&wanted, &subject, false, &mut outcome))?;
     match arguments.output {
         Some(form) => outcome.show(form)?,
         None => outcome.show_answer(arguments.strict)?,
@@ -51,9 +46,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 /// Verifies a cluster that is starting, and summarizes the result. If the verification fails,
 /// prints what is not as expected; for a program that reads JSON, to standard error.
 pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<String, Failure> {
-    let outcome = measured(cluster, &Ways::default()).await?;
+    let subject = Subject::of(cluster).map_err(unmeasured)?;
+    let (wanted, mut outcome) = (Wanted::verification(&subject), Outcome::of(&subject));
+    measured(&wanted, &subject, true, &mut outcome).await?;
     if good(&outcome, false) {
-        let pairs = outcome.pairs.len();
+        let pairs = outcome.pairs().len();
         return Ok(format!("verified: {pairs} ways use the lanes that they should"));
     }
     match form {
@@ -64,19 +61,7 @@ pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<Str
     Err(Failure::new(Exit::Unverified, error))
 }
 
-async fn measured(cluster: &Handle, ways: &Ways) -> Result<Outcome, Failure> {
-    let subject = Subject::found(cluster)?;
-    let (host, device) = if subject.is_dask() { DASK_SIZES_BYTES } else { SIZES_BYTES };
-    let size = |memory| match memory {
-        MemoryKind::Host => vec![host],
-        MemoryKind::Device => vec![device],
-    };
-    let mut outcome = Outcome::of(&subject);
-    ways.measure(&subject, subject.memories(), size, Together::None, &mut outcome).await?;
-    Ok(outcome)
-}
-
 /// Whether every connection is as expected.
 fn good(outcome: &Outcome, strict: bool) -> bool {
-    outcome.pairs.iter().all(|pair| pair.verdict.is_good(strict))
+    outcome.pairs().iter().all(|pair| pair.verdict.is_good(strict))
 }

@@ -4,10 +4,10 @@
 //! *Invariant:* each family has its help once, and before its samples.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use crate::probe::{GpuGauges, Traffic};
 use crate::supervise::ClusterState;
+use crate::supervise::metrics::{Families, Figure, label};
 
 /// Texts in Prometheus's format as one: samples of the same family come together.
 pub(super) fn merged(texts: &[String]) -> String {
@@ -27,61 +27,45 @@ pub(super) fn merged(texts: &[String]) -> String {
     lines.fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// A figure of a GPU: name, kind, help, and how it is read.
-type GpuFigure = (&'static str, &'static str, &'static str, fn(&GpuGauges) -> Option<f64>);
-
-const GPU: [GpuFigure; 9] = [
-    ("memory_used_bytes", "gauge", "Device memory in use.", |gpu| Some(gpu.used_bytes? as f64)),
-    ("memory_size_bytes", "gauge", "All of its memory.", |gpu| Some(gpu.total_bytes? as f64)),
-    ("busy_ratio", "gauge", "Share of the time in which a kernel ran.", |gpu| {
+const GPU: [Figure<GpuGauges>; 9] = [
+    ("gpu_memory_used_bytes", "gauge", "Device memory in use.", |gpu| Some(gpu.used_bytes? as f64)),
+    ("gpu_memory_size_bytes", "gauge", "All of its memory.", |gpu| Some(gpu.total_bytes? as f64)),
+    ("gpu_busy_ratio", "gauge", "Share of the time in which a kernel ran.", |gpu| {
         Some(f64::from(gpu.busy_percent?) / 100.0)
     }),
-    ("temperature_celsius", "gauge", "Its temperature.", |gpu| Some(f64::from(gpu.celsius?))),
-    ("power_watts", "gauge", "Its power.", |gpu| gpu.watts),
-    ("nvlink_sent_bytes_total", "counter", "Bytes sent over its NVLinks.", |gpu| {
+    ("gpu_temperature_celsius", "gauge", "Its temperature.", |gpu| Some(f64::from(gpu.celsius?))),
+    ("gpu_power_watts", "gauge", "Its power.", |gpu| gpu.watts),
+    ("gpu_nvlink_sent_bytes_total", "counter", "Bytes sent over its NVLinks.", |gpu| {
         Some(gpu.nvlink_bytes[0]? as f64)
     }),
-    ("nvlink_received_bytes_total", "counter", "Bytes received over its NVLinks.", |gpu| {
+    ("gpu_nvlink_received_bytes_total", "counter", "Bytes received over its NVLinks.", |gpu| {
         Some(gpu.nvlink_bytes[1]? as f64)
     }),
-    ("pcie_sent_bytes_total", "counter", "Bytes sent over PCIe.", |gpu| {
+    ("gpu_pcie_sent_bytes_total", "counter", "Bytes sent over PCIe.", |gpu| {
         Some(gpu.pcie_bytes[0]? as f64)
     }),
-    ("pcie_received_bytes_total", "counter", "Bytes received over PCIe.", |gpu| {
+    ("gpu_pcie_received_bytes_total", "counter", "Bytes received over PCIe.", |gpu| {
         Some(gpu.pcie_bytes[1]? as f64)
     }),
 ];
 
-/// The GPUs' figures, by index.
-pub(super) fn gpus(gpus: &BTreeMap<u32, GpuGauges>) -> String {
-    let mut text = String::new();
-    for (name, kind, help, of) in GPU {
-        let name = format!("gpu_{name}");
-        family(&mut text, &name, kind, help);
-        for (index, value) in gpus.iter().filter_map(|(index, gpu)| Some((index, of(gpu)?))) {
-            sample(&mut text, &name, &format!("gpu=\"{index}\""), value);
-        }
-    }
-    text
-}
+const NIC: [Figure<Traffic>; 2] = [
+    ("nic_sent_bytes_total", "counter", "Bytes that it sent.", |traffic| {
+        Some(traffic.sent_bytes as f64)
+    }),
+    ("nic_received_bytes_total", "counter", "Bytes that it received.", |traffic| {
+        Some(traffic.received_bytes as f64)
+    }),
+];
 
-/// A figure's name, what it counts, and where it stands.
-type Figure = (&'static str, &'static str, fn(&Traffic) -> u64);
-
-/// The NICs' traffic, by name.
-pub(super) fn nics(nics: &BTreeMap<String, Traffic>) -> String {
-    let mut text = String::new();
-    let figures: [Figure; 2] = [
-        ("nic_sent_bytes_total", "Bytes that it sent.", |traffic| traffic.sent_bytes),
-        ("nic_received_bytes_total", "Bytes that it received.", |traffic| traffic.received_bytes),
-    ];
-    for (name, help, of) in figures {
-        family(&mut text, name, "counter", help);
-        for (nic, traffic) in nics {
-            sample(&mut text, name, &format!("nic=\"{}\"", escaped(nic)), of(traffic) as f64);
-        }
-    }
-    text
+/// The GPUs' figures, by index, and the NICs' traffic, by name.
+pub(super) fn devices(gpus: &BTreeMap<u32, GpuGauges>, nics: &BTreeMap<String, Traffic>) -> String {
+    let mut families = Families::default();
+    let gpus = gpus.iter().map(|(index, gpu)| (label("gpu", &index.to_string()), gpu));
+    families.figures(&GPU, &gpus.collect::<Vec<_>>());
+    let nics = nics.iter().map(|(name, traffic)| (label("nic", name), traffic));
+    families.figures(&NIC, &nics.collect::<Vec<_>>());
+    families.into_text()
 }
 
 /// How many connections between workers use each lane, and how many lack what should carry them.
@@ -90,32 +74,14 @@ pub(super) fn lanes(state: &ClusterState, missing: usize) -> String {
     for lane in state.workers.iter().flat_map(|worker| &worker.peers).flat_map(|peer| &peer.lanes) {
         *used.entry(lane).or_default() += 1;
     }
-    let mut text = String::new();
-    let cluster = &state.name;
-    family(&mut text, "lane_connections", "gauge", "Connections of workers that use the lane.");
-    for (lane, count) in used {
-        let labels = format!("cluster=\"{cluster}\",lane=\"{}\"", escaped(lane));
-        sample(&mut text, "lane_connections", &labels, count as f64);
-    }
+    let mut families = Families::default();
+    let cluster = label("cluster", state.name.as_str());
+    let of_lane = |(lane, count)| (format!("{cluster},{}", label("lane", lane)), count as f64);
+    let help = "Connections of workers that use the lane.";
+    families.family("lane_connections", "gauge", help, used.into_iter().map(of_lane));
     let help = "Connections of workers without the lane that should carry their data.";
-    family(&mut text, "downgraded_connections", "gauge", help);
-    let labels = format!("cluster=\"{cluster}\"");
-    sample(&mut text, "downgraded_connections", &labels, missing as f64);
-    text
-}
-
-fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string can't fail.
-    let _ = writeln!(text, "# HELP cuda_cluster_{name} {help}");
-    let _ = writeln!(text, "# TYPE cuda_cluster_{name} {kind}");
-}
-
-fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
-    let _ = writeln!(text, "cuda_cluster_{name}{{{labels}}} {value}");
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    families.family("downgraded_connections", "gauge", help, [(cluster, missing as f64)]);
+    families.into_text()
 }
 
 #[cfg(test)]
@@ -136,7 +102,7 @@ mod tests {
     #[test]
     fn what_a_driver_does_not_tell_has_no_sample() {
         let told = GpuGauges { celsius: Some(40), ..GpuGauges::default() };
-        let text = merged(&[gpus(&BTreeMap::from([(3, told)]))]);
+        let text = merged(&[devices(&BTreeMap::from([(3, told)]), &BTreeMap::new())]);
         assert!(text.ends_with("cuda_cluster_gpu_temperature_celsius{gpu=\"3\"} 40\n"), "{text}");
         assert_eq!(text.lines().count(), 3, "{text}");
     }

@@ -25,6 +25,7 @@ mod logs;
 mod measure;
 mod metrics;
 mod opening;
+mod patience;
 mod server;
 mod watch;
 
@@ -43,6 +44,7 @@ pub use feed::Lanes;
 use guard::{Door, Token};
 pub use measure::{Figures, Meter, ProcessFigures, processes_of};
 pub use opening::Opening;
+use patience::Patient;
 pub use watch::{Update, Watch};
 
 /// Where the page is served.
@@ -206,7 +208,7 @@ impl Dashboard {
     pub async fn serve(self) -> io::Result<()> {
         let router = server::router(self.door, feed::Feeds::of_running());
         match self.listener {
-            Listener::Loopback(listener) => axum::serve(listener, router).await,
+            Listener::Loopback(listener) => axum::serve(Patient::new(listener), router).await,
             Listener::Socket(listener, path) => {
                 let _removed_at_the_end = Removed(path);
                 axum::serve(listener, router).await

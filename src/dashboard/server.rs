@@ -18,6 +18,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -36,12 +37,17 @@ use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
 use super::measure::processes_of;
 use super::{logs, measure, metrics};
-use crate::cluster::{self, BugReport, Control, ControlError, FindError, Paths, recorded_machine};
+use crate::cluster::{
+    self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
+    recorded_machine,
+};
 use crate::ids::ClusterName;
-use crate::os::process;
 use crate::plan::Plan;
-use crate::supervise::ClusterState;
-use crate::text::masked_json;
+use crate::supervise::{ClusterState, metrics as supervise_metrics};
+use crate::text::{in_full, masked_json};
+
+/// Longest time for a cluster's metrics: Prometheus waits for ten seconds, for all of them.
+const SCRAPE: Duration = Duration::from_secs(4);
 
 /// Number of records that a page gets first.
 const RECORDS: usize = 500;
@@ -108,6 +114,13 @@ async fn at_the_door(State(shared): Here, request: Request, next: Next) -> Respo
         },
         Err(refusal) => refused(refusal),
     };
+    if matches!(
+        response.status(),
+        StatusCode::MISDIRECTED_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
+    ) {
+        // Who does not know the token keeps no connection.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
@@ -180,25 +193,39 @@ async fn metrics() -> Response {
         Ok(found) => found,
         Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
     };
-    let mut texts = Vec::new();
+    // One that does not answer keeps no other.
+    let mut asked = tokio::task::JoinSet::new();
     for one in found.running {
-        let control = one.control();
-        // A cluster that does not answer is missing, which Prometheus can watch for.
-        if let Ok(text) = control.text("/metrics").await {
-            texts.push(text);
-        }
-        if let Ok(state) = control.read::<ClusterState>("/v1/state").await {
-            let missing = Subject::of(&one.paths).missing(&state.workers).len();
-            texts.push(metrics::lanes(&state, missing));
-        }
+        asked.spawn(async move {
+            let name = one.name.clone();
+            let texts = tokio::time::timeout(SCRAPE, texts_of(one)).await;
+            texts.unwrap_or_else(|_| vec![supervise_metrics::unanswered(name.as_str())])
+        });
     }
+    let mut texts = asked.join_all().await.concat();
+    texts.sort();
     let devices = tokio::task::spawn_blocking(|| {
         let (gpus, nics) = measure::devices();
-        [metrics::gpus(&gpus), metrics::nics(&nics)]
+        metrics::devices(&gpus, &nics)
     });
-    texts.extend(devices.await.into_iter().flatten());
+    texts.extend(devices.await);
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     (kind, metrics::merged(&texts)).into_response()
+}
+
+/// The metrics of a cluster and of its lanes.
+async fn texts_of(one: Handle) -> Vec<String> {
+    let control = one.control();
+    let mut texts = Vec::new();
+    match control.text("/metrics").await {
+        Ok(text) => texts.push(text),
+        Err(_) => texts.push(supervise_metrics::unanswered(one.name.as_str())),
+    }
+    if let Ok(state) = control.read::<ClusterState>("/v1/state").await {
+        let missing = Subject::of(&one.paths).missing(&state.workers).len();
+        texts.push(metrics::lanes(&state, missing));
+    }
+    texts
 }
 
 #[derive(Deserialize)]
@@ -334,7 +361,7 @@ async fn order(name: &ClusterName, path: &str) -> Response {
     }
 }
 
-/// Starts a measurement of all pairs, by this program's own `verify`; its result goes to all pages.
+/// Starts a measurement of all pairs; its result goes to all pages.
 async fn verify(State(shared): Here, Path(Named { name }): Path<Named>) -> Response {
     let verifying = || shared.verifying.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if !verifying().insert(name.clone()) {
@@ -359,20 +386,19 @@ async fn verified(name: &ClusterName) -> Value {
     let state = control.read::<ClusterState>("/v1/state").await.ok();
     let processes = state.as_ref().map(processes_of).unwrap_or_default();
     let processes: BTreeMap<String, u32> = processes.into_iter().collect();
-    let mut command = tokio::process::Command::new(process::own_program());
-    command.args(["verify", name.as_str(), "-o", "json"]).stdin(std::process::Stdio::null());
-    let output = match command.kill_on_drop(true).output().await {
-        Ok(output) => output,
-        Err(error) => return json!({ "state": "failed", "text": error.to_string() }),
+    let failed = |error: &(dyn std::error::Error + 'static), hint: Option<String>| {
+        let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        json!({ "state": "failed", "text": format!("{}{hint}", in_full(error)) })
     };
-    match serde_json::from_slice::<Value>(&output.stdout) {
-        Ok(told) => {
+    let found = match Handle::attach(name) {
+        Ok(found) => found,
+        Err(error) => return failed(&error, error.hint()),
+    };
+    match found.verify().await {
+        Ok(Verification { pairs, .. }) => {
             let at = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
-            json!({ "state": "done", "at": at, "pairs": told["pairs"], "processes": processes })
+            json!({ "state": "done", "at": at, "pairs": pairs, "processes": processes })
         }
-        Err(_) => {
-            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            json!({ "state": "failed", "text": text })
-        }
+        Err(error) => failed(&error, error.hint()),
     }
 }

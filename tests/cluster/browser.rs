@@ -147,12 +147,14 @@ impl Browser {
         self.ask("POST", "/actions", &json!({ "actions": actions }));
     }
 
-    /// Makes the page this wide, and light or dark.
+    /// Makes the page this wide, light or dark, and without transitions, so that pictures show no moment
+    /// between two colours.
     pub(crate) fn look_like(&self, width: u32, scheme: &str) {
         let size =
             json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.devtools("Emulation.setDeviceMetricsOverride", &size);
-        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let still = json!({ "name": "prefers-reduced-motion", "value": "reduce" });
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }, still]);
         self.devtools("Emulation.setEmulatedMedia", &json!({ "features": features }));
     }
 

@@ -1,5 +1,6 @@
 //! The page's server: who is let in, what a report and Prometheus are told.
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -282,6 +283,52 @@ fn a_report_has_machine_plan_state_events_and_logs_but_no_secrets() {
     down(&sandbox, "told");
     let gone = sandbox.run(&["report", "told"]);
     assert_eq!(gone.code, 2, "{gone}");
+}
+
+#[test]
+fn a_supervisor_that_does_not_answer_is_not_ready_for_prometheus_and_keeps_no_other() {
+    let sandbox = Sandbox::new();
+    for name in ["stopped", "well"] {
+        let asked = ["--n-workers", "1", "--name", name, "--detach"];
+        let up = sandbox.run(&[&EIGHT[..], &asked].concat());
+        assert_eq!(up.code, 0, "{up}");
+    }
+    let served = Served::start(&sandbox);
+    let supervisor = sandbox.state("stopped")["supervisor_pid"].as_u64().expect("a pid");
+    sandbox.signal(supervisor, Signal::SIGSTOP);
+    let metrics = served.metrics().body;
+    sandbox.signal(supervisor, Signal::SIGCONT);
+    assert!(metrics.contains("cuda_cluster_ready{cluster=\"stopped\"} 0\n"), "{metrics}");
+    assert!(metrics.contains("cuda_cluster_ready{cluster=\"well\"} 1\n"), "{metrics}");
+    served.end();
+    down(&sandbox, "stopped");
+    down(&sandbox, "well");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn strangers_that_say_nothing_do_not_keep_the_page_from_others() {
+    let sandbox = Sandbox::new();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 128; exec \"$@\"", "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_cuda-cluster")).args(["dashboard", "--no-browser"]);
+    let served = Served::of(sandbox.spawn_program(command));
+    let silent: Vec<TcpStream> =
+        (0..400).map(|_| TcpStream::connect(&served.address).expect("it listens")).collect();
+    // Those that are too many are dropped; a request is let in when the others' time is over.
+    eventually("it answers", Duration::from_secs(60), || {
+        let ask = std::panic::AssertUnwindSafe(|| served.metrics().status);
+        std::panic::catch_unwind(ask).is_ok_and(|status| status == 200)
+    });
+    // Who does not know the token keeps no connection either.
+    let mut stranger = TcpStream::connect(&served.address).expect("it listens");
+    stranger.set_read_timeout(Some(Duration::from_secs(60))).expect("a limit");
+    write!(stranger, "GET / HTTP/1.1\r\nHost: {}\r\n\r\n", served.address).expect("sent");
+    let mut answer = String::new();
+    stranger.read_to_string(&mut answer).expect("its end");
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    drop(silent);
+    served.end();
 }
 
 #[test]

@@ -9,6 +9,7 @@ use cuda_cluster::cluster::Client;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
+use crate::packages::{packages, python};
 use crate::sandbox::{Sandbox, eventually};
 
 /// An example program, which Cargo builds beside the tests.
@@ -149,6 +150,19 @@ embedding! {
     a_program_is_given_a_verified_cluster_with_its_figures: "verified"
     a_program_is_run_on_each_gpu_to_its_end: "run"
     a_program_with_an_event_loop_waits_for_tasks_and_frees_workers: "client"
+}
+
+#[test]
+fn a_program_measures_a_cluster_of_any_engine_that_answers() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let mut command = Command::new(path_of("embedder"));
+    command.arg("dask").arg(python());
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!((said.code, said.stdout.as_str()), (0, "done\n"), "{said}");
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]

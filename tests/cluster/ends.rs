@@ -56,6 +56,33 @@ fn a_cluster_whose_programs_have_all_done_their_work_is_over() {
 }
 
 #[test]
+fn a_start_that_another_command_ends_is_a_failure() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let hangs = folder.path().join("hangs");
+    fs::write(&hangs, "#!/bin/sh\nexec sleep 1000\n").expect("written");
+    fs::set_permissions(&hangs, fs::Permissions::from_mode(0o755)).expect("executable");
+    let spec = folder.path().join("spec.yaml");
+    let text = format!("version: 1\nnative: {{program: {}}}\n", hangs.display());
+    fs::write(&spec, text).expect("written");
+    let path = spec.to_str().expect("a path");
+    for (name, more) in
+        [("free", &["--detach"][..]), ("owned", &[]), ("proven", &["--detach", "--verify"])]
+    {
+        let machine = ["--topology", "dgx-h100", "--simulate", "--n-workers", "1"];
+        let up = sandbox.spawn(&[&["up", "-f", path, "--name", name], &machine[..], more].concat());
+        eventually("it starts", Duration::from_secs(60), || sandbox.try_state(name).is_some());
+        assert_eq!(sandbox.run(&["down", name]).code, 0);
+        let said = up.wait();
+        assert_eq!(said.code, 1, "{said}");
+        let failure = format!("error: {name} was taken down before it was READY");
+        assert!(said.stderr.contains(&failure), "{said}");
+        assert!(said.stderr.contains("hint: "), "{said}");
+        sandbox.assert_nothing_is_left();
+    }
+}
+
+#[test]
 fn a_cluster_is_down_when_its_supervisor_has_ended_too() {
     let sandbox = Sandbox::new();
     let spec = tempfile::NamedTempFile::new().expect("a file");

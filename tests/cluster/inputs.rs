@@ -421,6 +421,19 @@ fn files_that_may_not_grow_are_a_failure_with_the_limit_and_no_wrong_usage() {
 }
 
 #[test]
+fn a_place_where_no_run_directory_can_be_is_told_with_the_variable_that_says_so() {
+    for place in ["/nonexistent/place", "/etc/passwd", "/proc"] {
+        let mut up = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        up.args(["up", "--detach"]).args(MACHINE).env("XDG_RUNTIME_DIR", place);
+        let output = up.stdin(Stdio::null()).output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{told}");
+        assert!(told.contains("error: cannot create "), "{told}");
+        assert!(told.contains("hint: set XDG_RUNTIME_DIR"), "{told}");
+    }
+}
+
+#[test]
 fn a_full_disk_is_a_failure_and_no_wrong_usage() {
     let sandbox = Sandbox::new();
     let mut plan = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));

@@ -110,6 +110,24 @@ fn a_terminal_that_goes_away_takes_its_cluster_along() {
 }
 
 #[test]
+fn under_nohup_a_cluster_outlives_its_terminal() {
+    let sandbox = Sandbox::new();
+    let mut command = std::process::Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_cuda-cluster")).args(up("kept"));
+    command.env("XDG_RUNTIME_DIR", sandbox.runtime());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut running = command.spawn().expect("it starts");
+    until_ready(&sandbox, "kept");
+    signal(&running, Signal::SIGHUP);
+    signal(&running, Signal::SIGHUP);
+    assert_eq!(sandbox.state("kept")["state"], "ready");
+    assert!(running.try_wait().expect("its status").is_none(), "it goes on");
+    assert_eq!(sandbox.run(&["down", "kept"]).code, 0);
+    assert_eq!(running.wait().expect("it ends").code(), Some(0));
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_killed_owner_takes_its_cluster_along() {
     let sandbox = Sandbox::new();
     let mut running = sandbox.spawn(&up("orphan"));

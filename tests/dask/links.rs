@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::fake_machine::FakeMachine;
 use super::proof::PLAIN;
-use super::python::{self, has_native};
-use super::{down, packages, run_directory, try_up, try_up_native, up, worker};
+use super::python::{self, has_direct};
+use super::{down, packages, run_directory, try_up, try_up_direct, up, worker};
 use crate::sandbox::{Said, Sandbox, eventually};
 
 const TWO: [&str; 2] = ["--n-workers", "2"];
@@ -87,19 +87,19 @@ fn a_running_cluster_is_verified_over_each_protocol() {
 }
 
 #[test]
-fn over_native_the_ways_that_carry_the_bytes_are_shown() {
-    if !has_native() {
+fn over_direct_the_ways_that_carry_the_bytes_are_shown() {
+    if !has_direct() {
         return;
     }
     let sandbox = Sandbox::new();
-    let said = try_up_native(&sandbox, "ours", &TWO, &[]);
+    let said = try_up_direct(&sandbox, "ours", &TWO, &[]);
     assert_eq!(said.code, 0, "{said}");
-    is_verified(&sandbox, "ours", &["native/copy", "native/mapped"]);
+    is_verified(&sandbox, "ours", &["direct/copy", "direct/mapped"]);
     let said = sandbox.run(&["bench", "links", "ours", "--size", "8", "-o", "json"]);
-    assert!(said.stdout.contains("native/unix"), "small messages are on the socket: {said}");
+    assert!(said.stdout.contains("direct/unix"), "small messages are on the socket: {said}");
     assert!(!said.stdout.contains("downgraded"), "as they should be: {said}");
     let wide = sandbox.run(&["ps", "ours", "-o", "wide"]).stdout;
-    assert!(wide.contains("native/copy"), "{wide}");
+    assert!(wide.contains("direct/copy"), "{wide}");
     down(&sandbox, "ours");
 }
 
@@ -119,21 +119,21 @@ fn a_downgrade_of_a_running_cluster_is_exit_code_4_and_has_its_cause() {
     assert!(said.stdout.contains("downgraded: shared memory expected, tcp/"), "{said}");
     assert!(said.stdout.contains("because UCX_POSIX_ERROR_HANDLING=n"), "{said}");
     down(&sandbox, "plain");
-    if !has_native() {
+    if !has_direct() {
         return;
     }
-    let env = [("DASK_DISTRIBUTED__COMM__NATIVE__LANE", "socket")];
-    let said = try_up_native(&sandbox, "socket", &TWO, &env);
+    let env = [("DASK_DISTRIBUTED__COMM__DIRECT__ROUTE", "socket")];
+    let said = try_up_direct(&sandbox, "socket", &TWO, &env);
     assert_eq!(said.code, 0, "{said}");
     let said = sandbox.run(&["verify", "socket"]);
     assert_eq!(said.code, 4, "{said}");
-    let because = "downgraded: shared memory expected, native/unix used because \
-                   distributed.comm.native.lane is socket";
+    let because = "downgraded: shared memory expected, direct/unix used because \
+                   distributed.comm.direct.route is socket";
     assert!(said.stdout.contains(because), "{said}");
     down(&sandbox, "socket");
-    let said = try_up_native(&sandbox, "proof", &[&TWO[..], &["--verify"]].concat(), &env);
+    let said = try_up_direct(&sandbox, "proof", &[&TWO[..], &["--verify"]].concat(), &env);
     assert_eq!(said.code, 1, "{said}");
-    assert!(said.stderr.contains("comes over native/unix; expected was shared memory"), "{said}");
+    assert!(said.stderr.contains("comes over direct/unix; expected was shared memory"), "{said}");
     sandbox.assert_only_the_causes_are_left("proof");
 }
 
@@ -255,7 +255,7 @@ fn device_memory_that_this_python_cannot_have_is_noted_and_never_ok() {
 
 #[test]
 fn device_memory_is_measured_over_the_lanes_that_carry_it() {
-    if !has_native() {
+    if !has_direct() {
         return;
     }
     let (sandbox, folder) = (Sandbox::new(), tempfile::tempdir().expect("a directory"));
@@ -263,7 +263,7 @@ fn device_memory_is_measured_over_the_lanes_that_carry_it() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python");
     let (package, stand_in) = (python::package(), tests.join("stand_in"));
     let path = format!("{}:{}:{}", package.display(), stand_in.display(), tests.display());
-    let run = on_gpus(&sandbox, &fake, &["--protocol", "native"], &path);
+    let run = on_gpus(&sandbox, &fake, &["--protocol", "direct"], &path);
     let said = run(&["verify", "gpus", "-o", "json"]);
     let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
     let of = |memory: &str| -> Vec<Value> {

@@ -63,10 +63,10 @@ fn command(name: &str, flags: &[&str]) -> Command {
     up
 }
 
-/// As [`try_up`], over `native://`, with variables of the user's.
-fn try_up_native(sandbox: &Sandbox, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Said {
+/// As [`try_up`], over `direct://`, with variables of the user's.
+fn try_up_direct(sandbox: &Sandbox, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Said {
     let mut up = command(name, flags);
-    up.args(["--protocol", "native"]).env("PYTHONPATH", python::package());
+    up.args(["--protocol", "direct"]).env("PYTHONPATH", python::package());
     up.envs(env.iter().copied());
     sandbox.spawn_program(up).wait()
 }

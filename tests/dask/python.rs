@@ -31,29 +31,33 @@ pub(crate) fn packages() -> bool {
     there
 }
 
-/// The directory of our Python package, for `PYTHONPATH`.
+/// The directory of our Python package, for `PYTHONPATH`, as if it were installed.
 pub(crate) fn package() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
+    static KNOWN: OnceLock<()> = OnceLock::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    KNOWN.get_or_init(|| {
+        let written = Command::new(path()).arg(root.join("scripts/source_tree.py")).status();
+        assert!(written.expect("Python starts").success());
+    });
+    root.join("python")
 }
 
-/// Whether it has `native://` too; otherwise the calling test is skipped.
-pub(crate) fn has_native() -> bool {
+/// Whether it has `direct://` too; otherwise the calling test is skipped.
+pub(crate) fn has_direct() -> bool {
     let mut import = Command::new(path());
     import.args(["-c", "import cuda_cluster.comm"]).env("PYTHONPATH", package());
     let there = packages() && import.output().is_ok_and(|output| output.status.success());
     if !there {
-        skip("dask", "native:// is not built; cargo build --package cuda-cluster-comm");
+        skip("dask", "direct:// is not built; cargo build --package cuda-cluster-comm");
     }
     there
 }
 
 /// Runs a program that can import the engine's own package; returns the JSON that it prints.
 pub(crate) fn ask(program: &str) -> Value {
-    let folder = tempfile::tempdir().expect("a directory");
-    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cluster/src/dask/python");
-    std::os::unix::fs::symlink(package, folder.path().join("cuda_cluster_dask")).expect("a link");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cluster/src/dask/python");
     let mut command = Command::new(path());
-    command.env("PYTHONPATH", folder.path()).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.args(["-c", program]).output().expect("Python starts");
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         "run" => runtime.block_on(run()),
         "unverified" => runtime.block_on(unverified()),
         "verified" => runtime.block_on(verified()),
+        "dask" => runtime.block_on(dask(&std::env::args().nth(2).expect("a Python"))),
         "client" => runtime.block_on(client()),
         other => panic!("{other:?} is no way"),
     }
@@ -61,6 +62,7 @@ fn blocking() {
     for _ in 0..2 {
         let cluster = simulated().name(name("b")).launch_blocking().expect("READY");
         assert_eq!(cluster.state().expect("told").workers.len(), 1);
+        assert!(cluster.verify().expect("asked").pairs.is_empty(), "there is no other worker");
         let unknown = cluster.restart("gpu7").expect_err("there is none");
         assert!(unknown.to_string().contains("gpu7"), "{unknown}");
         drop(cluster);
@@ -270,10 +272,29 @@ async fn verified() {
     let proof = cluster.verification().expect("it was verified");
     assert_eq!((proof.pairs.len(), proof.objections().count()), (6, 0));
     assert!(proof.pairs.iter().all(|pair| pair.gb_per_s.is_some_and(|rate| rate > 0.0)));
+    let again = cluster.handle().verify().await.expect("measured again");
+    assert_eq!((again.pairs.len(), again.objections().count()), (6, 0));
+    assert!(again.pairs.iter().all(|pair| pair.latency_us.is_some()));
     cluster.stop().await;
     let unasked = simulated().launch().await.expect("READY");
     assert!(unasked.verification().is_none());
     unasked.stop().await;
+}
+
+/// Dask's workers are measured like native ones; ranks of the command engine can't be.
+async fn dask(python: &str) {
+    let wanted = simulated().workers(2).set("engine", "dask").set("dask.python", python);
+    let cluster = wanted.set("dask.protocol", "tcp").launch().await.expect("READY");
+    let measured = cluster.handle().verify().await.expect("measured");
+    assert_eq!((measured.pairs.len(), measured.objections().count()), (2, 0), "{measured:?}");
+    assert!(measured.pairs.iter().all(|pair| pair.gb_per_s.is_some_and(|rate| rate > 0.0)));
+    cluster.stop().await;
+    let command = simulated().set("engine", "command");
+    let command = command.set("command.argv", ["sleep", "1000"]).launch().await.expect("READY");
+    let refused = command.handle().verify().await.expect_err("nobody to ask");
+    assert!(refused.to_string().contains("runs the command engine"), "{refused}");
+    assert!(refused.hint().is_some_and(|hint| hint.contains("native and Dask")), "{refused:?}");
+    command.stop().await;
 }
 
 async fn run() {

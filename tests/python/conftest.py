@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ RUNTIME = os.environ.get("XDG_RUNTIME_DIR", "")
 if not RUNTIME.startswith("/tmp/ccp"):
     RUNTIME = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
 
-# From the source tree; what is started here, notebooks and scripts, finds the same.
+# From the source tree, as if it were installed; what is started here, notebooks and scripts, finds the same.
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
 os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
 os.environ["PYTHONPATH"] = str(ROOT / "python")
@@ -26,6 +27,7 @@ os.environ["PYTHONPATH"] = str(ROOT / "python")
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 sys.path.insert(0, str(ROOT / "python"))
+runpy.run_path(str(ROOT / "scripts/source_tree.py"))
 
 #: A machine that is not here; starts may take their time on a busy one.
 MACHINE = {"topology": "dgx-a100", "simulate": True, "ready_within": "10m"}

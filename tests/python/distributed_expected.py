@@ -1,4 +1,4 @@
-"""A pytest plugin for distributed's own tests, run over native://: which of them cannot pass, and why.
+"""A pytest plugin for distributed's own tests, run over direct://: which of them cannot pass, and why.
 
 Whatever else fails is a fault (`scripts/distributed-tests.sh`).
 """
@@ -6,8 +6,8 @@ Whatever else fails is a fault (`scripts/distributed-tests.sh`).
 import pytest
 
 TCP = "looks into the class or the socket of Dask's TCP"
-TOLD = "native:// says in `extra_info` how messages travel; TCP says nothing"
-JOINED = "TCP joins the header with a small array; native:// gives every array memory of its own"
+TOLD = "direct:// says in `extra_info` how messages travel; TCP says nothing"
+JOINED = "TCP joins the header with a small array; direct:// gives every array memory of its own"
 SCHEME = "the address of something else than the test's cluster: it was rewritten, too"
 HOST = "distributed tells listeners the host that reaches the scheduler if they are TCP's or TLS's"
 IPV6 = "fails over TCP, too: get_ipv6 is deprecated"

@@ -1,4 +1,4 @@
-"""A pytest plugin for distributed-ucxx's own tests, run over native://: which of them cannot pass, and
+"""A pytest plugin for distributed-ucxx's own tests, run over direct://: which of them cannot pass, and
 why.
 
 Whatever else fails is a fault (`scripts/distributed-ucxx-tests.sh`).
@@ -6,8 +6,8 @@ Whatever else fails is a fault (`scripts/distributed-ucxx-tests.sh`).
 
 import pytest
 
-TOLD = "native:// says in `extra_info` how messages travel; ucxx:// says nothing"
-POOL = "needs a GPU, over ucxx://, too; and a pool of RMM is the workers' business, not native://'s"
+TOLD = "direct:// says in `extra_info` how messages travel; ucxx:// says nothing"
+POOL = "needs a GPU, over ucxx://, too; and a pool of RMM is the workers' business, not direct://'s"
 
 EXPECTED = {
     "test_ucxx.py": {"test_ucxx_specific": TOLD},

@@ -1,4 +1,4 @@
-"""Another process that answers over native://, and a connection to it."""
+"""Another process that answers over direct://, and a connection to it."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import asyncio
 from distributed.comm import listen
 
 async def main():
-    async with listen("native://127.0.0.1:0", answer) as listener:
+    async with listen("direct://127.0.0.1:0", answer) as listener:
         print(listener.contact_address, flush=True)
         await asyncio.sleep(3600)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -78,6 +79,13 @@ def test_an_unmodified_program_runs_beside_an_installed_dask_cuda(arguments, tmp
     assert found["worker"] == "cuda_cluster.dask.cuda_worker"
     assert found["devices"] == [0, 1]
     assert "_instead" not in found["utils"], "what is not ours is dask-cuda's"
+
+
+def test_it_says_the_version_of_the_dask_cuda_that_it_is_tested_with():
+    say = "import cuda_cluster.as_dask_cuda, dask_cuda, importlib.metadata as installed; "
+    say += "print(dask_cuda.__version__, installed.version('dask-cuda'))"
+    pinned = re.search(r"^dask-cuda==(\S+)", (ROOT / "tests/python/requirements.txt").read_text(), re.MULTILINE)
+    assert python("-c", say).split() == [pinned[1], pinned[1]]
 
 
 def test_an_unmodified_program_runs_without_dask_cuda(arguments, tmp_path):

@@ -39,11 +39,11 @@ def client(cluster):
 
 def test_it_is_a_cluster_with_what_clusters_have(cluster, client):
     assert isinstance(cluster, Cluster) and cluster.status == Status.running
-    assert cluster.name == "shown" and cluster.scheduler_address.startswith("native://127.0.0.1:")
+    assert cluster.name == "shown" and cluster.scheduler_address.startswith("direct://127.0.0.1:")
     assert cluster.dashboard_link.endswith("/status")
     assert len(cluster.scheduler_info["workers"]) == 3
     assert client.scheduler_info(n_workers=-1)["workers"].keys() == cluster.scheduler_info["workers"].keys()
-    assert repr(cluster).startswith("LocalCUDACluster(shown, 'native://127.0.0.1:")
+    assert repr(cluster).startswith("LocalCUDACluster(shown, 'direct://127.0.0.1:")
     assert cluster.get_client() is client
     assert client.cluster is cluster
 
@@ -103,6 +103,8 @@ def test_scaling_hands_data_on_and_knows_its_limits(cluster, client):
     eventually(lambda: cluster.observed == {0, 1, 2}, "the same ones are back")
     with pytest.raises(ValueError, match="Can not scale beyond visible devices"):
         cluster.scale(1000)
+    with pytest.raises(ValueError, match="n must not be negative: -1"):
+        cluster.scale(-1)
     cluster.scale(cores=2)
     eventually(lambda: cluster.observed == {0, 1}, "two cores")
     cluster.scale(3)

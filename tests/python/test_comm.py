@@ -1,4 +1,4 @@
-"""native://, Dask's messages over our own connections: distributed's interface, with real processes."""
+"""direct://, Dask's messages over our own connections: distributed's interface, with real processes."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ comm = pytest.importorskip(
     "cuda_cluster.comm", reason="cargo build -p cuda-cluster-comm", exc_type=ImportError
 )
 
-ADDRESS = "native://127.0.0.1:0"
+ADDRESS = "direct://127.0.0.1:0"
 #: How large frames travel: chosen, copied from process to process, in memory that both have mapped,
 #: over a Unix socket, over TCP, by UCX.
 WAYS = ["auto", "copied", "mapped", "socket", "tcp", "ucx"]
@@ -49,7 +49,7 @@ def in_a_loop(test):
 def travelling(way, monkeypatch):
     if way == "tcp":
         monkeypatch.setattr(comm, "_connect_unix", lambda names: None)
-    with dask.config.set({"distributed.comm.native.lane": "auto" if way == "tcp" else way}):
+    with dask.config.set({"distributed.comm.direct.route": "auto" if way == "tcp" else way}):
         yield
 
 
@@ -68,11 +68,11 @@ async def pair(address=ADDRESS, **keywords):
 
 
 @contextlib.contextmanager
-def native_cluster():
+def direct_cluster():
     """A client of two workers of Dask's own."""
     with (
         LocalCluster(
-            protocol="native", n_workers=2, threads_per_worker=1, dashboard_address=None
+            protocol="direct", n_workers=2, threads_per_worker=1, dashboard_address=None
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -353,7 +353,7 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
         secret.chmod(0o600)
 
     def knowing(secret):
-        return dask.config.set({"distributed.comm.native.secret-file": str(secret)})
+        return dask.config.set({"distributed.comm.direct.secret-file": str(secret)})
 
     async def serve(end):
         await end.write(await end.read())
@@ -368,7 +368,7 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
                 with knowing(secrets[1]), pytest.raises(OSError, match="secret"):
                     await connect(listener.contact_address, timeout=1)
                 with (
-                    dask.config.set({"distributed.comm.native.secret-file": None}),
+                    dask.config.set({"distributed.comm.direct.secret-file": None}),
                     pytest.raises(FatalCommClosedError, match="the peer has a secret"),
                 ):
                     await connect(listener.contact_address, timeout=1)
@@ -386,7 +386,7 @@ async def test_over_a_network_only_who_knows_the_secret_is_let_in(tmp_path, monk
 @in_a_loop
 async def test_where_encryption_is_required_it_refuses():
     with pytest.raises(RuntimeError, match="encryption required"):
-        await connect("native://127.0.0.1:1", require_encryption=True, timeout=1)
+        await connect("direct://127.0.0.1:1", require_encryption=True, timeout=1)
     with pytest.raises(RuntimeError, match="encryption required"):
         listen(ADDRESS, None, require_encryption=True)
 
@@ -394,17 +394,17 @@ async def test_where_encryption_is_required_it_refuses():
 @pytest.mark.parametrize(
     "address, why",
     [
-        ("native://", "it has no port"),
-        ("native://127.0.0.1", "it has no port"),
-        ("native://[::1]", "it has no port"),
-        ("native://:8786", "it has no host"),
-        ("native://127.0.0.1:0", "nobody listens on port 0"),
-        ("native://127.0.0.1:70000", "a port is at most 65535"),
-        ("native://127.0.0.1:-1", "a port is at most 65535"),
-        ("native://[::1", "it is not HOST:PORT"),
-        ("native://::1:8786", "it is not HOST:PORT"),
-        ("native://host:port", "it is not HOST:PORT"),
-        ("native://127.0.0.1:8786/x", "it is not HOST:PORT"),
+        ("direct://", "it has no port"),
+        ("direct://127.0.0.1", "it has no port"),
+        ("direct://[::1]", "it has no port"),
+        ("direct://:8786", "it has no host"),
+        ("direct://127.0.0.1:0", "nobody listens on port 0"),
+        ("direct://127.0.0.1:70000", "a port is at most 65535"),
+        ("direct://127.0.0.1:-1", "a port is at most 65535"),
+        ("direct://[::1", "it is not HOST:PORT"),
+        ("direct://::1:8786", "it is not HOST:PORT"),
+        ("direct://host:port", "it is not HOST:PORT"),
+        ("direct://127.0.0.1:8786/x", "it is not HOST:PORT"),
     ],
 )
 @in_a_loop
@@ -419,8 +419,8 @@ async def test_what_is_no_address_is_told_with_what_was_given(address, why):
 
 
 def test_a_cluster_with_a_wrong_setting_tells_its_key_before_anything_connects():
-    key = "distributed.comm.native.lane"
-    spec = {"dask": {"config": {key: "fast"}, "protocol": "native"}}
+    key = "distributed.comm.direct.route"
+    spec = {"dask": {"config": {key: "fast"}, "protocol": "direct"}}
     told = f"could not start: {key} must be auto, mapped, copied, socket or ucx: 'fast'"
     with pytest.raises(cuda_cluster.ClusterError, match=told) as raised:
         cuda_cluster.up(**MACHINE, engine="dask", spec=spec, python=sys.executable)
@@ -429,7 +429,7 @@ def test_a_cluster_with_a_wrong_setting_tells_its_key_before_anything_connects()
 
 @in_a_loop
 async def test_addresses_are_true_and_those_of_hosts_with_several_too():
-    async with pair("native://0.0.0.0:0") as (ours, theirs):
+    async with pair("direct://0.0.0.0:0") as (ours, theirs):
         assert ours.extra_info["socket"] == "unix"
         assert ours.same_host and theirs.same_host
         assert ours.peer_address == theirs.local_address
@@ -516,7 +516,7 @@ async def test_a_connection_with_nothing_to_do_wakes_nobody():
                 if line.startswith("voluntary")
             )
             for task in os.listdir("/proc/self/task")
-            if Path(f"/proc/self/task/{task}/comm").read_text().startswith("native")
+            if Path(f"/proc/self/task/{task}/comm").read_text().startswith("direct")
         }
 
     async with pair() as (ours, _):
@@ -604,10 +604,10 @@ def test_memory_goes_back_to_the_system_with_its_array():
 def test_a_cluster_of_dask_works_over_it():
     import dask.array as da
 
-    with native_cluster() as client:
-        assert client.scheduler.address.startswith("native://")
+    with direct_cluster() as client:
+        assert client.scheduler.address.startswith("direct://")
         workers = list(client.scheduler_info()["workers"])
-        assert all(worker.startswith("native://") for worker in workers)
+        assert all(worker.startswith("direct://") for worker in workers)
         x = da.random.default_rng(0).random((1500, 1500), chunks=(500, 500))
         y = (x + x.T).persist()
         assert np.allclose(y.sum().compute(), 2 * x.sum().compute())
@@ -629,15 +629,15 @@ def test_a_cluster_of_dask_works_over_it():
 def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
     with (
         LocalCUDACluster(
-            **MACHINE, protocol="native", n_workers=2, verify=True, name="over-native"
+            **MACHINE, protocol="direct", n_workers=2, verify=True, name="over-direct"
         ) as cluster,
         Client(cluster) as client,
     ):
-        assert cluster.scheduler_address.startswith("native://")
+        assert cluster.scheduler_address.startswith("direct://")
         assert client.submit(sum, [1, 2]).result() == 3
-        state = cuda_cluster.attach("over-native").state(wide=True)
+        state = cuda_cluster.attach("over-direct").state(wide=True)
         lanes = [peer["lanes"] for worker in state.json["workers"] for peer in worker["peers"]]
-        assert lanes == [["native/copy", "native/mapped"]] * 2
+        assert lanes == [["direct/copy", "direct/mapped"]] * 2
         workers = sorted(client.scheduler_info()["workers"])
         data = [client.submit(np.full, 3_000_000, n, workers=workers[n % 2], allow_other_workers=True,
                               retries=5) for n in range(4)]
@@ -646,7 +646,7 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
 
         def received():
             infos = client.scheduler_info(n_workers=-1)["workers"].values()
-            metrics = [info["metrics"].get("native", {}) for info in infos]
+            metrics = [info["metrics"].get("direct", {}) for info in infos]
             return sum(one.get("copied", 0) + one.get("mapped", 0) for one in metrics)
 
         # Heartbeats bring it to the scheduler and its dashboard.
@@ -663,19 +663,19 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
         command = [sys.executable, "-c", stranger, cluster.scheduler_address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert "the peer has a secret, and this process has none" in done.stderr
-        env = cuda_cluster.attach("over-native").env()
+        env = cuda_cluster.attach("over-direct").env()
         environment = {**os.environ, **env}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
                               env=environment)
         assert done.returncode == 0, done.stderr
 
 
-def test_a_python_without_the_package_is_told_what_native_needs():
-    with pytest.raises(cuda_cluster.ClusterError, match="cuda-cluster for the protocol native"):
+def test_a_python_without_the_package_is_told_what_direct_needs():
+    with pytest.raises(cuda_cluster.ClusterError, match="cuda-cluster for the protocol direct"):
         environment = {**os.environ}
         try:
             os.environ.pop("PYTHONPATH")
-            cuda_cluster.up(**MACHINE, engine="dask", protocol="native", python=sys.executable,
+            cuda_cluster.up(**MACHINE, engine="dask", protocol="direct", python=sys.executable,
                             n_workers=1)
         finally:
             os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""native://, random faults under work, from a seed: whatever is killed, stopped, cut off or crowded,
+"""direct://, random faults under work, from a seed: whatever is killed, stopped, cut off or crowded,
 results are right, no worker is lost that was not killed, nothing hangs, and nothing is left.
 
 CHAOS_SEED determines the faults, CHAOS_FAULTS how many there are, and CHAOS_ONLY selects those whose
@@ -71,7 +71,7 @@ def paused(pids, chance):
 
 
 def connections(pid):
-    """This process's sockets that carry native://, as descriptors of our own."""
+    """This process's sockets that carry direct://, as descriptors of our own."""
     libc = ctypes.CDLL(None, use_errno=True)
     with contextlib.ExitStack() as kept:
         pidfd = os.pidfd_open(pid)
@@ -85,13 +85,13 @@ def connections(pid):
                 if got < 0:
                     pytest.skip(f"no descriptor of another process: {os.strerror(ctypes.get_errno())}")
                 sock = socket.socket(fileno=got)
-                if is_native(sock):
+                if is_direct(sock):
                     yield sock
                 else:
                     sock.close()
 
 
-def is_native(sock):
+def is_direct(sock):
     if sock.family != socket.AF_UNIX or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     names = [sock.getsockname(), sock.getpeername()]
@@ -196,7 +196,7 @@ class Struck:
         # Of its own, because how often work is done again is not the seed's.
         self.chance = random.Random(f"{SEED} {number}")
         before = self.settled(why)
-        print(f"native {number}: {kind}")
+        print(f"direct {number}: {kind}")
         results, expected = work(self.client, self.chance)
         killed = self.strike(kind)
         while True:
@@ -239,7 +239,7 @@ def test_results_are_right_whatever_is_killed_stopped_or_cut_off(tmp_path, monke
     chance, before = random.Random(SEED), (descriptors(), set(others()))
     with (
         LocalCUDACluster(
-            protocol="native", n_workers=WORKERS, memory_limit="1 GB", device_memory_limit=None,
+            protocol="direct", n_workers=WORKERS, memory_limit="1 GB", device_memory_limit=None,
             dashboard_address=None, local_directory=str(tmp_path), spec=str(spec), **MACHINE,
         ) as cluster,
         Client(cluster) as client,
@@ -251,7 +251,7 @@ def test_results_are_right_whatever_is_killed_stopped_or_cut_off(tmp_path, monke
                 kind = kinds[number] if FAULTS <= len(kinds) else chance.choice(kinds)
                 struck.turn(number, kind)
         finally:
-            print(f"\nnative: seed {SEED}: {struck.counts.total()} faults in "
+            print(f"\ndirect: seed {SEED}: {struck.counts.total()} faults in "
                   f"{time.monotonic() - begun:.1f}s: {dict(struck.counts)}, {struck.again} times again")
     eventually(lambda: set(others()) <= before[1], f"no process is left: {others()}")
     # Why processes died may be told.

@@ -1,4 +1,4 @@
-"""native://, the end of an interpreter in the middle of transfers: the process ends as it wanted to, and
+"""direct://, the end of an interpreter in the middle of transfers: the process ends as it wanted to, and
 its peer has read right bytes before it is told of the end."""
 
 import asyncio
@@ -28,8 +28,8 @@ import cuda_cluster.comm
 from distributed.comm import connect
 from distributed.protocol import to_serialize
 
-lane, address, size, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-if lane == "tcp":
+route, address, size, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+if route == "tcp":
     cuda_cluster.comm._connect_unix = lambda names: None
 
 async def travel(comm):
@@ -99,20 +99,20 @@ async def write_to_the_end(end):
             await end.write({"data": to_serialize(np.ones(SIZE, dtype="u1"))})
 
 
-@pytest.mark.parametrize("lane", ["copied", "mapped", "tcp", "ucx"])
+@pytest.mark.parametrize("route", ["copied", "mapped", "tcp", "ucx"])
 @pytest.mark.parametrize("how", ENDS)
 @in_a_loop
-async def test_an_interpreter_that_ends_while_it_sends_and_receives(how, lane):
+async def test_an_interpreter_that_ends_while_it_sends_and_receives(how, route):
     code, thread, status = ENDS[how]
     program = PEER.replace("THREAD", str(thread))
     for place, is_it in (("THERE", thread), ("HERE", not thread)):
         program = program.replace(place, code if is_it else "pass")
     before, accepted = descriptors(), asyncio.Queue()
-    environment = {**os.environ, "DASK_DISTRIBUTED__COMM__NATIVE__LANE": lane.replace("tcp", "auto")}
+    environment = {**os.environ, "DASK_DISTRIBUTED__COMM__DIRECT__ROUTE": route.replace("tcp", "auto")}
     async with listen(ADDRESS, accepted.put) as listener:
-        moment = random.Random(how + lane).random() / 5
+        moment = random.Random(how + route).random() / 5
         peer = subprocess.Popen(
-            [sys.executable, "-c", program, lane, listener.contact_address, str(SIZE), str(moment)],
+            [sys.executable, "-c", program, route, listener.contact_address, str(SIZE), str(moment)],
             env=environment, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         end = await asyncio.wait_for(accepted.get(), 120)

@@ -1,4 +1,4 @@
-"""native:// over several hosts, which are networks of this machine: right bytes, a link that is lost,
+"""direct:// over several hosts, which are networks of this machine: right bytes, a link that is lost,
 and strangers who do not know the secret."""
 
 import contextlib
@@ -34,7 +34,7 @@ def cluster_of_two_hosts(timeout="30s"):
         patch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "1000")
         with (
             LocalCUDACluster(
-                protocol="native", host=host.here, n_workers=1, memory_limit="1 GB",
+                protocol="direct", host=host.here, n_workers=1, memory_limit="1 GB",
                 device_memory_limit=None, dashboard_address=None, **MACHINE,
             ) as cluster,
             Client(cluster) as client,
@@ -46,7 +46,7 @@ def cluster_of_two_hosts(timeout="30s"):
 def worker_there(host, cluster, secret=True):
     """Dask's own command, which knows the secret as the guide says."""
     told = cluster._attached.env() if secret else {}
-    key = "DASK_DISTRIBUTED__COMM__NATIVE__SECRET_FILE"
+    key = "DASK_DISTRIBUTED__COMM__DIRECT__SECRET_FILE"
     assert key in told or not secret
     command = host.command(
         sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address,
@@ -117,7 +117,7 @@ def test_arrays_arrive_and_a_link_that_fails_for_a_moment_is_not_noticed():
             right(client, *work)
             assert workers(client) == there
         received = client.run(lambda: __import__("cuda_cluster.comm").comm.received())
-        print(f"\nnative: seed {SEED}: {FAULTS} faults: the link failed for a moment: {received}")
+        print(f"\ndirect: seed {SEED}: {FAULTS} faults: the link failed for a moment: {received}")
         assert all(one["socket"] > 0 and not one["copied"] for one in received.values()), received
 
 

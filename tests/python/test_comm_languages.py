@@ -1,4 +1,4 @@
-"""native://, peers that speak another protocol or know another secret: both ends are told why, once."""
+"""direct://, peers that speak another protocol or know another secret: both ends are told why, once."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from distributed.security import Security
 from test_comm import ADDRESS, comm, in_a_loop
 from test_comm_memory import until
 
-TEXT = "the peer speaks native://, and this process another protocol"
+TEXT = "the peer speaks direct://, and this process another protocol"
 
 
 def said(caplog, logger="cuda_cluster.comm"):
@@ -36,9 +36,9 @@ def test_a_greeting_is_a_message_of_dasks_that_cannot_be_read_because_of_what_it
 
 
 @in_a_loop
-async def test_a_client_of_tcp_and_a_scheduler_of_native_are_told(caplog):
-    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
-        address = scheduler.address.replace("native://", "tcp://")
+async def test_a_client_of_tcp_and_a_scheduler_of_direct_are_told(caplog):
+    async with Scheduler(protocol="direct", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        address = scheduler.address.replace("direct://", "tcp://")
         with caplog.at_level(logging.WARNING, "cuda_cluster.comm"):
             for _ in range(3):
                 with pytest.raises(TypeError, match=TEXT):
@@ -50,9 +50,9 @@ async def test_a_client_of_tcp_and_a_scheduler_of_native_are_told(caplog):
 
 
 @in_a_loop
-async def test_a_client_of_native_and_a_scheduler_of_tcp_are_told(caplog):
+async def test_a_client_of_direct_and_a_scheduler_of_tcp_are_told(caplog):
     async with Scheduler(protocol="tcp", host="127.0.0.1", port=0, dashboard=False) as scheduler:
-        address = scheduler.address.replace("tcp://", "native://")
+        address = scheduler.address.replace("tcp://", "direct://")
         with pytest.raises(FatalCommClosedError, match="the peer speaks tcp:// of Dask"):
             await connect(address, timeout=10)
         # As `deserialize` is off, it sees the text as the name of something.
@@ -77,11 +77,11 @@ async def test_other_strangers_are_named_once(first, language, caplog):
 
 
 @in_a_loop
-async def test_a_client_of_tls_and_a_scheduler_of_native_are_told(caplog):
+async def test_a_client_of_tls_and_a_scheduler_of_direct_are_told(caplog):
     pytest.importorskip("cryptography")
     security = Security.temporary()
-    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
-        address = scheduler.address.replace("native://", "tls://")
+    async with Scheduler(protocol="direct", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        address = scheduler.address.replace("direct://", "tls://")
         with caplog.at_level(logging.WARNING, "cuda_cluster.comm"):
             for _ in range(2):
                 with pytest.raises(OSError) as raised:
@@ -96,11 +96,11 @@ async def test_a_client_of_tls_and_a_scheduler_of_native_are_told(caplog):
 
 
 @in_a_loop
-async def test_a_client_of_native_and_a_scheduler_of_tls_are_told(caplog):
+async def test_a_client_of_direct_and_a_scheduler_of_tls_are_told(caplog):
     pytest.importorskip("cryptography")
     security = {"security": Security.temporary(), "protocol": "tls"}
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False, **security) as scheduler:
-        address = scheduler.address.replace("tls://", "native://")
+        address = scheduler.address.replace("tls://", "direct://")
         for _ in range(2):
             with pytest.raises(OSError, match="trying to connect"):
                 await connect(address, timeout=2)
@@ -111,7 +111,7 @@ async def test_a_client_of_native_and_a_scheduler_of_tls_are_told(caplog):
 
 
 def test_each_reason_of_an_address_is_told_once_until_it_lets_this_process_in(caplog):
-    address, reasons = "native://127.0.0.1:1", ["one", "other", "one", "other"]
+    address, reasons = "direct://127.0.0.1:1", ["one", "other", "one", "other"]
     for why in reasons:
         comm._refusals.note(address, why)
     assert len(said(caplog)) == 2, "once for each reason"
@@ -129,7 +129,7 @@ async def test_a_worker_with_another_secret_says_why_once_and_tries_more_slowly(
     for number in range(2):
         (tmp_path / str(number)).write_text(f"{number:064x}\n")
         (tmp_path / str(number)).chmod(0o600)
-    key = "distributed.comm.native.secret-file"
+    key = "distributed.comm.direct.secret-file"
     pauses, sleep = [], asyncio.sleep
 
     async def slept(seconds):

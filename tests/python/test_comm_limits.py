@@ -1,4 +1,4 @@
-"""native://, Dask's memory limits: workers that hold more than they need would be paused, or ended."""
+"""direct://, Dask's memory limits: workers that hold more than they need would be paused, or ended."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker
 
-from conftest import MACHINE
+from conftest import MACHINE, ROOT
 from test_comm import comm, in_a_loop, pair, travelling
 from test_comm_memory import moved, until
 
@@ -44,7 +44,7 @@ def crosswise(client, factor):
 
 
 @pytest.mark.parametrize("factor", [0.5, 1, 2])
-@pytest.mark.parametrize("protocol", ["native", "tcp"])
+@pytest.mark.parametrize("protocol", ["direct", "tcp"])
 def test_workers_with_little_memory_move_as_much_and_more_and_none_is_ended(
     protocol, factor, tmp_path
 ):
@@ -63,7 +63,7 @@ def test_a_cluster_of_ours_with_little_memory_does_so_too(tmp_path, nothing_is_l
 
     with (
         LocalCUDACluster(
-            n_workers=2, protocol="native", memory_limit=LIMIT, device_memory_limit=None,
+            n_workers=2, protocol="direct", memory_limit=LIMIT, device_memory_limit=None,
             dashboard_address=None, local_directory=str(tmp_path), **MACHINE,
         ) as cluster,
         Client(cluster) as client,
@@ -72,7 +72,7 @@ def test_a_cluster_of_ours_with_little_memory_does_so_too(tmp_path, nothing_is_l
 
 
 @pytest.mark.parametrize("device_memory_limit", ["default", None], ids=["dask-cuda's", "dask's"])
-@pytest.mark.parametrize("protocol", ["native", "tcp"])
+@pytest.mark.parametrize("protocol", ["direct", "tcp"])
 def test_a_cluster_of_ours_that_must_spill_most_of_its_data_finishes_and_no_worker_is_ended(
     protocol, device_memory_limit, tmp_path, nothing_is_left
 ):
@@ -97,9 +97,9 @@ def test_a_cluster_of_ours_that_must_spill_most_of_its_data_finishes_and_no_work
         assert client.run(os.getpid) == processes, "a worker was ended"
 
 
-@pytest.mark.parametrize("lane", ["copied", "mapped"])
+@pytest.mark.parametrize("route", ["copied", "mapped"])
 @in_a_loop
-async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(lane, monkeypatch):
+async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(route, monkeypatch):
     """Whatever the worker was started with: a limit, "auto" or none."""
     metrics = comm._comm
     has, plenty = psutil.Process().memory_info().rss, 1 << 40
@@ -113,9 +113,9 @@ async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(lane, monkeypatch):
             gc.collect()
             await until(lambda: (metrics.kept_memory() + metrics.shared_memory()[1] > 0) == anything)
 
-    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+    async with Scheduler(protocol="direct", host="127.0.0.1", port=0, dashboard=False) as scheduler:
         for given, limited in [(has // 2, True), ("auto", False), (0, False), (has, True)]:
-            with travelling(lane, monkeypatch):
+            with travelling(route, monkeypatch):
                 async with Worker(scheduler.address, nthreads=1, memory_limit=given) as worker:
                     await holds(not limited)
                     for now, limited in [(plenty, False), (has // 2, True), (None, False)]:
@@ -129,7 +129,7 @@ async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(lane, monkeypatch):
 @in_a_loop
 async def test_what_is_held_goes_before_dask_acts():
     """A worker's own data grow, without any message."""
-    async with Scheduler(protocol="native", host="127.0.0.1", port=0, dashboard=False) as scheduler:
+    async with Scheduler(protocol="direct", host="127.0.0.1", port=0, dashboard=False) as scheduler:
         limit = 2 * psutil.Process().memory_info().rss + 400 * MB
         async with Worker(scheduler.address, nthreads=1, memory_limit=limit) as worker:
             async with pair() as (ours, theirs):
@@ -142,3 +142,23 @@ async def test_what_is_held_goes_before_dask_acts():
                     own.append(np.ones(MB, dtype="u1"))
                 await until(lambda: comm._comm.kept_memory() == 0)
                 assert worker.status.name == "running" and own
+
+
+def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_once(tmp_path, caplog, monkeypatch):
+    host_file = pytest.importorskip("dask_cuda.device_host_file", reason="no dask-cuda").DeviceHostFile
+    monkeypatch.syspath_prepend(str(ROOT / "crates/cluster/src/dask/python"))
+    from cuda_cluster_dask import storage
+
+    class Full(dict):
+        def __setitem__(self, key, value):
+            raise OSError(28, "No space left on device")
+
+    data = storage.within_limit(host_file)(
+        worker_local_directory=str(tmp_path), device_memory_limit=MB, memory_limit=1000
+    )
+    data.host_buffer.slow = Full()
+    for number in range(5):
+        data[number] = bytes([number]) * 600
+    assert [data[number] for number in range(5)] == [bytes([number]) * 600 for number in range(5)]
+    told = [record.getMessage() for record in caplog.records if "can't be written" in record.message]
+    assert len(told) == 1 and "No space left" in told[0] and "hint: --local-directory" in told[0]

@@ -1,4 +1,4 @@
-"""native://, the memory that large frames travel through: who may write it, and when it is used again."""
+"""direct://, the memory that large frames travel through: who may write it, and when it is used again."""
 
 import asyncio
 import contextlib
@@ -111,7 +111,7 @@ async def test_a_receiver_that_is_killed_while_it_is_written_to_harms_nobody(mon
         travelling("mapped", monkeypatch),
         monkeypatch.context() as patch,
     ):
-        patch.setenv("DASK_DISTRIBUTED__COMM__NATIVE__LANE", "mapped")
+        patch.setenv("DASK_DISTRIBUTED__COMM__DIRECT__ROUTE", "mapped")
         async with listen(ADDRESS, accepted.put) as listener:
             for turn in range(4):
                 peer = subprocess.Popen([sys.executable, "-c", RECEIVER, listener.contact_address])
@@ -306,7 +306,7 @@ import cuda_cluster.comm as comm
 
 async def main():
     queue = asyncio.Queue()
-    async with listen("native://127.0.0.1:0", queue.put) as listener:
+    async with listen("direct://127.0.0.1:0", queue.put) as listener:
         for _ in range(2):
             ours = await connect(listener.contact_address)
             theirs = await queue.get()
@@ -342,7 +342,7 @@ async def echo(end):
     await end.write(end.extra_info["copies"][0])
 
 async def serve():
-    async with listen("native://127.0.0.1:0", echo) as listener:
+    async with listen("direct://127.0.0.1:0", echo) as listener:
         print(listener.contact_address, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -392,7 +392,7 @@ def test_in_a_namespace_of_its_own_a_process_reads_no_other_and_is_told_why(
 
 def test_an_unknown_lane_is_an_error_that_names_the_others():
     async def main():
-        with dask.config.set({"distributed.comm.native.lane": "fast"}):
+        with dask.config.set({"distributed.comm.direct.route": "fast"}):
             async with listen(ADDRESS, None):
                 pass
 
@@ -404,9 +404,9 @@ def test_an_unknown_lane_is_an_error_that_names_the_others():
 async def test_no_byte_is_wrong_in_seeded_runs():
     """COMM_SEEDS=1000 for the long form: messages of any form over all ways, in both directions."""
     seeds = int(os.environ.get("COMM_SEEDS", "40"))
-    lanes = ["auto", "mapped", "copied", "socket"]
+    routes = ["auto", "mapped", "copied", "socket"]
     for start in range(0, seeds, 10):
-        with dask.config.set({"distributed.comm.native.lane": lanes[start // 10 % 4]}):
+        with dask.config.set({"distributed.comm.direct.route": routes[start // 10 % 4]}):
             async with pair() as (ours, theirs):
 
                 async def send(end, seeds):
@@ -429,13 +429,13 @@ async def test_no_byte_is_wrong_in_seeded_runs():
                 )
 
 
-@pytest.mark.parametrize("lane", ["copied", "mapped", "socket"])
-def test_what_was_received_is_spilled_and_its_memory_is_given_back(lane, tmp_path):
+@pytest.mark.parametrize("route", ["copied", "mapped", "socket"])
+def test_what_was_received_is_spilled_and_its_memory_is_given_back(route, tmp_path):
     """A worker with little memory receives more than it may keep."""
     keep, size, count = 128 * MIB, 40 * MIB, 12
     with (
-        dask.config.set({"distributed.comm.native.lane": lane,
-                         "distributed.comm.native.keep-memory": keep,
+        dask.config.set({"distributed.comm.direct.route": route,
+                         "distributed.comm.direct.keep-memory": keep,
                          # It would drop what two workers have.
                          "distributed.scheduler.active-memory-manager.start": False,
                          "distributed.worker.memory.spill": False,
@@ -443,7 +443,7 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(lane, tmp_pat
                          "distributed.worker.memory.terminate": False,
                          "distributed.worker.memory.target": 0.5}),
         LocalCluster(
-            protocol="native", n_workers=2, threads_per_worker=1, processes=True,
+            protocol="direct", n_workers=2, threads_per_worker=1, processes=True,
             dashboard_address=None, memory_limit="400 MiB", local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,
@@ -480,7 +480,7 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(lane, tmp_pat
             client.replicate(data[-1:], workers=[one, other])
             got = now()
             assert got["kept"] <= keep and got["shared"] <= keep, got
-        ways = {"copied": ["copied"], "mapped": ["mapped", "socket"], "socket": ["socket"]}[lane]
+        ways = {"copied": ["copied"], "mapped": ["mapped", "socket"], "socket": ["socket"]}[route]
         assert sum(got["received"][way] for way in ways) >= count * size, got
         assert got["memory"] + got["disk"] == count and got["disk"] >= count // 2, got
         full = got
@@ -494,7 +494,7 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(lane, tmp_pat
         del data, right
         got = eventually(lambda got: got["memory"] + got["disk"] == got["kept"] == got["shared"] == 0)
         print(
-            f"{lane}: {count * size // MIB} MiB received, {held // MIB} MiB of it in memory; resident, in "
+            f"{route}: {count * size // MIB} MiB received, {held // MIB} MiB of it in memory; resident, in "
             f"MiB: {[one['resident'] // MIB for one in (first, full, got)]} (before, then, after)"
         )
         assert got["resident"] - first["resident"] < 100 * MIB, (first, got)

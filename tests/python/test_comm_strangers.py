@@ -1,4 +1,4 @@
-"""native://, strangers and bad days: floods, lies about sizes, peers that stop, networks that drop."""
+"""direct://, strangers and bad days: floods, lies about sizes, peers that stop, networks that drop."""
 
 import asyncio
 import contextlib
@@ -192,7 +192,7 @@ async def test_a_stranger_who_has_taken_the_name_of_a_unix_socket_keeps_nobody_o
     try:
         assert await squatter.stdout.readline() == b"done\n"
         accepted = asyncio.Queue()
-        async with listen(f"native://127.0.0.1:{port}", accepted.put) as listener:
+        async with listen(f"direct://127.0.0.1:{port}", accepted.put) as listener:
             friend = await connect(listener.contact_address, timeout=60)
             end = await asyncio.wait_for(accepted.get(), 60)
             await friend.write({"hello": 1})
@@ -216,7 +216,7 @@ assert ctypes.CDLL(None, use_errno=True).unshare(0x10000000) == 0, os.strerror(c
 assert os.geteuid() == int(open("/proc/sys/kernel/overflowuid").read())
 
 async def serve():
-    async with listen("native://127.0.0.1", lambda comm: comm.write("welcome")) as listener:
+    async with listen("direct://127.0.0.1", lambda comm: comm.write("welcome")) as listener:
         print(listener.contact_address, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -246,11 +246,11 @@ async def test_users_that_a_namespace_does_not_tell_apart_need_the_secret():
         secret.write("5" * 64)
         secret.flush()
         os.chmod(secret.name, 0o640)
-        knows = {"DASK_DISTRIBUTED__COMM__NATIVE__SECRET_FILE": secret.name}
+        knows = {"DASK_DISTRIBUTED__COMM__DIRECT__SECRET_FILE": secret.name}
         server = await start("61001", env=knows)
         try:
             address = (await asyncio.wait_for(server.stdout.readline(), 60)).decode().strip()
-            assert address.startswith("native://"), address
+            assert address.startswith("direct://"), address
             stranger, _ = await (await start("61002", address)).communicate()
             assert b"has a secret" in stranger and b"welcome" not in stranger, stranger
             friend, _ = await (await start("61002", address, env=knows)).communicate()
@@ -345,7 +345,7 @@ async def echo(way, monkeypatch, accepted, listener):
     if way == "tcp":
         program = "import cuda_cluster.comm as comm\ncomm._connect_unix = lambda names: None\n" + ECHO
     with monkeypatch.context() as patch:
-        patch.setenv("DASK_DISTRIBUTED__COMM__NATIVE__LANE", "auto" if way == "tcp" else way)
+        patch.setenv("DASK_DISTRIBUTED__COMM__DIRECT__ROUTE", "auto" if way == "tcp" else way)
         peer = subprocess.Popen([sys.executable, "-c", program, listener.contact_address])
     try:
         end = await asyncio.wait_for(accepted.get(), 120)
@@ -469,7 +469,7 @@ async def test_a_network_that_drops_ends_its_connections_on_both_sides():
     # Its network is made first; its link comes when it says so.
     far = await asyncio.create_subprocess_exec(
         "unshare", "--net", "sh", "-c", 'echo; read go; exec "$@"', "-", sys.executable, "-c", FAR,
-        "native://" + here + ":27182", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        "direct://" + here + ":27182", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )
     try:
         await far.stdout.readline()
@@ -487,7 +487,7 @@ async def test_a_network_that_drops_ends_its_connections_on_both_sides():
             run(command, check=True)
         accepted = asyncio.Queue()
         with dask.config.set({"distributed.comm.timeouts.tcp": "3s"}):
-            async with listen(f"native://{here}:27182", accepted.put), good_pair() as good:
+            async with listen(f"direct://{here}:27182", accepted.put), good_pair() as good:
                 far.stdin.write(b"go\n")
                 ends = [await asyncio.wait_for(accepted.get(), 120) for _ in range(2)]
                 kinds = {(await end.read())["kind"]: end for end in ends}

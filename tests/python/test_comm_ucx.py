@@ -1,4 +1,4 @@
-"""native:// and host memory over UCX: forced by `lane`, with the UCX that is here, and what decides over
+"""direct:// and host memory over UCX: forced by `route`, with the UCX that is here, and what decides over
 it where machines have RDMA."""
 
 import asyncio
@@ -23,7 +23,7 @@ import msgpack  # noqa: E402
 from distributed.comm import CommClosedError, connect  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
 from other_process import OtherProcess  # noqa: E402
-from test_comm import descriptors, in_a_loop, native_cluster, pair  # noqa: E402
+from test_comm import descriptors, direct_cluster, in_a_loop, pair  # noqa: E402
 
 from cuda_cluster import _plane  # noqa: E402
 
@@ -32,14 +32,14 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def over_ucx():
-    with dask.config.set({"distributed.comm.native.lane": "ucx"}):
+    with dask.config.set({"distributed.comm.direct.route": "ucx"}):
         yield
 
 
 #: A process that answers each message with the same; told to stop, it reads no more.
 ECHO = """
 import dask
-dask.config.set({"distributed.comm.native.lane": "ucx"})
+dask.config.set({"distributed.comm.direct.route": "ucx"})
 from distributed.comm.core import CommClosedError
 from distributed.protocol import to_serialize
 
@@ -193,7 +193,7 @@ async def test_after_some_failures_in_a_row_sockets_carry_on_with_one_warning(mo
         patch.setattr(comm._comm, "fetch", nobody)
         found = [await transfer() for _ in range(5)]
     assert found == ["lost"] * _plane.FAILURES + ["otherwise"] * (5 - _plane.FAILURES)
-    assert caplog.text.count("native:// does without UCX") == 1, caplog.text
+    assert caplog.text.count("direct:// does without UCX") == 1, caplog.text
     monkeypatch.setattr(_plane, "_plane", None)
 
 
@@ -244,7 +244,7 @@ async def test_a_wrong_description_ends_the_connection_alone(said, monkeypatch):
 
 
 def test_dasks_workers_fetch_from_each_other_over_ucx():
-    with native_cluster() as client:
+    with direct_cluster() as client:
         one, other = client.scheduler_info(n_workers=-1)["workers"]
         made = client.submit(np.arange, 4_000_000, workers=[one])
         assert client.submit(np.sum, made, workers=[other]).result() == sum(range(4_000_000))
@@ -315,8 +315,8 @@ def test_where_ucx_does_not_open_the_port_sockets_carry_on_with_one_warning(tmp_
 def test_where_ucx_reaches_a_peer_without_rdma_sockets_carry_on_with_one_warning(tmp_path):
     # As if it had opened a port from which the peer is not to be reached.
     opened = """
-native = comm._comm.open_plane
-comm._comm.open_plane = lambda *a: (*native(*a)[:1], ["rc_verbs"], *native(*a)[2:])
+direct = comm._comm.open_plane
+comm._comm.open_plane = lambda *a: (*direct(*a)[:1], ["rc_verbs"], *direct(*a)[2:])
 """
     lines = elsewhere(tmp_path, "4: ACTIVE", more=opened).splitlines()
     told = [line for line in lines if "a port of RDMA is active here" in line]

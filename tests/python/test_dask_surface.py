@@ -4,43 +4,34 @@ Run with the oldest and the newest Dask that we claim, so that a release which c
 is one red line here.
 """
 
+import ast
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
+from pathlib import Path
 
+import distributed
 import pytest
 from conftest import ROOT
+from cuda_cluster import _internals
 
-#: Modules, and the names that we import from them.
-IMPORTED = {
-    "dask.config": "collect collect_env collect_yaml config defaults interpret_value merge paths update",
-    "dask.system": "CPU_COUNT cpu_count",
-    "dask.utils": "parse_bytes parse_timedelta",
-    "distributed.client": "Client _global_clients",
-    "distributed.comm": "connect get_address_host get_address_host_port",
-    "distributed.comm.addressing": "parse_host_port unparse_host_port",
-    "distributed.comm.core": "BaseListener Comm CommClosedError Connector FatalCommClosedError",
-    "distributed.comm.registry": "backends",
-    "distributed.comm.tcp": "BaseTCPBackend RequireEncryptionMixin _getaddrinfo",
-    "distributed.comm.utils": "ensure_concrete_host from_frames to_frames",
-    "distributed.compatibility": "asyncio_run",
-    "distributed.config": "get_loop_factory",
-    "distributed.core": "Status error_message rpc send_recv",
-    "distributed.deploy.adaptive_core": "AdaptiveCore",
-    "distributed.diskutils": "WorkSpace",
-    "distributed.objects": "SchedulerInfo",
-    "distributed.protocol": "pickle to_serialize",
-    "distributed.protocol.cuda": "cuda_deserialize cuda_serialize",
-    "distributed.protocol.serialize": "dask_deserialize dask_serialize",
-    "distributed.security": "Security",
-    "distributed.spill": "SpillBuffer",
-    "distributed.system": "MEMORY_LIMIT",
-    "distributed.utils": "NoOpAwaitable ensure_memoryview format_dashboard_link get_ip_interface "
-    "import_term nbytes parse_ports",
-    "distributed.versions": "get_versions",
-}
+# What runs in Dask's processes.
+ENGINE = ROOT / "crates/cluster/src/dask/python"
+sys.path.insert(0, str(ENGINE))
+from cuda_cluster_dask import internals  # noqa: E402
+
+#: The packages, each with its module that alone may use what Dask's documentation does not have.
+SIDES = {internals: ENGINE / "cuda_cluster_dask", _internals: ROOT / "python/cuda_cluster"}
+
+#: Names with where they are used and the newest release in which they were seen.
+SEEN = [
+    (path, name, side.__name__, version)
+    for side in SIDES
+    for version, paths in side.SEEN.items()
+    for path, names in paths.items()
+    for name in names.split()
+]
 
 #: Functions, and the parameters that we give them by name.
 CALLED = {
@@ -78,55 +69,26 @@ CALLED = {
 #: What we override: it takes what its base takes, by whose callers it is called.
 OVERRIDDEN = {
     "cuda_cluster_dask.scheduler.Supervised": "restart_workers register_nanny_plugin",
+    "cuda_cluster_dask.worker.Supervised": "gather_dep execute close close_gracefully",
     "cuda_cluster_dask.adaptive.Adaptive": "target workers_to_close",
-    "cuda_cluster.comm.Native": "read write close abort closed",
-    "cuda_cluster.comm.NativeConnector": "connect",
-    "cuda_cluster.comm.NativeListener": "start stop",
+    "cuda_cluster.comm.Direct": "read write close abort closed",
+    "cuda_cluster.comm.DirectConnector": "connect",
+    "cuda_cluster.comm.DirectListener": "start stop",
     "cuda_cluster.dask.LocalCUDACluster": "_start _close _update_worker_status _repr_html_ close",
 }
 
-#: Attributes that instances have: they stand in the source of their classes.
-ATTRIBUTES = {
-    "distributed.Client": "_instances _handle_report _handle_report_task _close _timeout rpc",
-    "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks",
-    "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application state data "
-    "monitor memory_manager",
-    "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_target_fraction "
-    "memory_spill_fraction",
-    "distributed.core.ConnectionPool": "available occupied",
-    "distributed.scheduler.WorkerState": "name server_id nanny pid address",
-    "distributed.deploy.Cluster": "scheduler_comm scheduler_info periodic_callbacks "
-    "_cluster_manager_logs _loop_runner",
-    "distributed.comm.Comm": "handshake_options local_info remote_info",
-    "distributed.protocol.serialize.dask_serialize": "_lazy",
-}
-
-#: Texts and messages that we send, or tell why a worker closes by; where `distributed` has them.
-#: A renamed reason would make a worker that is not wanted any more one that died.
+#: What we send, and the reasons for which a worker closes; where `distributed` has them.
 TEXTS = {
     "distributed.scheduler": [
-        "scheduler-close",
+        internals.CLUSTER_ENDS,
         "scheduler-close-worker",
         "scheduler-remove-worker",
-        "register_nanny",
-        "nanny-plugins",
+        internals.REGISTER_NANNY,
+        internals.NANNY_PLUGINS,
     ],
-    "distributed.worker": ["worker-close", "worker-lifetime-reached", "worker-heartbeat-missing"],
-    "distributed.nanny": ["plugin_add", "plugin_remove", "kill", "restart"],
+    "distributed.worker": ["worker-close", internals.LIFETIME, "worker-heartbeat-missing"],
+    "distributed.nanny": internals.OF_A_NANNY,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def our_package():
-    """What runs in Dask's processes, under the name that it has there."""
-    folder = ROOT / "crates/cluster/src/dask/python"
-    spec = importlib.util.spec_from_file_location(
-        "cuda_cluster_dask", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == spec.name]:
-        del sys.modules[name]
 
 
 def named(path):
@@ -143,10 +105,52 @@ def named(path):
     raise AssertionError(f"there is no {path}")
 
 
-@pytest.mark.parametrize("module", IMPORTED)
-def test_what_we_import_is_there(module):
-    missing = [name for name in IMPORTED[module].split() if not hasattr(named(module), name)]
-    assert not missing
+def is_there(path, name):
+    """Whether an object has a name: a class also if its instances have, as its source says."""
+    found = named(path)
+    if hasattr(found, name) or not inspect.isclass(found):
+        return hasattr(found, name)
+    own = [one for one in found.__mro__ if one.__module__ != "builtins"]
+    pattern = rf"\bself\.{name}\b|^    {name}:"
+    return any(re.search(pattern, inspect.getsource(one), re.MULTILINE) for one in own)
+
+
+def test_what_dasks_documentation_does_not_have_is_there():
+    gone = [
+        f"{path}.{name}, used by {side}, was last seen in {version}"
+        for path, name, side, version in SEEN
+        if not is_there(path, name)
+    ]
+    assert not gone, f"gone in Dask {distributed.__version__}: " + "; ".join(gone)
+
+
+def imported(file):
+    """What a file imports from Dask's modules, as `module.name`."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((node.module, one.name) for one in node.names)
+
+
+@pytest.mark.parametrize("side", SIDES, ids=lambda side: side.__name__)
+def test_one_module_imports_what_dasks_documentation_does_not_have(side):
+    listed = {(path, name) for path, name, user, _ in SEEN if user == side.__name__}
+    for file in SIDES[side].rglob("*.py"):
+        for module, name in imported(file):
+            # What `distributed` itself exports is documented, and so are these.
+            inside = module.startswith(("distributed.", "dask.")) and module not in (
+                "dask.utils",
+                "dask.config",
+            )
+            if inside and "_instead" not in file.parts:
+                assert file == Path(side.__file__), f"{file} imports {name} from {module}"
+                assert (module, name) in listed, f"{side.__name__} does not list {module}.{name}"
+
+
+@pytest.mark.parametrize("side", SIDES, ids=lambda side: side.__name__)
+def test_what_is_listed_is_used(side):
+    text = "".join(file.read_text().replace("SEEN", "") for file in SIDES[side].rglob("*.py"))
+    unused = [name for _, name, user, _ in SEEN if user == side.__name__ and text.count(name) < 2]
+    assert not unused
 
 
 @pytest.mark.parametrize("function", CALLED)
@@ -171,21 +175,6 @@ def test_what_we_override_takes_what_its_callers_give(path, method):
     assert all(one.default is not one.empty or one.kind in variable for one in added)
 
 
-@pytest.mark.parametrize("path", ATTRIBUTES)
-def test_what_we_read_of_an_instance_is_there(path):
-    kind = named(path)
-    if not inspect.isclass(kind):
-        assert all(hasattr(kind, name) for name in ATTRIBUTES[path].split())
-        return
-    source = "".join(inspect.getsource(one) for one in kind.__mro__[:-1] if "builtins" not in one.__module__)
-    missing = [
-        name
-        for name in ATTRIBUTES[path].split()
-        if not hasattr(kind, name) and not re.search(rf"\bself\.{name}\b|^    {name}:", source, re.MULTILINE)
-    ]
-    assert not missing
-
-
 @pytest.mark.parametrize("module, text", [(module, text) for module in TEXTS for text in TEXTS[module]])
 def test_what_we_send_and_understand_is_said_in_these_words(module, text):
     assert re.search(rf"\b{text}\b", inspect.getsource(named(module)))
@@ -196,3 +185,9 @@ def test_a_dashboard_can_be_connected_later(module):
     pytest.importorskip("bokeh")
     connect = named(f"distributed.dashboard.{module}.connect")
     inspect.signature(connect).bind("application", "http server", "server", prefix="")
+
+
+def test_what_distributed_ucxx_does_not_document_is_there():
+    pytest.importorskip("distributed_ucxx")
+    module = named("distributed_ucxx.ucxx")
+    assert hasattr(module, "init_once") and "self._ep_handle" in inspect.getsource(module.UCXX)

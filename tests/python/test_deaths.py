@@ -124,7 +124,7 @@ def test_workers_that_die_of_tasks_are_back_without_delay():
         assert len(waits) >= 4 and not any(waits), waits
 
 
-@pytest.mark.parametrize("protocol", ["native", "tcp", "ucxx"])
+@pytest.mark.parametrize("protocol", ["direct", "tcp", "ucxx"])
 def test_a_scheduler_that_dies_is_back_where_it_was_and_so_are_its_clients(protocol):
     if protocol == "ucxx":
         pytest.importorskip("distributed_ucxx")

@@ -46,10 +46,12 @@ def test_a_keyword_of_a_wrong_type_is_refused_by_its_name(name):
     assert os.listdir(".") == before and not files(), "nothing was made"
 
 
-@pytest.mark.parametrize("name", ["pre_import", "local_directory", "name"])
+@pytest.mark.parametrize("name", ["pre_import", "local_directory", "name", MODULES[1]])
 def test_a_nul_character_is_refused_by_the_name_of_its_keyword(name):
     with pytest.raises(ValueError, match=rf"^{name} must not contain a NUL character"):
         LocalCUDACluster(**{**QUIET, name: "a\0b"})
+    with pytest.raises(ValueError, match=rf"^{name} must not contain half of a character"):
+        LocalCUDACluster(**{**QUIET, name: "a\ud800b"})
     with pytest.raises(ValueError, match=r"^no_such_flag must not contain a NUL character"):
         cuda_cluster.plan(**MACHINE, no_such_flag="a\0b")
 
@@ -174,25 +176,61 @@ def test_every_keyword_of_the_class_says_what_it_takes():
 
 @pytest.mark.parametrize("key", sorted(_settings.KINDS))
 def test_a_setting_of_a_wrong_type_is_refused_by_its_key(key):
-    for wrong in WRONG:
+    for wrong in [*WRONG, *[None for _ in {key} & _settings.NEEDED]]:
         with dask.config.set({key: wrong}), pytest.raises(TypeError, match=rf"^{key} must be "):
             _settings.setting(key)
-    with dask.config.set({"distributed.comm.native.devices": "no"}):
+    with dask.config.set({"distributed.comm.direct.devices": "no"}):
         with pytest.raises(TypeError, match="devices must be True or False, not 'no'"):
-            _settings.setting("distributed.comm.native.devices", True)
+            _settings.setting("distributed.comm.direct.devices", True)
 
 
 @pytest.mark.parametrize(
     "key, wrong",
-    [("lane", "fast"), ("lane", 5), ("keep-memory", "5 bananas"), ("devices", "perhaps"), ("secret-file", 5)],
+    [
+        ("direct.route", "fast"),
+        ("direct.route", 5),
+        ("direct.keep-memory", "5 bananas"),
+        ("direct.keep-memory", -1),
+        ("direct.keep-memory", "9e99"),
+        ("direct.keep-memory", float("inf")),
+        ("direct.devices", "perhaps"),
+        ("direct.secret-file", 5),
+        ("direct.secret-file", "\ud800"),
+        ("timeouts.tcp", 2**70),
+        ("timeouts.tcp", ""),
+        ("timeouts.connect", "soon"),
+        ("socket-backlog", 2**70),
+    ],
 )
-def test_a_wrong_setting_of_native_connections_is_told_by_its_key_before_anything_starts(key, wrong):
-    key = f"distributed.comm.native.{key}"
-    with dask.config.set({key: wrong}), pytest.raises((TypeError, ValueError), match=f"^{key} must be "):
+def test_a_wrong_setting_of_connections_is_told_by_its_key_before_anything_starts(key, wrong):
+    key = f"distributed.comm.{key}"
+    with dask.config.set({key: wrong}), pytest.raises((TypeError, ValueError), match=f"^{key} must (be|not) "):
         LocalCUDACluster(**QUIET)
-    with pytest.raises((TypeError, ValueError), match=f"^{key} must be "):
+    with pytest.raises((TypeError, ValueError), match=f"^({key}|config) must (be|not) "):
         LocalCUDACluster(**QUIET, config={key: wrong})
     assert not files(), "nothing was made"
+
+
+def test_a_setting_that_is_left_empty_is_as_if_it_was_not_there():
+    with dask.config.set({"distributed.comm.direct.keep-memory": None}):
+        assert _settings.setting("distributed.comm.direct.keep-memory", 5) == 5
+
+
+@pytest.mark.parametrize("interval", ["", -1, "x", float("nan"), float("inf")])
+def test_an_interval_that_is_none_is_refused_by_its_name(interval):
+    with pytest.raises(ValueError, match="^scheduler_sync_interval must be a time"):
+        LocalCUDACluster(**QUIET, scheduler_sync_interval=interval)
+
+
+@pytest.mark.parametrize("name", ["silence_logs", *keywords.REFUSED])
+def test_an_array_is_refused_like_all_else(name):
+    with pytest.raises(ValueError, match=f"^{name} "):
+        LocalCUDACluster(**QUIET, **{name: numpy.array([1, 2])})
+
+
+def test_a_loop_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="^loop must be a tornado IOLoop or None, not 'x'"):
+        LocalCUDACluster(**QUIET, loop="x")
 
 
 def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():

@@ -15,11 +15,11 @@ from distributed import Client, Event, Lock, Queue, Variable, Worker, as_complet
 from distributed.diagnostics.plugin import NannyPlugin, WorkerPlugin
 
 
-@pytest.fixture(scope="module", params=["native", "tcp", "tls"])
+@pytest.fixture(scope="module", params=["direct", "tcp", "tls"])
 def cluster(request):
     kwargs = {**MACHINE, "n_workers": 3, "dashboard_address": ":0", "security": request.param == "tls"}
     if request.param == "tcp":
-        kwargs["protocol"] = "tcp"  # Not the default where native:// is.
+        kwargs["protocol"] = "tcp"  # Not the default where direct:// is.
     with LocalCUDACluster(**kwargs) as cluster:
         assert cluster.scheduler_address.startswith(f"{request.param}://")
         yield cluster

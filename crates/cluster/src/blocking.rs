@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use super::{Builder, ControlError, Handle, LaunchFailure, UpError};
+use super::{Builder, ControlError, Handle, LaunchFailure, MeasureError, UpError, Verification};
 use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_model::plan::Plan;
 use cuda_cluster_supervise::{ClusterState, Outcome, Record};
@@ -91,15 +91,15 @@ impl Cluster {
         self.cluster.as_ref().unwrap_or_else(|| panic!("only `stop` and `drop` take it"))
     }
 
-    fn ask<T: Send + 'static, F>(
+    fn ask<T: Send + 'static, E: From<ControlError> + Send + 'static, F>(
         &self,
         question: impl FnOnce(Arc<super::Cluster>) -> F,
-    ) -> Result<T, ControlError>
+    ) -> Result<T, E>
     where
-        F: Future<Output = Result<T, ControlError>> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let Some(cluster) = self.cluster.clone() else { return Err(gone()) };
-        self.event_loop.run(question(cluster)).unwrap_or_else(|| Err(gone()))
+        let Some(cluster) = self.cluster.clone() else { return Err(gone().into()) };
+        self.event_loop.run(question(cluster)).unwrap_or_else(|| Err(gone().into()))
     }
 
     /// A handle for other threads, and for tasks of an event loop.
@@ -144,6 +144,14 @@ impl Cluster {
     /// If the plan has fewer, or the supervisor can't be reached.
     pub fn scale(&self, workers: usize) -> Result<(), ControlError> {
         self.ask(move |cluster| async move { cluster.scale(workers).await })
+    }
+
+    /// [`Handle::verify`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify(&self) -> Result<Verification, MeasureError> {
+        self.ask(|cluster| async move { cluster.handle().verify().await })
     }
 
     /// Waits until the cluster has ended, by whatever cause, and tells how.

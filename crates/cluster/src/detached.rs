@@ -27,6 +27,13 @@ use cuda_cluster_supervise::{ClusterState, Escalation, Outcome, Record};
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
 
+/// Exit code of the program for a wrong usage, spec or input, and of a supervisor that refuses to
+/// start.
+pub const USAGE: u8 = 2;
+
+/// Exit code of both for a cluster that is not READY in time.
+pub const NOT_READY: u8 = 3;
+
 /// How often to ask a supervisor whether it still answers.
 const LOOK: Duration = Duration::from_millis(500);
 

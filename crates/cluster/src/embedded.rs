@@ -8,26 +8,19 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::failure::not_ready;
+use super::measure::{Subject, Wanted};
 use super::{
-    Control, ControlError, Detached, Events, Handle, LaunchFailure, Lifetime, Prepared, Report,
-    Start,
+    Control, ControlError, Detached, Events, Handle, LaunchFailure, Lifetime, Pair, Prepared,
+    Report, Start, Verification,
 };
 use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::run_directory::{Paths, forget_failed_start};
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EngineKind, Plan};
 use cuda_cluster_model::spec::{self, ClusterSpec, Origin, Request, SpecError};
+use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::{self, Topology};
 use cuda_cluster_supervise::{ClusterPhase, ClusterState, Outcome};
-#[cfg(feature = "native")]
-use {
-    super::{Pair, Verification},
-    cuda_cluster_model::text::in_full,
-};
-
-/// Without the native engine nothing is measured.
-#[cfg(not(feature = "native"))]
-type Verification = std::convert::Infallible;
 
 /// What errors call a value that [`Builder::set`] set.
 const BUILDER: &str = "builder";
@@ -227,7 +220,7 @@ impl Builder {
                 Ok(Some(Report::State(state)))
                     if state.state == ClusterPhase::Verifying && proof.is_none() =>
                 {
-                    match proven(&plan, machine.as_ref(), &state).await {
+                    match proven(&plan, machine.as_ref()).await {
                         Ok(verification) => {
                             supervisor.verified().await;
                             proof = Some(verification);
@@ -257,34 +250,20 @@ impl Builder {
 }
 
 /// Measures a cluster that waits for that.
-#[cfg(feature = "native")]
-async fn proven(
-    plan: &Plan,
-    machine: Option<&Topology>,
-    state: &ClusterState,
-) -> Result<Verification, LaunchFailure> {
-    let objections = match super::verification::verify(plan, machine, state).await {
-        Ok(verification) => {
-            let told = |pair: &Pair| format!("{} to {}: {}", pair.from, pair.to, pair.verdict);
-            let objections: Vec<String> = verification.objections().map(told).collect();
-            if objections.is_empty() {
-                return Ok(verification);
-            }
-            objections
-        }
-        Err(error) => vec![in_full(&error)],
-    };
-    Err(LaunchFailure::Unverified { objections })
-}
-
-/// Without the native engine there is no such cluster.
-#[cfg(not(feature = "native"))]
-async fn proven(
-    _: &Plan,
-    _: Option<&Topology>,
-    _: &ClusterState,
-) -> Result<Verification, LaunchFailure> {
-    Err(LaunchFailure::Unverified { objections: Vec::new() })
+async fn proven(plan: &Plan, machine: Option<&Topology>) -> Result<Verification, LaunchFailure> {
+    let subject = Subject::starting(plan, machine);
+    // Nobody waits for latencies before READY.
+    let wanted = Wanted { latencies: false, ..Wanted::verification(&subject) };
+    let mut verification = Verification::default();
+    if let Err(error) = wanted.measure(&subject, &mut |_| (), &mut verification).await {
+        return Err(LaunchFailure::Unverified { objections: vec![in_full(&error)] });
+    }
+    let told = |pair: &Pair| format!("{} to {}: {}", pair.from, pair.to, pair.verdict);
+    let objections: Vec<String> = verification.objections().map(told).collect();
+    match objections.is_empty() {
+        true => Ok(verification),
+        false => Err(LaunchFailure::Unverified { objections }),
+    }
 }
 
 /// Waits until a cluster of this plan's name that this process has dropped is gone.
@@ -356,7 +335,6 @@ pub struct Cluster {
     supervisor: tokio::sync::Mutex<Option<Detached>>,
     handle: Handle,
     plan: Plan,
-    #[cfg_attr(not(feature = "native"), allow(dead_code, reason = "only it can prove"))]
     proof: Option<Verification>,
 }
 
@@ -382,7 +360,6 @@ impl Cluster {
     }
 
     /// What was measured before READY, if a native cluster was to be verified (`verify: true`).
-    #[cfg(feature = "native")]
     pub fn verification(&self) -> Option<&Verification> {
         self.proof.as_ref()
     }

@@ -25,6 +25,8 @@ mod find;
 mod gpus;
 mod handle;
 mod launch;
+#[doc(hidden)]
+pub mod measure;
 #[cfg(feature = "native")]
 mod native;
 mod paths;
@@ -34,8 +36,6 @@ mod run;
 mod start;
 mod supervising;
 mod takedown;
-#[cfg(feature = "native")]
-mod verification;
 #[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod workloads;
@@ -50,6 +50,7 @@ pub use failure::LaunchFailure;
 pub use find::{Clusters, FindError, clusters, find};
 pub use handle::{Events, Handle};
 pub use launch::LaunchError;
+pub use measure::{MeasureError, Verification};
 pub use paths::PathError;
 pub use prepare::PrepareError;
 pub use run::{RunEnd, Written};
@@ -62,6 +63,7 @@ pub use cuda_cluster_supervise::record::{GpuError, What};
 pub use cuda_cluster_supervise::{
     Cause, ClusterPhase, ClusterState, Escalation, Outcome, ProcessPhase, ProcessState, Record,
 };
+pub use cuda_cluster_wire::links::{Pair, Verdict};
 pub use cuda_cluster_wire::output::{Source, Stream};
 pub use cuda_cluster_wire::process::Exit;
 
@@ -74,12 +76,10 @@ pub use {
     cuda_cluster_native::worker::registry::{
         Cancelled, Context, FunctionError, Input, Outputs, Registry,
     },
-    cuda_cluster_wire::links::{Pair, Verdict},
     cuda_cluster_wire::numbers::Number,
     cuda_cluster_wire::tasks::{ObjectId, TaskError},
     cuda_cluster_wire::value::ValueError,
     native::dispatch_with,
-    verification::Verification,
 };
 
 // For the command line.

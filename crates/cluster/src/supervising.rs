@@ -21,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::detached::{Instructions, Lifetime, OutputForm, Report, Word};
+use super::detached::{Instructions, Lifetime, NOT_READY, OutputForm, Report, USAGE, Word};
 use super::{UpError, start};
 use cuda_cluster_machine::os::exhausted::Exhausted;
 use cuda_cluster_machine::os::guardian::GuardianError;
@@ -51,7 +51,7 @@ pub(super) fn main() -> ExitCode {
             if let Ok(line) = line(&refused) {
                 let _ = std::io::stdout().lock().write_all(&line);
             }
-            ExitCode::from(2)
+            ExitCode::from(USAGE)
         }
     }
 }
@@ -143,7 +143,7 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
     let code = match outcome {
         Outcome::Stopped { .. } | Outcome::Finished => ExitCode::SUCCESS,
         Outcome::Failed(_) => ExitCode::FAILURE,
-        Outcome::NotReady(_) => ExitCode::from(3),
+        Outcome::NotReady(_) => ExitCode::from(NOT_READY),
     };
     let state = Box::new(state.borrow().clone());
     reports.end(Report::Ended { outcome, state }).await;

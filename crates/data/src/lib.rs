@@ -1,4 +1,5 @@
-//! The data plane: memory and how it moves, over UCX and by the CUDA driver.
+//! The data plane: memory and how it moves, between processes of a machine, over UCX and by the
+//! CUDA driver.
 //!
 //! Does not know clusters, plans of runs, or what the bytes mean; engines frame their messages.
 //!
@@ -6,6 +7,9 @@
 
 #![allow(missing_docs, reason = "a part of the house; what users see is documented there")]
 
+pub mod copy;
 pub mod cuda;
 mod functions;
+pub mod memory;
+#[cfg(feature = "ucx")]
 pub mod ucx;

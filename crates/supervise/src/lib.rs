@@ -26,7 +26,7 @@ mod crash;
 pub mod gpu;
 mod handle;
 mod memory;
-mod metrics;
+pub mod metrics;
 mod service;
 pub use handle::{Options, OutputPipe, RequestError, StartError};
 pub use phase::{ClusterPhase, ProcessPhase};

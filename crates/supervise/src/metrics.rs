@@ -1,6 +1,7 @@
-//! The state as metrics in Prometheus's text format.
+//! The state as metrics in Prometheus's text format, and how families of metrics are written.
 //!
-//! *Invariant:* every series has the cluster's name; those of a process also the process's.
+//! *Invariant:* each family has its help once, and before its samples. Every series has the
+//! cluster's name or that of a device; those of a process also the process's.
 
 use std::fmt::Write;
 
@@ -8,99 +9,132 @@ use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 use cuda_cluster_machine::os::process::resident_bytes;
 use cuda_cluster_wire::status::DevicePool;
 
-/// Renders the state, and the current memory use of its processes.
-pub(super) fn render(state: &ClusterState) -> String {
-    let mut text = String::new();
-    let cluster = &state.name;
-    let ready = u8::from(state.state == ClusterPhase::Ready);
-    family(&mut text, "ready", "gauge", "Whether every wanted process is READY.");
-    sample(&mut text, "ready", &format!("cluster=\"{cluster}\""), f64::from(ready));
-    if let Some(millis) = state.ready_after_ms {
-        family(&mut text, "start_seconds", "gauge", "From the begin to the first READY.");
-        sample(&mut text, "start_seconds", &format!("cluster=\"{cluster}\""), seconds(millis));
-    }
-    let processes: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
-    let labels = |process: &ProcessState| {
-        format!("cluster=\"{cluster}\",process=\"{}\"", escaped(&process.name))
-    };
-    family(&mut text, "process_ready", "gauge", "Whether the process is READY.");
-    for process in &processes {
-        let ready = u8::from(process.state == ProcessPhase::Ready);
-        sample(&mut text, "process_ready", &labels(process), f64::from(ready));
-    }
-    family(&mut text, "process_unresponsive", "gauge", "Whether it was READY and does not answer.");
-    for process in &processes {
-        let silent = u8::from(process.state == ProcessPhase::Unresponsive);
-        sample(&mut text, "process_unresponsive", &labels(process), f64::from(silent));
-    }
-    family(&mut text, "process_failed", "gauge", "Whether the process is not tried again.");
-    for process in &processes {
-        let failed = u8::from(process.state == ProcessPhase::Failed);
-        sample(&mut text, "process_failed", &labels(process), f64::from(failed));
-    }
-    family(&mut text, "process_restarts_total", "counter", "How often it was started again.");
-    for process in &processes {
-        sample(&mut text, "process_restarts_total", &labels(process), f64::from(process.restarts));
-    }
-    family(&mut text, "process_start_seconds", "gauge", "From its last start to READY.");
-    for process in &processes {
-        if let Some(millis) = process.timings.ready_ms {
-            sample(&mut text, "process_start_seconds", &labels(process), seconds(millis));
+/// A figure that each of several things may have: name, kind, help, and how it is read.
+pub type Figure<T> = (&'static str, &'static str, &'static str, fn(&T) -> Option<f64>);
+
+/// Families of metrics as text.
+#[derive(Debug, Default)]
+pub struct Families(String);
+
+impl Families {
+    /// Writes a family and its samples, by their labels.
+    pub fn family(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (String, f64)>,
+    ) {
+        // Writing to a string can't fail.
+        let _ = writeln!(self.0, "# HELP cuda_cluster_{name} {help}");
+        let _ = writeln!(self.0, "# TYPE cuda_cluster_{name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(self.0, "cuda_cluster_{name}{{{labels}}} {value}");
         }
     }
-    family(&mut text, "process_resident_bytes", "gauge", "Its resident memory.");
-    for process in &processes {
-        if let Some(bytes) = process.pid.and_then(resident_bytes) {
-            sample(&mut text, "process_resident_bytes", &labels(process), bytes as f64);
+
+    /// Writes a family for each figure, with samples of the things that have it.
+    pub fn figures<T>(&mut self, figures: &[Figure<T>], all: &[(String, &T)]) {
+        for (name, kind, help, of) in figures {
+            let had = all.iter().filter_map(|(labels, thing)| Some((labels.clone(), of(thing)?)));
+            self.family(name, kind, help, had);
         }
     }
-    family(&mut text, "process_missing_ports", "gauge", "Planned NIC ports that it can't use.");
-    for process in &processes {
-        let missing = process.missing_ports.len() as f64;
-        sample(&mut text, "process_missing_ports", &labels(process), missing);
+
+    /// The text.
+    pub fn into_text(self) -> String {
+        self.0
     }
-    for (name, help, of) in DEVICE_POOL {
-        family(&mut text, name, "gauge", help);
-        for (process, pool) in processes.iter().filter_map(|one| Some((one, one.device_pool?))) {
-            sample(&mut text, name, &labels(process), of(&pool) as f64);
-        }
-    }
-    text
 }
 
-/// A figure of a worker's pool of device memory: name, help, and how it is read.
-type PoolFigure = (&'static str, &'static str, fn(&DevicePool) -> u64);
+/// A label of a sample.
+pub fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
 
-const DEVICE_POOL: [PoolFigure; 5] = [
-    ("device_pool_slabs", "Allocations of the pool of device memory.", |pool| pool.slabs),
-    ("device_pool_held_bytes", "Their bytes.", |pool| pool.held_bytes),
-    ("device_pool_used_bytes", "Bytes of them that are in use.", |pool| pool.used_bytes),
+/// Renders the state, and the current memory use of its processes.
+pub(super) fn render(state: &ClusterState) -> String {
+    let mut families = Families::default();
+    let cluster = label("cluster", state.name.as_str());
+    families.figures(&CLUSTER, &[(cluster.clone(), state)]);
+    let all = state.scheduler.iter().chain(&state.workers);
+    let labelled =
+        all.map(|process| (format!("{cluster},{}", label("process", &process.name)), process));
+    families.figures(&PROCESS, &labelled.collect::<Vec<_>>());
+    families.into_text()
+}
+
+const READY: &str = "Whether every wanted process is READY.";
+
+/// What is told of a cluster whose supervisor does not answer.
+pub fn unanswered(cluster: &str) -> String {
+    let mut families = Families::default();
+    families.family("ready", "gauge", READY, [(label("cluster", cluster), 0.0)]);
+    families.into_text()
+}
+
+const CLUSTER: [Figure<ClusterState>; 2] = [
+    ("ready", "gauge", READY, |cluster| one_if(cluster.state == ClusterPhase::Ready)),
+    ("start_seconds", "gauge", "From the begin to the first READY.", |cluster| {
+        cluster.ready_after_ms.map(seconds)
+    }),
+];
+
+const PROCESS: [Figure<ProcessState>; 12] = [
+    ("process_ready", "gauge", "Whether the process is READY.", |process| {
+        one_if(process.state == ProcessPhase::Ready)
+    }),
+    ("process_unresponsive", "gauge", "Whether it was READY and does not answer.", |process| {
+        one_if(process.state == ProcessPhase::Unresponsive)
+    }),
+    ("process_failed", "gauge", "Whether the process is not tried again.", |process| {
+        one_if(process.state == ProcessPhase::Failed)
+    }),
+    ("process_restarts_total", "counter", "How often it was started again.", |process| {
+        Some(f64::from(process.restarts))
+    }),
+    ("process_start_seconds", "gauge", "From its last start to READY.", |process| {
+        process.timings.ready_ms.map(seconds)
+    }),
+    ("process_resident_bytes", "gauge", "Its resident memory.", |process| {
+        process.pid.and_then(resident_bytes).map(|bytes| bytes as f64)
+    }),
+    ("process_missing_ports", "gauge", "Planned NIC ports that it can't use.", |process| {
+        Some(process.missing_ports.len() as f64)
+    }),
+    ("device_pool_slabs", "gauge", "Allocations of the pool of device memory.", |process| {
+        pool(process, |pool| pool.slabs)
+    }),
+    ("device_pool_held_bytes", "gauge", "Their bytes.", |process| {
+        pool(process, |pool| pool.held_bytes)
+    }),
+    ("device_pool_used_bytes", "gauge", "Bytes of them that are in use.", |process| {
+        pool(process, |pool| pool.used_bytes)
+    }),
     (
         "device_pool_largest_free_bytes",
+        "gauge",
         "The largest piece that can be taken without another allocation.",
-        |pool| pool.largest_free_bytes,
+        |process| pool(process, |pool| pool.largest_free_bytes),
     ),
     (
         "device_pool_mapped_by_peers_bytes",
+        "gauge",
         "Most bytes that peers have mapped, summed over the peers.",
-        |pool| pool.mapped_by_peers_bytes,
+        |process| pool(process, |pool| pool.mapped_by_peers_bytes),
     ),
 ];
 
-fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string can't fail.
-    let _ = writeln!(text, "# HELP cuda_cluster_{name} {help}");
-    let _ = writeln!(text, "# TYPE cuda_cluster_{name} {kind}");
+fn pool(process: &ProcessState, of: fn(&DevicePool) -> u64) -> Option<f64> {
+    process.device_pool.as_ref().map(|pool| of(pool) as f64)
 }
 
-fn sample(text: &mut String, name: &str, labels: &str, value: f64) {
-    let _ = writeln!(text, "cuda_cluster_{name}{{{labels}}} {value}");
+#[allow(clippy::unnecessary_wraps, reason = "it is a figure's value")]
+fn one_if(holds: bool) -> Option<f64> {
+    Some(f64::from(u8::from(holds)))
 }
 
 fn seconds(millis: u64) -> f64 {
     millis as f64 / 1e3
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -10,13 +10,14 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use cuda_cluster_data::copy::{Copiers, Piece, STREAMED};
+use cuda_cluster_data::memory::Block;
+use cuda_cluster_data::memory::arena::Arena;
+use cuda_cluster_data::memory::mapped::Mapped;
 use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::completions::Completions;
-use crate::copy::{Copiers, Piece, STREAMED};
 use crate::engine::Engine;
-use crate::mapped::Mapped;
-use crate::memory::arena::Arena;
 use crate::outbox::{Frame, Outbox, Writing};
 use crate::peer::Barrier;
 #[cfg(feature = "plane")]
@@ -73,7 +74,7 @@ pub enum Submitted {
 #[derive(Debug)]
 pub struct Receipt {
     /// Memory that belongs to the receiver.
-    pub blocks: Vec<crate::memory::Block>,
+    pub blocks: Vec<Block>,
     /// For each frame: the block that it is in, its start in it and its length, in bytes.
     pub frames: Vec<(usize, usize, usize)>,
 }
@@ -259,7 +260,7 @@ impl Connection {
 
     /// Whether this process copies large frames from the peer's memory, the peer those of this one,
     /// and each maps memory of the other.
-    pub fn lanes(&self) -> (bool, bool, bool) {
+    pub fn routes(&self) -> (bool, bool, bool) {
         let peer = &self.state().peer;
         (peer.is_copied, peer.copies, peer.maps)
     }

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cuda_cluster_data::copy::Copiers;
+use cuda_cluster_data::memory::mapped::Mappings;
+use cuda_cluster_data::memory::{Block, Limits, Pool};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -22,13 +25,10 @@ use nix::sys::socket::{SockFlag, accept4, setsockopt, sockopt};
 
 use crate::completions::Completions;
 use crate::connection::{Connection, Ending};
-use crate::copy::Copiers;
 use crate::greeting::{LENGTH, Role};
-use crate::lanes;
 use crate::listener::Listener;
-use crate::mapped::Mappings;
-use crate::memory::{Block, Limits, Pool};
 use crate::reader::Message;
+use crate::routes;
 
 mod entry;
 mod service;
@@ -36,6 +36,10 @@ mod service;
 /// What [`Engine::bound`] has said last: bytes of memory that are kept, and of the whole process.
 static KEEP: AtomicUsize = AtomicUsize::new(256 << 20);
 static PROCESS: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Threads that copy at the same time. Two fill the memory bus of a small machine, and the event
+/// loops of the workers need the processors, too.
+const COPIERS: usize = 2;
 
 /// The engine of this process, or of the one that this process is a fork of.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
@@ -51,13 +55,13 @@ pub struct Settings {
     pub tcp_timeout: Duration,
     /// How long a peer may take to greet.
     pub greeting: Duration,
-    /// Which way large frames may take between processes of one machine.
-    pub lane: Lane,
+    /// Which route large frames may take between processes of one machine.
+    pub route: Route,
 }
 
-/// Which way large frames may take between processes of one machine.
+/// Which route large frames may take between processes of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Route {
     /// The fastest that is there.
     Auto,
     /// The sender writes them to memory that both have mapped.
@@ -81,7 +85,7 @@ pub struct Engine {
     ids: AtomicU64,
     copiers: Arc<Copiers>,
     mappings: Mappings,
-    lanes: Mutex<lanes::Knowledge>,
+    routes: Mutex<routes::Knowledge>,
     received: Received,
     #[cfg(feature = "plane")]
     pub(crate) plane: OnceLock<Result<crate::plane::Plane, String>>,
@@ -112,7 +116,7 @@ impl Settings {
     /// Without a secret.
     pub fn new(host: &str) -> Self {
         let (tcp_timeout, greeting) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { secret: None, host: host.to_owned(), tcp_timeout, greeting, lane: Lane::Auto }
+        Self { secret: None, host: host.to_owned(), tcp_timeout, greeting, route: Route::Auto }
     }
 }
 
@@ -134,7 +138,7 @@ impl Engine {
                 engine.pool.wake_with(move || {
                     let _ = engine.wake.write(1);
                 });
-                let thread = std::thread::Builder::new().name("native comm".into());
+                let thread = std::thread::Builder::new().name("direct comm".into());
                 thread.spawn(move || service::run(engine))?;
                 return Ok(engine);
             }
@@ -192,8 +196,8 @@ impl Engine {
     /// From how many bytes on a message is written to mapped memory though it could be copied, if it
     /// ever is. None before that was measured.
     pub fn least(&self) -> Option<Option<usize>> {
-        let lanes = self.lanes();
-        lanes.is_known().then(|| lanes.least())
+        let routes = self.routes();
+        routes.is_known().then(|| routes.least())
     }
 
     /// Takes over a connected socket and begins to greet.
@@ -247,25 +251,25 @@ impl Engine {
     /// From how many bytes on a message is written to mapped memory though it could be copied, once
     /// that has been measured. A message of `len` bytes may be reason to measure.
     fn least_written(&'static self, len: usize) -> Option<usize> {
-        let has_room = || self.limits.excess(lanes::SAMPLES.saturating_add(len)) == 0;
-        if len >= lanes::LEAST && self.lanes().measures(has_room) {
-            let thread = std::thread::Builder::new().name("native lanes".into());
+        let has_room = || self.limits.excess(routes::SAMPLES.saturating_add(len)) == 0;
+        if len >= routes::LEAST && self.routes().measures(has_room) {
+            let thread = std::thread::Builder::new().name("direct routes".into());
             let measure = || {
-                let found = lanes::measure();
-                self.lanes().learn(found);
-                if self.lanes().least().is_some() {
+                let found = routes::measure();
+                self.routes().learn(found);
+                if self.routes().least().is_some() {
                     self.pool.share();
                 }
             };
             if thread.spawn(measure).is_err() {
-                self.lanes().learn(None);
+                self.routes().learn(None);
             }
         }
-        self.lanes().least()
+        self.routes().least()
     }
 
-    fn lanes(&self) -> MutexGuard<'_, lanes::Knowledge> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn routes(&self) -> MutexGuard<'_, routes::Knowledge> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn new() -> io::Result<Self> {
@@ -287,10 +291,10 @@ impl Engine {
             pool: Pool::new(&limits),
             token,
             ids: AtomicU64::new(2),
-            copiers: Arc::default(),
+            copiers: Copiers::new("direct copy", COPIERS),
             mappings: Mappings::new(&limits),
             limits,
-            lanes: Mutex::new(lanes::Knowledge::NONE),
+            routes: Mutex::new(routes::Knowledge::NONE),
             received: Received::default(),
             #[cfg(feature = "plane")]
             plane: OnceLock::new(),
@@ -334,13 +338,13 @@ fn accept(listener: &Listener) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-impl Lane {
+impl Route {
     fn copies(self) -> bool {
-        matches!(self, Lane::Auto | Lane::Copied)
+        matches!(self, Route::Auto | Route::Copied)
     }
 
     fn maps(self) -> bool {
-        matches!(self, Lane::Auto | Lane::Mapped)
+        matches!(self, Route::Auto | Route::Mapped)
     }
 }
 
@@ -375,6 +379,7 @@ fn prepare_tcp(socket: &OwnedFd, timeout: Duration) -> nix::Result<()> {
 }
 
 /// The addresses of both ends of a TCP connection: this one's, and the peer's.
+#[cfg(feature = "python")]
 pub(crate) fn tcp_addresses(
     connection: &Connection,
 ) -> io::Result<(std::net::SocketAddr, std::net::SocketAddr)> {
@@ -384,3 +389,19 @@ pub(crate) fn tcp_addresses(
 
 /// Listeners that have run out of descriptors, until they try again.
 type Waiting<T> = VecDeque<(std::time::Instant, T)>;
+
+/// Where a connection's peer is, for messages.
+fn host_of_peer(connection: &Connection) -> String {
+    let ends = connection.as_fd().try_clone_to_owned().map(|socket| {
+        let stream = std::net::TcpStream::from(socket);
+        (stream.local_addr(), stream.peer_addr())
+    });
+    match ends {
+        Ok((_, Ok(peer))) => peer.ip().to_string(),
+        // Once the peer has closed its end, the kernel does not tell who it was.
+        Ok((Ok(own), Err(_))) if own.ip().is_loopback() => own.ip().to_string(),
+        Ok((Ok(_), Err(_))) => "a host that is gone".to_owned(),
+        // A Unix socket.
+        _ => "this machine".to_owned(),
+    }
+}

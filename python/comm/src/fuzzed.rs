@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use cuda_cluster_data::memory::{Limits, Pool};
+
 use crate::greeting::{Greeting, Hello, LENGTH, Role, Step as Greeted};
-use crate::memory::{Limits, Pool};
 use crate::reader::{Message, Reader, Span, Step, Waiting};
 
 /// Whatever the pieces in which bytes arrive, the same comes of them.
@@ -75,7 +76,7 @@ fn read<'a>(
         loop {
             match reader.feed(&mut piece) {
                 Ok(Step::More) => break,
-                Ok(Step::Message(mut message)) => {
+                Ok(Step::Announced(mut message) | Step::Written(mut message)) => {
                     let bytes: Vec<Vec<u8>> = message
                         .frames
                         .clone()

@@ -21,13 +21,13 @@ const VERSION: u32 = 2;
 const HOST: usize = 47;
 
 /// What whoever expects Dask's `tcp://` reads.
-const TEXT: &[u8] = b"the peer speaks native://, and this process another protocol; \
-hint: give both ends an address that begins with native://";
+const TEXT: &[u8] = b"the peer speaks direct://, and this process another protocol; \
+hint: give both ends an address that begins with direct://";
 
 /// Of a message of `tcp://`: its value, in msgpack, whose parts refer to what follows, and what says
 /// how that is read. Who reads objects finds one that its sender could not serialize, and raises the
 /// text; who leaves them as they are (a scheduler) names it as what `dask` does not have.
-const VALUE: &[u8] = b"\x82\xa6native\x81\xae__Serialized__\x01\xa2or\x83\xa8__Enum__\xa0\
+const VALUE: &[u8] = b"\x82\xa6direct\x81\xae__Serialized__\x01\xa2or\x83\xa8__Enum__\xa0\
 \xaa__module__\xa4dask\xa8__name__\xd9";
 const READ_AS: &[u8] = b"\x82\xaaserializer\xa5error\xaenum-sub-frames\x01";
 
@@ -104,7 +104,7 @@ pub enum Refusal {
     #[error("the peer {}", of_stranger(*.0))]
     Stranger(Option<&'static str>),
     /// It does, in another version.
-    #[error("the peer speaks version {0} of native://, and this process version {VERSION}")]
+    #[error("the peer speaks version {0} of direct://, and this process version {VERSION}")]
     Version(u32),
     /// Connected to itself, or nonsense.
     #[error("the peer sent a greeting that makes no sense")]
@@ -123,10 +123,10 @@ pub enum Refusal {
 fn of_stranger(language: Option<&str>) -> String {
     match language {
         Some(language) => format!(
-            "speaks {language}, and this process native://; hint: give both ends an address that \
+            "speaks {language}, and this process direct://; hint: give both ends an address that \
              begins with the same word"
         ),
-        None => "does not speak native://".to_owned(),
+        None => "does not speak direct://".to_owned(),
     }
 }
 
@@ -316,8 +316,8 @@ impl Greeting {
 fn prove(secret: &[u8; LENGTH], role: Role, own: &[u8; HELLO], peer: &[u8; HELLO]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(secret);
     hasher.update(match role {
-        Role::Connector => b"native:// connector",
-        Role::Listener => b"native:// listener ",
+        Role::Connector => b"direct:// connector",
+        Role::Listener => b"direct:// listener ",
     });
     hasher.update(own).update(peer).finalize()
 }

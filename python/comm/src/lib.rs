@@ -2,20 +2,18 @@
 
 pub mod completions;
 mod connection;
-mod copy;
 mod engine;
 #[cfg(fuzzing)]
 pub mod fuzzed;
 pub mod greeting;
-mod lanes;
+mod incoming;
 pub mod listener;
-mod mapped;
-pub mod memory;
 pub mod outbox;
 mod peer;
 #[cfg(feature = "plane")]
 pub mod plane;
 mod reader;
+mod routes;
 pub mod wire;
 
 #[cfg(feature = "python")]
@@ -28,4 +26,4 @@ mod python;
 mod plane_wire;
 
 pub use connection::{Connection, Ending, Receipt, Submitted};
-pub use engine::{Engine, Lane, Settings};
+pub use engine::{Engine, Route, Settings};

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use crate::memory::arena::Arena;
 use crate::wire::{DESCRIPTOR, Descriptor, Grant, HEADER, Header, encode_grants};
+use cuda_cluster_data::memory::arena::Arena;
 
 /// Frames up to this size, in bytes, are joined with the header instead of being sent from where
 /// they lie: copying them costs less than another entry for the kernel.
@@ -339,8 +339,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::{Limits, Pool};
     use crate::reader::{self, Reader, Step};
+    use cuda_cluster_data::memory::{Limits, Pool};
 
     fn places(frames: &[Vec<u8>]) -> Vec<Frame> {
         let place = |frame: &Vec<u8>| {
@@ -390,7 +390,7 @@ mod tests {
                 // Without frames that wait, all messages are sent at once: they are read below.
                 let waits = wait && frames.iter().any(|frame| frame.len() >= WAITING);
                 prop_assert_eq!(outbox.is_done(*number), !waits);
-                while let Step::Message(mut message) = reader.feed(&mut input).unwrap() {
+                while let Step::Announced(mut message) = reader.feed(&mut input).unwrap() {
                     let frames = &messages[usize::try_from(message.number).unwrap() - 1];
                     for (span, frame) in message.frames.clone().into_iter().zip(frames) {
                         let waits = message.copies.iter().find(|(at, _)| *at == span.block);

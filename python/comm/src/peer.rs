@@ -3,9 +3,10 @@
 //! *Invariant:* a process is told to be this user's only if the kernel tells users apart by its
 //! number. In a user namespace it shows all users that have none there as one.
 
-use std::fs;
 use std::os::fd::AsFd;
+use std::{fs, io};
 
+use cuda_cluster_data::copy::{Part, read_all};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid};
@@ -79,6 +80,23 @@ fn forbidden(scope: &str, status: &str, map: &str) -> String {
     causes.join(", or ")
 }
 
+/// Whether this process can read the memory of that one, where `token` lies at `address`.
+#[allow(unsafe_code)]
+pub(crate) fn can_read(pid: Pid, address: u64, token: &[u8]) -> Result<(), Barrier> {
+    if pid.as_raw() == 0 {
+        return Err(Barrier::NoNumber);
+    }
+    let mut read = vec![0; token.len()];
+    let part = Part { address, to: read.as_mut_ptr(), len: read.len() };
+    // SAFETY: the vector is writable.
+    let done = unsafe { read_all(pid, vec![part]) };
+    match done {
+        Ok(()) if read == token => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Barrier::Forbidden),
+        _ => Err(Barrier::NotThere),
+    }
+}
+
 fn has_number_of_its_own(user: u32) -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(OVERFLOW);
@@ -92,7 +110,7 @@ fn is_everybody(map: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{forbidden, is_everybody};
+    use super::*;
 
     #[test]
     fn what_forbids_to_read_is_named() {
@@ -108,6 +126,19 @@ mod tests {
             assert!(told.starts_with(said) && !told.contains(", or "), "{told}");
         }
         assert_eq!(forbidden("1\n", filtered, "0 1000 1\n").matches(", or ").count(), 2);
+    }
+
+    #[test]
+    fn memory_is_read_where_a_token_lies_and_nowhere_else() {
+        let token = [5_u8; 32];
+        let at = token.as_ptr().addr() as u64;
+        let own = Pid::this();
+        assert_eq!(can_read(own, at, &token), Ok(()));
+        let not_there = Err(Barrier::NotThere);
+        assert_eq!(can_read(own, at, &[6; 32]), not_there, "another process's");
+        assert_eq!(can_read(own, 8, &token), not_there, "nothing is there");
+        assert_eq!(can_read(Pid::from_raw(i32::MAX), at, &token), not_there, "no such process");
+        assert_eq!(can_read(Pid::from_raw(0), at, &token), Err(Barrier::NoNumber));
     }
 
     #[test]

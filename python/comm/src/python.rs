@@ -24,12 +24,12 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
 use crate::completions::Completions;
 use crate::connection::{self, Ending, Receipt, Submitted};
-use crate::engine::{Engine, Lane, Settings, tcp_addresses};
+use crate::engine::{Engine, Route, Settings, tcp_addresses};
 use crate::greeting::{LENGTH, PREAMBLE};
 use crate::listener;
-use crate::memory::Block;
 use crate::outbox::Frame;
 use crate::peer::{self, Peer};
+use cuda_cluster_data::memory::Block;
 
 /// From this size on, in bytes, other threads of Python run while a message is handed over. Below,
 /// getting the interpreter back could take longer than handing over.
@@ -95,23 +95,23 @@ fn settings(
     secret: Option<[u8; LENGTH]>,
     host: &str,
     tcp_timeout: f64,
-    lane: &str,
+    route: &str,
 ) -> PyResult<Settings> {
     let tcp_timeout = Duration::try_from_secs_f64(tcp_timeout);
     let tcp_timeout = tcp_timeout.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    let lane = match lane {
-        "auto" => Lane::Auto,
-        "mapped" => Lane::Mapped,
-        "copied" => Lane::Copied,
-        "socket" => Lane::Socket,
+    let route = match route {
+        "auto" => Route::Auto,
+        "mapped" => Route::Mapped,
+        "copied" => Route::Copied,
+        "socket" => Route::Socket,
         other => {
             let text = format!(
-                "distributed.comm.native.lane is {other:?}; hint: auto, mapped, copied or socket"
+                "distributed.comm.direct.route is {other:?}; hint: auto, mapped, copied or socket"
             );
             return Err(PyValueError::new_err(text));
         }
     };
-    Ok(Settings { secret, tcp_timeout, lane, ..Settings::new(host) })
+    Ok(Settings { secret, tcp_timeout, route, ..Settings::new(host) })
 }
 
 /// Takes over a descriptor that Python has detached from its socket.
@@ -126,18 +126,18 @@ fn owned(descriptor: i32) -> PyResult<OwnedFd> {
 /// Takes over a connected, non-blocking socket and begins to greet. `events` are told of
 /// `Connection.id` when the greeting is over.
 #[pyfunction]
-#[pyo3(signature = (descriptor, events, *, secret, host, tcp_timeout, lane))]
+#[pyo3(signature = (descriptor, events, *, secret, host, tcp_timeout, route))]
 fn connect(
     descriptor: i32,
     events: &Events,
     secret: Option<[u8; LENGTH]>,
     host: &str,
     tcp_timeout: f64,
-    lane: &str,
+    route: &str,
 ) -> PyResult<Connection> {
     let socket = owned(descriptor)?;
     let engine = Engine::of_this_process()?;
-    let settings = settings(secret, host, tcp_timeout, lane)?;
+    let settings = settings(secret, host, tcp_timeout, route)?;
     let connection = engine.connect(socket, settings, &events.completions);
     Ok(Connection { connection, engine })
 }
@@ -145,17 +145,17 @@ fn connect(
 /// Takes over a listening, non-blocking socket. `events` are told of `Listener.id` when connections
 /// have been accepted.
 #[pyfunction]
-#[pyo3(signature = (descriptor, events, *, secret, tcp_timeout, lane))]
+#[pyo3(signature = (descriptor, events, *, secret, tcp_timeout, route))]
 fn listen(
     descriptor: i32,
     events: &Events,
     secret: Option<[u8; LENGTH]>,
     tcp_timeout: f64,
-    lane: &str,
+    route: &str,
 ) -> PyResult<Listener> {
     let socket = owned(descriptor)?;
     let engine = Engine::of_this_process()?;
-    let settings = settings(secret, "", tcp_timeout, lane)?;
+    let settings = settings(secret, "", tcp_timeout, route)?;
     let listener = engine.listen(socket, settings, &events.completions);
     Ok(Listener { listener, engine })
 }
@@ -366,8 +366,8 @@ impl Connection {
     /// Whether this process can copy large frames of the peer, the peer those of this one, and each
     /// maps memory of the other.
     #[getter]
-    fn lanes(&self) -> PyResult<(bool, bool, bool)> {
-        Ok(self.here()?.lanes())
+    fn routes(&self) -> PyResult<(bool, bool, bool)> {
+        Ok(self.here()?.routes())
     }
 
     /// Hosts and ports of this end and of the peer, over TCP.

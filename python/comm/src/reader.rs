@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use crate::memory::{Block, Pool};
+use cuda_cluster_data::memory::{Block, Pool};
+
 use crate::wire::{DESCRIPTOR, Descriptor, GRANT, Grant, HEADER, Header, Malformed, decode_grants};
 
 /// From this size on, in bytes, a frame has a block of its own.
@@ -26,8 +27,6 @@ pub(crate) struct Message {
     pub(crate) copies: Vec<(usize, u64)>,
     /// Whether the sender waits for an acknowledgement.
     pub(crate) waits: bool,
-    /// Whether the sender has been granted what can be.
-    pub(crate) asked: bool,
 }
 
 /// Where a frame lies.
@@ -43,8 +42,10 @@ pub(crate) struct Span {
 pub(crate) enum Step {
     /// All were consumed, and more are needed.
     More,
-    /// A message is complete, but for what is to be copied.
-    Message(Message),
+    /// A message has come, but for the frames that wait at the sender.
+    Announced(Message),
+    /// What [`Reader::wait_for`] was waiting for has come, but for what is to be copied.
+    Written(Message),
     /// The peer has the frames of this message.
     Taken(u64),
     /// The peer grants memory for frames of this process.
@@ -99,7 +100,7 @@ enum Stage {
     Header { bytes: [u8; HEADER], have: usize },
     Descriptors { number: u64, bytes: Vec<u8>, len: usize },
     Grants { granted: Granted, bytes: Vec<u8>, len: usize },
-    Body { message: Message, missing: VecDeque<Span>, later: VecDeque<Later> },
+    Body { message: Message, missing: VecDeque<Span>, later: VecDeque<Later>, written: bool },
 }
 
 /// A block that is taken when the bytes for it arrive: who only announces them takes none.
@@ -146,7 +147,7 @@ impl Reader {
                             Some((mut message, missing)) if message.number == number => {
                                 message.blocks.iter_mut().for_each(|block| block.lend(false));
                                 let later = VecDeque::new();
-                                self.stage = Stage::Body { message, missing, later };
+                                self.stage = Stage::Body { message, missing, later, written: true };
                             }
                             other => {
                                 self.granted = other;
@@ -180,7 +181,7 @@ impl Reader {
                     self.stage = START;
                     return Ok(Step::Granted(granted));
                 }
-                Stage::Body { message, missing, later } => {
+                Stage::Body { message, missing, later, written } => {
                     let needed = missing.front().map_or(usize::MAX, |span| span.block + 1);
                     while message.blocks.len() < needed
                         && let Some(next) = later.pop_front()
@@ -188,9 +189,12 @@ impl Reader {
                         message.blocks.push(next.take(&self.pool)?);
                     }
                     let Some(span) = missing.front_mut() else {
-                        let message = std::mem::take(message);
+                        let (message, written) = (std::mem::take(message), *written);
                         self.stage = START;
-                        return Ok(Step::Message(message));
+                        return Ok(match written {
+                            true => Step::Written(message),
+                            false => Step::Announced(message),
+                        });
                     };
                     let part = cut(input, span.len);
                     if part.is_empty() {
@@ -272,7 +276,7 @@ fn lay_out(number: u64, frames: &[Descriptor], waiting: Waiting) -> Result<Stage
             (None, _) => missing.push_back(span),
         }
     }
-    Ok(Stage::Body { message, missing, later })
+    Ok(Stage::Body { message, missing, later, written: false })
 }
 
 impl Later {
@@ -289,6 +293,11 @@ impl Message {
         self.frames.iter().map(|frame| frame.len).sum()
     }
 
+    /// Of the frames that wait at the sender, in bytes.
+    pub(crate) fn waiting(&self) -> usize {
+        self.copies.iter().map(|(at, _)| self.blocks[*at].len()).sum()
+    }
+
     /// What it takes of memory, in bytes: its frames, and about as much for each as it takes to know
     /// of it.
     pub(crate) fn weight(&self) -> usize {
@@ -301,7 +310,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::Limits;
+    use cuda_cluster_data::memory::Limits;
 
     fn reader() -> Reader {
         Reader::new(Pool::new(&Limits::new(0)), Waiting::Copied)
@@ -364,7 +373,8 @@ mod tests {
                         Step::More => break,
                         Step::Taken(number) => { taken += 1; prop_assert_eq!(number, taken); }
                         Step::Granted(_) => prop_assert!(false, "nothing was granted"),
-                        Step::Message(mut message) => read.push(contents(&mut message)),
+                        Step::Announced(mut message) => read.push(contents(&mut message)),
+                        Step::Written(_) => prop_assert!(false, "nothing was granted"),
                     }
                 }
                 prop_assert!(piece.is_empty());
@@ -387,7 +397,9 @@ mod tests {
     fn frames_that_are_used_longer_have_memory_of_their_own() {
         let frames = [vec![1; 10], vec![2; 20], vec![3; 30]];
         let blocks = |apart| match reader().feed(&mut &encoded(1, &frames, apart)[..]) {
-            Ok(Step::Message(message)) => message.frames.iter().map(|frame| frame.block).collect(),
+            Ok(Step::Announced(message)) => {
+                message.frames.iter().map(|frame| frame.block).collect()
+            }
             other => panic!("{other:?}"),
         };
         let (together, apart): (Vec<usize>, Vec<usize>) = (blocks(false), blocks(true));
@@ -410,7 +422,7 @@ mod tests {
         }
         let all: usize = frames.iter().map(Vec::len).sum();
         let step = reader.feed(&mut &bytes[..all - 180_001]).unwrap();
-        assert!(matches!(step, Step::Message(message) if message.blocks.len() == 1001));
+        assert!(matches!(step, Step::Announced(message) if message.blocks.len() == 1001));
     }
 
     #[test]
@@ -429,7 +441,7 @@ mod tests {
         }
         let written = Header::Written { number: 5 }.encode();
         let step = reader.feed(&mut &written[..]).unwrap();
-        assert!(matches!(step, Step::Message(message) if message.number == 5));
+        assert!(matches!(step, Step::Written(message) if message.number == 5));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use _comm::completions::Completions;
 use _comm::listener::Listener;
 use _comm::outbox::Frame;
-use _comm::{Connection, Ending, Engine, Lane, Receipt, Settings, Submitted};
+use _comm::{Connection, Ending, Engine, Receipt, Route, Settings, Submitted};
 use nix::poll::{PollFd, PollFlags, poll};
 
 #[path = "engine/strangers.rs"]
@@ -24,10 +24,10 @@ struct End {
     completions: Arc<Completions>,
 }
 
-const LANES: [Lane; 4] = [Lane::Auto, Lane::Mapped, Lane::Copied, Lane::Socket];
+const ROUTES: [Route; 4] = [Route::Auto, Route::Mapped, Route::Copied, Route::Socket];
 
-fn settings(lane: Lane) -> Settings {
-    Settings { lane, ..Settings::new("here") }
+fn settings(route: Route) -> Settings {
+    Settings { route, ..Settings::new("here") }
 }
 
 fn wait<T>(completions: &Completions, mut ready: impl FnMut() -> Option<T>) -> T {
@@ -85,14 +85,14 @@ impl Drop for Place {
     }
 }
 
-fn pair(lane: Lane) -> [End; 2] {
-    let place = Place::new(settings(lane));
-    let ours = place.connect(settings(lane));
+fn pair(route: Route) -> [End; 2] {
+    let place = Place::new(settings(route));
+    let ours = place.connect(settings(route));
     let theirs = place.accept();
     wait(&ours.completions, || ours.connection.is_open().unwrap().then_some(()));
-    let copies = matches!(lane, Lane::Auto | Lane::Copied);
-    let maps = matches!(lane, Lane::Auto | Lane::Mapped);
-    assert_eq!(ours.connection.lanes(), (copies, copies, maps));
+    let copies = matches!(route, Route::Auto | Route::Copied);
+    let maps = matches!(route, Route::Auto | Route::Mapped);
+    assert_eq!(ours.connection.routes(), (copies, copies, maps));
     [ours, theirs]
 }
 
@@ -158,8 +158,8 @@ fn message(seed: u64) -> Vec<Vec<u8>> {
 #[test]
 fn messages_arrive_as_sent_in_both_directions_at_once() {
     let messages = std::env::var("MESSAGES").map_or(60, |count| count.parse().unwrap());
-    for lane in LANES {
-        let ends = pair(lane);
+    for route in ROUTES {
+        let ends = pair(route);
         std::thread::scope(|scope| {
             for end in &ends {
                 // Both have events of one place, of which any thread may take those of the other.
@@ -176,7 +176,7 @@ fn messages_arrive_as_sent_in_both_directions_at_once() {
 
 #[test]
 fn a_writer_waits_for_a_reader_that_is_behind_and_nothing_is_lost() {
-    let [ours, theirs] = pair(Lane::Socket);
+    let [ours, theirs] = pair(Route::Socket);
     let frames = [vec![7; 10 << 20]];
     let mut pending = 0;
     let mut numbers = Vec::new();
@@ -198,7 +198,7 @@ fn a_writer_waits_for_a_reader_that_is_behind_and_nothing_is_lost() {
 #[test]
 fn a_sender_that_ends_has_sent_whole_messages_only() {
     for turn in 0..200_u64 {
-        let [ours, theirs] = pair(LANES[usize::try_from(turn % 4).unwrap()]);
+        let [ours, theirs] = pair(ROUTES[usize::try_from(turn % 4).unwrap()]);
         let mut frames = [vec![1; 4 << 20]];
         let _ = ours.submit(&frames).unwrap();
         std::thread::sleep(Duration::from_micros(turn * 7));
@@ -219,7 +219,7 @@ fn a_sender_that_ends_has_sent_whole_messages_only() {
 #[test]
 fn a_peer_that_says_nothing_or_nonsense_is_given_up() {
     let greeting = Duration::from_millis(50);
-    let place = Place::new(Settings { greeting, ..settings(Lane::Auto) });
+    let place = Place::new(Settings { greeting, ..settings(Route::Auto) });
     let mut silent = place.stream();
     let mut stranger = place.stream();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -236,7 +236,7 @@ fn a_peer_that_says_nothing_or_nonsense_is_given_up() {
 
 #[test]
 fn over_a_network_ends_with_different_secrets_know_why_they_part() {
-    let secret = |byte| Settings { secret: Some([byte; 32]), ..settings(Lane::Auto) };
+    let secret = |byte| Settings { secret: Some([byte; 32]), ..settings(Route::Auto) };
     let engine = Engine::of_this_process().unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -253,7 +253,7 @@ fn over_a_network_ends_with_different_secrets_know_why_they_part() {
     let ours = connect(secret(2));
     let ending = wait(&ours.completions, || ours.connection.is_open().err());
     assert_eq!(ending, Ending::Refused("the peer has another secret".to_owned()));
-    let ours = connect(settings(Lane::Auto));
+    let ours = connect(settings(Route::Auto));
     let ending = wait(&ours.completions, || ours.connection.is_open().err());
     let text = "the peer has a secret, and this process has none";
     assert_eq!(ending, Ending::Refused(text.to_owned()));
@@ -265,7 +265,7 @@ fn over_a_network_ends_with_different_secrets_know_why_they_part() {
 
 #[test]
 fn a_process_of_the_same_user_needs_no_secret() {
-    let place = Place::new(Settings { secret: Some([1; 32]), ..settings(Lane::Auto) });
-    let ours = place.connect(settings(Lane::Auto));
+    let place = Place::new(Settings { secret: Some([1; 32]), ..settings(Route::Auto) });
+    let ours = place.connect(settings(Route::Auto));
     wait(&ours.completions, || ours.connection.is_open().unwrap().then_some(()));
 }

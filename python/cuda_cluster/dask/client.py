@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import dask
-from distributed.client import Client
 
-from cuda_cluster import program
+from cuda_cluster import _internals, program
 
 logger = logging.getLogger("distributed.client")
 
@@ -51,9 +50,8 @@ def configure_ucx(env: Mapping[str, str], *, context: bool) -> None:
 def follow(cluster: Any, address: str | None) -> None:
     """Has the clients of a cluster object move to a scheduler that listens elsewhere than the one
     that ended. Left alone, they try the old address only, and close."""
-    for client in list(Client._instances):
-        if client.cluster is cluster:
-            client.loop.add_callback(_move, client, address)
+    for client in _internals.clients_of(cluster):
+        client.loop.add_callback(_move, client, address)
 
 
 async def _move(client: Any, address: str | None) -> None:
@@ -61,17 +59,11 @@ async def _move(client: Any, address: str | None) -> None:
         await asyncio.sleep(LOOK_AGAIN)
     if client.status != "connecting":
         return
-    # It waits for a connection to the old address.
-    client._handle_report_task.cancel()
-    await asyncio.wait([client._handle_report_task])
-    client.scheduler = client.rpc(address)
     try:
-        await client._ensure_connected(timeout=client._timeout)
+        await _internals.connect_again(client, address)
     except OSError as error:
         logger.error("Cannot connect to the scheduler at %s, closing client: %s", address, error)
-        await client._close()
-        return
-    client._handle_report_task = asyncio.create_task(client._handle_report())
+        await _internals.give_up(client)
 
 
 _configured: set[str] = set()
@@ -87,7 +79,7 @@ def _ucx_runs() -> bool:
 def enable_spilling(level: int, *, simulated: bool) -> None:
     """Enables cuDF's spilling in this process, too."""
     try:
-        import cudf  # type: ignore[import-not-found]
+        import cudf
     except ImportError:
         if simulated:
             return
@@ -121,13 +113,7 @@ def initialize(
 
 def _register_serializers() -> None:
     """Registers dask-cuda's serializers of cuDF's frames, unless cuDF spills itself."""
-    from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
-    from distributed.protocol.serialize import dask_deserialize, dask_serialize
-
-    for registry in (cuda_serialize, cuda_deserialize, dask_serialize, dask_deserialize):
-        for library in ("cudf", "dask_cudf"):
-            if library in registry._lazy:
-                registry._lazy[library] = _spill_aware
+    _internals.register_lazily(("cudf", "dask_cudf"), _spill_aware)
 
 
 def _spill_aware() -> None:
@@ -136,4 +122,4 @@ def _spill_aware() -> None:
     except ImportError:
         return
     if not cudf.get_option("spill"):
-        from cudf.comm import serialize  # type: ignore[import-not-found] # noqa: F401
+        from cudf.comm import serialize  # noqa: F401

@@ -15,7 +15,6 @@ import html
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -24,16 +23,12 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import dask
-from distributed.core import Status, rpc
-from distributed.deploy import Cluster
-from distributed.objects import SchedulerInfo
-from distributed.security import Security
-from distributed.utils import NoOpAwaitable
-from distributed.versions import get_versions
-from tornado.ioloop import PeriodicCallback
+from distributed import Security, Status, rpc
+from tornado.ioloop import IOLoop, PeriodicCallback
 
-from cuda_cluster import accepted, program
+from cuda_cluster import _internals, accepted, program
 from cuda_cluster import cluster as core
+from cuda_cluster._internals import Cluster, NoOpAwaitable, SchedulerInfo, get_versions
 from cuda_cluster.dask import client, keywords, views
 from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
@@ -134,10 +129,10 @@ class LocalCUDACluster(Cluster):
     ) -> None:
         given = locals()
         level = relay_module.level_of(silence_logs)
-        accepted.taken(given, keywords.ACCEPTED)
+        interval = accepted.taken(given, keywords.ACCEPTED)["scheduler_sync_interval"]
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
         self._relayed = level if relay else None
-        self._set_up(asynchronous, loop, scheduler_sync_interval, name)
+        self._set_up(asynchronous, loop, interval, name)
         for known in keywords.DASK_CUDA:
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
@@ -162,7 +157,10 @@ class LocalCUDACluster(Cluster):
 
         What its workers print is not shown here; `cuda-cluster logs NAME --follow` shows it."""
         self = cls.__new__(cls)
-        self._set_up(asynchronous, loop, kwargs.pop("scheduler_sync_interval", 1), name)
+        interval = keywords.ACCEPTED["scheduler_sync_interval"].take(
+            "scheduler_sync_interval", kwargs.pop("scheduler_sync_interval", 1)
+        )
+        self._set_up(asynchronous, loop, interval, name)
         if kwargs:
             raise TypeError(f"from_name got an unexpected keyword {next(iter(kwargs))!r}")
         self._attached = core.attach(name)
@@ -176,6 +174,8 @@ class LocalCUDACluster(Cluster):
         return self
 
     def _set_up(self, asynchronous: bool, loop: Any, interval: Any, name: str | None) -> None:
+        if not (loop is None or isinstance(loop, IOLoop)):
+            raise TypeError(f"loop must be a tornado IOLoop or None, not {loop!r}")
         self.status = Status.closed  # Until there is something to close.
         self._owned: core.Owned | None = None
         self._attached: core.Cluster | None = None
@@ -489,7 +489,10 @@ class LocalCUDACluster(Cluster):
     def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
         """Changes the number of workers to `n`. Those that end hand their data to others first.
         Raises ValueError if there are fewer GPUs."""
-        n = max(accepted.WHOLE.take("n", n), self._needed(memory, cores))
+        n = accepted.WHOLE.take("n", n)
+        if n < 0:
+            raise ValueError(f"n must not be negative: {n}")
+        n = max(n, self._needed(memory, cores))
         if n > len(self._processes):
             raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
         kept = list(self._requested)[:n]
@@ -629,7 +632,7 @@ _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Waits until nothing is left of the clusters, which end with the interpreter."""
-    for one in list(getattr(sys.modules["distributed.client"], "_global_clients", {}).values()):
+    for one in _internals.open_clients():
         if one.cluster in _living:
             # Otherwise it would report a lost connection.
             with contextlib.suppress(Exception):

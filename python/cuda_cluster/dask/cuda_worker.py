@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-from distributed.deploy import Cluster
 
 from cuda_cluster import accepted, look
 from cuda_cluster import cluster as core
+from cuda_cluster._internals import Cluster
 from cuda_cluster.dask import client, keywords
 from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module

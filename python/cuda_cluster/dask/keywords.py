@@ -14,27 +14,30 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 import dask
-from distributed import Nanny, Worker
-from distributed.security import Security
-from distributed.utils import parse_ports
+from distributed import Nanny, Security, Worker
 
 from cuda_cluster import _settings, accepted, program
 from cuda_cluster.cluster import made_up_name
+from cuda_cluster._internals import parse_ports
 from cuda_cluster.dask import worker as worker_module
 
+#: Keywords of the program that are none here, or mean more here than the program's flag.
+NOT_ITS_OWN = set(
+    "n_workers threads_per_worker nthreads cudf_spill_stats rmm_managed_memory rmm_async "
+    "rmm_track_allocations enable_nvlink enable_infiniband enable_tcp_over_ucx enable_rdmacm "
+    "dashboard enable_cudf_spill name engine host interface protocol worker_class join "
+    "local_directory tls_ca_file tls_cert tls_key python rmm_pool_size rmm_maximum_pool_size "
+    "memory_limit device_memory_limit scheduler_port dashboard_address "
+    "set_rmm_allocator_for_libs pre_import preload resources spec".split()
+)
+
 #: Flags of `cuda-cluster up` that are keywords here under their own names.
-FLAGS = (
-    "topology simulate strict verify gpus workers_per_gpu cpu_workers busy_gpus display_gpus cpus "
-    "scheduler_cores memory_policy net_devices exclude_nics control_device ucx_compat ucx_preset "
-    "ucx ucx_version worker_port listen_address contact_address scheduler_file pid_file restart "
-    "ready_within grace answer_within unresponsive dashboard_prefix death_timeout lifetime "
-    "adapt_minimum start_workers start_method worker_names worker_name rmm_release_threshold rmm_log_directory"
-).split()
+FLAGS = [name for name in accepted.FLAGS if name not in NOT_ITS_OWN]
 
 #: The largest number that the program reads.
 LARGEST = 2**32 - 1
@@ -78,7 +81,7 @@ ACCEPTED = {
     "worker_dashboard_address": accepted.PORTS,
     "env": accepted.ENVIRONMENT,
     "config": accepted.CONFIGURATION,
-    "scheduler_sync_interval": accepted.SPAN,
+    "scheduler_sync_interval": _settings.SPAN,
 }
 
 #: Dask's configuration that is of one process alone: a client's, and its UCX's.
@@ -137,23 +140,23 @@ def names(value: Any, what: str) -> list[str] | None:
             f"{what} must be either a comma-separated string or a list of strings. "
             "Examples: 'torch,cupy' or ['torch', 'cupy']"
         )
-    return [one.strip() for one in value]
+    return [accepted.TEXT.take(what, one.strip()) for one in value]
 
 
 def usual_protocol() -> str:
-    """`native` where it is: `scripts/bench-comm.sh` compares it with `tcp`."""
+    """`direct` where it is: `scripts/bench-comm.sh` compares it with `tcp`."""
     try:
         import cuda_cluster.comm  # noqa: F401
     except ImportError:
         return "tcp"
-    return "native"
+    return "direct"
 
 
 def check_protocol(protocol: str | None, *options: bool | None) -> str | None:
     """The protocol that dask-cuda chooses; raises TypeError as it does."""
     if any(options):
         protocol = protocol or "ucx"
-        if protocol not in ("ucx", "ucxx", "native"):
+        if protocol not in ("ucx", "ucxx", "direct"):
             raise TypeError("Enabling InfiniBand or NVLink requires protocol='ucx'")
     return protocol and protocol.removesuffix("://")
 
@@ -335,7 +338,8 @@ def choose_class(request: Request, kind: Any) -> None:
 def rest(request: Request, keywords: dict[str, Any]) -> None:
     """Passes the remaining keywords to the workers, or refuses them."""
     for name, why in REFUSED.items():
-        if keywords.pop(name, None):
+        value = keywords.pop(name, None)
+        if not (value is None or value is False or (isinstance(value, Sized) and len(value) == 0)):
             raise ValueError(f"{name} is not supported: {why}")
     for name in WITHOUT_MEANING:
         keywords.pop(name, None)

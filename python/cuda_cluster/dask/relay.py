@@ -58,7 +58,7 @@ def level_of(silence_logs: Any) -> int:
     """The least level of records to show, by `LocalCluster`'s keyword: all for False."""
     if silence_logs is False:
         return logging.NOTSET
-    if silence_logs in (None, True):
+    if silence_logs is None or silence_logs is True:
         return logging.WARNING
     level = logging.getLevelName(silence_logs.upper()) if isinstance(silence_logs, str) else silence_logs
     if not isinstance(level, int):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distributed.core import Status
+from distributed import Status
 
 from cuda_cluster.model import Plan, PlannedWorker
 
@@ -126,18 +126,9 @@ class SchedulerView:
 
 
 def names(plan: Plan) -> dict[str, Name]:
-    """Dask's names of the workers, by their processes: the first visible GPU, if that was requested
-    and each worker has its own."""
-    dask = plan.engine["dask"]
-    own = {one.name: one.env.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] for one in plan.workers}
-    if dask.get("worker_names") != "gpu" or dask.get("adapt_minimum") is not None:
-        return {process: process for process in own}
-    devices = list(own.values())
-    called: dict[str, Name] = {}
-    for process, device in own.items():
-        alone = device and devices.count(device) == 1
-        called[process] = (int(device) if device.isdecimal() else device) if alone else process
-    return called
+    """Dask's names of the workers, by their processes."""
+    own = plan.engine["dask"].get("names", {})
+    return {worker.name: own.get(worker.name, worker.name) for worker in plan.workers}
 
 
 def spec(worker: PlannedWorker) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def __getattr__(name: str) -> Any:
     import pickle
 
     from distributed import Worker
-    from distributed.utils import import_term
+
+    from cuda_cluster._internals import import_term
 
     with open(os.environ[VARIABLE], "rb") as file:
         keywords = pickle.load(file)

@@ -10,89 +10,8 @@ use serde_json::Value;
 use crate::cli::failure::{Exit, Failure};
 use crate::cluster::PrepareError;
 use crate::plan::PlanError;
-use crate::spec::{ClusterSpec, Origin, Request, SpecError};
+use crate::spec::{self, ClusterSpec, Flag, Origin, Request, SpecError};
 use crate::topology::Note;
-
-/// For each key: the flag that sets it and, for a switch, the flag that sets it to false.
-const FLAGS: [(&str, &str, &str); 70] = [
-    ("name", "--name", ""),
-    ("topology", "--topology", ""),
-    ("simulate", "--simulate", ""),
-    ("strict", "--strict", ""),
-    ("engine", "--engine", ""),
-    ("gpus", "--gpus", ""),
-    ("workers", "--n-workers", ""),
-    ("workers_per_gpu", "--workers-per-gpu", ""),
-    ("cpu_workers", "--cpu-workers", ""),
-    ("threads", "--threads-per-worker", ""),
-    ("busy_gpus", "--busy-gpus", ""),
-    ("display_gpus", "--display-gpus", ""),
-    ("cpus", "--cpus", ""),
-    ("scheduler_cores", "--scheduler-cores", ""),
-    ("memory.policy", "--memory-policy", ""),
-    ("memory.limit", "--memory-limit", ""),
-    ("device.memory_limit", "--device-memory-limit", ""),
-    ("rmm.pool_size", "--rmm-pool-size", ""),
-    ("rmm.maximum_pool_size", "--rmm-maximum-pool-size", ""),
-    ("rmm.managed", "--rmm-managed-memory", "--no-rmm-managed-memory"),
-    ("rmm.async", "--rmm-async", "--no-rmm-async"),
-    ("rmm.release_threshold", "--rmm-release-threshold", ""),
-    ("rmm.log_directory", "--rmm-log-directory", ""),
-    ("rmm.track_allocations", "--rmm-track-allocations", "--no-rmm-track-allocations"),
-    ("rmm.set_allocator_for", "--set-rmm-allocator-for-libs", ""),
-    ("ucx.nvlink", "--enable-nvlink", "--disable-nvlink"),
-    ("ucx.infiniband", "--enable-infiniband", "--disable-infiniband"),
-    ("ucx.tcp", "--enable-tcp-over-ucx", "--disable-tcp-over-ucx"),
-    ("ucx.rdmacm", "--enable-rdmacm", "--disable-rdmacm"),
-    ("ucx.net_devices", "--net-devices", ""),
-    ("ucx.exclude_nics", "--exclude-nics", ""),
-    ("ucx.control_device", "--control-device", ""),
-    ("ucx.compat", "--ucx-compat", ""),
-    ("ucx.preset", "--ucx-preset", ""),
-    ("ucx.version", "--ucx-version", ""),
-    ("ucx.library", "--ucx", ""),
-    ("scheduler.host", "--host", ""),
-    ("scheduler.interface", "--interface", ""),
-    ("scheduler.port", "--scheduler-port", ""),
-    ("scheduler.file", "--scheduler-file", ""),
-    ("scheduler.dashboard", "--dashboard", "--no-dashboard"),
-    ("scheduler.dashboard_address", "--dashboard-address", ""),
-    ("worker.ports", "--worker-port", ""),
-    ("worker.listen_address", "--listen-address", ""),
-    ("worker.contact_address", "--contact-address", ""),
-    ("worker.local_directory", "--local-directory", ""),
-    ("worker.pid_file", "--pid-file", ""),
-    ("worker.resources", "--resources", ""),
-    ("supervision.restart", "--restart", ""),
-    ("supervision.ready_within", "--ready-within", ""),
-    ("supervision.grace", "--grace", ""),
-    ("supervision.answer_within", "--answer-within", ""),
-    ("supervision.unresponsive", "--unresponsive", ""),
-    ("tls.ca_file", "--tls-ca-file", ""),
-    ("tls.cert", "--tls-cert", ""),
-    ("tls.key", "--tls-key", ""),
-    ("verify", "--verify", "--no-verify"),
-    ("dask.protocol", "--protocol", ""),
-    ("dask.dashboard_prefix", "--dashboard-prefix", ""),
-    ("dask.preload", "--preload", ""),
-    ("dask.pre_import", "--pre-import", ""),
-    ("dask.death_timeout", "--death-timeout", ""),
-    ("dask.lifetime", "--lifetime", ""),
-    ("dask.adapt_minimum", "--adapt-minimum", ""),
-    ("dask.start_workers", "--start-workers", ""),
-    ("dask.worker_class", "--worker-class", ""),
-    ("dask.worker_names", "--worker-names", ""),
-    ("dask.worker_name", "--worker-name", ""),
-    ("dask.enable_cudf_spill", "--enable-cudf-spill", "--disable-cudf-spill"),
-    ("dask.cudf_spill_stats", "--cudf-spill-stats", ""),
-];
-
-/// The remaining flags of the `dask` section.
-const MORE: [(&str, &str, &str); 3] = [
-    ("dask.python", "--python", ""),
-    ("dask.start_method", "--start-method", ""),
-    ("dask.join", "--join", ""),
-];
 
 /// The keys that the spec file sets; messages keep their names.
 pub(in crate::cli) struct Keys<'a>(Vec<&'a str>);
@@ -107,22 +26,19 @@ impl<'a> Keys<'a> {
     }
 
     /// The flag that sets `key`; `None` if the spec file sets it or no flag does.
-    fn flag(&self, key: &str) -> Option<(&'static str, &'static str)> {
-        if self.0.contains(&key) {
-            return None;
-        }
-        let rows = FLAGS.iter().chain(&MORE);
-        rows.filter(|(name, ..)| *name == key).map(|(_, on, off)| (*on, *off)).next()
+    fn flag(&self, key: &str) -> Option<Flag> {
+        let own = !self.0.contains(&key);
+        spec::flags().find(|flag| own && flag.key == key)
     }
 
     /// A quoted key, or key and value (`cpus: split`), as the user would type it.
     fn typed(&self, quoted: &str) -> Option<String> {
         let (key, value) = quoted.split_once(": ").unwrap_or((quoted, ""));
-        let (on, off) = self.flag(key)?;
+        let flag = self.flag(key)?;
         Some(match value {
-            "" | "true" => on.to_owned(),
-            "false" if !off.is_empty() => off.to_owned(),
-            value => format!("{on} {value}"),
+            "" | "true" => format!("--{}", flag.flag),
+            "false" if !flag.off.is_empty() => format!("--{}", flag.off),
+            value => format!("--{} {value}", flag.flag),
         })
     }
 
@@ -151,8 +67,8 @@ impl<'a> Keys<'a> {
 
     /// A note with the keys in it replaced by flags.
     pub(in crate::cli) fn note(&self, note: &Note) -> Note {
-        let about = self.flag(&note.about).map_or(note.about.as_str(), |(on, _)| on);
-        Note::new(about, self.in_flags(&note.text))
+        let flag = self.flag(&note.about).map(|flag| format!("--{}", flag.flag));
+        Note::new(flag.unwrap_or_else(|| note.about.clone()), self.in_flags(&note.text))
     }
 
     /// The failure for values that contradict each other.
@@ -161,9 +77,9 @@ impl<'a> Keys<'a> {
         // A flag sets all items of a list.
         let key = error.key.split('[').next().unwrap_or_default();
         let text = match self.flag(key) {
-            Some((flag, _)) => format!("{flag}: {problem}"),
-            None if self.0.contains(&key) => format!("{}: {problem}", error.key),
-            None => problem,
+            Some(flag) => format!("--{}: {problem}", flag.flag),
+            None if key.is_empty() => problem,
+            None => format!("{}: {problem}", error.key),
         };
         self.failure(text, error.hint())
     }
@@ -249,11 +165,7 @@ mod tests {
     /// The keys that a command line sets.
     fn keys_of(words: &[&str]) -> Option<Vec<String>> {
         let line = Line::try_parse_from([&["cuda-cluster"], words].concat()).ok()?;
-        let mut flags = line.asked.flags.overrides();
-        flags.topology = line.asked.topology;
-        flags.simulate = line.asked.simulate.then_some(true);
-        flags.strict = line.asked.strict.then_some(true);
-        let json = serde_json::to_value(flags).expect("JSON");
+        let json = serde_json::to_value(line.asked.flags.0).expect("JSON");
         let mut paths = BTreeMap::new();
         collect_paths(&json, "", &mut paths);
         let sections =
@@ -263,7 +175,8 @@ mod tests {
 
     #[test]
     fn every_row_is_the_flag_that_sets_its_key() {
-        for (key, on, off) in FLAGS.iter().chain(&MORE) {
+        for Flag { key, flag: on, off, .. } in spec::flags() {
+            let (on, off_flag) = (&*format!("--{on}"), &*format!("--{off}"));
             let samples =
                 ["1", "1GB", "local", "warn", "native", "1.18", "5s", "preferred", "dask"];
             let more = ["auto", "wait", "never", "GPU=1", "gpu", "cpu", "x"];
@@ -273,26 +186,18 @@ mod tests {
                 set.iter().filter(|path| !path.starts_with("worker.resources.")).collect();
             assert!(set.is_empty() || set == [key], "{on} sets {set:?}");
             if !off.is_empty() {
-                assert_eq!(keys_of(&[off]).as_deref(), Some(&[(*key).to_owned()][..]), "{off}");
+                assert_eq!(keys_of(&[off_flag]).as_deref(), Some(&[key.to_owned()][..]), "{off}");
             }
-        }
-    }
-
-    #[test]
-    fn every_flag_has_a_row() {
-        use clap::CommandFactory;
-        for flag in Line::command().get_arguments().filter_map(|flag| flag.get_long()) {
-            let flag = format!("--{flag}");
-            let mut rows = FLAGS.iter().chain(&MORE);
-            let named = rows.any(|(_, on, off)| [*on, *off].contains(&flag.as_str()));
-            assert!(named || flag == "--file", "{flag} is in no row");
         }
     }
 
     /// What the library says to programs has no flags in it: they have the names of keys.
     #[test]
     fn only_the_command_line_names_flags() {
-        fn walk(folder: &std::path::Path, complaints: &mut Vec<String>) {
+        let rows = spec::flags().flat_map(|row| [row.flag, row.off]);
+        let rows = rows.filter(|name| !name.is_empty());
+        let flags: Vec<String> = rows.map(|name| format!("--{name}")).collect();
+        fn walk(folder: &std::path::Path, flags: &[String], complaints: &mut Vec<String>) {
             for entry in std::fs::read_dir(folder).expect("sources").flatten() {
                 let path = entry.path();
                 // Arguments of Dask's programs; what `doctor` alone says.
@@ -302,7 +207,7 @@ mod tests {
                     continue;
                 }
                 if path.is_dir() {
-                    walk(&path, complaints);
+                    walk(&path, flags, complaints);
                     continue;
                 }
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -311,9 +216,7 @@ mod tests {
                 let is_told = |line: &&str| !line.contains("//") && !line.contains("cuda-cluster ");
                 for line in text.lines().filter(|_| path.extension() == Some("rs".as_ref())) {
                     let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
-                    let rows = FLAGS.iter().chain(&MORE);
-                    let flags: Vec<&str> = rows.flat_map(|(_, on, off)| [*on, *off]).collect();
-                    let named = words.filter(|word| !word.is_empty() && flags.contains(word));
+                    let named = words.filter(|word| flags.iter().any(|flag| flag == word));
                     if is_told(&line) && named.count() > 0 {
                         complaints.push(format!("{}: {}", path.display(), line.trim()));
                     }
@@ -322,7 +225,9 @@ mod tests {
         }
         let mut complaints = Vec::new();
         let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        ["src", "crates"].iter().for_each(|folder| walk(&top.join(folder), &mut complaints));
+        ["src", "crates"]
+            .iter()
+            .for_each(|folder| walk(&top.join(folder), &flags, &mut complaints));
         assert_eq!(complaints, Vec::<String>::new());
     }
 

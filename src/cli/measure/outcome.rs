@@ -7,9 +7,10 @@ use std::io::IsTerminal;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::Subject;
 use crate::cli::failure::Failure;
 use crate::cli::{heat, output};
+use crate::cluster::Verification;
+use crate::cluster::measure::Subject;
 use crate::ids::ClusterName;
 use crate::units::Size;
 use crate::wire::links::{Pair, Verdict};
@@ -33,9 +34,7 @@ pub(in crate::cli) enum Form {
 pub(in crate::cli) struct Outcome {
     name: ClusterName,
     simulated: bool,
-    pub(in crate::cli) pairs: Vec<Pair>,
-    /// What was not measured, and why.
-    pub(super) notes: Vec<String>,
+    pub(in crate::cli) measured: Verification,
 }
 
 /// The stable JSON form.
@@ -50,14 +49,19 @@ struct Document<'a> {
 impl Outcome {
     /// The outcome of a measurement that has not begun.
     pub(in crate::cli) fn of(subject: &Subject) -> Self {
-        let simulated = subject.plan.machine.simulated;
-        Self { name: subject.name.clone(), simulated, pairs: Vec::new(), notes: Vec::new() }
+        let (name, simulated) = (subject.name().clone(), subject.is_simulated());
+        Self { name, simulated, measured: Verification::default() }
+    }
+
+    /// The figures.
+    pub(in crate::cli) fn pairs(&self) -> &[Pair] {
+        &self.measured.pairs
     }
 
     /// Prints the answer: how many pairs are as expected, and those that are not.
     pub(in crate::cli) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
         output::print(&self.answer(strict))?;
-        self.notes.iter().for_each(|note| output::note(note));
+        self.measured.notes.iter().for_each(|note| output::note(note));
         if std::io::stdout().is_terminal() {
             output::note(&"-o table shows each pair, -o heat a matrix");
         }
@@ -70,15 +74,15 @@ impl Outcome {
     /// How many pairs are as expected, and the rows of those that are not, or that are slow.
     pub(in crate::cli) fn answer(&self, strict: bool) -> String {
         let fails = |pair: &&Pair| !pair.verdict.is_good(strict);
-        let bad = self.pairs.iter().filter(fails).count();
+        let bad = self.pairs().iter().filter(fails).count();
         let told: Vec<&Pair> =
-            self.pairs.iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
-        let all = self.pairs.len();
+            self.pairs().iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
+        let all = self.pairs().len();
         let mut text = format!("{} of {all} ok", all - bad);
         let ranges: Vec<String> = [MemoryKind::Host, MemoryKind::Device]
             .into_iter()
             .filter_map(|memory| {
-                let of = self.pairs.iter().filter(|pair| pair.memory == memory);
+                let of = self.pairs().iter().filter(|pair| pair.memory == memory);
                 let rates: Vec<f64> = of.filter_map(|pair| pair.gb_per_s).collect();
                 let least = rates.iter().copied().reduce(f64::min)?;
                 let most = rates.iter().copied().reduce(f64::max)?;
@@ -100,17 +104,17 @@ impl Outcome {
     pub(in crate::cli) fn show(&self, form: Form) -> Result<(), Failure> {
         match form {
             Form::Json => {
-                let Outcome { name, simulated, pairs, .. } = self;
-                output::print_json(&Document { version: 1, name, simulated: *simulated, pairs })?;
+                let (name, simulated, pairs) = (&self.name, self.simulated, self.pairs());
+                output::print_json(&Document { version: 1, name, simulated, pairs })?;
             }
-            Form::Svg => output::print(&heat::svg(&self.pairs, self.simulated))?,
+            Form::Svg => output::print(&heat::svg(self.pairs(), self.simulated))?,
             Form::Heat => {
                 let width = output::columns().unwrap_or(usize::MAX);
-                output::print(&heat::terminal(&self.pairs, width))?;
+                output::print(&heat::terminal(self.pairs(), width))?;
             }
-            Form::Table => output::print(&table(self.pairs.iter()))?,
+            Form::Table => output::print(&table(self.pairs().iter()))?,
         }
-        self.notes.iter().for_each(|note| output::note(note));
+        self.measured.notes.iter().for_each(|note| output::note(note));
         if self.simulated && matches!(form, Form::Table | Form::Heat) {
             output::note(&"the GPUs are simulated: these are figures of host memory");
         }

@@ -49,7 +49,7 @@ pub(super) struct Arguments {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["file", "topology", "simulate", "strict"],
+        conflicts_with = "file",
         conflicts_with_all = flags::deciding(),
     )]
     plan: Option<PathBuf>,
@@ -176,6 +176,7 @@ async fn attend(
     let mut verification = Verification::default();
     let mut unverified = None;
     let mut manager = ServiceManager::default();
+    let mut owner_is_gone = false;
     // Begins when the cluster is asked to end.
     let mut silence: Pin<Box<dyn Future<Output = ()>>> = Box::pin(std::future::pending());
     loop {
@@ -203,6 +204,7 @@ async fn attend(
             }
             () = manager.beat() => continue,
             () = owner.gone() => {
+                owner_is_gone = true;
                 supervisor.stop(Escalation::Graceful, None).await;
                 silence = Box::pin(supervisor.silence());
                 continue;
@@ -232,14 +234,23 @@ async fn attend(
             Some(Report::Ended { outcome, .. }) => {
                 audience.finish();
                 tell_stopped(&signals, *became_ready);
-                audience.ended(&outcome)?;
-                return verdict(outcome, signals.first(), unverified, &plan);
+                let by_whom = (signals.first(), *became_ready || owner_is_gone);
+                let unproven = unverified.is_some();
+                let verdict = verdict(outcome.clone(), by_whom, unverified, &plan);
+                // A start that somebody else has ended is told by its error alone.
+                if verdict.is_ok() || *became_ready || unproven {
+                    audience.ended(&outcome)?;
+                }
+                return verdict;
             }
             Some(Report::Refused { .. }) | None => {
                 audience.finish();
                 tell_stopped(&signals, *became_ready);
+                let as_wanted = *became_ready || owner_is_gone;
                 return match (supervisor.unsaid().await, signals.first()) {
-                    (Ok(outcome), signal) => verdict(outcome, signal, unverified, &plan),
+                    (Ok(outcome), signal) => {
+                        verdict(outcome, (signal, as_wanted), unverified, &plan)
+                    }
                     (Err(_), Some(number)) => Ok(Exit::Signal(number)),
                     (Err(UpError::Interrupted), None) => {
                         output::status("stopped");
@@ -250,6 +261,13 @@ async fn attend(
             }
         }
     }
+}
+
+/// The failure of a start that another command or program has ended: nothing is READY.
+fn taken_down(plan: &Plan) -> Failure {
+    let text = format!("{} was taken down before it was READY", plan.name);
+    Failure::new(Exit::Failed, anyhow::Error::msg(text))
+        .hint("somebody has asked it to stop, for example by cuda-cluster down")
 }
 
 /// Tells who has interrupted a start that it is over.
@@ -280,10 +298,11 @@ pub(super) async fn insist(
     }
 }
 
-/// Translates the end of a cluster into the result of the command that owned it.
+/// Translates the end of a cluster into the result of the command that owned it. One that was
+/// stopped without a signal to this command is a failure, unless that was `as_wanted`.
 fn verdict(
     outcome: Outcome,
-    signal: Option<u8>,
+    (signal, as_wanted): (Option<u8>, bool),
     unverified: Option<Failure>,
     plan: &Plan,
 ) -> Result<Exit, Failure> {
@@ -303,6 +322,9 @@ fn verdict(
         (Outcome::Stopped { .. } | Outcome::Finished, Some(number)) => Ok(Exit::Signal(number)),
         // A worker's death explains more than the verification that failed because of it.
         (Outcome::Stopped { degraded: Some(cause) }, None) => Err(failed(Exit::Failed, &cause)),
+        (Outcome::Stopped { degraded: None }, None) if !as_wanted => {
+            Err(unverified.unwrap_or_else(|| taken_down(plan)))
+        }
         (Outcome::Stopped { degraded: None } | Outcome::Finished, None) => {
             unverified.map_or(Ok(Exit::Done), Err)
         }
@@ -389,7 +411,8 @@ mod tests {
                 log_tail: Vec::new(),
             };
             let outcome = Outcome::Failed(cause);
-            let failure = verdict(outcome, None, None, &plan.expect("a plan")).expect_err("failed");
+            let failure =
+                verdict(outcome, (None, true), None, &plan.expect("a plan")).expect_err("failed");
             failure.hint.unwrap_or_default()
         };
         assert!(hint("command", 0).contains("run -f SPEC"), "{}", hint("command", 0));

@@ -1,4 +1,4 @@
-"""Device memory over the CUDA driver, with what Dask and native:// use of RMM's.
+"""Device memory over the CUDA driver, with what Dask and direct:// use of RMM's.
 
 *Invariant:* memory is freed once, in the context that it was allocated in.
 """

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::ClientError;
 use super::session::Session;
 use super::socket::{Patient, Ready, connect, finish};
-use cuda_cluster_machine::os::peer_memory;
+use cuda_cluster_data::copy;
 use cuda_cluster_native::connection;
 use cuda_cluster_native::error::ConversationError;
 use cuda_cluster_wire::frame::FRAME_LIMIT;
@@ -79,7 +79,7 @@ impl<'a> Connection<'a> {
             }
         }
         let BulkReply::Bytes(length) = reply else { return Err(self.refused(reply)) };
-        let room = peer_memory::vector(usize::try_from(length).unwrap_or(usize::MAX));
+        let room = copy::vector(usize::try_from(length).unwrap_or(usize::MAX));
         let action = "allocate memory for an object";
         let mut bytes = room.map_err(|source| ClientError::System { action, source })?;
         let read = (&mut self.socket.0).take(length).read_to_end(&mut bytes);
@@ -92,7 +92,7 @@ impl<'a> Connection<'a> {
     /// Copies from the worker's memory; `None` if that is not possible.
     fn copy(&mut self, pid: u32, at: u64, bytes: u64) -> Result<Option<Vec<u8>>, ClientError> {
         let [address, bytes] = [at, bytes].map(|one| usize::try_from(one).unwrap_or(usize::MAX));
-        let copy = match peer_memory::copy(pid, address, bytes) {
+        let copy = match copy::copy(pid, address, bytes) {
             Ok(copy) => copy,
             Err(error) => {
                 // Without permission, it would be refused for the next object as well.

@@ -11,10 +11,10 @@ use super::DaskError;
 const NAME: &str = "cuda_cluster_dask";
 
 macro_rules! files {
-    ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/", $name)))),*] };
+    ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/cuda_cluster_dask/", $name)))),*] };
 }
 
-const FILES: [(&str, &str); 23] = files![
+pub(super) const FILES: [(&str, &str); 25] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -25,6 +25,7 @@ const FILES: [(&str, &str); 23] = files![
     "fork_server.py",
     "gpu.py",
     "imports.py",
+    "internals.py",
     "kept_ports.py",
     "lanes.py",
     "measure.py",
@@ -33,6 +34,7 @@ const FILES: [(&str, &str); 23] = files![
     "process.py",
     "scheduler.py",
     "sent_as.py",
+    "settings.py",
     "status.py",
     "storage.py",
     "verify.py",

@@ -28,8 +28,8 @@ pub fn needs(plan: &Plan, dask: &DaskPlan) -> Vec<Need> {
     if dask.protocol.starts_with("ucx") {
         needs.push(cuda("distributed-ucxx", "the protocol ucxx"));
     }
-    if dask.protocol == "native" {
-        needs.push(plain("cuda-cluster", "the protocol native"));
+    if dask.protocol == "direct" {
+        needs.push(plain("cuda-cluster", "the protocol direct"));
     }
     if !plan.machine.simulated && plan.workers.iter().any(|worker| worker.rmm.is_some()) {
         needs.push(plain("dask-cuda", "RMM memory pools"));

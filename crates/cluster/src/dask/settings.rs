@@ -12,8 +12,7 @@ use serde::Serialize;
 
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::FORK_SERVER;
-use cuda_cluster_model::plan::{DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
-use cuda_cluster_model::spec::WorkerNames;
+use cuda_cluster_model::plan::{DaskName, DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 use cuda_cluster_wire::links;
 
 /// Dask's own switch for creating a CUDA context, honoured for every protocol.
@@ -21,35 +20,23 @@ const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
 
 /// What scheduler and workers share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Common {
-    /// `tcp`, `tls`, `native`, `ucx` or `ucxx`.
-    pub protocol: String,
-    /// Address to listen on and to be reached at; `None` for the address that faces the scheduler.
-    pub host: Option<String>,
-    /// The interface that has the address, as an alternative to `host`.
-    pub interface: Option<String>,
-    /// Certificates, for `tls`.
-    pub tls: Option<TlsFiles>,
-    /// Prefix of the dashboards' URLs.
-    pub dashboard_prefix: String,
-    /// Whether there are dashboards; `/health` and `/metrics` always exist.
-    pub dashboard: bool,
-    /// Dask configuration values, by key.
-    pub config: BTreeMap<String, String>,
-    /// Modules to import before anything else.
-    pub pre_import: Vec<String>,
+struct Common<'a> {
+    /// The plan itself.
+    plan: &'a DaskPlan,
+    /// Dask configuration that comes from the run directory; the plan's goes before it.
+    config: BTreeMap<&'static str, String>,
+    /// Its fork server: the scheduler's, or that of the first worker where all join a scheduler
+    /// elsewhere.
+    fork_server: Option<Fork>,
 }
 
 /// Settings of the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SchedulerSettings {
+pub struct SchedulerSettings<'a> {
     #[serde(flatten)]
-    common: Common,
+    common: Common<'a>,
     /// Ports to try in order, inclusive.
     ports: (u16, u16),
-    /// Whether the port must be one of these; otherwise any free port will do.
-    ports_required: bool,
-    dashboard_address: String,
     /// File with the ports of the scheduler before this one, to be written again.
     ports_file: PathBuf,
     /// Files to write its address to; the first is the run directory's.
@@ -58,8 +45,6 @@ pub struct SchedulerSettings {
     client_file: PathBuf,
     /// Those variables, without the scheduler's address.
     client_env: BTreeMap<String, String>,
-    /// Its fork server; `None` for none.
-    fork: Option<Fork>,
     /// Fewest and most workers; `None` for a fixed number.
     adapt: Option<(u32, usize)>,
 }
@@ -75,15 +60,15 @@ struct Fork {
 
 /// Settings of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WorkerSettings {
+pub struct WorkerSettings<'a> {
     #[serde(flatten)]
-    common: Common,
+    common: Common<'a>,
     /// Address of the scheduler to join.
     scheduler: Option<String>,
     /// File with that address, as an alternative.
     scheduler_file: Option<PathBuf>,
-    /// Unique among the workers of one machine's clusters.
-    name: String,
+    /// The name of its process.
+    name: &'a str,
     /// Its name in Dask.
     dask_name: DaskName,
     /// Whether workers of other machines join the same scheduler under made-up names, so that names
@@ -91,36 +76,17 @@ pub struct WorkerSettings {
     joins: bool,
     threads: u32,
     port: Option<u16>,
-    listen_address: Option<String>,
-    contact_address: Option<String>,
     memory_limit: Option<u64>,
     /// `None` leaves storage to `distributed`; otherwise dask-cuda's storage is used.
     device_memory_limit: Option<u64>,
-    local_directory: Option<PathBuf>,
     dashboard_address: String,
-    resources: Option<BTreeMap<String, f64>>,
-    preload: Vec<String>,
-    /// In seconds.
-    death_timeout: Option<f64>,
-    /// In seconds.
-    lifetime: Option<f64>,
-    worker_class: String,
-    rmm: Option<RmmPlan>,
-    /// Level of cuDF's spilling statistics; `None` without cuDF spilling.
+    /// The plan's, where there is a GPU.
+    rmm: Option<&'a RmmPlan>,
+    /// The plan's, where there is a GPU.
     cudf_spill: Option<u32>,
     cuda_context: bool,
-    /// Its fork server, for the first of the workers that join a scheduler elsewhere.
-    fork: Option<Fork>,
     /// What to verify before READY; `None` for nothing.
     verify: Option<Proof>,
-}
-
-/// A worker's name for Dask: the user's code may compare it with a GPU's index.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-enum DaskName {
-    Index(u32),
-    Text(String),
 }
 
 /// What a worker verifies before it is READY.
@@ -149,8 +115,8 @@ struct Way {
     lanes: Vec<&'static str>,
 }
 
-/// The key of Dask's configuration for the secret of `native://`.
-const SECRET_FILE: &str = "distributed.comm.native.secret-file";
+/// The key of Dask's configuration for the secret of `direct://`.
+const SECRET_FILE: &str = "distributed.comm.direct.secret-file";
 
 /// Facts about the Python that the plan cannot know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,42 +127,27 @@ pub(super) struct Means {
     pub(super) fork: bool,
 }
 
-fn common(dask: &DaskPlan, paths: &Paths) -> Common {
-    let mut config = dask.config.clone();
-    if let Some(secret) = comm_secret(dask, paths) {
-        config.entry(SECRET_FILE.to_owned()).or_insert(secret);
-    }
-    Common {
-        protocol: dask.protocol.clone(),
-        host: dask.host.clone(),
-        interface: dask.interface.clone(),
-        tls: dask.tls.clone(),
-        dashboard_prefix: dask.dashboard_prefix.clone(),
-        dashboard: dask.dashboard,
-        config,
-        pre_import: dask.pre_import.clone(),
-    }
+fn common<'a>(dask: &'a DaskPlan, paths: &Paths, fork_server: Option<Fork>) -> Common<'a> {
+    let secret = comm_secret(dask, paths).map(|file| (SECRET_FILE, file));
+    Common { plan: dask, config: secret.into_iter().collect(), fork_server }
 }
 
-pub(super) fn scheduler(
+pub(super) fn scheduler<'a>(
     plan: &Plan,
-    dask: &DaskPlan,
+    dask: &'a DaskPlan,
     means: Means,
     paths: &Paths,
-) -> SchedulerSettings {
+) -> SchedulerSettings<'a> {
     let mut files = vec![file(paths)];
     files.extend(dask.scheduler_file.clone());
     SchedulerSettings {
         ports: (dask.scheduler_ports.low, dask.scheduler_ports.high),
-        ports_required: dask.scheduler_ports_required,
-        dashboard_address: dask.dashboard_address.clone(),
         ports_file: paths.root().join("scheduler-ports.json"),
         scheduler_files: files,
         client_file: paths.root().join("client.env"),
         client_env: client_env(plan, dask, paths),
         adapt: dask.adapt_minimum.map(|least| (least, plan.workers.len())),
-        fork: means.fork.then(|| fork(plan, dask, means, paths)),
-        common: common(dask, paths),
+        common: common(dask, paths, means.fork.then(|| fork(plan, dask, means, paths))),
     }
 }
 
@@ -209,19 +160,19 @@ pub fn client_file(paths: &Paths) -> PathBuf {
     paths.root().join("client.json")
 }
 
-/// The file with the secret that whoever connects over a network by `native://` must know. Workers
+/// The file with the secret that whoever connects over a network by `direct://` must know. Workers
 /// that join another cluster have its secret by their own configuration, if it has one.
 fn comm_secret(dask: &DaskPlan, paths: &Paths) -> Option<String> {
-    let own = dask.protocol == "native" && dask.join.is_none();
+    let own = dask.protocol == "direct" && dask.join.is_none();
     own.then(|| paths.secret().display().to_string())
 }
 
 /// What a client needs to speak as the cluster does, but for the scheduler's address: UCX's
-/// variables, and the files of TLS or `native://` by the names of Dask's configuration.
+/// variables, and the files of TLS or `direct://` by the names of Dask's configuration.
 pub(super) fn client_env(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> BTreeMap<String, String> {
     let mut env = plan.client_env.clone();
     if let Some(secret) = comm_secret(dask, paths) {
-        env.insert("DASK_DISTRIBUTED__COMM__NATIVE__SECRET_FILE".to_owned(), secret);
+        env.insert("DASK_DISTRIBUTED__COMM__DIRECT__SECRET_FILE".to_owned(), secret);
     }
     if let Some(TlsFiles { ca_file, cert, key, .. }) = &dask.tls {
         let files = [("CA_FILE", ca_file), ("CLIENT__CERT", cert), ("CLIENT__KEY", key)];
@@ -241,7 +192,7 @@ fn imports(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<String> {
         (true, "cuda_cluster_dask.worker"),
         (dask.protocol.starts_with("ucx"), "ucxx"),
         (dask.protocol.starts_with("ucx"), "distributed_ucxx.ucxx"),
-        (dask.protocol == "native", "cuda_cluster.comm"),
+        (dask.protocol == "direct", "cuda_cluster.comm"),
         (means.dask_cuda && limited, "dask_cuda.device_host_file"),
         (plugins, "dask_cuda.plugins"),
     ];
@@ -249,13 +200,13 @@ fn imports(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<String> {
     needed.map(|(_, name)| name.to_owned()).chain(dask.pre_import.clone()).collect()
 }
 
-pub(super) fn worker(
+pub(super) fn worker<'a>(
     plan: &Plan,
-    dask: &DaskPlan,
-    worker: &WorkerPlan,
+    dask: &'a DaskPlan,
+    worker: &'a WorkerPlan,
     means: Means,
     paths: &Paths,
-) -> WorkerSettings {
+) -> WorkerSettings<'a> {
     let real_gpu = worker.gpu.is_some() && !plan.machine.simulated;
     let (scheduler, scheduler_file) = match &dask.join {
         Some(address) if address.contains("://") => (Some(address.clone()), None),
@@ -263,65 +214,36 @@ pub(super) fn worker(
         None => (None, Some(file(paths))),
     };
     let offset = u16::try_from(worker.rank).unwrap_or(u16::MAX);
+    let forks = means.fork && dask.join.is_some() && worker.rank == 0;
     let wants_context = dask.config.get(CREATE_CONTEXT).is_none_or(|value| !is_false(value));
     WorkerSettings {
         scheduler,
         scheduler_file,
-        name: name(plan, dask, worker),
+        name: &worker.name,
         dask_name: dask_name(plan, dask, worker),
         joins: dask.join.is_some() && dask.worker_name.is_none(),
         threads: worker.threads,
         port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
-        listen_address: dask.listen_address.clone(),
-        contact_address: dask.contact_address.clone(),
         memory_limit: worker.memory_limit_bytes,
         device_memory_limit: worker.device_memory_limit_bytes.filter(|_| means.dask_cuda),
-        local_directory: dask.local_directory.clone(),
         // Dashboards listen on the same address as everything else.
         dashboard_address: format!("{}:0", dask.host.as_deref().unwrap_or_default()),
-        resources: dask.resources.clone(),
-        preload: dask.preload.clone(),
-        death_timeout: dask.death_timeout.map(|span| span.0.as_secs_f64()),
-        lifetime: dask.lifetime.map(|span| span.0.as_secs_f64()),
-        worker_class: dask.worker_class.clone(),
-        rmm: worker.rmm.clone().filter(|_| real_gpu),
+        rmm: worker.rmm.as_ref().filter(|_| real_gpu),
         cudf_spill: dask.cudf_spill.filter(|_| real_gpu),
         cuda_context: real_gpu && wants_context,
-        fork: (means.fork && dask.join.is_some() && worker.rank == 0)
-            .then(|| fork(plan, dask, means, paths)),
         verify: plan.requirements.verify.then(|| proof(plan, dask, worker)),
-        common: common(dask, paths),
+        common: common(dask, paths, forks.then(|| fork(plan, dask, means, paths))),
     }
 }
 
-/// A worker's name. It must be unique at the scheduler, which several clusters may join.
-fn name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> String {
-    match (&dask.worker_name, &dask.join) {
-        (Some(name), _) if plan.workers.len() == 1 => name.clone(),
-        (Some(name), _) => format!("{name}-{}", worker.rank),
-        (None, Some(_)) => format!("{}-{}", plan.name, worker.name),
-        (None, None) => worker.name.clone(),
-    }
-}
-
-/// What Dask calls a worker: as its process, or by the GPU that it sees first.
+/// A worker's name in Dask: its own, or its process's, which must be unique at a scheduler that
+/// several clusters may join.
 fn dask_name(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> DaskName {
-    let own = |one: &WorkerPlan| {
-        let visible = one.env.get("CUDA_VISIBLE_DEVICES")?;
-        visible.split(',').next().filter(|gpu| !gpu.is_empty()).map(str::to_owned)
+    let process = || match dask.join {
+        Some(_) => format!("{}-{}", plan.name, worker.name),
+        None => worker.name.clone(),
     };
-    let asked = dask.worker_names == WorkerNames::Gpu
-        && dask.join.is_none()
-        && dask.adapt_minimum.is_none();
-    let gpu = own(worker).filter(|_| asked);
-    let shared =
-        |gpu: &String| plan.workers.iter().filter(|one| own(one).as_ref() == Some(gpu)).count() > 1;
-    let given = || dask.worker_name.as_ref().map(|_| name(plan, dask, worker));
-    // Deployments that number their workers compare the names with numbers.
-    match gpu.filter(|gpu| !shared(gpu)).or_else(given) {
-        Some(name) => name.parse().map_or(DaskName::Text(name), DaskName::Index),
-        None => DaskName::Text(name(plan, dask, worker)),
-    }
+    dask.names.get(&worker.name).cloned().unwrap_or_else(|| DaskName::Text(process()))
 }
 
 fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
@@ -353,10 +275,12 @@ fn is_false(value: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::package;
     use super::*;
     use cuda_cluster_model::ids::ClusterName;
     use cuda_cluster_model::plan::EnginePlan;
     use serde_json::{Value, json};
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     const MEANS: Means = Means { dask_cuda: true, fork: true };
@@ -390,59 +314,62 @@ mod tests {
         plan.workers.iter().map(settings).collect()
     }
 
-    /// A setting that is read but not passed would be a `KeyError` when the process starts.
-    #[test]
-    fn everything_that_the_python_package_reads_is_passed() {
-        let (plan, dask) = plan(json!({}));
-        let worker = json!(worker(&plan, &dask, &plan.workers[0], MEANS, &paths()));
-        let scheduler = json!(scheduler(&plan, &dask, MEANS, &paths()));
-        let reads = |text: &str| -> Vec<String> {
-            let parts = text.split("settings[\"").skip(1);
-            parts.filter_map(|part| part.split('"').next()).map(str::to_owned).collect()
-        };
-        let files = [
-            (include_str!("python/worker.py"), vec![&worker]),
-            (include_str!("python/gpu.py"), vec![&worker]),
-            (include_str!("python/nanny.py"), vec![&worker]),
-            (include_str!("python/scheduler.py"), vec![&scheduler]),
-            (include_str!("python/kept_ports.py"), vec![&scheduler]),
-            (include_str!("python/ports.py"), vec![&scheduler, &worker]),
-            (include_str!("python/storage.py"), vec![&worker]),
-        ];
-        for (text, settings) in files {
-            for key in reads(text) {
-                let known = settings.iter().all(|settings| settings.get(&key).is_some());
-                assert!(known, "{key} is read and not passed");
-            }
-        }
-        let mut unread: Vec<&String> = worker.as_object().expect("an object").keys().collect();
-        let all = files_read(&reads);
-        unread.retain(|key| !all.contains(key));
-        assert!(unread.is_empty(), "passed and not read: {unread:?}");
+    /// The keys of a class of `settings.py`.
+    fn read(class: &str) -> BTreeSet<String> {
+        let text = include_str!("python/cuda_cluster_dask/settings.py");
+        let (_, body) = text.split_once(&format!("\nclass {class}(")).expect("the class");
+        let lines = body.lines().skip(1).take_while(|line| !line.starts_with("class "));
+        let keys = lines.filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
+        keys.map(|(key, _)| key.to_owned()).filter(|key| !key.contains(' ')).collect()
     }
 
-    fn files_read(reads: &dyn Fn(&str) -> Vec<String>) -> Vec<String> {
-        let texts = [
-            include_str!("python/worker.py"),
-            include_str!("python/gpu.py"),
-            include_str!("python/nanny.py"),
-            include_str!("python/ports.py"),
-            include_str!("python/storage.py"),
-            include_str!("python/process.py"),
-            include_str!("python/fork_server.py"),
-        ];
-        texts.iter().flat_map(|text| reads(text)).collect()
+    fn passed(value: &Value) -> BTreeSet<String> {
+        value.as_object().expect("an object").keys().cloned().collect()
+    }
+
+    /// A setting that is read but not passed would be a `KeyError` when the process starts. That
+    /// only what stands in `settings.py` is read, mypy checks.
+    #[test]
+    fn everything_that_the_python_package_reads_is_passed() {
+        let tls = json!({ "ca_file": "a", "cert": "b", "key": "c" });
+        let spec = json!({ "rmm": { "pool_size": 0.5 }, "verify": true, "tls": tls });
+        let (plan, dask) = plan(spec);
+        let worker = json!(worker(&plan, &dask, &plan.workers[0], MEANS, &paths()));
+        let scheduler = json!(scheduler(&plan, &dask, MEANS, &paths()));
+        let both = read("Settings");
+        assert_eq!(passed(&worker), &both | &read("WorkerSettings"));
+        assert_eq!(passed(&scheduler), &both | &read("SchedulerSettings"));
+        assert!(read("Plan").is_subset(&passed(&scheduler["plan"])));
+        for (class, value) in [
+            ("ForkServer", &scheduler["fork_server"]),
+            ("Tls", &scheduler["plan"]["tls"]),
+            ("Rmm", &worker["rmm"]),
+            ("Proof", &worker["verify"]),
+            ("Peer", &worker["verify"]["peers"][0]),
+            ("Way", &worker["verify"]["expected"][0]),
+        ] {
+            assert_eq!(read(class), passed(value), "{class}");
+        }
+    }
+
+    #[test]
+    fn everything_that_is_passed_is_read() {
+        let classes = ["Settings", "SchedulerSettings", "WorkerSettings", "Plan"];
+        for key in classes.iter().flat_map(|class| read(class)) {
+            let read = |(_, text): &(&str, &str)| text.contains(&format!("[\"{key}\"]"));
+            assert!(package::FILES.iter().any(read), "{key} is passed and not read");
+        }
     }
 
     #[test]
     fn without_wishes_everything_listens_on_loopback_where_dasks_users_look() {
         let (plan, dask) = plan(json!({}));
         let settings = json!(scheduler(&plan, &dask, MEANS, &paths()));
-        assert_eq!(settings["protocol"], "tcp");
-        assert_eq!(settings["host"], "127.0.0.1");
+        assert_eq!(settings["plan"]["protocol"], "tcp");
+        assert_eq!(settings["plan"]["host"], "127.0.0.1");
         assert_eq!(settings["ports"], json!([8786, 8786]));
-        assert_eq!(settings["ports_required"], false);
-        assert_eq!(settings["dashboard_address"], "127.0.0.1:8787");
+        assert_eq!(settings["plan"]["scheduler_ports_required"], false);
+        assert_eq!(settings["plan"]["dashboard_address"], "127.0.0.1:8787");
         assert_eq!(settings["scheduler_files"], json!(["/run/default/scheduler.json"]));
     }
 
@@ -452,7 +379,7 @@ mod tests {
             panic!("two workers")
         };
         assert_eq!(
-            (&first["scheduler"], &first["host"]),
+            (&first["scheduler"], &first["plan"]["host"]),
             (&json!("tcp://10.0.0.1:8786"), &Value::Null)
         );
         let by_file = &workers(json!({ "dask": { "join": "/shared/scheduler.json" } }))[0];

@@ -8,13 +8,10 @@
 
 mod driver;
 mod fault;
-mod host;
 mod kernel;
 mod nvrtc;
-mod pages;
 mod pool;
 mod simulated;
-pub mod spare;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -22,12 +19,11 @@ use std::sync::Arc;
 
 pub use driver::{DriverDevice, ForeignContext};
 pub use fault::Fault;
-pub use host::{HostMemory, Lease};
 pub use kernel::{Kernel, Parameter, Scalar};
-pub use pages::PAGE;
 pub use pool::{PoolUse, Sizes};
 pub use simulated::SimulatedDevice;
 
+use crate::memory::Lease;
 use cuda_cluster_model::ids::PciAddress;
 use cuda_cluster_model::units::HumanBytes;
 

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Error, HostMemory, MemoryInfo};
+use super::{Error, MemoryInfo};
+use crate::memory::HostMemory;
 
 /// A simulated device.
 #[derive(Debug)]

@@ -49,7 +49,8 @@ impl<P> UcpWorker<P> {
     pub fn connect(&self, address: &WorkerAddress) -> Result<UcpEndpoint<P>, Error> {
         use ucx1_sys::ucp_ep_params_field as field;
         let records = &self.inner.records;
-        records.connections.borrow_mut().count(address.bytes())?;
+        let counted = records.connections.borrow_mut().count(address.bytes());
+        counted.inspect_err(|_| records.exhausted.set(true))?;
         let id = EndpointId(records.endpoints.get() + 1);
         let link = Box::into_raw(Box::new(Link { records: Rc::clone(records), id }));
         // SAFETY: a parameter structure of UCX.

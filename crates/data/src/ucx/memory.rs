@@ -8,7 +8,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::status::Status;
-use crate::cuda::{self, DeviceBuffer, HostMemory, Lease, PAGE};
+use crate::cuda::{self, DeviceBuffer};
+use crate::memory::{HostMemory, Lease, PAGE};
 
 /// Bytes in host or device memory.
 #[derive(Debug)]

@@ -6,9 +6,8 @@
 //!
 //! The objects are UCX's own ([`UcpContext`], [`UcpWorker`], [`UcpEndpoint`]) and stay on one
 //! thread. An operation owns its memory from the call until its [`Completion`], so no drop by the
-//! caller can leave UCX with a dangling pointer. UCX's callbacks only record; the owner of the
-//! worker reads the records between two calls of
-//! [`UcpWorker::progress`].
+//! caller can leave UCX with a dangling pointer. UCX's callbacks only record; [`thread`] has
+//! them handled between two calls of [`UcpWorker::progress`].
 //!
 //! *Invariant:* memory that UCX may touch is owned by its operation until UCX's completion
 //! callback.
@@ -23,8 +22,10 @@ mod lanes;
 mod library;
 mod memory;
 mod operation;
+mod polling;
 mod sleep;
 mod status;
+pub mod thread;
 mod wakeup;
 mod worker;
 
@@ -124,6 +125,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error and its hint in one sentence, for who only passes it on.
+    pub fn in_words(&self) -> String {
+        match self.hint() {
+            Some(hint) => format!("{self}; hint: {hint}"),
+            None => self.to_string(),
+        }
+    }
+
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
         match self {

@@ -80,6 +80,8 @@ pub(super) struct Records<P> {
     pub(super) open_endpoints: Cell<usize>,
     /// Whether it was ever connected to a peer.
     pub(super) had_peers: Cell<bool>,
+    /// Whether it was to connect to one peer more often than UCX can tell apart.
+    pub(super) exhausted: Cell<bool>,
 }
 
 impl<P> Records<P> {

@@ -79,6 +79,7 @@ impl<P> UcpWorker<P> {
             connections: RefCell::default(),
             open_endpoints: Cell::new(0),
             had_peers: Cell::new(false),
+            exhausted: Cell::new(false),
         });
         // From here on, the worker is destroyed on every return.
         let mut inner = WorkerInner { raw, records, event: -1, wakeups };
@@ -172,6 +173,17 @@ impl<P> UcpWorker<P> {
     pub fn next_arrival(&self) -> Option<Arrival<P>> {
         let raw = self.inner.records.arrivals.borrow_mut().pop_front()?;
         Some(Arrival { worker: Rc::clone(&self.inner), raw })
+    }
+
+    /// Whether it can be used on.
+    ///
+    /// # Errors
+    /// If it was to connect to one peer more often than UCX can tell apart.
+    pub(super) fn can_go_on(&self) -> Result<(), Error> {
+        match self.inner.records.exhausted.get() {
+            true => Err(Error::Exhausted { connections: u16::MAX }),
+            false => Ok(()),
+        }
     }
 
     /// Operations that have not ended.

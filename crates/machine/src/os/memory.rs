@@ -1,4 +1,4 @@
-//! Releases memory that a process needed only to start.
+//! Releases memory that a process needed only to start; tells when the kernel had too little.
 //!
 //! *Invariant:* only unmodified pages are released, so the only cost is reading them again.
 
@@ -52,6 +52,17 @@ pub fn keep_freed_up_to(bytes: u64) {
     }
 }
 
+/// How many processes the kernel has ended for want of memory since it started, in control groups
+/// or on the whole machine; `None` before Linux 4.13.
+pub fn ended_for_want_of_memory() -> Option<u64> {
+    counted(&fs::read_to_string("/proc/vmstat").ok()?)
+}
+
+/// The counter in the text of `/proc/vmstat`, which has a name and a number in each line.
+fn counted(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+}
+
 /// Address and length of a mapping of the program's code, from a line of `/proc/PID/maps`, proc(5):
 /// addresses, permissions, offset, device, inode, path.
 fn code_of(line: &str, program: u64) -> Option<(usize, usize)> {
@@ -67,6 +78,13 @@ fn code_of(line: &str, program: u64) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernels_counter_of_ends_for_want_of_memory_is_found() {
+        assert_eq!(counted("pgfault 5\noom_kill 3\noom_kill_x 9\n"), Some(3));
+        assert_eq!(counted("pgfault 5\n"), None);
+        assert!(ended_for_want_of_memory().is_some(), "this kernel counts");
+    }
 
     #[test]
     fn only_the_programs_own_code_is_given_back() {

@@ -23,7 +23,6 @@ pub mod memory;
 pub mod notify;
 pub mod own_user;
 pub mod owners;
-pub mod peer_memory;
 pub mod pidfd;
 pub mod presence;
 pub mod process;

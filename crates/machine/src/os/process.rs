@@ -56,6 +56,18 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
 }
 
+/// Whether this process ignores a signal, as its parent may have arranged (nohup(1)).
+pub fn ignores(signal: Signal) -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignored(&status, signal as u32))
+}
+
+/// Whether a signal is in the mask of `/proc/PID/status`, proc(5).
+fn ignored(status: &str, signal: u32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 /// Resident memory of a process in bytes; `None` if it does not exist.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     // The second field counts pages, proc(5).
@@ -160,6 +172,13 @@ pub fn terminate(pid: u32) {
 mod tests {
     use super::*;
     use cuda_cluster_wire::process::signal_name;
+
+    #[test]
+    fn an_ignored_signal_is_in_the_mask() {
+        let status = "Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n";
+        assert!(ignored(status, 1) && ignored(status, 13));
+        assert!(!ignored(status, 2) && !ignored("", 1));
+    }
 
     #[test]
     fn a_process_is_stopped_or_not_or_not_there() {

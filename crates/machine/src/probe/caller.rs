@@ -14,7 +14,7 @@ use std::path::Path;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-use super::libucp::{has_native_comm, installed, own_environment};
+use super::libucp::{has_direct, installed, own_environment};
 use cuda_cluster_model::plan::{
     CallerEnvironment, Here, Interface, LIBRARY_VARIABLE, TERMINATE_VARIABLE,
 };
@@ -50,7 +50,7 @@ pub fn caller() -> CallerEnvironment {
     caller.ucx_libraries = Some(installed(own.as_deref(), |name| std::env::var_os(name)));
     caller.memory_policy = super::own::memory_policy();
     caller.memory_limit_bytes = memory_limit();
-    caller.dask_has_native = has_native_comm(own.as_deref(), |name| std::env::var_os(name));
+    caller.dask_has_direct = has_direct(own.as_deref(), |name| std::env::var_os(name));
     caller
 }
 

@@ -153,12 +153,9 @@ pub fn own_environment() -> Option<PathBuf> {
     environment_of(&std::env::current_exe().ok()?)
 }
 
-/// Whether the Python environment into which this program was installed has `native://`, Dask's
+/// Whether the Python environment into which this program was installed has `direct://`, Dask's
 /// communication backend of the same wheel, and no other environment is active.
-pub(super) fn has_native_comm(
-    own: Option<&Path>,
-    variable: impl Fn(&str) -> Option<OsString>,
-) -> bool {
+pub(super) fn has_direct(own: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> bool {
     let Some(own) = own else { return false };
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
     let mut active = active.filter(|folder| !folder.is_empty());

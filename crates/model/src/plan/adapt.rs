@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::form::{Binding, Plan};
-use super::variables::{NET_DEVICES, TLS};
+use super::variables::{NET_DEVICES, TLS, is_rdma};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::spec::MemoryPolicy;
 use crate::topology::Note;
@@ -139,9 +139,8 @@ fn transports_here(
 ) {
     let Some(value) = env.get_mut(TLS).filter(|value| !value.starts_with('^')) else { return };
     let exists = |lane: &&str| {
-        let over_rdma = ["rc", "ud", "dc", "ib", "srd"].iter().any(|kind| lane.starts_with(kind));
         let over_cuda = lane.starts_with("cuda") || *lane == "gdr_copy";
-        (here.gpu || !over_cuda) && (rdma || !over_rdma)
+        (here.gpu || !over_cuda) && (rdma || !is_rdma(lane))
     };
     let (kept, lost): (Vec<&str>, Vec<&str>) = value.split(',').partition(exists);
     if lost.is_empty() {

@@ -30,8 +30,8 @@ pub struct CallerEnvironment {
     /// Memory limit of the caller's cgroup, in bytes; `None` for no limit.
     pub memory_limit_bytes: Option<u64>,
     /// Whether the Python that Dask's processes run in, unless another is asked for, has
-    /// `native://`.
-    pub dask_has_native: bool,
+    /// `direct://`.
+    pub dask_has_direct: bool,
 }
 
 /// A libucp that is installed on the machine.

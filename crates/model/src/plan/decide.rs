@@ -73,7 +73,7 @@ pub fn plan(
     if spec.strict == Some(true) && !notes.is_empty() {
         return Err(PlanError::Strict { notes: without_repetition(notes) });
     }
-    let engine = options::of(&context);
+    let engine = options::of(&context, &workers);
     // What was asked for and is done is no objection, however open it is.
     told.extend(exposed::notes(&engine));
     notes.extend(told);

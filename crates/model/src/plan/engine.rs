@@ -75,7 +75,7 @@ pub struct NativePlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DaskPlan {
-    /// `tcp`, `tls`, `native`, `ucx` or `ucxx`.
+    /// `tcp`, `tls`, `direct`, `ucx` or `ucxx`.
     pub protocol: String,
     /// The Python to run; `None` for that of the active environment.
     pub python: Option<String>,
@@ -133,6 +133,9 @@ pub struct DaskPlan {
     /// What a joined scheduler calls the only worker; several are numbered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_name: Option<String>,
+    /// Dask's names of the workers by those of their processes, where these are others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, DaskName>,
     /// Level of statistics of cuDF's own spilling; `None` if cuDF does not spill.
     pub cudf_spill: Option<u32>,
     /// Dask configuration, key to value.
@@ -141,6 +144,23 @@ pub struct DaskPlan {
 
 fn is_usual(names: &WorkerNames) -> bool {
     *names == WorkerNames::default()
+}
+
+/// A worker's name in Dask: the user's code may compare it with a GPU's index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum DaskName {
+    /// A number.
+    Index(u32),
+    /// A text that is none.
+    Text(String),
+}
+
+impl From<String> for DaskName {
+    /// Deployments that number their workers compare the names with numbers.
+    fn from(name: String) -> Self {
+        name.parse().map_or(DaskName::Text(name), DaskName::Index)
+    }
 }
 
 /// Files for TLS, all PEM.

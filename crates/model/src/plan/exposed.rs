@@ -14,7 +14,7 @@ pub(super) fn notes(engine: &EnginePlan) -> Option<Note> {
         // Its workers listen where the scheduler reaches them, whatever was asked for.
         return None;
     }
-    // `native` asks whoever connects for the cluster's secret. Over UCX the protocol itself has no
+    // `direct` asks whoever connects for the cluster's secret. Over UCX the protocol itself has no
     // other way, so that is a reason of the scheduler's and a note about UCX.
     if dask.protocol == "tcp"
         && let Some((key, place)) = reachable(dask)

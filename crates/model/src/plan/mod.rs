@@ -43,7 +43,7 @@ pub use adapt::{Here, adapt_to_here};
 pub use context::{CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
-pub use engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use error::{PlanError, PlanTextError, Unsound};
 pub use form::{
     Binding, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan,

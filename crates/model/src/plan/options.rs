@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::context::Context;
-use super::engine::{CommandPlan, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+use super::engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+use super::form::WorkerPlan;
+use super::gpus::VISIBLE;
 use super::{rates, variables};
-use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec};
+use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec, WorkerNames};
 use crate::units::Bytes;
 
 /// Where Dask's scheduler and workers listen by default. Loopback, because a scheduler runs the
@@ -25,10 +27,14 @@ const USUAL_DASHBOARD_PORT: u16 = 8787;
 const USUAL_CLASS: &str = "distributed.Worker";
 
 /// The settings of the context's engine.
-pub(super) fn of(context: &Context<'_>) -> EnginePlan {
+pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
     match context.engine {
         EngineKind::Native => EnginePlan::Native(native(context)),
-        EngineKind::Dask => EnginePlan::Dask(Box::new(dask(context.spec))),
+        EngineKind::Dask => {
+            let dask = dask(context.spec);
+            let names = names(&dask, workers);
+            EnginePlan::Dask(Box::new(DaskPlan { names, ..dask }))
+        }
         EngineKind::Command => {
             let argv = context.spec.command.argv.clone().unwrap_or_default();
             EnginePlan::Command(CommandPlan { argv })
@@ -102,11 +108,36 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         worker_class: asked.worker_class.clone().unwrap_or_else(|| USUAL_CLASS.to_owned()),
         worker_names: asked.worker_names.unwrap_or_default(),
         worker_name: asked.worker_name.clone(),
+        names: BTreeMap::new(),
         cudf_spill: (asked.enable_cudf_spill == Some(true))
             .then(|| asked.cudf_spill_stats.unwrap_or(0)),
         config: asked.config.clone().unwrap_or_default(),
         host,
     }
+}
+
+/// Dask's names of the workers that have one of their own: the GPU that a worker sees first, if no
+/// other worker does, or a joined scheduler's name for it.
+pub(super) fn names(dask: &DaskPlan, workers: &[WorkerPlan]) -> BTreeMap<String, DaskName> {
+    let asked = dask.worker_names == WorkerNames::Gpu
+        && dask.join.is_none()
+        && dask.adapt_minimum.is_none();
+    let gpu = |worker: &WorkerPlan| {
+        let visible = worker.env.get(VISIBLE).filter(|_| asked)?;
+        visible.split(',').next().filter(|gpu| !gpu.is_empty()).map(str::to_owned)
+    };
+    let shared =
+        |own: &String| workers.iter().filter(|one| gpu(one).as_ref() == Some(own)).count() > 1;
+    let numbered = |worker: &WorkerPlan| match (&dask.worker_name, workers.len()) {
+        (Some(name), 1) => Some(name.clone()),
+        (Some(name), _) => Some(format!("{name}-{}", worker.rank)),
+        (None, _) => None,
+    };
+    let name = |worker: &WorkerPlan| {
+        let own = gpu(worker).filter(|gpu| !shared(gpu)).or_else(|| numbered(worker))?;
+        Some((worker.name.clone(), DaskName::from(own)))
+    };
+    workers.iter().filter_map(name).collect()
 }
 
 /// The three TLS files; a spec has all of them or none.

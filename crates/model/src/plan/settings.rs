@@ -31,7 +31,7 @@ const OF_A_SCHEDULER: [&str; 5] = [
 const OF_DASHBOARDS: [&str; 2] = ["dashboard_address", "dashboard_prefix"];
 
 /// As long as a machine.
-const TABLES: [&str; 2] = ["gb_per_s", "simulated_links"];
+const TABLES: [&str; 3] = ["gb_per_s", "simulated_links", "names"];
 
 /// Each setting and its value: those that are not as usual, or all.
 pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {

@@ -2,7 +2,7 @@
 //!
 //! Does not judge whether a plan is good, or fits a machine.
 //!
-//! *Invariant:* a plan that [`plan`](super::plan()) makes is sound (`tests/plan_laws.rs`).
+//! *Invariant:* a plan that [`plan`](super::plan()) makes is sound (`tests/plan/laws.rs`).
 
 use std::collections::BTreeSet;
 

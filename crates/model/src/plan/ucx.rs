@@ -11,7 +11,7 @@ use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
 use super::variables::{
-    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_used, protocol,
+    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_rdma, is_used, protocol,
 };
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
@@ -167,8 +167,8 @@ fn listed(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> Option<Listed> 
     };
     let tcp = match engine {
         EngineKind::Native => ucx.tcp == Some(true),
-        EngineKind::Dask if protocol(spec) == "native" => {
-            ucx.tcp.unwrap_or_else(|| native_needs_tcp(spec, rdma))
+        EngineKind::Dask if protocol(spec) == "direct" => {
+            ucx.tcp.unwrap_or_else(|| direct_needs_tcp(spec, rdma))
         }
         // Dask connects by address and port, which takes TCP unless RDMA does it.
         EngineKind::Dask => ucx.tcp != Some(false) || ucx.rdmacm != Some(true),
@@ -177,9 +177,9 @@ fn listed(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> Option<Listed> 
     Some(Listed { tcp, infiniband, nvlink })
 }
 
-/// Whether UCX needs TCP for `native://`, which tells UCX's addresses in its own messages: for
+/// Whether UCX needs TCP for `direct://`, which tells UCX's addresses in its own messages: for
 /// device memory between machines without RDMA.
-fn native_needs_tcp(spec: &ClusterSpec, rdma: bool) -> bool {
+fn direct_needs_tcp(spec: &ClusterSpec, rdma: bool) -> bool {
     let may_leave_this_machine = spec.dask.join.is_some()
         || spec.scheduler.host.is_some()
         || spec.scheduler.interface.is_some();
@@ -227,13 +227,13 @@ fn are_adapters(names: &[String]) -> String {
 fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let ucx = &situation.spec.ucx;
     let rdma = situation.rdma;
-    let native = situation.engine == EngineKind::Dask && protocol(situation.spec) == "native";
+    let direct = situation.engine == EngineKind::Dask && protocol(situation.spec) == "direct";
     let Some(Listed { tcp, infiniband, nvlink }) = listed(situation.spec, situation.engine, rdma)
     else {
-        if native && !native_needs_tcp(situation.spec, rdma) {
+        if direct && !direct_needs_tcp(situation.spec, rdma) {
             let reason = "no transport is switched on or off: UCX takes the best it has, but for \
                           System V segments, which are open to the user's group, and TCP, on \
-                          which it would listen to everybody, and which native:// does not need";
+                          which it would listen to everybody, and which direct:// does not need";
             variables.set(TLS, "^sysv,tcp", reason);
         } else if situation.engine == EngineKind::Dask {
             let reason = "no transport is switched on or off: UCX takes the best it has, but for \
@@ -296,8 +296,8 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
                 "shared memory reaches every worker, and any user of this machine could connect \
                  to a listener"
             }
-            EngineKind::Dask if native => {
-                "native:// does not need it, and any user of this machine could connect to a \
+            EngineKind::Dask if direct => {
+                "direct:// does not need it, and any user of this machine could connect to a \
                  listener"
             }
             _ => "switched off",
@@ -407,15 +407,14 @@ fn warn_of_missing_lanes(situation: &Situation<'_>, variables: &mut Variables) {
     }
     let has = |names: &[&str]| list.split(',').any(|lane| names.contains(&lane.trim()));
     let mut warn = |text: &str| variables.notes.push(Note::new(TLS, format!("{list:?} {text}")));
-    let network =
-        ["tcp", "srd", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "ud", "dc", "ib", "all"];
+    let network = has(&["tcp", "all"]) || list.split(',').any(|lane| is_rdma(lane.trim()));
     let memory = ["sm", "shm", "mm", "posix", "sysv", "all"];
     if connects(situation.spec, situation.engine)
         && !has(&["tcp", "all"])
         && situation.spec.ucx.rdmacm != Some(true)
     {
         warn("has no 'tcp': Dask cannot set its connections up");
-    } else if !has(&network) && !has(&memory) {
+    } else if !network && !has(&memory) {
         warn("has no transport for messages between processes: workers cannot connect");
     } else if !has(&memory) && !compat {
         warn(

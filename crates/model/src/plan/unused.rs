@@ -3,7 +3,7 @@
 //! Does not note what a machine lacks; whoever decides about that resource does.
 //!
 //! *Invariant:* a key that does not change a plan has a note, or is refused
-//! (`tests/plan_keys.rs`).
+//! (`tests/plan/every_key.rs`).
 
 use serde_json::Value;
 

@@ -19,6 +19,11 @@ pub const NET_DEVICES: &str = "UCX_NET_DEVICES";
 /// The variable that says how connections are set up.
 pub(super) const PRIORITY: &str = "UCX_SOCKADDR_TLS_PRIORITY";
 
+/// Whether a name of UCX's, in a list of transports, is one over RDMA: `rc`, `rc_mlx5`, `ib`.
+pub(super) fn is_rdma(transport: &str) -> bool {
+    ["rc", "ud", "dc", "ib", "srd"].iter().any(|kind| transport.starts_with(kind))
+}
+
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
     pub(super) spec: &'a ClusterSpec,
@@ -80,8 +85,8 @@ impl Variables {
 pub(super) fn is_used(spec: &ClusterSpec, engine: EngineKind) -> bool {
     match engine {
         EngineKind::Native | EngineKind::Command => true,
-        // `native` has it for device memory.
-        EngineKind::Dask => connects(spec, engine) || protocol(spec) == "native",
+        // `direct` has it for device memory.
+        EngineKind::Dask => connects(spec, engine) || protocol(spec) == "direct",
     }
 }
 
@@ -90,8 +95,8 @@ pub(super) fn connects(spec: &ClusterSpec, engine: EngineKind) -> bool {
     engine == EngineKind::Dask && protocol(spec).starts_with("ucx")
 }
 
-/// The spec, with `native` as Dask's protocol where it would be `tcp` by default and this machine's
-/// Python has `native`, which is faster. On a network anybody's `tcp` is expected.
+/// The spec, with `direct` as Dask's protocol where it would be `tcp` by default and this machine's
+/// Python has `direct`, which is faster. On a network anybody's `tcp` is expected.
 pub(super) fn with_protocol<'a>(
     spec: &'a ClusterSpec,
     caller: &CallerEnvironment,
@@ -105,11 +110,11 @@ pub(super) fn with_protocol<'a>(
         && spec.scheduler.interface.is_none()
         && protocol(spec) == "tcp";
     let here = spec.topology.is_none() || spec.simulate == Some(true);
-    if !(open && here && caller.dask_has_native) {
+    if !(open && here && caller.dask_has_direct) {
         return Cow::Borrowed(spec);
     }
     let mut spec = spec.clone();
-    spec.dask.protocol = Some("native".to_owned());
+    spec.dask.protocol = Some("direct".to_owned());
     Cow::Owned(spec)
 }
 

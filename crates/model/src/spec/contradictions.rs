@@ -33,7 +33,7 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
 pub(super) const ALLOCATORS: &[&str] = &["cupy", "torch"];
 
 /// Words of `dask.protocol`.
-pub(super) const PROTOCOLS: &[&str] = &["tcp", "tls", "native", "ucx", "ucxx"];
+pub(super) const PROTOCOLS: &[&str] = &["tcp", "tls", "direct", "ucx", "ucxx"];
 
 /// Words of `dask.start_method`.
 pub(super) const START_METHODS: &[&str] = &["fork", "spawn"];
@@ -212,10 +212,10 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
             "drop 'tls', or use TCP ('dask.protocol: tls' and no 'ucx' options)",
         );
     }
-    if given > 0 && protocol == Some("native") {
+    if given > 0 && protocol == Some("direct") {
         return refuse(
             "tls",
-            "native:// does not encrypt: TLS would be promised and not given",
+            "direct:// does not encrypt: TLS would be promised and not given",
             "drop 'tls', or use 'dask.protocol: tls'",
         );
     }
@@ -228,10 +228,10 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
             "use 'dask.protocol: ucxx', or leave it out",
         );
     }
-    if protocol == Some("native") && ucx.rdmacm == Some(true) {
+    if protocol == Some("direct") && ucx.rdmacm == Some(true) {
         return refuse(
             "dask.protocol",
-            "'ucx.rdmacm' connects by RDMA, and native:// connects over sockets",
+            "'ucx.rdmacm' connects by RDMA, and direct:// connects over sockets",
             "use 'dask.protocol: ucxx', or leave 'ucx.rdmacm' out",
         );
     }

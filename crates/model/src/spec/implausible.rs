@@ -31,13 +31,16 @@ fn no_address(text: &str) -> Option<String> {
     };
     // `tcp://10.0.0.1:8786` and `10.0.0.1:8786` are addresses of Dask.
     let host = text.rsplit("://").next().unwrap_or(text);
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     if text.is_empty() {
         Some("it is empty".to_owned())
     } else if text.starts_with('-') {
         Some(format!("{text:?} looks like an option"))
     } else if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
         Some(format!("{text:?} has blanks in it"))
+    } else if digits && port.parse::<u16>().is_err() {
+        Some(format!("{port} is no port: the largest is {}", u16::MAX))
     } else if dotted(host) && host.parse::<core::net::Ipv4Addr>().is_err() {
         Some(format!("{host} is no IPv4 address: it has four numbers from 0 to 255"))
     } else {

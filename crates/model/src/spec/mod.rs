@@ -8,6 +8,7 @@
 mod choices;
 mod contradictions;
 mod error;
+mod flags;
 mod gpu_selection;
 mod implausible;
 mod net_devices;
@@ -31,6 +32,7 @@ pub use choices::{
     VisibleDevices, WorkerNames,
 };
 pub use error::{Problem, SpecError};
+pub use flags::{Flag, Takes, flags, whole};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
 pub use read::{SIZE_LIMIT, from_keys, parse, parse_with};

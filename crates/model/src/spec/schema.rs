@@ -3,7 +3,7 @@
 //! An editor sees a spec before its variables are put in, so a value may also be a text with one.
 //!
 //! *Invariant:* one key at a time, it accepts what the reader accepts and refuses what the reader
-//! refuses (`tests/spec_schema.rs`). What contradicts another key is the reader's alone.
+//! refuses (`tests/spec/schema.rs`). What contradicts another key is the reader's alone.
 
 use serde_json::{Map, Value, json};
 
@@ -181,12 +181,15 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
     let least = |least: u32| json!({"minimum": least});
     // Numbers with points are an address of four, or none.
     let part = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+    // A number above the largest port, 65535.
+    let beyond =
+        "0*(?:6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4}|[1-9][0-9]{5,})";
     let address = json!({
         "type": ["string", "integer", "boolean", "null"],
         "minimum": 0,
         "pattern": format!(
-            "^(?!-)(?!(?:.*://)?[0-9]*\\.[0-9.]*(?::[^:]*)?$)\\S+$\
-             |^(?:.*://)?{part}(?:\\.{part}){{3}}(?::[^:]*)?$|\\$\\{{"
+            "^(?!-)(?!.*:{beyond}$)(?!(?:.*://)?[0-9]*\\.[0-9.]*(?::[^:]*)?$)\\S+$\
+             |^(?!.*:{beyond}$)(?:.*://)?{part}(?:\\.{part}){{3}}(?::[^:]*)?$|\\$\\{{"
         ),
     });
     let scalars = json!({"type": ["string", "number", "boolean", "null"]});

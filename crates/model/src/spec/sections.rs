@@ -260,7 +260,7 @@ section! {
 section! {
     /// The Dask engine's own options.
     DaskSpec {
-        /// `tcp`, `tls`, `native` (one copy between processes of a machine, UCX for device memory),
+        /// `tcp`, `tls`, `direct` (one copy between processes of a machine, UCX for device memory),
         /// `ucx` or `ucxx`. Default: `ucxx` when a UCX option is set, else `native` if this program
         /// and Dask are in one Python environment, else `tcp`.
         protocol: String,

@@ -4,17 +4,17 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
-use super::inbox::{Command, Inbox, Opening, Report};
+use super::commands::{Command, Inbox, Opening, Report};
 use super::owner::Owner;
 use super::transfer::{self, Fetched, Target, TransferError};
 use crate::error::Error;
-use cuda_cluster_data::ucx::{Buffer, Sleeper};
+use cuda_cluster_data::ucx::{self, Buffer};
 use cuda_cluster_wire::native::{Measurement, ToWorker};
 use cuda_cluster_wire::peer::Member;
 use cuda_cluster_wire::secret::Secret;
@@ -40,14 +40,12 @@ impl Plane {
         secret: Secret,
         opening: Opening,
     ) -> Result<(Self, async_mpsc::UnboundedReceiver<Report>), Error> {
-        let sleeper = Sleeper::new()?;
-        let waker = sleeper.waker();
-        let (commands, receiver) = mpsc::channel();
+        let (inbox, outlet) = ucx::thread::inbox()?;
         let (reports, incoming) = async_mpsc::unbounded_channel();
-        let inbox = Arc::new(Inbox::new(commands, waker));
-        let thread_inbox = Arc::downgrade(&inbox);
+        let own = Arc::clone(&inbox);
         let run = move || {
-            Owner::open(me, secret, opening, reports, thread_inbox)?.run(&sleeper, &receiver)
+            let mut owner = Owner::open(me, secret, opening, reports, own)?;
+            Ok(outlet.serve(&mut owner)?)
         };
         let thread = thread::Builder::new()
             .name("ucx".to_owned())

@@ -5,22 +5,21 @@
 //! fetched buffer. Dropping the future cancels the transfer: bytes in flight land in memory that
 //! is kept until UCX is done with it.
 //!
-//! `handle` is that handle, `inbox` has the thread's commands and reports, `owner` is the thread.
-//! It carries out what `core` (which peers are connected), `transfer` (objects) and `measure`
-//! decide; `polling` decides how long it polls before it sleeps.
+//! `handle` is that handle, `commands` has what the thread is told and reports, `owner` what it
+//! does: what `core` (which peers are connected), `transfer` (objects) and `measure` decide. The
+//! thread itself is [`cuda_cluster_data::ucx::thread`].
 //!
 //! Does not talk to the scheduler; [`super::worker`] does, and passes messages on.
 //!
 //! *Invariant:* UCX is called by its own thread only, and that thread never blocks on others.
 
+mod commands;
 mod core;
 mod handle;
-mod inbox;
 mod measure;
 mod owner;
-mod polling;
 mod transfer;
 
+pub use commands::{BYTES_IN_FLIGHT, Opening, Report};
 pub use handle::{Plane, Transfer};
-pub use inbox::{BYTES_IN_FLIGHT, Opening, Report};
 pub use transfer::{Fetched, Target, TransferError};

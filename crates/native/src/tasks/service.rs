@@ -15,6 +15,7 @@ use super::core::{Action, Core, Event, Input, Settings};
 use super::record::Recorder;
 use crate::connection::ConnectionId;
 use crate::process::resources;
+use cuda_cluster_machine::os::process::resident_bytes;
 use cuda_cluster_model::plan::{NativePlan, Plan};
 use cuda_cluster_wire::frame::encode;
 use cuda_cluster_wire::native::{ToClient, ToWorker};
@@ -45,14 +46,6 @@ fn settings(plan: &Plan, native: &NativePlan) -> Settings {
         planned: planned.collect(),
         ..Settings::default()
     }
-}
-
-/// Resident memory of this process (`proc_pid_statm(5)`); 0 if the kernel does not report it.
-fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
-    pages.zip(page.and_then(|page| u64::try_from(page).ok())).map_or(0, |(n, page)| n * page)
 }
 
 /// The task scheduler and its messages.
@@ -171,7 +164,8 @@ impl TaskService {
                 }
                 Request::CountAnew => self.handle(Event::CountAnew),
                 Request::Overview => {
-                    let resident_bytes = resident_bytes();
+                    // 0 if the kernel does not report it.
+                    let resident_bytes = resident_bytes(std::process::id()).unwrap_or(0);
                     let overview = Overview { resident_bytes, ..self.core.overview() };
                     let bytes = 64 * (overview.workers.len() + overview.links.len());
                     self.news(client, News::Overview(overview), bytes);

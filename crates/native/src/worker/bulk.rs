@@ -23,8 +23,8 @@ use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
 use crate::connection::{self, Greetings};
 use crate::error::{ConversationError, Error};
+use cuda_cluster_data::copy;
 use cuda_cluster_data::ucx::Buffer;
-use cuda_cluster_machine::os::peer_memory;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::FRAME_LIMIT;
 use cuda_cluster_wire::greeting::Role;
@@ -196,8 +196,7 @@ async fn take(
         let reading = move || {
             let memory = room.host_mut().unwrap_or_default();
             let pid = pid.ok_or(io::ErrorKind::NotFound);
-            let result =
-                pid.map_err(Into::into).and_then(|pid| peer_memory::read(pid, address, memory));
+            let result = pid.map_err(Into::into).and_then(|pid| copy::read(pid, address, memory));
             (room, result)
         };
         let result: io::Result<()>;

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::{Actor, LAST_WORDS};
 use crate::core::Event;
+use cuda_cluster_machine::os::memory::ended_for_want_of_memory;
 use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::{log_excerpt, pidfd};
 use cuda_cluster_wire::process::{Exit, Key};
@@ -35,6 +36,8 @@ pub(super) struct Contact {
     end: JoinHandle<()>,
     /// When it was started.
     since: SystemTime,
+    /// How many processes the kernel had ended for want of memory by then.
+    ended_for_memory: Option<u64>,
 }
 
 impl Contact {
@@ -54,7 +57,8 @@ impl Contact {
             // The receiver is gone when the cluster has ended.
             let _ = events.send(Event::Gone { key }).await;
         });
-        Self { listener, questions, end, since }
+        let ended_for_memory = ended_for_want_of_memory();
+        Self { listener, questions, end, since, ended_for_memory }
     }
 
     /// Asks the process for an answer.
@@ -100,6 +104,8 @@ impl Actor {
     pub(super) fn report_end(&mut self, key: Key, exit: Exit) {
         let contact = self.contacts.remove(&key);
         let log = self.log_since_start(key, contact.as_ref());
+        let before = contact.as_ref().and_then(|contact| contact.ended_for_memory);
+        let starved = before.zip(ended_for_want_of_memory()).is_some_and(|(a, b)| a < b);
         let listener = contact.and_then(Contact::into_listener);
         let events = self.inner.0.clone();
         tokio::spawn(async move {
@@ -110,7 +116,7 @@ impl Actor {
             let log_tail = log.map(|(log, since)| log_excerpt::excerpt(&log, since, TAIL));
             let log_tail = log_tail.unwrap_or_default();
             // The receiver is gone when the cluster has ended.
-            let _ = events.send(Event::Exited { key, exit, log_tail }).await;
+            let _ = events.send(Event::Exited { key, exit, log_tail, starved }).await;
         });
     }
 }

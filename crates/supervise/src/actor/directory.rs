@@ -6,19 +6,21 @@
 //!
 //! *Invariant:* a directory that another cluster has created in its place is not touched.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Actor;
 use crate::control;
-use crate::core::Event;
+use crate::core::{Event, Subject};
 use cuda_cluster_machine::os::presence::Presence;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 
 /// Maximum size of files to keep a copy of.
 const LARGEST: u64 = 4 << 20;
+
+/// How often to try again what failed: whoever took the name may be gone, or the disk has room.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// The files that were in the run directory when the supervisor started: plan, secret, and so on.
 /// They do not change while the cluster runs.
@@ -52,11 +54,6 @@ impl InitialFiles {
     }
 }
 
-/// Opens `events.jsonl`; the cluster also runs without it.
-pub(super) fn open_journal(paths: &Paths) -> Option<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(paths.events()).ok()
-}
-
 impl Actor {
     /// Saves the state for queries after the cluster has ended.
     pub(super) fn save_state(&self) {
@@ -80,23 +77,34 @@ impl Actor {
             let elsewhere = elsewhere.display();
             let text =
                 format!("the run directory was renamed to {elsewhere}, and has its name again");
-            return Some(Event::Noted { text, lasts: false });
+            return self.noted(text, false);
         }
         let in_place = self.directory.as_ref().is_some_and(RunDirectory::is_in_place);
         let reachable = self.paths.control().exists() && self.paths.events().exists();
         let damaged = self.initial_files.damaged().join(", ");
         if in_place && reachable && damaged.is_empty() {
+            // Somebody else may have put it right.
+            self.not_back = None;
             return None;
         }
         let (what, restored) = match in_place && reachable {
             true => (format!("{damaged} of the run directory was changed"), self.put_back()),
             false => ("the run directory was removed".to_owned(), self.make_again(in_place)),
         };
-        let (text, lasts) = match restored {
-            Ok(()) => (format!("{what}, and was made again"), false),
-            Err(reason) => (format!("{what}, and is not back: {reason}"), true),
-        };
-        Some(Event::Noted { text, lasts })
+        match restored {
+            Ok(()) => self.noted(format!("{what}, and was made again"), false),
+            Err(reason) => {
+                self.restore_at = Some(Instant::now() + AGAIN);
+                self.noted(format!("{what}, and is not back: {reason}"), true)
+            }
+        }
+    }
+
+    /// The event for what is new.
+    fn noted(&mut self, text: String, lasts: bool) -> Option<Event> {
+        let known = lasts && self.not_back.as_ref() == Some(&text);
+        self.not_back = lasts.then(|| text.clone());
+        (!known).then_some(Event::Noted { about: Subject::Directory, text, lasts })
     }
 
     fn put_back(&self) -> Result<(), String> {
@@ -113,7 +121,7 @@ impl Actor {
             self.presence = Presence::watch(self.paths.root());
         }
         self.put_back()?;
-        self.journal = open_journal(&self.paths);
+        self.journal.reopen(&self.paths);
         let socket = self.paths.control();
         // A socket without a listener would block the next one.
         let _ = fs::remove_file(&socket);

@@ -8,11 +8,10 @@
 mod aftermath;
 mod contact;
 mod directory;
+mod journal;
 mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -22,10 +21,11 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use contact::Contact;
-use directory::{InitialFiles, open_journal};
+use directory::InitialFiles;
+use journal::Journal;
 
 use super::control::Control;
-use super::core::{Action, Core, Event, SlotNumber};
+use super::core::{Action, Core, Event, SlotNumber, Subject};
 use super::gpu::GpuWatch;
 use super::handle::{ControlRequest, Handle, Options, OutputPipe, RequestError, StartError};
 use super::record::What;
@@ -77,7 +77,7 @@ pub(super) struct Actor {
     state: watch::Sender<ClusterState>,
     /// The state that the control API shares.
     handle: Handle,
-    journal: Option<File>,
+    journal: Journal,
     initial_files: InitialFiles,
     presence: Option<Presence>,
     gpus: Option<Arc<dyn GpuWatch>>,
@@ -91,6 +91,8 @@ pub(super) struct Actor {
     abandoned: bool,
     /// When to check whether the run directory is complete.
     restore_at: Option<Instant>,
+    /// What of the run directory could not be restored, as it was told.
+    not_back: Option<String>,
     control: Control,
     /// Whether to keep the logs, because the cluster has failed.
     keep: bool,
@@ -155,7 +157,7 @@ impl Actor {
             helper: argument::encoded(options.helper.as_os_str()),
             // Without the journal, which grows.
             initial_files: InitialFiles::of(&paths),
-            journal: open_journal(&paths),
+            journal: Journal::open(&paths),
             presence: Presence::watch(paths.root()),
             directory: Some(directory),
             paths,
@@ -174,6 +176,7 @@ impl Actor {
             bundles: JoinSet::new(),
             look_at: None,
             restore_at: None,
+            not_back: None,
             abandoned: false,
             control,
             keep: false,
@@ -402,10 +405,9 @@ impl Actor {
     }
 
     fn write(&mut self, record: Record) {
-        if let (Some(journal), Ok(mut line)) = (&mut self.journal, serde_json::to_vec(&record)) {
-            line.push(b'\n');
-            // A full disk must not stop the cluster; subscribers still get the record.
-            let _ = journal.write_all(&line);
+        if let Some((text, lasts)) = self.journal.write(&record) {
+            // A full queue has room again when the next record is lost or found.
+            let _ = self.inner.0.try_send(Event::Noted { about: Subject::Journal, text, lasts });
         }
         if matches!(record.what, What::Cluster { .. }) {
             self.save_state();

@@ -13,6 +13,13 @@ use cuda_cluster_model::plan::SchedulerDeath;
 use cuda_cluster_wire::process::Exit;
 use cuda_cluster_wire::status::{AfterLeaving, Condition};
 
+/// The number of SIGKILL, which this pure module does not ask the system for.
+const SIGKILL: i32 = 9;
+
+/// Of a process that was killed while memory was short.
+const STARVED: &str =
+    "while it ran, the kernel ended processes for want of memory (dmesg says which)";
+
 impl Core {
     /// Handles a written bundle, which may contain errors of the GPU that the exit did not show.
     pub(super) fn bundled(
@@ -36,7 +43,14 @@ impl Core {
         }
     }
 
-    pub(super) fn exited(&mut self, key: Key, exit: Exit, log_tail: Vec<String>, now: Moment) {
+    pub(super) fn exited(
+        &mut self,
+        key: Key,
+        exit: Exit,
+        log_tail: Vec<String>,
+        starved: bool,
+        now: Moment,
+    ) {
         let Some(number) = self.slot_of(key) else { return };
         let at = self.time_of_day(now);
         let slot = &mut self.slots[number];
@@ -45,6 +59,9 @@ impl Core {
         let reason = match &slot.blame {
             Some(blame) if exit.code.is_none() && exit.signal.is_none() => blame.clone(),
             Some(blame) => format!("{blame}; it {exit}"),
+            // Nobody else has killed it, as far as is known; whose end the kernel counted, it says
+            // in its log alone.
+            None if starved && exit.signal == Some(SIGKILL) => format!("{exit}; {STARVED}"),
             None => exit.to_string(),
         };
         let pid = slot.shown.pid;

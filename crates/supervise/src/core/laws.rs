@@ -100,9 +100,12 @@ impl World {
             }
             Happening::Leave(slot, then) => living(self, slot)
                 .map(|key| said(key, Status::Leaving { then, reason: "r".to_owned() })),
-            Happening::Die(slot, exit) => {
-                living(self, slot).map(|key| Event::Exited { key, exit, log_tail: Vec::new() })
-            }
+            Happening::Die(slot, exit) => living(self, slot).map(|key| Event::Exited {
+                key,
+                exit,
+                log_tail: Vec::new(),
+                starved: false,
+            }),
             Happening::NotStarted(slot) => living(self, slot)
                 .map(|key| Event::NotStarted { key, reason: "no memory".to_owned() }),
             Happening::Memory(slot) => living(self, slot).map(|key| Event::MemoryReached {
@@ -117,7 +120,7 @@ impl World {
                 let key = Key(number);
                 let gone = !self.living.contains_key(&key);
                 let exit = Exit::status(1);
-                gone.then_some(Event::Exited { key, exit, log_tail: Vec::new() })
+                gone.then_some(Event::Exited { key, exit, log_tail: Vec::new(), starved: false })
             }
             Happening::Hang(slot, true) => {
                 self.hung.insert(slot);

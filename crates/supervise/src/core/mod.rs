@@ -21,6 +21,7 @@ mod tests;
 #[cfg(test)]
 mod world;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -65,16 +66,17 @@ pub(super) enum Event {
     GuardianAlive,
     /// The last lines of the log of a process that did not become READY in time were read.
     LogRead { slot: SlotNumber, log_tail: Vec<String> },
-    /// A process has ended.
-    Exited { key: Key, exit: Exit, log_tail: Vec<String> },
+    /// A process has ended. `starved`: while it ran, the kernel has ended processes of this machine
+    /// for want of memory.
+    Exited { key: Key, exit: Exit, log_tail: Vec<String>, starved: bool },
     /// A process's resident memory is so near its limit that it is to be killed.
     MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
     /// The GPU of a dead process was checked.
     Gpu { slot: SlotNumber, finding: GpuFinding },
     /// The crash bundle of an exit was written.
     Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
-    /// A remark about the run directory to record; what `lasts` is shown with the state.
-    Noted { text: String, lasts: bool },
+    /// A remark to record; what `lasts` is shown with the state until the next about the same.
+    Noted { about: Subject, text: String, lasts: bool },
     /// The end was requested.
     Stop(Escalation),
     /// A restart of a process was requested.
@@ -87,6 +89,15 @@ pub(super) enum Event {
     GuardianLost,
     /// A deadline has passed.
     Tick,
+}
+
+/// What a remark is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    /// The run directory.
+    Directory,
+    /// The file of the events in it.
+    Journal,
 }
 
 /// The state of a dead process's GPU.
@@ -149,8 +160,8 @@ pub(super) struct Core {
     ask_at: Moment,
     /// What is known about the guardian's answers.
     guardian: Liveness,
-    /// What is wrong with the run directory, which is also among the state's notes.
-    directory_note: Option<String>,
+    /// What is wrong with these, which is also among the state's notes.
+    lasting: BTreeMap<Subject, String>,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
     over: bool,
@@ -188,7 +199,7 @@ impl Core {
             ready_by: Moment::ZERO,
             ask_at: Moment::ZERO,
             guardian: Liveness::default(),
-            directory_note: None,
+            lasting: BTreeMap::new(),
             ending: None,
             over: false,
             next_key: 0,
@@ -285,7 +296,9 @@ impl Core {
             Event::AskAll => self.ask_all(now),
             Event::GuardianAlive => self.guardian_answered(now),
             Event::LogRead { slot, log_tail } => self.log_read(slot, &log_tail),
-            Event::Exited { key, exit, log_tail } => self.exited(key, exit, log_tail, now),
+            Event::Exited { key, exit, log_tail, starved } => {
+                self.exited(key, exit, log_tail, starved, now);
+            }
             Event::MemoryReached { key, resident_bytes, limit_bytes } => {
                 self.memory_reached(key, resident_bytes, limit_bytes, now);
             }
@@ -293,12 +306,14 @@ impl Core {
             Event::Bundled { slot, at, path, gpu_errors } => {
                 self.bundled(slot, &at, path, gpu_errors, now);
             }
-            Event::Noted { text, lasts } => {
-                if let Some(before) = self.directory_note.take() {
+            Event::Noted { about, text, lasts } => {
+                if let Some(before) = self.lasting.remove(&about) {
                     self.state.notes.retain(|note| *note != before);
                 }
-                self.directory_note = lasts.then(|| text.clone());
-                self.state.notes.extend(self.directory_note.clone());
+                if lasts {
+                    self.lasting.insert(about, text.clone());
+                    self.state.notes.push(text.clone());
+                }
                 self.record(now, None, What::Note { text });
             }
             Event::Stop(how) => self.stop(how, now),
@@ -329,7 +344,7 @@ impl Core {
         let Some(slot) = self.slot_of(key) else { return };
         self.slots[slot].blame = Some(format!("could not be started: {reason}"));
         let exit = Exit { code: None, signal: None, core_dumped: false };
-        self.exited(key, exit, Vec::new(), now);
+        self.exited(key, exit, Vec::new(), false, now);
     }
 
     fn said(&mut self, key: Key, status: Status, now: Moment) {

@@ -345,7 +345,7 @@ impl World {
     pub(super) fn die(&mut self, slot: usize, exit: Exit) {
         let key = self.key(slot);
         let log_tail = vec!["last line".to_owned()];
-        self.tell(Event::Exited { key, exit, log_tail });
+        self.tell(Event::Exited { key, exit, log_tail, starved: false });
     }
 
     /// Lets the processes answer that were asked and do not hang.

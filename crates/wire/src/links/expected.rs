@@ -11,18 +11,18 @@ use cuda_cluster_model::spec::Origin;
 use cuda_cluster_model::topology::Topology;
 
 /// Transports that carry host memory between processes of one machine without a network: UCX's, and
-/// the lanes of `native://`.
+/// the lanes of `direct://`.
 const SHARED_MEMORY: [&str; 7] =
-    ["posix", "sysv", "cma", "xpmem", "knem", "native/copy", "native/mapped"];
+    ["posix", "sysv", "cma", "xpmem", "knem", "direct/copy", "direct/mapped"];
 
-/// Smaller frames of `native://` travel on its socket, which is as it should be.
-const NATIVE_LARGE_BYTES: u64 = 64 << 10;
+/// Smaller frames of `direct://` travel on its socket, which is as it should be.
+const DIRECT_LARGE_BYTES: u64 = 64 << 10;
 
-/// The key of Dask's configuration that has `native://` send device memory through host memory.
-const NATIVE_DEVICES: &str = "distributed.comm.native.devices";
+/// The key of Dask's configuration that has `direct://` send device memory through host memory.
+const DIRECT_DEVICES: &str = "distributed.comm.direct.devices";
 
-/// The socket of `native://` between processes of one machine.
-const NATIVE_SOCKET: &str = "native/unix";
+/// The socket of `direct://` between processes of one machine.
+const DIRECT_SOCKET: &str = "direct/unix";
 
 /// What should carry the data between two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,13 +83,13 @@ impl Expected {
         match dask.protocol.as_str() {
             "tcp" => Expected::Socket("tcp"),
             "tls" => Expected::Socket("tls"),
-            "native" if ucx == Expected::SharedMemory && size < NATIVE_LARGE_BYTES => {
-                Expected::Socket(NATIVE_SOCKET)
+            "direct" if ucx == Expected::SharedMemory && size < DIRECT_LARGE_BYTES => {
+                Expected::Socket(DIRECT_SOCKET)
             }
-            "native" if ucx == Expected::CudaIpc && is_off(dask, NATIVE_DEVICES) => {
+            "direct" if ucx == Expected::CudaIpc && is_off(dask, DIRECT_DEVICES) => {
                 Expected::Staging
             }
-            "native" => ucx,
+            "direct" => ucx,
             protocol if !protocol.starts_with("ucx") => Expected::AnyLane,
             _ if ucx == Expected::CudaIpc || from.is_none_or(permits_shared_memory) => ucx,
             _ => Expected::AnyLane,
@@ -133,7 +133,7 @@ impl Expected {
             _ => "",
         };
         // Host memory goes over UCX only where UCX is the protocol.
-        let by_ucx = self == Expected::CudaIpc || !is_native_protocol(plan);
+        let by_ucx = self == Expected::CudaIpc || !is_direct(plan);
         let cause = known.map(str::to_owned).or_else(|| cause(worker.filter(|_| by_ucx)?));
         let cause = cause.map(|cause| format!(" because {cause}")).unwrap_or_default();
         format!("{self} expected, {used} used{cause}{advice}")
@@ -152,7 +152,7 @@ pub fn proven(plan: &Plan, worker: &WorkerPlan) -> Vec<Expected> {
 }
 
 /// What the connection of two workers lacks: what should carry their data, if that is not among its
-/// lanes. Judges device memory if both have GPUs that are not simulated, but not over `native://`,
+/// lanes. Judges device memory if both have GPUs that are not simulated, but not over `direct://`,
 /// which shows its lanes only after some has been moved.
 pub fn missing(
     plan: &Plan,
@@ -164,7 +164,7 @@ pub fn missing(
     let has_gpu = |name| {
         plan.workers.iter().any(|worker: &WorkerPlan| worker.name == name && worker.gpu.is_some())
     };
-    let memory = match has_gpu(from) && has_gpu(to) && !is_native_protocol(plan) {
+    let memory = match has_gpu(from) && has_gpu(to) && !is_direct(plan) {
         true => MemoryKind::Device,
         false => MemoryKind::Host,
     };
@@ -172,9 +172,9 @@ pub fn missing(
     (!expected.is_among(lanes)).then_some(expected)
 }
 
-/// Whether Dask's workers communicate by `native://`.
-fn is_native_protocol(plan: &Plan) -> bool {
-    matches!(&plan.engine, EnginePlan::Dask(dask) if dask.protocol == "native")
+/// Whether Dask's workers communicate by `direct://`.
+fn is_direct(plan: &Plan) -> bool {
+    matches!(&plan.engine, EnginePlan::Dask(dask) if dask.protocol == "direct")
 }
 
 /// Whether Dask's configuration switches something off.
@@ -271,10 +271,10 @@ mod tests {
         const LARGE: u64 = 1 << 20;
         let host = |plan: &Plan, size| expected(plan, MemoryKind::Host, size);
         assert_eq!(host(&dask("tcp"), LARGE), Socket("tcp"));
-        assert_eq!(host(&dask("native"), LARGE), SharedMemory);
-        assert_eq!(host(&dask("native"), 8), Socket("native/unix"), "headers have no better way");
-        assert_eq!(expected(&dask("native"), MemoryKind::Device, 8), Expected::CudaIpc);
-        let off = json!({ "protocol": "native", "config": { NATIVE_DEVICES: "False" } });
+        assert_eq!(host(&dask("direct"), LARGE), SharedMemory);
+        assert_eq!(host(&dask("direct"), 8), Socket("direct/unix"), "headers have no better way");
+        assert_eq!(expected(&dask("direct"), MemoryKind::Device, 8), Expected::CudaIpc);
+        let off = json!({ "protocol": "direct", "config": { DIRECT_DEVICES: "False" } });
         let off = plan(json!({ "engine": "dask", "dask": off }));
         assert_eq!(expected(&off, MemoryKind::Device, LARGE), Staging);
         assert_eq!(host(&dask("ucxx"), 8), SharedMemory);
@@ -291,16 +291,16 @@ mod tests {
     #[test]
     fn a_socket_is_a_downgrade_of_shared_memory_and_tcp_of_no_network() {
         let lacks = |plan: &Plan, text| missing(plan, None, "gpu0", "gpu1", &lanes(text));
-        let native = dask("native");
-        assert_eq!(lacks(&native, "native/unix"), Some(Expected::SharedMemory));
-        assert_eq!(lacks(&native, "native/tcp"), Some(Expected::SharedMemory));
-        assert_eq!(lacks(&native, "native/copy native/mapped"), None);
+        let direct = dask("direct");
+        assert_eq!(lacks(&direct, "direct/unix"), Some(Expected::SharedMemory));
+        assert_eq!(lacks(&direct, "direct/tcp"), Some(Expected::SharedMemory));
+        assert_eq!(lacks(&direct, "direct/copy direct/mapped"), None);
         assert_eq!(lacks(&dask("tcp"), "tcp"), None);
-        let why = Expected::SharedMemory.downgrade(&native, "gpu0", &lanes("native/unix"), None);
-        assert_eq!(why, "shared memory expected, native/unix used");
-        let known = Some("distributed.comm.native.lane is socket");
-        let why = Expected::SharedMemory.downgrade(&native, "gpu0", &lanes("native/unix"), known);
-        assert!(why.ends_with(" used because distributed.comm.native.lane is socket"), "{why}");
+        let why = Expected::SharedMemory.downgrade(&direct, "gpu0", &lanes("direct/unix"), None);
+        assert_eq!(why, "shared memory expected, direct/unix used");
+        let known = Some("distributed.comm.direct.route is socket");
+        let why = Expected::SharedMemory.downgrade(&direct, "gpu0", &lanes("direct/unix"), known);
+        assert!(why.ends_with(" used because distributed.comm.direct.route is socket"), "{why}");
     }
 
     #[test]

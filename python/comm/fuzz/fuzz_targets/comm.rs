@@ -1,4 +1,4 @@
-//! What a peer of native:// may send: a greeting, then messages. The first byte chooses, the second
+//! What a peer of direct:// may send: a greeting, then messages. The first byte chooses, the second
 //! says in which pieces the others arrive.
 #![no_main]
 

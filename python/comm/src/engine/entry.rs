@@ -9,18 +9,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use cuda_cluster_data::copy::{Copiers, Part};
+use cuda_cluster_data::memory::arena::Arena;
+use cuda_cluster_data::memory::mapped::Mapped;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::Pid;
 
-use super::{Command, End, Engine, Settings, tcp_addresses};
+use super::{Command, End, Engine, Settings, host_of_peer};
 use crate::connection::{Connection, Ending, Peer};
-use crate::copy;
 use crate::greeting::{Greeting, Hello, LENGTH, Refusal, Step as Greeted};
-use crate::mapped::Mapped;
-use crate::memory::arena::Arena;
-use crate::reader::{Granted, Message, Reader, Span, Step, Waiting};
+use crate::incoming::{Grants, Incoming, Means};
+use crate::peer;
+use crate::reader::{Granted, Message, Reader, Step, Waiting};
 
 /// Copies up to this size, in bytes, are made by the engine's own thread: waking another one would
 /// take longer.
@@ -100,9 +102,9 @@ impl Entry {
         // The kernel says who is at the other end of a Unix socket: someone who could read the file
         // with the secret, too.
         let secret = settings.secret.filter(|_| !is_local);
-        let copies = is_local && settings.lane.copies();
+        let copies = is_local && settings.route.copies();
         let process = process.filter(|_| copies);
-        let maps = is_local && settings.lane.maps() && engine.shares();
+        let maps = is_local && settings.route.maps() && engine.shares();
         let own = Hello {
             role: end.role(),
             has_secret: secret.is_some(),
@@ -243,7 +245,7 @@ impl Entry {
                         Greeted::More => return Ok(()),
                         Greeted::Heard(hello) => {
                             if let Some(process) = self.process.filter(|_| hello.token_at != 0) {
-                                let read = copy::can_read(process, hello.token_at, &hello.token);
+                                let read = peer::can_read(process, hello.token_at, &hello.token);
                                 self.peer.is_copied = read.is_ok();
                                 self.peer.barrier = read.err();
                             }
@@ -275,63 +277,39 @@ impl Entry {
                         Step::More => return Ok(()),
                         Step::Taken(number) => self.connection.taken(number),
                         Step::Granted(granted) => self.granted(engine, &granted)?,
-                        Step::Message(message) => self.fetch(engine, message)?,
+                        Step::Announced(message) => self.announced(engine, message)?,
+                        Step::Written(message) => {
+                            self.proceed(engine, Incoming::written(message))?;
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Gets the frames of a message that wait at the peer.
-    fn fetch(&mut self, engine: &'static Engine, message: Message) -> Result<(), Ending> {
-        if !message.asked {
-            let waiting: usize =
-                message.copies.iter().map(|(at, _)| message.blocks[*at].len()).sum();
-            count(&engine.received.socket, message.len() - waiting);
+    /// Decides how the frames of a message that wait at the peer come.
+    fn announced(&mut self, engine: &'static Engine, message: Message) -> Result<(), Ending> {
+        count(&engine.received.socket, message.len() - message.waiting());
+        let means = Means { copies: self.peer.is_copied, maps: self.peer.maps };
+        let least = |whole| engine.least_written(whole);
+        self.proceed(engine, Incoming::announced(message, means, least))
+    }
+
+    fn proceed(&mut self, engine: &'static Engine, incoming: Incoming) -> Result<(), Ending> {
+        match incoming {
+            Incoming::Whole(message) => self.copied(Ok(message)),
+            Incoming::Copying(message) => self.copy(engine, message)?,
+            Incoming::Granted(granted) => self.grant(engine, granted),
         }
-        let arena = message.copies.iter().find_map(|(at, _)| message.blocks[*at].shared());
-        let arena = arena.map(|(arena, _)| Arc::clone(arena));
-        let is_shared = |at: usize| {
-            let shared = message.blocks[at].shared();
-            shared.zip(arena.as_ref()).is_some_and(|((one, _), arena)| Arc::ptr_eq(one, arena))
-        };
-        let len = |(at, _): &(usize, u64)| message.blocks[*at].len();
-        let whole: usize = message.copies.iter().map(len).sum();
-        let shared: usize = message.copies.iter().filter(|(at, _)| is_shared(*at)).map(len).sum();
-        let ask = if message.asked || message.copies.is_empty() || !self.peer.maps {
-            false
-        } else if self.peer.is_copied {
-            engine.least_written(whole).is_some_and(|least| shared >= least && shared >= whole / 2)
-        } else {
-            true
-        };
-        if !ask {
-            return self.copy(engine, message);
-        }
-        self.ask(engine, message, arena);
         Ok(())
     }
 
     /// Lets the peer write frames to shared memory of this process.
-    fn ask(&mut self, engine: &Engine, mut message: Message, arena: Option<Arc<Arena>>) {
+    fn grant(&mut self, engine: &Engine, granted: Grants) {
         let Stage::Reading(reader) = &mut self.stage else { return };
-        let (mut grants, mut missing) = (Vec::new(), VecDeque::new());
-        for (at, address) in std::mem::take(&mut message.copies) {
-            let block = &mut message.blocks[at];
-            let place = block.shared().zip(arena.as_ref());
-            let place = place.filter(|((one, _), arena)| Arc::ptr_eq(one, arena));
-            grants.push(place.map(|((_, place), _)| place as u64));
-            if place.is_some() {
-                block.lend(true);
-                count(&engine.received.mapped, block.len());
-            } else if self.peer.is_copied {
-                message.copies.push((at, address));
-            } else {
-                count(&engine.received.socket, block.len());
-                missing.push_back(Span { block: at, start: 0, len: block.len() });
-            }
-        }
-        message.asked = true;
+        let Grants { message, grants, arena, missing, mapped } = granted;
+        count(&engine.received.mapped, mapped);
+        count(&engine.received.socket, missing.iter().map(|span| span.len).sum());
         let new = arena.filter(|arena| self.arena.as_ptr() != Arc::as_ptr(arena));
         if let Some(new) = &new {
             self.arena = Arc::downgrade(new);
@@ -370,24 +348,20 @@ impl Entry {
 
     /// Copies the frames of a message from the peer's memory, here or on another thread.
     fn copy(&mut self, engine: &'static Engine, message: Message) -> Result<(), Ending> {
-        if message.copies.is_empty() {
-            self.copied(Ok(message));
-            return Ok(());
-        }
         let Some(process) = self.process else {
             let text = "the peer sent an address in memory that cannot be read";
             return Err(Ending::Broken(text.to_owned()));
         };
-        let len: usize = message.copies.iter().map(|(at, _)| message.blocks[*at].len()).sum();
+        let len = message.waiting();
         count(&engine.received.copied, len);
         let connection = Arc::clone(&self.connection);
         if len <= AT_ONCE {
-            self.copied(copied(&connection, process, message));
+            self.copied(copied(&connection, process, message, &engine.copiers));
             return Ok(());
         }
         self.blocked = true;
         engine.copiers.run(Box::new(move || {
-            let message = copied(&connection, process, message);
+            let message = copied(&connection, process, message, &engine.copiers);
             engine.post(Command::Copied { id: connection.id(), message });
         }));
         Ok(())
@@ -398,8 +372,7 @@ impl Entry {
 fn refused(connection: &Connection, end: &End, refusal: Refusal) -> Ending {
     let why = refusal.to_string();
     if let End::Listener(listener) = end {
-        let host = tcp_addresses(connection).map(|(_, peer)| peer.ip().to_string());
-        listener.refuse(&host.unwrap_or_else(|_| "this machine".to_owned()), &why);
+        listener.refuse(&host_of_peer(connection), &why);
     }
     Ending::Refused(why)
 }
@@ -430,8 +403,19 @@ fn receive(
 
 /// Copies, and makes sure that the sender has kept its frames meanwhile: a sender that lets go of
 /// them, or dies, shuts its socket down first.
-fn copied(connection: &Connection, process: Pid, mut message: Message) -> Result<Message, Ending> {
-    if let Err(error) = copy::copy_all(process, &mut message) {
+#[allow(unsafe_code)]
+fn copied(
+    connection: &Connection,
+    process: Pid,
+    mut message: Message,
+    copiers: &Arc<Copiers>,
+) -> Result<Message, Ending> {
+    let parts = std::mem::take(&mut message.copies).into_iter().map(|(block, address)| {
+        let bytes = message.blocks[block].bytes_mut();
+        Part { address, to: bytes.as_mut_ptr(), len: bytes.len() }
+    });
+    // SAFETY: each part is a block of its own, which is writable for its length.
+    if let Err(error) = unsafe { copiers.read(process, parts.collect()) } {
         return Err(match error.raw_os_error() {
             Some(libc::ESRCH) => Ending::Closed,
             _ => Ending::Broken(format!("cannot copy from the peer's memory: {error}")),

@@ -15,11 +15,12 @@ mod wire;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
-use cuda_cluster_data::cuda::{DeviceBuffer, ForeignContext, HostMemory};
-use cuda_cluster_data::ucx::{self, Buffer, Waker, WorkerAddress};
+use cuda_cluster_data::cuda::{DeviceBuffer, ForeignContext};
+use cuda_cluster_data::memory::HostMemory;
+use cuda_cluster_data::ucx::thread::{self, Inbox};
+use cuda_cluster_data::ucx::{self, Buffer, WorkerAddress};
 
 use crate::completions::Completions;
 use crate::engine::Engine;
@@ -74,7 +75,7 @@ pub struct Plane {
     transports: Vec<String>,
     devices: Result<(), String>,
     exposed: Option<String>,
-    queue: Arc<Queue>,
+    inbox: Arc<Inbox<Command>>,
     fetched: Arc<Fetched>,
 }
 
@@ -85,12 +86,7 @@ struct Fetched {
     device: AtomicU64,
 }
 
-/// What the owner's thread is to do; why it does nothing more, once that thread has ended.
-struct Queue {
-    commands: Mutex<Result<Vec<Command>, String>>,
-    waker: Waker,
-}
-
+/// What UCX's thread is to do.
 enum Command {
     /// Keeps ranges until they are asked for.
     Offer { transfer: Arc<Transfer>, ranges: Vec<Range> },
@@ -165,7 +161,7 @@ impl Plane {
     ) -> Result<Self, String> {
         let (tell, hear) = mpsc::channel();
         let library = library.map(Path::to_owned);
-        let thread = std::thread::Builder::new().name("native ucx".into());
+        let thread = std::thread::Builder::new().name("direct ucx".into());
         let run = move || owner::run(context, library.as_deref(), key, &tell);
         thread.spawn(run).map_err(|error| error.to_string())?;
         hear.recv().map_err(|_| "UCX's thread has ended".to_owned())?
@@ -216,7 +212,7 @@ impl Plane {
         completions: &Arc<Completions>,
     ) -> Arc<Transfer> {
         let transfer = self.transfer(completions);
-        self.queue.push(Command::Offer { transfer: Arc::clone(&transfer), ranges });
+        self.inbox.send(Command::Offer { transfer: Arc::clone(&transfer), ranges });
         transfer
     }
 
@@ -239,7 +235,7 @@ impl Plane {
     ) -> Result<Arc<Transfer>, ucx::Error> {
         let from = Peer { address: WorkerAddress::open(from, &self.key)?, key };
         let transfer = self.transfer(completions);
-        self.queue.push(Command::Fetch { transfer: Arc::clone(&transfer), from, offer, ranges });
+        self.inbox.send(Command::Fetch { transfer: Arc::clone(&transfer), from, offer, ranges });
         Ok(transfer)
     }
 
@@ -263,7 +259,7 @@ impl Plane {
     pub fn give_up(&self, transfer: &Transfer, reason: &str) {
         transfer.tell(Err(reason.to_owned()));
         if !transfer.is_released() {
-            self.queue.push(Command::Cancel(transfer.id));
+            self.inbox.send(Command::Cancel(transfer.id));
         }
     }
 }
@@ -308,46 +304,7 @@ impl Transfer {
     }
 }
 
-impl Queue {
-    fn new(waker: Waker) -> Self {
-        Self { commands: Mutex::new(Ok(Vec::new())), waker }
-    }
-
-    fn push(&self, command: Command) {
-        let refused = match &mut *self.locked() {
-            Ok(commands) => {
-                commands.push(command);
-                None
-            }
-            Err(reason) => Some((command, reason.clone())),
-        };
-        match refused {
-            None => self.waker.wake(),
-            Some((command, reason)) => command.refuse(&reason),
-        }
-    }
-
-    fn take(&self) -> Vec<Command> {
-        self.locked().as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.locked().as_ref().map_or(true, Vec::is_empty)
-    }
-
-    /// Refuses what has not been taken, and everything from now on.
-    fn close(&self, reason: &str) {
-        let left = std::mem::replace(&mut *self.locked(), Err(reason.to_owned()));
-        left.into_iter().flatten().for_each(|command| command.refuse(reason));
-    }
-
-    fn locked(&self) -> MutexGuard<'_, Result<Vec<Command>, String>> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Command {
-    /// Ends its transfer without having begun it.
+impl thread::Command for Command {
     fn refuse(self, reason: &str) {
         match self {
             Command::Offer { transfer, .. } | Command::Fetch { transfer, .. } => {
@@ -355,19 +312,6 @@ impl Command {
             }
             Command::Cancel(_) => {}
         }
-    }
-}
-
-impl std::fmt::Debug for Queue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").finish_non_exhaustive()
-    }
-}
-
-fn told(error: &ucx::Error) -> String {
-    match error.hint() {
-        Some(hint) => format!("{error}; hint: {hint}"),
-        None => error.to_string(),
     }
 }
 
@@ -422,7 +366,7 @@ mod tests {
         let (giver, taker) = (plane(1), plane(2));
         let completions = Arc::new(Completions::new().expect("an event"));
         // A seal that everybody knew once, and one for another process.
-        let known = *b"native:// address of data by UCX";
+        let known = *b"direct:// address of data by UCX";
         let random = [0xa5; 215];
         let forged = [&blake3::keyed_hash(&known, &random).as_bytes()[..], &random].concat();
         for address in [forged, giver.address_for(&[3; 32]), giver.address_for(&known)] {
@@ -449,20 +393,18 @@ mod tests {
     fn a_plane_whose_ucx_cannot_go_on_refuses_what_waits_and_what_comes() {
         let plane = plane(1);
         let completions = Arc::new(Completions::new().expect("an event"));
-        let waker = plane.queue.waker.clone();
-        let queue = Queue::new(waker);
+        let (inbox, outlet) = thread::inbox().expect("an event");
         let offer = || {
             let transfer = plane.transfer(&completions);
-            queue.push(Command::Offer { transfer: Arc::clone(&transfer), ranges: Vec::new() });
+            inbox.send(Command::Offer { transfer: Arc::clone(&transfer), ranges: Vec::new() });
             transfer
         };
         let waits = offer();
-        queue.close("UCX is stuck");
+        drop(outlet);
         let comes = offer();
         for transfer in [waits, comes] {
-            assert_eq!(transfer.outcome(), Some(Err("UCX is stuck".to_owned())));
+            assert_eq!(transfer.outcome(), Some(Err("UCX's thread has ended".to_owned())));
             assert!(transfer.is_released());
         }
-        assert!(queue.is_empty() && queue.take().is_empty());
     }
 }

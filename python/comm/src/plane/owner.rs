@@ -1,30 +1,26 @@
-//! The thread that owns UCX: answers who asks, and fetches.
+//! What a process does on the thread that owns its UCX: answers who asks, and fetches.
 //!
-//! *Invariant:* UCX is used on this thread alone, which needs nothing of Python.
+//! When the thread polls and sleeps, and in which order things come here, is `ucx::thread`'s.
+//!
+//! *Invariant:* UCX is used on that thread alone, which needs nothing of Python.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use cuda_cluster_data::cuda::ForeignContext;
+use cuda_cluster_data::ucx::thread::{self, Handler, Opened, Outlet};
 use cuda_cluster_data::ucx::{
-    Arrival, Buffer, Completion, EndpointFailure, HEADER_LIMIT, Library, Payload, Protocol,
-    Sleeper, Status, UcpContext, UcpEndpoint, UcpWorker, WorkerAddress, lane_transports,
+    Arrival, Buffer, Completion, EndpointFailure, HEADER_LIMIT, Payload, Protocol, Status,
+    UcpEndpoint, UcpWorker, WorkerAddress, lane_transports,
 };
 
 use super::Peer as Offerer;
 use super::wire::{Header, LENGTH};
-use super::{Command, Fetched, Key, Place, Plane, Queue, Range, Transfer, told, waited_for};
-
-/// How often UCX is asked for work before this thread sleeps: a transfer is some messages, each
-/// within microseconds of the last.
-const ROUNDS: u32 = 2_000;
-
-/// Longest time that UCX gets to return what it has, once it cannot go on.
-const DRAIN_TIME: Duration = Duration::from_millis(500);
+use super::{Command, Fetched, Key, Place, Plane, Range, Transfer, waited_for};
 
 const _: () = assert!(LENGTH <= HEADER_LIMIT, "headers fit into UCX's messages");
 
@@ -85,33 +81,14 @@ pub(super) fn run(
     key: Key,
     tell: &mpsc::Sender<Result<Plane, String>>,
 ) {
-    let (mut owner, sleeper, queue) = match open(context, library, key) {
-        Ok((owner, sleeper, plane)) => {
-            let queue = Arc::clone(&plane.queue);
-            if tell.send(Ok(plane)).is_err() {
-                return;
-            }
-            (owner, sleeper, queue)
-        }
-        Err(error) => {
-            let _ = tell.send(Err(error));
-            return;
-        }
+    let (mut owner, outlet, plane) = match open(context, library, key) {
+        Ok(opened) => opened,
+        Err(error) => return drop(tell.send(Err(error))),
     };
-    let mut idle = 0;
-    loop {
-        let mut worked = owner.worker.progress();
-        if sleeper.called() {
-            queue.take().into_iter().for_each(|command| owner.on(command));
-            worked = true;
-        }
-        worked |= owner.take_events();
-        idle = if worked { 0 } else { idle + 1 };
-        if idle > ROUNDS
-            && let Err(error) = sleeper.sleep(&owner.worker, None, || !queue.is_empty())
-        {
-            return owner.stop(&queue, &told(&error));
-        }
+    if tell.send(Ok(plane)).is_ok()
+        && let Err(error) = outlet.serve(&mut owner)
+    {
+        owner.stop(&error.in_words());
     }
 }
 
@@ -119,23 +96,18 @@ fn open(
     context: Option<ForeignContext>,
     library: Option<&Path>,
     key: Key,
-) -> Result<(Owner, Sleeper, Plane), String> {
+) -> Result<(Owner, Outlet<Command>, Plane), String> {
     let devices = context.ok_or_else(|| "there was no CUDA context when UCX was opened".to_owned());
     let devices = devices.and_then(|one| one.make_current().map_err(|error| error.to_string()));
-    let library = Library::open(library).map_err(|error| told(&error))?;
-    let ucx = UcpContext::new(&library, &[]).map_err(|error| told(&error))?;
-    let resources = ucx.resources().map_err(|error| told(&error))?;
+    let opened = Opened::new(library, &[]).map_err(|error| error.in_words())?;
+    let Opened { version, resources, worker, address, .. } = opened;
     let transports: Vec<String> =
         lane_transports(&resources).into_iter().map(str::to_owned).collect();
-    let version: Arc<str> = library.version().to_string().into();
     let devices = devices.and_then(|()| {
         let knows = transports.iter().any(|transport| transport.starts_with("cuda"));
         knows.then_some(()).ok_or_else(|| format!("UCX {version} has no CUDA transports"))
     });
-    let worker = UcpWorker::new(&ucx).map_err(|error| told(&error))?;
-    let address = worker.address().map_err(|error| told(&error))?;
-    let sleeper = Sleeper::new().map_err(|error| told(&error))?;
-    let queue = Arc::new(Queue::new(sleeper.waker()));
+    let (inbox, outlet) = thread::inbox().map_err(|error| error.in_words())?;
     let fetched = Arc::<Fetched>::default();
     let mut numbers = [0; 32];
     getrandom::fill(&mut numbers).map_err(|error| error.to_string())?;
@@ -143,27 +115,26 @@ fn open(
         numbers,
         key,
         address: address.clone(),
-        library: version,
+        library: version.to_string().into(),
         transports,
         devices,
         exposed: worker.exposed(),
-        queue,
+        inbox,
         fetched: Arc::clone(&fetched),
     };
-    let owner = Owner {
-        worker,
-        address,
-        key,
-        peers: HashMap::new(),
-        offers: BTreeMap::new(),
-        fetches: BTreeMap::new(),
-        fetched,
-    };
-    Ok((owner, sleeper, plane))
+    let (peers, offers, fetches) = Default::default();
+    Ok((Owner { worker, address, key, peers, offers, fetches, fetched }, outlet, plane))
 }
 
-impl Owner {
-    fn on(&mut self, command: Command) {
+impl Handler for Owner {
+    type Command = Command;
+    type Purpose = Purpose;
+
+    fn worker(&self) -> &UcpWorker<Purpose> {
+        &self.worker
+    }
+
+    fn command(&mut self, command: Command) -> ControlFlow<()> {
         match command {
             Command::Offer { transfer, ranges } => {
                 let (sending, to, failure) = (None, None, None);
@@ -189,8 +160,88 @@ impl Owner {
                 }
             }
         }
+        ControlFlow::Continue(())
     }
 
+    fn arrived(&mut self, arrival: Arrival<Purpose>) {
+        match Header::decode(arrival.header()) {
+            Some(Header::Ask { offer, fetch }) => {
+                // Without the seal, a stranger has sent it.
+                let from = arrival.bytes().map(|bytes| WorkerAddress::open(bytes, &self.key));
+                drop(arrival);
+                if let Some(Ok(from)) = from {
+                    self.answer(offer, fetch, &from);
+                }
+            }
+            Some(Header::Data { index, fetch: id }) => {
+                let Some(fetch) = self.fetches.get_mut(&id) else { return };
+                let buffer = fetch.buffers.get_mut(index as usize).and_then(Option::take);
+                let outcome = match buffer {
+                    Some(buffer) if buffer.len() == arrival.len() => {
+                        fetch.filling += 1;
+                        arrival.receive(buffer, Purpose::Received(id)).map_err(|error| {
+                            fetch.filling -= 1;
+                            error.in_words()
+                        })
+                    }
+                    _ => Err("the peer sent what was not asked for".to_owned()),
+                };
+                if let Err(error) = outcome {
+                    fetch.failure.get_or_insert(error);
+                    self.end_fetch(id);
+                }
+            }
+            Some(Header::Nothing { fetch: id }) => {
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.failure = Some("the peer does not offer it any more".to_owned());
+                    self.end_fetch(id);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn completed(&mut self, completion: Completion<Purpose>) {
+        let failure = completion.result().err().map(|status| why(&status));
+        match *completion.purpose() {
+            Purpose::Word => {}
+            Purpose::Sent(id) => {
+                if let Some(offer) = self.offers.get_mut(&id) {
+                    offer.sending = offer.sending.map(|count| count.saturating_sub(1));
+                    offer.failure = offer.failure.take().or(failure);
+                    self.end_offer(id);
+                }
+            }
+            Purpose::Received(id) => {
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.filling -= 1;
+                    fetch.failure = fetch.failure.take().or(failure);
+                    self.end_fetch(id);
+                }
+            }
+        }
+    }
+
+    fn failed(&mut self, failure: EndpointFailure) {
+        let gone = self.peers.iter().find(|(_, one)| one.endpoint.id() == failure.endpoint);
+        let Some(address) = gone.map(|(address, _)| address.clone()) else { return };
+        // Its operations end through their callbacks.
+        self.peers.remove(&address);
+        let ids = self.fetches.iter().filter(|(_, fetch)| fetch.from == address);
+        for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(fetch) = self.fetches.get_mut(&id) {
+                fetch.failure.get_or_insert_with(|| why(&failure.status));
+                self.end_fetch(id);
+            }
+        }
+    }
+
+    fn expects(&self) -> bool {
+        !(self.offers.is_empty() && self.fetches.is_empty())
+    }
+}
+
+impl Owner {
     /// Asks for what is offered, with the memory for it ready.
     fn fetch(
         &mut self,
@@ -226,73 +277,16 @@ impl Owner {
     fn say(&mut self, to: &WorkerAddress, header: Header, payload: Payload) -> Result<(), String> {
         let endpoint = self.endpoint(to)?;
         let sent = endpoint.send(&header.encode(), payload, Protocol::Auto, Purpose::Word);
-        sent.map_err(|error| told(&error))
+        sent.map_err(|error| error.in_words())
     }
 
     /// The endpoint to a process, which is opened when it is first needed.
     fn endpoint(&mut self, to: &WorkerAddress) -> Result<&UcpEndpoint<Purpose>, String> {
         if !self.peers.contains_key(to) {
-            let endpoint = self.worker.connect(to).map_err(|error| told(&error))?;
+            let endpoint = self.worker.connect(to).map_err(|error| error.in_words())?;
             self.peers.insert(to.clone(), Peer { endpoint, lanes: None });
         }
         self.peers.get(to).map(|peer| &peer.endpoint).ok_or_else(|| "no endpoint".to_owned())
-    }
-
-    /// Handles what UCX has done; returns whether that was anything. What a peer has sent comes
-    /// before its end.
-    fn take_events(&mut self) -> bool {
-        let mut any = false;
-        while let Some(arrival) = self.worker.next_arrival() {
-            self.arrived(arrival);
-            any = true;
-        }
-        while let Some(completion) = self.worker.next_completion() {
-            self.completed(&completion);
-            any = true;
-        }
-        while let Some(failure) = self.worker.next_failure() {
-            self.failed(failure);
-            any = true;
-        }
-        any
-    }
-
-    fn arrived(&mut self, arrival: Arrival<Purpose>) {
-        match Header::decode(arrival.header()) {
-            Some(Header::Ask { offer, fetch }) => {
-                // Without the seal, a stranger has sent it.
-                let from = arrival.bytes().map(|bytes| WorkerAddress::open(bytes, &self.key));
-                drop(arrival);
-                if let Some(Ok(from)) = from {
-                    self.answer(offer, fetch, &from);
-                }
-            }
-            Some(Header::Data { index, fetch: id }) => {
-                let Some(fetch) = self.fetches.get_mut(&id) else { return };
-                let buffer = fetch.buffers.get_mut(index as usize).and_then(Option::take);
-                let outcome = match buffer {
-                    Some(buffer) if buffer.len() == arrival.len() => {
-                        fetch.filling += 1;
-                        arrival.receive(buffer, Purpose::Received(id)).map_err(|error| {
-                            fetch.filling -= 1;
-                            told(&error)
-                        })
-                    }
-                    _ => Err("the peer sent what was not asked for".to_owned()),
-                };
-                if let Err(error) = outcome {
-                    fetch.failure.get_or_insert(error);
-                    self.end_fetch(id);
-                }
-            }
-            Some(Header::Nothing { fetch: id }) => {
-                if let Some(fetch) = self.fetches.get_mut(&id) {
-                    fetch.failure = Some("the peer does not offer it any more".to_owned());
-                    self.end_fetch(id);
-                }
-            }
-            None => {}
-        }
     }
 
     /// Sends all ranges of an offer at once.
@@ -318,7 +312,7 @@ impl Owner {
                 let header = Header::Data { index, fetch }.encode();
                 let endpoint = self.endpoint(to)?;
                 let sent = endpoint.send(&header, payload, Protocol::Rendezvous, Purpose::Sent(id));
-                sent.map_err(|error| told(&error))
+                sent.map_err(|error| error.in_words())
             });
             match outcome {
                 Ok(()) => offer.sending = offer.sending.map(|count| count + 1),
@@ -331,27 +325,6 @@ impl Owner {
         }
         self.offers.insert(id, offer);
         self.end_offer(id);
-    }
-
-    fn completed(&mut self, completion: &Completion<Purpose>) {
-        let failure = completion.result().err().map(|status| why(&status));
-        match *completion.purpose() {
-            Purpose::Word => {}
-            Purpose::Sent(id) => {
-                if let Some(offer) = self.offers.get_mut(&id) {
-                    offer.sending = offer.sending.map(|count| count.saturating_sub(1));
-                    offer.failure = offer.failure.take().or(failure);
-                    self.end_offer(id);
-                }
-            }
-            Purpose::Received(id) => {
-                if let Some(fetch) = self.fetches.get_mut(&id) {
-                    fetch.filling -= 1;
-                    fetch.failure = fetch.failure.take().or(failure);
-                    self.end_fetch(id);
-                }
-            }
-        }
     }
 
     /// Ends an offer that UCX does not send any more.
@@ -393,32 +366,11 @@ impl Owner {
         transfer.end(failure.map_or(Ok(()), Err));
     }
 
-    /// A peer is gone, or cannot be reached.
-    fn failed(&mut self, failure: EndpointFailure) {
-        let gone = self.peers.iter().find(|(_, one)| one.endpoint.id() == failure.endpoint);
-        let Some(address) = gone.map(|(address, _)| address.clone()) else { return };
-        // Its operations end through their callbacks.
-        self.peers.remove(&address);
-        let ids = self.fetches.iter().filter(|(_, fetch)| fetch.from == address);
-        for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
-            if let Some(fetch) = self.fetches.get_mut(&id) {
-                fetch.failure.get_or_insert_with(|| why(&failure.status));
-                self.end_fetch(id);
-            }
-        }
-    }
-
-    /// UCX cannot go on: everything that is under way ends with an error, and what comes later.
-    fn stop(mut self, queue: &Queue, error: &str) {
-        queue.close(error);
+    /// UCX cannot go on: everything that is under way ends with an error.
+    fn stop(mut self, error: &str) {
         // Their operations end through their callbacks.
         self.peers.clear();
-        let began = Instant::now();
-        while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
-            self.worker.progress();
-            self.take_events();
-        }
-        let idle = self.worker.operations_in_flight() == 0;
+        let idle = thread::drain(&mut self);
         let offers = std::mem::take(&mut self.offers).into_values().map(|one| one.transfer);
         let fetches = std::mem::take(&mut self.fetches).into_values().map(|one| one.transfer);
         for transfer in offers.chain(fetches) {

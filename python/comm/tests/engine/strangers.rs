@@ -40,8 +40,8 @@ impl Place {
 
 #[test]
 fn garbage_of_any_length_before_in_and_after_the_greeting_harms_nobody() {
-    let place = Place::new(settings(Lane::Auto));
-    let [ours, theirs] = pair(Lane::Auto);
+    let place = Place::new(settings(Route::Auto));
+    let [ours, theirs] = pair(Route::Auto);
     let (over, exchanged) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -93,7 +93,7 @@ fn garbage_of_any_length_before_in_and_after_the_greeting_harms_nobody() {
 
 #[test]
 fn a_peer_that_sends_and_never_reads_its_answers_is_given_up() {
-    let place = Place::new(settings(Lane::Auto));
+    let place = Place::new(settings(Route::Auto));
     let mut stranger = place.stranger();
     stranger.write_all(&greeting(1, true)).unwrap();
     let end = place.accept();
@@ -120,7 +120,7 @@ fn a_peer_that_sends_and_never_reads_its_answers_is_given_up() {
 
 #[test]
 fn a_peer_that_may_not_be_read_is_not_believed_that_its_frames_wait() {
-    let place = Place::new(settings(Lane::Socket));
+    let place = Place::new(settings(Route::Socket));
     let mut stranger = place.stranger();
     stranger.write_all(&greeting(1, true)).unwrap();
     let end = place.accept();

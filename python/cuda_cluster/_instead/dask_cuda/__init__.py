@@ -6,7 +6,7 @@ of `fallback`, and of all others it is said why they can't be imported.
 
 import sys
 import warnings
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -62,6 +62,7 @@ from cuda_cluster.dask.client import _register_serializers  # noqa: E402
 
 _register_serializers()
 
-__version__ = "26.10.0"
+# That of the interface, which stands there alone.
+__version__ = metadata.Distribution.at(_here.parent / "dask_cuda.dist-info").version
 __git_commit__ = ""
 __all__ = ["CUDAWorker", "LocalCUDACluster"]

@@ -109,7 +109,18 @@ impl RunDirectoryError {
             Self::Io { path, source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some(format!("ls -ld {} says whose it is", path.display()))
             }
-            Self::Io { .. } => None,
+            Self::Io { source, .. } => {
+                let nowhere = [
+                    io::ErrorKind::NotFound,
+                    io::ErrorKind::NotADirectory,
+                    io::ErrorKind::ReadOnlyFilesystem,
+                ];
+                nowhere.contains(&source.kind()).then(|| {
+                    "set XDG_RUNTIME_DIR, below which run directories are, to a directory of your \
+                     own that can be written"
+                        .to_owned()
+                })
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Event, Owner};
-use crate::plane::inbox::Report;
+use crate::plane::commands::Report;
 use crate::plane::transfer::TransferError;
 use cuda_cluster_data::ucx::EndpointFailure;
 use cuda_cluster_wire::peer::Member;
@@ -16,8 +16,7 @@ use cuda_cluster_wire::peer::Member;
 pub(super) const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 impl Owner {
-    #[inline(never)]
-    pub(super) fn failed(&mut self, EndpointFailure { endpoint, status }: EndpointFailure) {
+    pub(super) fn lost(&mut self, EndpointFailure { endpoint, status }: EndpointFailure) {
         let key = self.peers_of_endpoints.get(&endpoint);
         let Some(link) = key.and_then(|key| self.links.get(key)) else { return };
         let member = link.member.clone();

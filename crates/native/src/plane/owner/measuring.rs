@@ -10,7 +10,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::{ECHO, Owner};
-use crate::plane::inbox::{Command, Report};
+use crate::plane::commands::{Command, Report};
 use crate::plane::measure::{self, Ended, Out, RoomToSend};
 use cuda_cluster_data::ucx::{self, Payload};
 use cuda_cluster_wire::native::{Measurement, Protocol};
@@ -84,13 +84,8 @@ impl Owner {
     /// Does slow work on a thread of its own, which sends the result back to this one.
     #[inline(never)]
     pub(super) fn aside(&self, work: impl FnOnce() -> Command + Send + 'static) {
-        let inbox = self.inbox.clone();
-        beside("plane aside", move || {
-            let command = work();
-            if let Some(inbox) = inbox.upgrade() {
-                inbox.send(command);
-            }
-        });
+        let inbox = Arc::clone(&self.inbox);
+        beside("plane aside", move || inbox.send(work()));
     }
 
     pub(super) fn measured(&mut self, id: u64, by: PeerKey, kind: Kind, argument: u64) {

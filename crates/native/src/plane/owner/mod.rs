@@ -1,9 +1,10 @@
-//! The thread that owns this process's UCX worker.
+//! What a worker does on the thread that owns its UCX.
 //!
 //! Does not decide who the peers are, which transfers run, or what is measured; it carries out what
-//! [`super::core`], [`super::transfer`] and [`super::measure`] decide.
+//! [`super::core`], [`super::transfer`] and [`super::measure`] decide. When the thread polls and
+//! sleeps, and in which order things come here, is `ucx::thread`'s.
 //!
-//! *Invariant:* when there is nothing to do, the thread sleeps.
+//! *Invariant:* nothing here waits for another thread.
 
 mod loss;
 mod measuring;
@@ -11,49 +12,34 @@ mod objects;
 mod proof;
 
 use std::collections::HashMap;
-use std::sync::{Weak, mpsc};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sched::CpuSet;
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc as async_mpsc, oneshot};
 
+use super::commands::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
 use super::core::{Action, Core, Event};
-use super::inbox::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
 use super::measure::{self, Measurements, Out};
-use super::polling::Polling;
 use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
 use crate::error::Error;
 use cuda_cluster_data::cuda::Device;
+use cuda_cluster_data::ucx::thread::{Handler, Opened};
 use cuda_cluster_data::ucx::{
-    self, Completion, EndpointId, Library, Payload, Protocol, Sleeper, UcpContext, UcpEndpoint,
-    UcpWorker, WorkerAddress,
+    self, Completion, EndpointFailure, EndpointId, Payload, Protocol, UcpEndpoint, UcpWorker,
+    WorkerAddress,
 };
 use cuda_cluster_wire::native::ToWorker;
 use cuda_cluster_wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
 use cuda_cluster_wire::secret::{Secret, Token};
 use cuda_cluster_wire::status::PeerLanes;
 
-/// Polls without a pause between two offers of the CPU to other threads. A poll takes a tenth of a
-/// microsecond. The thread that is to be woken may be waiting for this very CPU, and without the
-/// offer the kernel may take milliseconds to run it.
-const LOOKS: u32 = 8;
-
-/// The same during a measurement: both threads may share a CPU, unless each was given its own.
+/// Polls of a measurement between two offers of the CPU to other threads: both threads may share a
+/// CPU, unless each was given its own.
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
-
-/// Polls of a measurement after which the thread pauses between them: an answer to a small message
-/// would have come by then, and the copier of a large one may share the core (hyper-threading).
-const EAGER_LOOKS: u32 = 256;
-
-/// Time without anything new after which a measurement is no longer polled for: neither a peer that
-/// hangs nor a queue that is blocked may keep this thread from sleeping, where it notices the
-/// latter.
-const QUIET: Duration = Duration::from_secs(1);
-
-/// Longest time that operations in flight get to end before everything is closed.
-const DRAIN_TIME: Duration = Duration::from_millis(500);
 
 /// The purpose for which addresses are sealed.
 const ADDRESS_PURPOSE: &str = "worker address";
@@ -88,13 +74,11 @@ pub(super) struct Owner {
     early: Vec<transfer::Request>,
     retries: Vec<(Instant, Member)>,
     reports: async_mpsc::UnboundedSender<Report>,
-    inbox: Weak<Inbox>,
+    inbox: Arc<Inbox>,
     /// The CPUs of the thread before a measurement pinned it.
     unpinned: Option<CpuSet>,
     /// Messages from processes that are not peers.
     strangers: u64,
-    /// Why this process cannot continue.
-    exhausted: Option<ucx::Error>,
     /// The last field, so that the endpoints are closed first.
     worker: UcpWorker<Purpose>,
 }
@@ -106,23 +90,17 @@ impl Owner {
         secret: Secret,
         opening: Opening,
         reports: async_mpsc::UnboundedSender<Report>,
-        inbox: Weak<Inbox>,
+        inbox: Arc<Inbox>,
     ) -> Result<Self, Error> {
         // UCX looks for a current CUDA context when it is initialised.
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
-        let library = Library::open(opening.library.as_deref())?;
-        let context = UcpContext::new(&library, &opening.settings)?;
-        let worker = UcpWorker::new(&context)?;
+        let Opened { version, path, resources, worker, address } =
+            Opened::new(opening.library.as_deref(), &opening.settings)?;
         worker.exposed().inspect(|warning| tracing::warn!("{warning}"));
         let address_key = secret.key(ADDRESS_PURPOSE);
-        let address = worker.address()?.seal(&address_key);
-        let (path, resources) = (library.name().to_owned(), context.resources()?);
-        let library = format!(
-            "{} from {}: {}",
-            library.version(),
-            path.display(),
-            ucx::lane_transports(&resources).join(" ")
-        );
+        let address = address.seal(&address_key);
+        let transports = ucx::lane_transports(&resources).join(" ");
+        let library = format!("{version} from {}: {transports}", path.display());
         // The receiver is gone only when the process ends.
         let _ = reports.send(Report::Open { address, library, path, resources });
         let limit =
@@ -146,90 +124,21 @@ impl Owner {
             inbox,
             unpinned: None,
             strangers: 0,
-            exhausted: None,
             worker,
         })
     }
+}
 
-    /// Works until it is told to stop, or UCX can no longer be used.
-    pub(super) fn run(
-        mut self,
-        sleeper: &Sleeper,
-        inbox: &mpsc::Receiver<Command>,
-    ) -> Result<(), Error> {
-        let mut polling = Polling::new();
-        let (mut looks, mut idle_since) = (0u32, Instant::now());
-        // Since when nothing has come, across sleeps.
-        let mut quiet_since = None;
-        let mut next = None;
-        loop {
-            let mut busy = false;
-            if sleeper.called() || next.is_some() {
-                while let Some(command) = next.take().or_else(|| inbox.try_recv().ok()) {
-                    busy = true;
-                    if matches!(command, Command::Stop) {
-                        self.drain();
-                        return Ok(());
-                    }
-                    self.command(command);
-                }
-            }
-            busy |= self.worker.progress();
-            busy |= self.digest();
-            if let Some(error) = self.exhausted.take() {
-                return Err(error.into());
-            }
-            if busy {
-                looks = 0;
-                quiet_since = None;
-                continue;
-            }
-            looks = looks.saturating_add(1);
-            let measuring = self.measurements.active();
-            let pause_after = match measuring {
-                false => LOOKS,
-                true if self.unpinned.is_some() => PINNED_LOOKS,
-                true => MEASURED_LOOKS,
-            };
-            if looks < pause_after {
-                if looks > EAGER_LOOKS {
-                    std::hint::spin_loop();
-                }
-                continue;
-            }
-            if looks == pause_after {
-                idle_since = Instant::now();
-                self.retry();
-            }
-            let quiet: Instant = *quiet_since.get_or_insert_with(Instant::now);
-            let measuring = measuring && quiet.elapsed() < QUIET;
-            let expecting = !self.echoes.is_empty() || self.transfers.expecting();
-            if measuring || polling.continues(idle_since.elapsed(), expecting) {
-                std::thread::yield_now();
-            } else {
-                let began = Instant::now();
-                sleeper.sleep(&self.worker, self.time_to_retry(), || {
-                    next = inbox.try_recv().ok();
-                    next.is_some()
-                })?;
-                polling.slept(began.elapsed());
-                looks = 0;
-                self.retry();
-            }
-        }
-    }
+impl Handler for Owner {
+    type Command = Command;
+    type Purpose = Purpose;
 
-    /// Waits a while for messages in flight to arrive.
-    fn drain(&mut self) {
-        let began = Instant::now();
-        while self.worker.operations_in_flight() > 0 && began.elapsed() < DRAIN_TIME {
-            self.worker.progress();
-            self.digest();
-        }
+    fn worker(&self) -> &UcpWorker<Purpose> {
+        &self.worker
     }
 
     #[inline(never)]
-    fn command(&mut self, command: Command) {
+    fn command(&mut self, command: Command) -> ControlFlow<()> {
         match command {
             Command::FromScheduler(message) => self.handle_scheduler(message),
             Command::Put { name, buffer } => {
@@ -251,7 +160,7 @@ impl Owner {
             Command::RoomToReceive { id, from, measure, room, mapped } => {
                 // Gone or broken meanwhile: that ended the measurement at the sender.
                 if !self.links.contains_key(&from) {
-                    return;
+                    return ControlFlow::Continue(());
                 }
                 self.pin(measure.cpu);
                 let out = self.measurements.prepare(from, id, measure, room, mapped);
@@ -264,28 +173,87 @@ impl Owner {
                 let lanes = self.lanes();
                 drop(self.reports.send(Report::Pulse { lanes }));
             }
-            Command::Stop => {}
+            Command::Stop => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    }
+
+    // Rare calls stay out of the stack frames of calls that happen for every message: after each
+    // long message, the caches hold nothing else.
+    fn arrived(&mut self, arrival: Arrival) {
+        let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
+        if header.kind == Kind::Hello {
+            if let Some(Hello { from }) = arrival.bytes().and_then(Hello::decode) {
+                self.handle(Event::Hello { from, token: header.token });
+            }
+            if self.core.sender(header.token).is_none() {
+                self.stranger();
+            }
+            return;
+        }
+        let Some(sender) = self.core.sender(header.token) else { return self.stranger() };
+        if matches!(header.kind, Kind::Welcome | Kind::Met | Kind::Probe) {
+            let sender = sender.clone();
+            return self.proof(sender, header, arrival);
+        }
+        let sender = sender.key();
+        self.message(sender, header, arrival);
+    }
+
+    fn completed(&mut self, mut completion: Completion<Purpose>) {
+        let payload = completion.take_payload();
+        match *completion.purpose() {
+            Purpose::Message => {
+                if let Err(status) = completion.result() {
+                    tracing::debug!(%status, "a message was not sent");
+                }
+            }
+            Purpose::Probe { ref by, checksum } => {
+                self.probed(by, checksum, completion.result(), &payload);
+            }
+            Purpose::Object { request } => {
+                let buffer = payload.into_owned().map(|buffer| *buffer);
+                self.transfers.completed(request, completion.result(), buffer);
+            }
+            Purpose::Sent { measurement } => {
+                self.measurements.sent(measurement, &mut self.outbox);
+                self.send_out();
+            }
+            Purpose::Received { from, measurement } => {
+                let buffer = payload.into_owned();
+                if let Some(out) = self.measurements.received(from, measurement, buffer) {
+                    self.send_one(out);
+                }
+            }
+            Purpose::Pinged { from, measurement } => self.pinged(from, measurement, payload),
+            Purpose::Echoed { measurement } => self.echoed(measurement, payload),
         }
     }
 
-    /// Handles everything that UCX's callbacks recorded.
-    fn digest(&mut self) -> bool {
-        let mut any = false;
-        while let Some(arrival) = self.worker.next_arrival() {
-            any = true;
-            self.arrived(arrival);
-        }
-        while let Some(completion) = self.worker.next_completion() {
-            any = true;
-            self.completed(completion);
-        }
-        while let Some(failure) = self.worker.next_failure() {
-            any = true;
-            self.failed(failure);
-        }
-        any
+    #[inline(never)]
+    fn failed(&mut self, failure: EndpointFailure) {
+        self.lost(failure);
     }
 
+    fn expects(&self) -> bool {
+        !self.echoes.is_empty() || self.transfers.expecting()
+    }
+
+    fn measures(&self) -> Option<u32> {
+        let looks = if self.unpinned.is_some() { PINNED_LOOKS } else { MEASURED_LOOKS };
+        self.measurements.active().then_some(looks)
+    }
+
+    fn on_time(&mut self) {
+        self.retry();
+    }
+
+    fn next_time(&self) -> Option<Duration> {
+        self.time_to_retry()
+    }
+}
+
+impl Owner {
     fn handle_scheduler(&mut self, message: ToWorker) {
         match message {
             // For the worker's runner.
@@ -312,28 +280,6 @@ impl Owner {
             }
             ToWorker::Measure { id, measurement } => self.measure(id, measurement),
         }
-    }
-
-    // Rare calls stay out of the stack frames of calls that happen for every message: after each
-    // long message, the caches hold nothing else.
-    fn arrived(&mut self, arrival: Arrival) {
-        let Some(header) = Header::decode(arrival.header()) else { return self.stranger() };
-        if header.kind == Kind::Hello {
-            if let Some(Hello { from }) = arrival.bytes().and_then(Hello::decode) {
-                self.handle(Event::Hello { from, token: header.token });
-            }
-            if self.core.sender(header.token).is_none() {
-                self.stranger();
-            }
-            return;
-        }
-        let Some(sender) = self.core.sender(header.token) else { return self.stranger() };
-        if matches!(header.kind, Kind::Welcome | Kind::Met | Kind::Probe) {
-            let sender = sender.clone();
-            return self.proof(sender, header, arrival);
-        }
-        let sender = sender.key();
-        self.message(sender, header, arrival);
     }
 
     /// A message from a proven peer.
@@ -376,36 +322,6 @@ impl Owner {
                 self.measurements.finish(sender, id);
                 self.unpin_when_idle();
             }
-        }
-    }
-
-    fn completed(&mut self, mut completion: Completion<Purpose>) {
-        let payload = completion.take_payload();
-        match *completion.purpose() {
-            Purpose::Message => {
-                if let Err(status) = completion.result() {
-                    tracing::debug!(%status, "a message was not sent");
-                }
-            }
-            Purpose::Probe { ref by, checksum } => {
-                self.probed(by, checksum, completion.result(), &payload);
-            }
-            Purpose::Object { request } => {
-                let buffer = payload.into_owned().map(|buffer| *buffer);
-                self.transfers.completed(request, completion.result(), buffer);
-            }
-            Purpose::Sent { measurement } => {
-                self.measurements.sent(measurement, &mut self.outbox);
-                self.send_out();
-            }
-            Purpose::Received { from, measurement } => {
-                let buffer = payload.into_owned();
-                if let Some(out) = self.measurements.received(from, measurement, buffer) {
-                    self.send_one(out);
-                }
-            }
-            Purpose::Pinged { from, measurement } => self.pinged(from, measurement, payload),
-            Purpose::Echoed { measurement } => self.echoed(measurement, payload),
         }
     }
 
@@ -460,7 +376,8 @@ impl Owner {
                 self.peers_of_endpoints.insert(endpoint.id(), key);
                 self.links.insert(key, Link { member, endpoint, token });
             }
-            Err(error @ ucx::Error::Exhausted { .. }) => self.exhausted = Some(error),
+            // This thread ends.
+            Err(ucx::Error::Exhausted { .. }) => {}
             Err(error) => {
                 let cause = error.to_string();
                 let _ = self.reports.send(Report::PeerFailed { member: member.clone(), cause });

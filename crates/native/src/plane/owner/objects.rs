@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::Owner;
-use crate::plane::inbox::Command;
+use crate::plane::commands::Command;
 use crate::plane::transfer::{self, Arrival, Request, TransferError};
 use cuda_cluster_data::ucx::{Buffer, Payload};
 use cuda_cluster_wire::peer::{Kind, Member, NAME_LIMIT, PeerKey, checksum_argument};

@@ -11,7 +11,8 @@ use super::{Inner, Store};
 use crate::worker::objects::core::{NoRoom, Place, Transient};
 use crate::worker::objects::error::StoreError;
 use crate::worker::objects::ledger::{Consumer, For, Reserved};
-use cuda_cluster_data::cuda::{self, Device, spare};
+use cuda_cluster_data::cuda::{self, Device};
+use cuda_cluster_data::memory::spare;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_machine::os::{memory, process};
 

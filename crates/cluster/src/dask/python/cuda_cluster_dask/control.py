@@ -1,0 +1,94 @@
+"""Asks the supervisor over the run directory's socket: HTTP, as `supervise::control` speaks it.
+
+Without a supervisor (a process started by hand) nobody answers, which is None.
+"""
+
+import asyncio
+import json
+import os
+from typing import TypedDict, cast
+
+RUN_DIRECTORY = "CUDA_CLUSTER_RUN_DIR"
+PROCESS = "CUDA_CLUSTER_PROCESS"
+PATIENCE = 5  # Seconds; the supervisor answers within milliseconds.
+LOOKS, LOOK_AGAIN = 20, 0.05  # Seconds.
+
+
+class Process(TypedDict):
+    """What is read here of a process's state."""
+
+    name: str
+    state: str
+    pid: int | None
+    address: str | None
+
+
+class State(TypedDict):
+    """What is read here of a cluster's state; without a scheduler, that is elsewhere."""
+
+    state: str
+    scheduler: Process | None
+    workers: list[Process]
+
+
+async def state() -> State | None:
+    """The cluster's state, as `ps -o json` shows it, or None."""
+    answer = await _ask("GET", "/v1/state")
+    return None if answer is None else cast(State, json.loads(answer))
+
+
+async def restart(process: str) -> None:
+    """Has a process started, or started again."""
+    await _ask("POST", f"/v1/restart/{process}")
+
+
+async def is_starting() -> bool:
+    """Whether the whole cluster starts for the first time; False when nobody knows."""
+    known = await state()
+    return known is not None and known["state"] == "starting"
+
+
+async def leaving_together(own: str) -> list[str]:
+    """Addresses of the workers that end together with this one, whose address is `own`, while others
+    go on; none if no others go on, or nobody knows."""
+    name = os.environ.get(PROCESS, "")
+    known = None
+    for _ in range(LOOKS):
+        known = await state()
+        if known is None:
+            return []
+        phases = {one["name"]: one["state"] for one in known["workers"]}
+        if phases.get(name) == "stopping":
+            break
+        # Slurm signals every process at once: the supervisor is about to know.
+        await asyncio.sleep(LOOK_AGAIN)
+    assert known is not None
+    # Where there is no scheduler here, it is elsewhere, and so are workers that go on.
+    scheduler = known["scheduler"]
+    if scheduler is not None and (known["state"] == "stopping" or scheduler["state"] != "ready"):
+        return []
+    stopping = {one["address"] for one in known["workers"] if one["state"] == "stopping"}
+    return sorted({at for at in stopping if at is not None} | {own})
+
+
+async def _ask(method: str, path: str) -> bytes | None:
+    directory = os.environ.get(RUN_DIRECTORY)
+    if directory is None:
+        return None
+    try:
+        return await asyncio.wait_for(_exchange(f"{directory}/control.sock", method, path), PATIENCE)
+    except (OSError, ValueError, asyncio.TimeoutError):
+        return None
+
+
+async def _exchange(socket: str, method: str, path: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        request = f"{method} {path} HTTP/1.1\r\nHost: cluster\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        if not head.split(b" ")[1].startswith(b"2"):
+            raise ValueError(head.decode())
+        return body
+    finally:
+        writer.close()

@@ -1,0 +1,140 @@
+"""What this package uses of Dask beyond its documentation. Nothing else in it imports any of that; `SEEN`
+also lists the attributes that others read.
+
+*Invariant:* each name is in `SEEN`; tests/python/test_dask_surface.py says which are gone in the Dask that
+it is run with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.system
+from distributed import Scheduler, Worker
+from distributed.comm import Comm, connect, get_address_host, get_address_host_port
+from distributed.comm.core import CommClosedError
+from distributed.comm.registry import get_backend
+from distributed.compatibility import asyncio_run
+from distributed.config import get_loop_factory
+from distributed.core import error_message, send_recv
+from distributed.deploy.adaptive_core import AdaptiveCore
+from distributed.diskutils import WorkSpace
+from distributed.protocol import pickle, to_serialize
+from distributed.spill import SpillBuffer
+from distributed.utils import format_dashboard_link, get_ip_interface, import_term
+from distributed.versions import get_versions
+
+__all__ = [
+    "AdaptiveCore",
+    "Comm",
+    "CommClosedError",
+    "SpillBuffer",
+    "WorkSpace",
+    "asyncio_run",
+    "connect",
+    "error_message",
+    "format_dashboard_link",
+    "get_address_host",
+    "get_address_host_port",
+    "get_ip_interface",
+    "get_loop_factory",
+    "get_versions",
+    "import_term",
+    "pickle",
+    "send_recv",
+    "to_serialize",
+]
+
+#: By the newest release that had them, modules and classes with their names.
+SEEN = {
+    "2026.8.0": {
+        "dask.config": "collect_env collect_yaml config defaults merge paths update",
+        "dask.system": "CPU_COUNT cpu_count",
+        "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks",
+        "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
+        "state data monitor memory_manager",
+        "distributed.comm": "Comm connect get_address_host get_address_host_port",
+        "distributed.comm.core": "CommClosedError",
+        "distributed.comm.registry": "get_backend",
+        "distributed.compatibility": "asyncio_run",
+        "distributed.config": "get_loop_factory",
+        "distributed.core": "error_message send_recv",
+        "distributed.core.ConnectionPool": "available occupied connect reuse",
+        "distributed.deploy.adaptive_core": "AdaptiveCore",
+        "distributed.diskutils": "WorkSpace",
+        "distributed.http.routing.RoutingApplication": "add_application applications",
+        "distributed.protocol": "pickle to_serialize",
+        "distributed.scheduler.WorkerState": "name server_id nanny pid address",
+        "distributed.spill": "SpillBuffer",
+        "distributed.system_monitor.SystemMonitor": "get_process_memory",
+        "distributed.utils": "format_dashboard_link get_ip_interface import_term",
+        "distributed.versions": "get_versions",
+        "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_target_fraction "
+        "memory_spill_fraction",
+    },
+}
+
+# Why `distributed` closes a worker that is not wanted any more. A reason of another name would make it
+# one that died.
+CLUSTER_ENDS = "scheduler-close"
+UNWANTED = (CLUSTER_ENDS, "scheduler-close-worker", "worker-close")
+LIFETIME = "worker-lifetime-reached"
+
+# Why it closes one that the scheduler has removed: it was told so, or its heartbeat found out first.
+REMOVED = ("scheduler-remove-worker", "worker-heartbeat-missing")
+
+#: How a nanny tells the scheduler of itself, and where in the answer the plugins are that it is to run.
+REGISTER_NANNY, NANNY_PLUGINS = "register_nanny", "nanny-plugins"
+
+#: What a nanny is asked.
+OF_A_NANNY = ("kill", "restart", "plugin_add", "plugin_remove")
+
+
+def call_later(scheduler: Scheduler, delay: float, function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a coroutine function later, unless the scheduler has closed before."""
+    scheduler._ongoing_background_tasks.call_later(delay, function, *arguments)
+
+
+def dashboard_port(scheduler: Scheduler) -> int:
+    """Where the scheduler's pages are, with a dashboard or without."""
+    return int(scheduler.services["dashboard"].port)
+
+
+def connections(worker: Worker) -> dict[str, Comm]:
+    """One open connection to each process that the worker has connected to."""
+    held = (worker.rpc.available, worker.rpc.occupied)
+    return {
+        address: comm
+        for by_address in held
+        for address, comms in by_address.items()
+        for comm in comms
+        if not comm.closed()
+    }
+
+
+def ucx_endpoint(comm: Comm) -> int | None:
+    """The handle of UCX's endpoint, if the connection is distributed-ucxx's (seen in 0.52)."""
+    endpoint: int | None = getattr(comm, "_ep_handle", None)
+    return endpoint
+
+
+def open_ucx(protocol: str) -> None:
+    """Has distributed-ucxx open UCX (seen in 0.52)."""
+    sys.modules[type(get_backend(protocol)).__module__].init_once()
+
+
+def refresh_configuration(files: list[dict[str, Any]]) -> None:
+    """What `dask.config.refresh` does, from files that have been read; for the CPUs of this process."""
+    dask.config.config.clear()
+    for defaults in dask.config.defaults:
+        dask.config.update(dask.config.config, defaults, priority="old")
+    dask.config.update(dask.config.config, dask.config.merge(*files, dask.config.collect_env()))
+    dask.system.CPU_COUNT = dask.system.cpu_count()
+
+
+def configuration_files() -> list[dict[str, Any]]:
+    """Dask's configuration, file by file."""
+    return list(dask.config.collect_yaml(dask.config.paths))

@@ -1,0 +1,212 @@
+"""Measures what comes from other workers, for `cuda-cluster verify` and `bench links`.
+
+They ask the worker that receives, over a socket of its own in the run directory: one JSON line a
+question, one the answer (`cluster::dask::client` in Rust). It fetches from the sender as Dask's own
+workers do, one message after the other.
+
+*Invariant:* the first message of every question is compared byte by byte with what the sender was
+asked for, which no earlier question has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import random
+import time
+from typing import Any, Literal, TypedDict
+
+from distributed import Worker
+
+from cuda_cluster_dask import control, lanes
+from cuda_cluster_dask.failure import describe
+from cuda_cluster_dask.internals import send_recv, to_serialize
+
+OPERATION = "cuda_cluster_bytes"
+BLOCK = 1 << 20
+KEPT = 5.0  # Seconds for which a sender keeps what it may be asked for again.
+
+# How device memory is sent and received, as Dask's own clients and workers do.
+FOR_DEVICE = {"serializers": ("cuda", "dask", "pickle", "error")}
+
+
+Memory = Literal["host", "device"]
+
+
+class Measured(TypedDict):
+    """What came of a question."""
+
+    rounds_ns: list[int]
+    lanes: list[str]
+    cause: str | None
+
+
+class Failed(TypedDict):
+    """Why nothing came of it; None where a question was only whether it can be asked."""
+
+    error: str | None
+
+
+class Wrong(Exception):
+    """What arrived is not what was sent; says how, after `data from …`."""
+
+
+def block(seed: str) -> bytes:
+    """Random bytes, which no network compresses."""
+    return random.Random(seed).randbytes(BLOCK)
+
+
+def pattern(seed: str, size: int) -> bytearray:
+    """The bytes for one question."""
+    part = block(seed)
+    whole, rest = divmod(size, BLOCK)
+    return bytearray(part) * whole + part[:rest] if rest else bytearray(part) * whole
+
+
+class Sender:
+    """Answers those who ask for bytes."""
+
+    def __init__(self) -> None:
+        # By asker: what was asked for, the data, when they were asked for last.
+        self._kept: dict[str, tuple[tuple[str, int, Memory], Any, float]] = {}
+        self._is_due = False
+
+    def answer(self, asker: str, seed: str, size: int, memory: Memory) -> dict[str, Any]:
+        key = seed, size, memory
+        kept = self._kept.pop(asker, None)
+        if kept is not None and kept[0] == key:
+            data = kept[1]
+        else:
+            del kept  # Memory for the new data.
+            data = memoryview(pattern(seed, size))
+            if memory == "device":
+                import rmm
+
+                data = rmm.DeviceBuffer.to_device(bytes(data))
+        self._kept[asker] = key, data, time.monotonic()
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(KEPT, self._forget)
+        return {"data": to_serialize(data)}
+
+    def _forget(self) -> None:
+        since = time.monotonic() - KEPT
+        self._kept = {asker: kept for asker, kept in self._kept.items() if kept[2] > since}
+        self._is_due = bool(self._kept)
+        if self._is_due:
+            asyncio.get_running_loop().call_later(KEPT, self._forget)
+
+
+def answer(worker: Worker) -> None:
+    """Has a worker that is not started yet answer those that will ask for bytes."""
+    worker.handlers[OPERATION] = Sender().answer
+
+
+async def measure(
+    worker: Worker,
+    address: str,
+    size: int,
+    messages: int = 0,
+    rounds: int = 0,
+    warmup: int = 0,
+    memory: Memory = "host",
+) -> Measured:
+    """Fetches from the worker at an address, compares, then measures."""
+    seed = os.urandom(8).hex()
+    options = FOR_DEVICE if memory == "device" else {}
+    comm = await worker.rpc.connect(address)
+
+    async def fetch() -> Any:
+        asked = {"asker": worker.name, "seed": seed, "size": size, "memory": memory}
+        return (await send_recv(comm, op=OPERATION, **asked, **options))["data"]
+
+    try:
+        before = lanes.received(comm)
+        compare(await fetch(), seed, size)
+        for _ in range(messages * warmup):
+            await fetch()
+        taken = []
+        for _ in range(rounds):
+            begin = time.perf_counter_ns()
+            for _ in range(messages):
+                await fetch()
+            taken.append(time.perf_counter_ns() - begin)
+        used = lanes.carried(comm, before, size * (1 + messages * (warmup + rounds)))
+        return {"rounds_ns": taken, "lanes": used, "cause": lanes.cause(comm, memory)}
+    finally:
+        worker.rpc.reuse(address, comm)
+
+
+def compare(data: Any, seed: str, size: int) -> None:
+    """Compares all bytes with those that were asked for."""
+    data = memoryview(data.tobytes() if hasattr(data, "__cuda_array_interface__") else data).cast("B")
+    if len(data) != size:
+        raise Wrong(f"has {len(data)} of {size} bytes")
+    part = block(seed)
+    for at in range(0, size, BLOCK):
+        # As bytes: memoryviews are compared number by number.
+        if bytes(data[at : at + BLOCK]) != part[: size - at]:
+            raise Wrong(f"arrives changed, between bytes {at} and {min(at + BLOCK, size)}")
+
+
+def no_device_memory() -> str | None:
+    """Why this process cannot measure device memory; None if it can."""
+    try:
+        import rmm
+
+        rmm.DeviceBuffer(size=1)
+    except ImportError as error:
+        return f"this Python has no rmm that can be imported: {error}"
+    except Exception as error:
+        return f"rmm gives no device memory: {describe(error)}"
+    return None
+
+
+async def listen(worker: Worker) -> str | None:
+    """Answers questions from now on; returns why that is not possible, or None."""
+    directory, process = (os.environ.get(name) for name in (control.RUN_DIRECTORY, control.PROCESS))
+    if directory is None or process is None:
+        return None
+    path = f"{directory}/{process}.sock"
+    converse = functools.partial(_converse, worker)
+    try:
+        await asyncio.start_unix_server(converse, path)
+    except OSError as error:
+        return f"its connections cannot be measured: {path}: {error}"
+    return None
+
+
+async def _converse(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    answering = left = None
+    try:
+        question = json.loads(await reader.readline())
+        answering = asyncio.ensure_future(_answer(worker, **question))
+        left = asyncio.ensure_future(reader.read(1))
+        # Nobody who has hung up waits for the answer.
+        await asyncio.wait([answering, left], return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            writer.write(json.dumps(answering.result()).encode() + b"\n")
+            await writer.drain()
+    except (OSError, TypeError, ValueError):
+        pass  # Whoever asked has gone, or asks for something else.
+    finally:
+        for task in (answering, left):
+            if task is not None:
+                task.cancel()
+        writer.close()
+
+
+async def _answer(worker: Worker, ask: str, peer: str | None = None, **question: Any) -> Measured | Failed:
+    if ask == "device":
+        return {"error": no_device_memory()}
+    why = no_device_memory() if question.get("memory") == "device" else None
+    if why is not None:
+        return {"error": why}
+    try:
+        return await measure(worker, **question)
+    except Wrong as error:
+        return {"error": f"data from {peer} {error}"}
+    except Exception as error:
+        return {"error": f"no data from {peer}: {describe(error)}"}

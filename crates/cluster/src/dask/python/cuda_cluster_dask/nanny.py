@@ -1,0 +1,159 @@
+"""What Dask asks of a worker's nanny: plugins and restarts.
+
+The supervisor is the nanny of all workers, and Dask cannot ask it. So each worker tells the
+scheduler that it is its own nanny. It runs nanny plugins in its own process, before it is a worker,
+or later when they are registered. To be restarted, it leaves, and the supervisor starts the next.
+
+*Invariant:* every nanny plugin that the scheduler knows has run before the worker's first task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import sys
+import tempfile
+from typing import Any, cast
+
+import dask
+from distributed import Worker, rpc
+from tornado.ioloop import IOLoop
+
+from cuda_cluster_dask import internals
+from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_dask.internals import Comm, CommClosedError, WorkSpace, connect, error_message, pickle
+from cuda_cluster_dask.settings import Name, WorkerSettings
+
+logger = logging.getLogger("distributed.nanny")
+
+SCRATCH = "dask-scratch-space"  # Where `distributed` puts the directories of its servers.
+LOOK_AGAIN = 0.5  # Seconds; connecting has a patience of its own.
+WRITTEN = 0.01  # Seconds; a scheduler that starts writes its file soon.
+ANSWER = 0.05  # Seconds for an answer to be sent.
+
+# In the answer to a plugin: whether the worker is about to be restarted because of it.
+RESTARTS = "cuda-cluster-restarts"
+
+
+class Nanny:
+    """As much of `distributed.Nanny` as plugins use. `env` is this process's environment."""
+
+    worker: Worker | None = None
+    scheduler: rpc | None = None
+
+    def __init__(self, settings: WorkerSettings, name: Name, connection_args: dict[str, Any]) -> None:
+        self.scheduler_addr, self._scheduler_file = settings["scheduler"], settings["scheduler_file"]
+        self.connection_args = connection_args
+        self.loop = self.io_loop = IOLoop.current()
+        self.name = name
+        self.env = os.environ
+        self.plugins: dict[str, Any] = {}
+        self._directory: Any = None
+        self._scratch = settings["plan"]["local_directory"]
+        self._introduction: Comm | None = None
+
+    async def introduce(self, patience: float | None) -> None:
+        """Runs the plugins that the scheduler knows; it registers no other one meanwhile."""
+        try:
+            comm = await asyncio.wait_for(self._connect(), patience)
+        except asyncio.TimeoutError:
+            where = self.scheduler_addr or self._scheduler_file
+            raise StartFailure(f"no scheduler at {where} within {patience:g} s") from None
+        await comm.write({"op": internals.REGISTER_NANNY, "address": f"nanny of {self.name}"})
+        answer = await comm.read()
+        for name, plugin in answer.get(internals.NANNY_PLUGINS, {}).items():
+            await self.plugin_add(plugin, name)
+        self._introduction = comm
+
+    async def introduced(self) -> None:
+        """Tells the scheduler that the worker is registered."""
+        if self._introduction is None:
+            return
+        try:
+            await self._introduction.write({"status": "ok"})
+            await self._introduction.close()
+        except CommClosedError:
+            pass  # The worker's own connection tells what is the matter.
+
+    async def _connect(self) -> Comm:
+        if self.scheduler_addr is None and self._scheduler_file is not None:
+            self.scheduler_addr = await _read_address(self._scheduler_file)
+        self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
+        while True:
+            try:
+                return await connect(self.scheduler_addr, **self.connection_args)
+            except OSError:
+                logger.info("Waiting to connect to: %26s", self.scheduler_addr)
+                await asyncio.sleep(LOOK_AGAIN)
+
+    def adopt(self, worker: Worker) -> None:
+        """Has a worker that is not started yet answer for its nanny."""
+        self.worker = worker
+        worker.handlers.update({name: getattr(self, name) for name in internals.OF_A_NANNY})
+
+    @property
+    def worker_address(self) -> str | None:
+        return None if self.worker is None else self.worker.contact_address
+
+    @property
+    def local_directory(self) -> str:
+        """Modules in it can be imported, as in a nanny's. It goes with the process."""
+        if self._directory is None:
+            asked = self._scratch or dask.config.get("temporary-directory")
+            space = WorkSpace(os.path.join(asked or tempfile.gettempdir(), SCRATCH))
+            self._directory = space.new_work_dir(prefix="nanny-")
+            sys.path.insert(0, self._directory.dir_path)
+        return cast(str, self._directory.dir_path)
+
+    async def plugin_add(self, plugin: Any, name: str | None = None) -> dict[str, Any]:
+        plugin = pickle.loads(plugin) if isinstance(plugin, bytes) else plugin
+        name = name or str(getattr(plugin, "name", type(plugin).__name__))
+        self.plugins[name] = plugin
+        logger.info("Starting Nanny plugin %s", name)
+        try:
+            await _call(plugin, "setup", self)
+        except Exception as error:
+            logger.exception("Nanny plugin %s failed to setup", name)
+            return error_message(error)
+        restarts = self.worker is not None and bool(getattr(plugin, "restart", False))
+        if restarts:
+            # Not before the answer is sent: the scheduler closes the connection with the worker.
+            self.loop.call_later(ANSWER, self.restart, reason=f"nanny-plugin-{name}-restart")
+        return {"status": "OK", RESTARTS: restarts}
+
+    async def plugin_remove(self, name: str) -> dict[str, Any]:
+        logger.info("Removing Nanny plugin %s", name)
+        try:
+            await _call(self.plugins.pop(name, None), "teardown", self)
+        except Exception as error:
+            logger.exception("Nanny plugin %s failed to teardown", name)
+            return error_message(error)
+        return {"status": "OK"}
+
+    async def kill(self, timeout: float | None = None, reason: str = "nanny-kill") -> None:
+        await self.restart(reason=reason)
+
+    async def restart(self, timeout: float | None = None, reason: str = "nanny-restart") -> str:
+        if self.worker is not None:
+            await self.worker.come_back(reason)
+        return "OK"
+
+
+async def _read_address(file: str) -> str:
+    """The address in a scheduler's file, as soon as it is there and whole."""
+    while True:
+        try:
+            with open(file) as text:
+                return cast(str, json.load(text)["address"])
+        except (FileNotFoundError, ValueError):
+            await asyncio.sleep(WRITTEN)
+
+
+async def _call(plugin: Any, method: str, nanny: Nanny) -> None:
+    """A plugin's method, if it has one; it may be a coroutine."""
+    result = getattr(plugin, method, lambda nanny: None)(nanny=nanny)
+    if inspect.isawaitable(result):
+        await result

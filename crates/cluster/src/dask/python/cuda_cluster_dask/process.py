@@ -1,0 +1,140 @@
+"""The life of one process: settings, role, end.
+
+*Invariant:* the exit status is 0 exactly when the end was wished; unless the supervisor itself
+wished it, the status pipe says what is to follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from cuda_cluster_dask import imports, kept_ports, ports
+from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_dask.status import Status
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+    from cuda_cluster_dask.settings import SchedulerSettings, Settings, Tls, WorkerSettings
+
+
+def main(role: str, settings: str) -> NoReturn:
+    """Runs a role and ends the process."""
+    leave(run(role, json.loads(settings), Status.from_environment()))
+
+
+def run(role: str, settings: Settings, status: Status) -> int:
+    """Runs a role; returns the exit status."""
+    try:
+        if role == "scheduler":
+            # Where it can't listen is told before there are workers, and mostly before what takes long
+            # to import.
+            kept_ports.choose(cast("SchedulerSettings", settings))
+            ports.dashboard_address(settings["plan"]["dashboard_address"])
+        status.step("importing distributed")
+        return _run(role, settings, status)
+    except StartFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        status.failed(str(failure))
+    except asyncio.CancelledError:
+        return 0  # Asked to end while it started.
+    except BaseException as error:
+        traceback.print_exc()
+        if not status.is_ready:
+            status.failed(describe(error))
+    return 1
+
+
+def _run(role: str, settings: Settings, status: Status) -> int:
+    import dask
+
+    from cuda_cluster_dask import internals
+
+    values = settings["config"] | settings["plan"]["config"]
+    dask.config.set({key: dask.config.interpret_value(value) for key, value in values.items()})
+    if settings["plan"]["protocol"] == "direct":
+        _check_direct()
+    if settings["fork_server"] is not None:
+        from cuda_cluster_dask import fork_server
+
+        if fork_server.start(settings["fork_server"]):
+            status.forks()
+    if role == "scheduler":
+        from cuda_cluster_dask import scheduler
+
+        serving = scheduler.serve(cast("SchedulerSettings", settings), status)
+    else:
+        status.step("importing " + ", ".join(settings["plan"]["pre_import"] or ["the worker"]))
+        imports.load(settings["plan"]["pre_import"])
+        from cuda_cluster_dask import worker
+
+        serving = worker.serve(cast("WorkerSettings", settings), status)
+    gc.enable()
+    return cast(int, internals.asyncio_run(serving, loop_factory=internals.get_loop_factory()))
+
+
+def _check_direct() -> None:
+    """Says which setting of `direct://` is wrong, before anything connects."""
+    from cuda_cluster import comm
+
+    try:
+        comm.check()
+    except (TypeError, ValueError) as error:
+        raise StartFailure(str(error)) from error
+
+
+def stop_asked(status: Status) -> asyncio.Task[None]:
+    """A task that is done when this process is asked to end (SIGTERM, SIGINT). Until it is READY, it
+    also cancels the task that calls this, which starts it."""
+    asked, starting = asyncio.create_task(_stop_asked()), asyncio.current_task()
+
+    def end(_: asyncio.Task[None]) -> None:
+        if not status.is_ready and starting is not None:
+            starting.cancel()
+
+    asked.add_done_callback(end)
+    return asked
+
+
+async def _stop_asked() -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    # Not by the loop's own handlers: while these close, a signal prints a traceback, and afterwards
+    # it kills.
+    def handle(*_: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(asked.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    await asked.wait()
+
+
+def security(tls: Tls | None, role: str) -> Security | None:
+    """Dask's security settings, or None without TLS."""
+    if tls is None:
+        return None
+    from distributed import Security
+
+    return Security(
+        require_encryption=True,
+        tls_ca_file=tls["ca_file"],
+        **{f"tls_{role}_cert": tls["cert"], f"tls_{role}_key": tls["key"]},
+    )
+
+
+def leave(code: int) -> NoReturn:
+    """Ends at once: neither a thread that computes nor a forked parent's clean-up is waited for."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,230 @@
+"""A worker, without a nanny: restarts, memory limits and time-outs are the supervisor's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Security, Worker
+from distributed import Status as Phase
+
+from cuda_cluster_dask import (
+    control,
+    dashboard,
+    gpu,
+    lanes,
+    measure,
+    ports,
+    process,
+    storage,
+    verify,
+    wakeup,
+)
+from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_dask.internals import (
+    CLUSTER_ENDS,
+    LIFETIME,
+    REMOVED,
+    UNWANTED,
+    get_address_host_port,
+    import_term,
+)
+from cuda_cluster_dask.nanny import Nanny
+from cuda_cluster_dask.sent_as import sent_as
+from cuda_cluster_dask.settings import Name, WorkerSettings
+from cuda_cluster_dask.status import Status, Then
+
+
+async def serve(settings: WorkerSettings, status: Status) -> int:
+    """Runs a worker until it is asked to end, or closes itself; returns the exit status."""
+    asked = process.stop_asked(status)
+    thresholds = gc.get_threshold()  # distributed#1653
+    gc.set_threshold(*(3 * threshold for threshold in thresholds))
+    if settings["cuda_context"]:
+        status.step("creating a CUDA context")
+        gpu.create_context(settings["plan"]["protocol"])
+    if (exposed := wakeup.open_ucx(settings["plan"]["protocol"])) is not None:
+        status.note(exposed)
+    status.killed_at(kill_percent())
+    status.step("loading the worker")
+    kind = sent_as(import_term(settings["plan"]["worker_class"]), Supervised)
+    data, plugins = storage.storage(settings, status), gpu.plugins(settings)
+    security = process.security(settings["plan"]["tls"], "worker")
+    name = full_name(settings, settings["dask_name"])
+    status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
+    nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
+    death_timeout = parse_timedelta(settings["plan"]["death_timeout"])
+    await nanny.introduce(death_timeout)
+    worker: Supervised = kind(
+        nanny.scheduler_addr,
+        name=name,
+        nthreads=settings["threads"],
+        protocol=settings["plan"]["protocol"],
+        security=security,
+        memory_limit=settings["memory_limit"] or 0,
+        data=data,
+        plugins=plugins,
+        resources=settings["plan"]["resources"],
+        local_directory=settings["plan"]["local_directory"],
+        dashboard=False,
+        dashboard_address=ports.dashboard_address(settings["dashboard_address"]),
+        http_prefix=settings["plan"]["dashboard_prefix"],
+        preload=settings["plan"]["preload"],
+        death_timeout=death_timeout,
+        lifetime=parse_timedelta(settings["plan"]["lifetime"]),
+        **place(settings),
+    )
+    if settings["plan"]["protocol"] == "direct":
+        from cuda_cluster import comm
+
+        worker.metrics["direct"] = comm.metrics
+    nanny.adopt(worker)
+    storage.heed(worker)
+    status.step("registering with the scheduler")
+    proof = settings["verify"]
+    measure.answer(worker)
+    async with worker:
+        await nanny.introduced()
+        if settings["plan"]["dashboard"]:
+            dashboard.of_worker(worker, settings["plan"]["dashboard_prefix"])
+        proven: dict[str, str] = {}
+        if proof is not None:
+            names = {full_name(settings, one["name"]): one["process"] for one in proof["peers"]}
+            try:
+                proven = await verify.peers(worker, proof, names, status)
+            except StartFailure as failure:
+                # Before the worker closes: UCX may crash then, and the reason would be lost.
+                status.failed(str(failure))
+                raise
+        for port in lanes.ports_not_opened(settings["plan"]["protocol"]):
+            status.note(f"{port} is planned, but UCX has not opened it")
+        obstacle = await measure.listen(worker)
+        if obstacle is not None:
+            status.note(obstacle)
+        status.ready(worker.address, lanes.Peers(worker, proven))
+        worker.tell_first_task = status.working
+        ended = asyncio.create_task(worker.finished())
+        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            await say_goodbye(worker)
+            return 0
+    then = worker.then()
+    if then is None:
+        return 1
+    status.leaving(then, worker.reason)
+    return 0
+
+
+def kill_percent() -> float | None:
+    """At how many percent of its memory limit the worker is to be killed; None for never. A nanny
+    reads this, too; some of Dask's configuration is only known here."""
+    share = dask.config.get("distributed.worker.memory.terminate")
+    if share is False:
+        return None
+    if not isinstance(share, (int, float)):
+        raise StartFailure(
+            "distributed.worker.memory.terminate is neither a fraction of the memory limit nor "
+            f"false: {share!r}; hint: Dask's configuration sets it"
+        )
+    return round(share * 100, 2)
+
+
+def full_name(settings: WorkerSettings, name: Name) -> Name:
+    """A worker's name for a scheduler that several machines' workers may join."""
+    return f"{socket.gethostname()}-{name}" if settings["joins"] else name
+
+
+async def say_goodbye(worker: Worker) -> None:
+    """Closes a worker that its supervisor does not want: at once when everything ends, else after
+    others have its data."""
+    leaving = await control.leaving_together(worker.address)
+    if leaving:
+        # In one call: workers that are retired one by one could hand data to each other.
+        # The supervisor's patience is the limit; it kills then, and what is lost is made again.
+        with contextlib.suppress(Exception):
+            await worker.scheduler.retire_workers(workers=leaving, close_workers=False, remove=True)
+    await worker.close(executor_wait=False, reason="asked to end")
+
+
+def place(settings: WorkerSettings) -> dict[str, Any]:
+    """Where the worker listens, and how it is reached."""
+    listen, contact = settings["plan"]["listen_address"], settings["plan"]["contact_address"]
+    port = settings["port"]
+    if listen is None:
+        return {
+            "host": settings["plan"]["host"],
+            "interface": settings["plan"]["interface"],
+            "port": port and ports.free(settings, (port, port), required=True),
+        }
+    host, port = get_address_host_port(listen, strict=True)
+    host = f"[{host}]" if ":" in host else host
+    return {"host": host, "port": port, "contact_address": contact or listen}
+
+
+class Supervised(Worker):
+    """A worker that can tell afterwards what is to follow its end."""
+
+    reason: str | None = None
+    was_retired = False
+    is_to_return = False
+    env = os.environ
+    tell_first_task: Callable[[], None] | None = None
+
+    async def gather_dep(self, worker: str, to_gather: Any, total_nbytes: int, *, stimulus_id: str) -> Any:
+        if hasattr(self.data, "make_room"):
+            self.data.make_room(total_nbytes)
+        return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        if self.tell_first_task is not None:
+            tell, self.tell_first_task = self.tell_first_task, None
+            tell()
+        return await super().execute(*args, **kwargs)
+
+    @property
+    def nanny(self) -> str | None:
+        # What a nanny is asked, the worker answers itself.
+        return self.contact_address
+
+    @nanny.setter
+    def nanny(self, _: object) -> None:
+        pass
+
+    async def come_back(self, reason: str) -> None:
+        """Has the scheduler forget this worker, which ends it; the supervisor starts the next."""
+        self.is_to_return = True
+        self.reason = self.reason or reason
+        await self.scheduler.unregister(address=self.contact_address, stimulus_id=reason)
+
+    async def close_gracefully(
+        self, restart: bool | None = None, reason: str = "worker-close-gracefully"
+    ) -> Any:
+        self.reason = self.reason or reason
+        return await super().close_gracefully(restart=restart, reason=reason)
+
+    async def close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
+        # The first call tells why; later ones find it closing.
+        self.was_retired |= self.status == Phase.closing_gracefully
+        self.reason = self.reason or reason
+        kwargs["nanny"] = False  # Else it would ask itself.
+        if self.is_to_return or self.reason in (*REMOVED, CLUSTER_ENDS):
+            kwargs["executor_wait"] = False  # Nobody waits for its tasks.
+        return await super().close(*args, reason=reason, **kwargs)
+
+    def then(self) -> Then | None:
+        """What is to follow: `rest` if it is not wanted any more, `return` if it is, None if
+        nobody wished its end."""
+        if self.reason == LIFETIME or self.is_to_return:
+            return "return"
+        if self.was_retired or self.reason in UNWANTED:
+            return "rest"
+        # `Client.restart` and the scheduler's time-out for silent workers remove a worker and
+        # expect whoever deployed it to start it again.
+        return "return" if self.reason in REMOVED else None

@@ -1,0 +1,21 @@
+//! Host memory: pages, what is kept of them for later, and what processes share.
+//!
+//! Does not lock or register it, and knows nothing of devices.
+//!
+//! *Invariant:* memory has one owner, and goes back to where it came from when that is gone.
+#![allow(unsafe_code)]
+
+pub mod arena;
+mod host;
+mod kept;
+mod limits;
+pub mod mapped;
+mod pages;
+mod pool;
+pub mod spare;
+
+pub use host::{HostMemory, Lease};
+pub use limits::Limits;
+pub(crate) use pages::HUGE;
+pub use pages::PAGE;
+pub use pool::{Block, KEEP, POOLED, Pool};

@@ -1,0 +1,80 @@
+//! Pages that the kernel gives to this process, huge ones where that is possible.
+//!
+//! *Invariant:* the pages are mapped for as long as their owner lives, and nobody else refers to
+//! them.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// The smallest page of any machine that CUDA and UCX run on, in bytes.
+pub const PAGE: usize = 4096;
+
+/// Size of a huge page. Memory of at least this size begins at a multiple of it, and asks for huge
+/// pages: a fault for each 2 MiB instead of each 4 KiB, for the owner and for every process that
+/// copies from it.
+pub(crate) const HUGE: usize = 2 << 20;
+
+/// Readable and writable memory, filled with zeros when it is new.
+#[derive(Debug)]
+pub(super) struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: only the owner refers to the memory.
+unsafe impl Send for Pages {}
+// SAFETY: shared references give an address alone.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// New pages of `len` bytes, a multiple of [`PAGE`].
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(super) fn new(len: usize) -> io::Result<Self> {
+        // Miri unmaps only what was mapped at once.
+        let surplus = if len >= HUGE && !cfg!(miri) { HUGE } else { 0 };
+        let whole = len.checked_add(surplus).and_then(NonZeroUsize::new);
+        let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let mapped = unsafe { mmap_anonymous(None, whole, protection, MapFlags::MAP_PRIVATE) };
+        let mapped = mapped?.cast::<u8>();
+        if surplus == 0 {
+            return Ok(Self { start: mapped, len });
+        }
+        let before = mapped.as_ptr().align_offset(HUGE);
+        // SAFETY: `before` is less than `HUGE`, by which the mapping is longer than `len`.
+        let start = unsafe { mapped.add(before) };
+        // SAFETY: both parts belong to this mapping and are referred to by nobody. Advice on huge
+        // pages changes no byte; if they are refused, everything still works, only slower.
+        unsafe {
+            if before > 0 {
+                let _ = munmap(mapped.cast(), before);
+            }
+            let _ = munmap(start.add(len).cast(), surplus - before);
+            let _ = madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE);
+        }
+        Ok(Self { start, len })
+    }
+
+    /// Where they begin.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// In bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: its own pages, and their owner is gone.
+        let _ = unsafe { munmap(self.start.cast(), self.len) };
+    }
+}

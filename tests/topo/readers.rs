@@ -1,0 +1,173 @@
+//! What each foreign form says, read from files of our own in that form (`tests/topo/readers/`); a person
+//! has reviewed what was read.
+
+use cuda_cluster::topology::{Device, ParseError, Topology, builtin, parse};
+
+const HWLOC: &str = include_str!("readers/hwloc-2.xml");
+const NCCL: &str = include_str!("readers/nccl.xml");
+
+/// As `nvidia-smi topo -m` prints it. A switch with two GPUs and a NIC, two that share a host bridge,
+/// one far away.
+const MATRIX: &str = "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tPXB\tNV2\tSYS\tPIX\tPHB\t0-7\t0
+GPU1\tPXB\t X \tSYS\tNV2\tPXB\tPHB\t0-7\t0
+GPU2\tNV2\tSYS\t X \tNODE\tSYS\tSYS\t8-15\t1-2
+GPU3\tSYS\tNV2\tNODE\t X \tSYS\tSYS\t8-15\t1-2
+NIC0\tPIX\tPXB\tSYS\tSYS\t X \tPHB\t0-7\t0
+NIC1\tPHB\tPHB\tSYS\tSYS\tPHB\t X \t8-15\t1-2
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+";
+
+fn read(text: &str) -> Topology {
+    parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn refused(text: &str) -> ParseError {
+    match parse(text) {
+        Ok(_) => panic!("accepted:\n{text}"),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn hwlocs_objects_are_read_as_reviewed() {
+    insta::assert_snapshot!("hwloc-2", read(HWLOC).to_yaml());
+}
+
+#[test]
+fn hwloc_3_has_bits_for_the_kinds_of_devices() {
+    let mut newer = HWLOC.replace("<topology version=\"2.0\">", "<topology version=\"3.0\">");
+    for (number, bit) in [("0", "1"), ("1", "2"), ("5", "32"), ("3", "thirty-two"), ("2", "16")] {
+        let kind = |value: &str| format!("osdev_type=\"{value}\"");
+        newer = newer.replace(&kind(number), &kind(bit));
+    }
+    let newer = newer.replace("thirty-two", "32");
+    assert_eq!(read(&newer), read(HWLOC));
+    // The numbers of one version are other kinds in the other.
+    let mixed = HWLOC.replace("<topology version=\"2.0\">", "<topology version=\"3.0\">");
+    assert_eq!(read(&mixed).nics.len(), 1, "only the one without any OS device");
+}
+
+#[test]
+fn hwloc_1_lists_sockets_and_no_only_node() {
+    let text = "<topology><object type=\"Machine\" cpuset=\"0xff\" local_memory=\"4096\">\
+                <object type=\"Socket\" os_index=\"3\" cpuset=\"0xff\">\
+                <object type=\"Core\" cpuset=\"0x0f\"/><object type=\"Core\" cpuset=\"0xf0\"/>\
+                <object type=\"Bridge\" bridge_type=\"0-1\" bridge_pci=\"0000:[00-0f]\">\
+                <object type=\"PCIDev\" pci_busid=\"0000:01:00.0\" pci_type=\"0302 [10de:1db8]\"/>\
+                </object></object></object></topology>";
+    insta::assert_snapshot!("hwloc-1", read(text).to_yaml());
+}
+
+#[test]
+fn nccls_elements_are_read_as_reviewed() {
+    insta::assert_snapshot!("nccl", read(NCCL).to_yaml());
+}
+
+#[test]
+fn the_matrix_is_read_and_drawn_as_reviewed() {
+    let topology = read(MATRIX);
+    insta::assert_snapshot!("matrix", format!("{}\n{}", topology.to_yaml(), topology.to_tree()));
+}
+
+#[test]
+fn what_is_cut_off_of_a_matrix_has_a_hint() {
+    let rows: Vec<&str> = MATRIX.lines().collect();
+    let without_header = rows[1..7].join("\n");
+    let without_row = [&rows[..4], &rows[5..]].concat().join("\n");
+    let short = MATRIX.replace("GPU3\tSYS\tNV2\tNODE\t X \tSYS\tSYS\t8-15\t1-2", "GPU3\tSYS\tNV2");
+    for text in [without_row, short] {
+        let error = refused(&text);
+        let hint = error.hint().unwrap_or_default();
+        assert!(hint.contains("part of the output is missing"), "{error}: {hint}");
+    }
+    // Without a header it is no matrix at all.
+    assert!(refused(&without_header).hint().is_some());
+}
+
+#[test]
+fn what_only_looks_like_ours_is_refused_by_our_own_reader() {
+    for (text, ours) in [
+        ("gpus: []\n", true),
+        ("compute_capability: 9\n", true),
+        ("Gpus: []\n", false),
+        ("gpu0: a\n", false),
+        (": a\n", false),
+        ("once upon a time\n", false),
+    ] {
+        let error = refused(text);
+        assert_eq!(matches!(error, ParseError::Document(_)), ours, "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_largest_index_of_a_gpu_is_9999() {
+    let text = builtin("rtx-4090-2").expect("built in");
+    let with = |index: u32| text.replacen("index: 1,", &format!("index: {index},"), 1);
+    assert_eq!(read(&with(9_999)).gpus[1].index.0, 9_999);
+    assert!(refused(&with(10_000)).to_string().contains("10000"));
+}
+
+#[test]
+fn elements_may_be_nested_128_deep() {
+    // Two more are the system and its CPU.
+    let nested = |depth: usize| {
+        let (open, close) = ("<pci busid=\"x\" class=\"0x0604\">", "</pci>");
+        let inner = depth - 2;
+        format!(
+            "<system version=\"1\"><cpu numaid=\"0\" affinity=\"1\">{}{}</cpu></system>",
+            open.repeat(inner),
+            close.repeat(inner)
+        )
+    };
+    read(&nested(128));
+    assert!(refused(&nested(129)).to_string().contains("nested too deeply"));
+}
+
+#[test]
+fn devices_of_a_matrix_are_where_one_node_is_named() {
+    let topology = read(MATRIX);
+    assert_eq!(topology.nics[0].numa.map(|numa| numa.0), Some(0));
+    assert_eq!(topology.nics[1].numa, None, "nodes 1 and 2 are no one place");
+    assert!(topology.links.between(Device::Nic(0), Device::Nic(1)).is_some());
+}
+
+#[test]
+fn the_only_port_of_a_device_is_its_first_whatever_nccl_counted() {
+    let topology = read(&NCCL.replace("port=\"1\" latency", "port=\"3\" latency"));
+    let ports: Vec<u32> = topology.nics[0].ports.iter().map(|port| port.port).collect();
+    assert_eq!(ports, [1]);
+}
+
+#[test]
+fn a_matrix_of_blanks_says_what_one_of_tabs_says() {
+    assert_eq!(read(&MATRIX.replace('\t', "    ")), read(MATRIX));
+}
+
+#[test]
+fn the_states_of_ports_are_those_of_verbs() {
+    use cuda_cluster::topology::PortState::{Active, ActiveDefer, Armed, Down, Init, Nop};
+    let states =
+        [Some(Nop), Some(Down), Some(Init), Some(Armed), Some(Active), Some(ActiveDefer), None];
+    for (number, state) in states.into_iter().enumerate() {
+        let text = HWLOC.replacen(
+            "Port1State\" value=\"4\"",
+            &format!("Port1State\" value=\"{number}\""),
+            1,
+        );
+        assert_eq!(read(&text).nics[0].ports[0].state, state, "{number}");
+    }
+}
+
+#[test]
+fn pictures_name_the_generation_of_a_link() {
+    let text = builtin("rtx-4090-2").expect("built in");
+    for (generation, rate) in [(1, "2.5"), (2, "5"), (3, "8"), (4, "16"), (5, "32"), (6, "64")] {
+        let svg = read(&text.replace("{gt_per_s: 16,", &format!("{{gt_per_s: {rate},"))).to_svg();
+        assert!(svg.contains(&format!("gen{generation} ×8")), "{rate}");
+    }
+}
