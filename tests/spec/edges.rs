@@ -121,6 +121,12 @@ const EDGES: &[(&str, &str, &str)] = &[
         "scheduler: {interface: eth0, host: 10.0.0.1}",
     ),
     ("dask.join", "dask: {join: a}", "dask: {join: -a}"),
+    ("dask.join", "dask: {join: './gpu1:8786'}", "dask: {join: 'gpu1:8786'}"),
+    ("dask.join", "dask: {join: 'tcp://gpu1:8786'}", "dask: {join: 'http://gpu1:8786'}"),
+    ("dask.join", "dask: {join: 'tcp://[::1]:8786'}", "dask: {join: 'tcp://::1:8786'}"),
+    ("dask.join", "dask: {join: 'direct://a:65535'}", "dask: {join: 'direct://a:65536'}"),
+    ("dask.join", "dask: {join: 'ws://a/b'}", "dask: {join: 'tls://:8786'}"),
+    ("dask.join", "dask: {join: 'ucxx://a:1/'}", "dask: {join: 'ucxx://a:0'}"),
     (
         "worker.listen_address",
         "workers: 1\nworker: {listen_address: 'tcp://10.0.0.1:1'}",

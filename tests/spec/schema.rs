@@ -115,6 +115,7 @@ const BEYOND: &[&str] = &[
     "no process can promise",
     "TLS needs all three",
     "no condition is given",
+    "says no protocol",
 ];
 
 fn parsed(spec: &Value) -> Result<(), String> {

@@ -263,6 +263,47 @@ fn network(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
+/// A scheduler to join: an address of a protocol that Dask has, or a file.
+fn joined(address: &str) -> Result<(), Found> {
+    const EXAMPLE: &str = "give the scheduler's address as it prints it, like tcp://10.0.0.1:8786";
+    if address.starts_with('-') {
+        return refuse(
+            "dask.join",
+            "an address does not begin with '-'",
+            "this looks like an option; give the scheduler's address, like tcp://10.0.0.1:8786",
+        );
+    }
+    let Some((protocol, place)) = address.split_once("://") else {
+        if !address.contains('/') && has_port(address) {
+            return refuse("dask.join", format!("'{address}' says no protocol"), EXAMPLE);
+        }
+        return Ok(());
+    };
+    if ["ws", "wss"].contains(&protocol) {
+        // That of a web socket may have a path, and a usual port.
+        return Ok(());
+    }
+    if !PROTOCOLS.contains(&protocol) {
+        let message = format!("'{protocol}' is no protocol of Dask's schedulers");
+        return refuse("dask.join", message, EXAMPLE);
+    }
+    if !has_port(place.strip_suffix('/').unwrap_or(place)) {
+        let message = format!("'{address}' has no host, or no port from 1 to 65535");
+        return refuse("dask.join", message, EXAMPLE);
+    }
+    Ok(())
+}
+
+/// Whether this is a host and a port: `gpu1:8786`, `[::1]:8786`.
+fn has_port(place: &str) -> bool {
+    place.rsplit_once(':').is_some_and(|(host, port)| {
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        !host.is_empty()
+            && (bracketed || !host.contains(':'))
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
+}
+
 fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
     let scheduler = &spec.scheduler;
     if scheduler.host.is_some() && scheduler.interface.is_some() {
@@ -272,12 +313,8 @@ fn addresses(spec: &ClusterSpec) -> Result<(), Found> {
             "give 'scheduler.host' or 'scheduler.interface'",
         );
     }
-    if spec.dask.join.as_deref().is_some_and(|address| address.starts_with('-')) {
-        return refuse(
-            "dask.join",
-            "an address does not begin with '-'",
-            "this looks like an option; give the scheduler's address, like tcp://10.0.0.1:8786",
-        );
+    if let Some(address) = &spec.dask.join {
+        joined(address)?;
     }
     let Some(workers) = least_workers(spec) else { return Ok(()) };
     if let Some((key, _)) = [
