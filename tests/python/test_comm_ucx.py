@@ -60,6 +60,13 @@ class Echo(OtherProcess):
         super().__init__(ECHO)
 
     async def __call__(self, *data):
+        try:
+            return await asyncio.wait_for(self._echo(data), 300)
+        except (CommClosedError, TimeoutError) as error:
+            # A hang or an end that nobody expects is understood only from both sides.
+            raise AssertionError(f"{error!r}; {self.condition()}") from error
+
+    async def _echo(self, data):
         await self.comm.write({"data": [to_serialize(one) for one in data]})
         return (await self.comm.read())["data"]
 
