@@ -12,7 +12,7 @@ import numpy
 import pytest
 from conftest import MACHINE, QUIET, files
 from cuda_cluster import _settings, accepted, program
-from cuda_cluster.dask import CUDAWorker, LocalCUDACluster, keywords
+from cuda_cluster.dask import CUDAWorker, LocalCUDACluster, cuda_worker, keywords
 from distributed import LocalCluster, Worker
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -240,3 +240,14 @@ def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():
     with dask.config.set({"a.strange": Strange()}):
         with pytest.warns(UserWarning, match="a.strange .*does not reach"):
             assert "a.strange" not in keywords.set_here()
+
+
+def test_a_scheduler_to_join_needs_no_protocol_wherever_dask_takes_it_from():
+    def joined(**given):
+        return cuda_worker.translate(given).flags["join"]
+
+    assert joined(scheduler="10.0.0.1:8786") == "tcp://10.0.0.1:8786"
+    with dask.config.set({"scheduler-address": "10.0.0.1:8786"}):
+        assert joined() == "tcp://10.0.0.1:8786"
+        assert joined(scheduler="ucxx://10.0.0.2:1") == "ucxx://10.0.0.2:1"
+        assert joined(scheduler_file="scheduler.json") == "scheduler.json"

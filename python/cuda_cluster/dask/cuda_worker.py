@@ -47,7 +47,7 @@ def translate(given: dict[str, Any]) -> keywords.Request:
         )
     _check_addresses(given)
     ucx = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
-    if scheduler is not None and "://" not in address:
+    if address != file and "://" not in address:
         address = f"tcp://{address}"
     protocol, name = given.pop("protocol", None), given.pop("name", None)
     spec = keywords.said(given.get("spec"))
