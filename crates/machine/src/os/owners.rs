@@ -70,7 +70,12 @@ impl Identity {
 
     /// Whether the process has not ended yet.
     pub fn lives(&self) -> bool {
-        self.open().is_some_and(|process| !process.wait(Duration::ZERO))
+        !self.ends(Duration::ZERO)
+    }
+
+    /// Waits at most this long for the end of the process; returns whether it is gone.
+    pub(super) fn ends(&self, within: Duration) -> bool {
+        self.open().is_none_or(|process| process.wait(within))
     }
 
     /// Kills the process and waits at most this long for its end; returns whether it is gone.

@@ -22,7 +22,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::Uid;
 
 use super::containment::Cgroup;
-use super::owners::{Identity, Owners};
+use super::owners::Owners;
 use super::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
 
@@ -233,13 +233,16 @@ impl RunDirectory {
         paths: &Paths,
         within: Duration,
     ) -> Result<Option<Self>, RunDirectoryError> {
-        let kill = |owner: Option<Identity>| owner.is_none_or(|owner| owner.kill(within));
         if let Some(owners) = Owners::read(&paths.owners()) {
-            kill(owners.supervisor);
-            // The guardian then kills the processes and ends, unless it hangs too.
-            if matches!(Self::left_over(name, paths, within), Err(RunDirectoryError::Taken { .. }))
+            if let Some(supervisor) = owners.supervisor {
+                supervisor.kill(within);
+            }
+            // The guardian then kills the processes and ends, unless it hangs too. It gives the
+            // lock back a moment before it has ended.
+            if let Some(guardian) = owners.guardian
+                && !guardian.ends(within)
             {
-                kill(owners.guardian);
+                guardian.kill(within);
             }
         }
         let directory = Self::left_over(name, paths, within)?;
@@ -501,8 +504,10 @@ fn check_own(path: &Path) -> Result<(), RunDirectoryError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::owners::Identity;
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::Command;
 
     pub(super) fn name(text: &str) -> ClusterName {
         text.parse().expect("a name")
@@ -548,6 +553,21 @@ mod tests {
         let nothing = Paths::below(base.path(), &name("nothing"));
         let left = RunDirectory::left_over(&name("nothing"), &nothing, Duration::ZERO);
         assert!(left.expect("readable").is_none());
+    }
+
+    #[test]
+    fn what_is_taken_by_force_has_no_guardian_any_more_though_its_lock_was_free_before() {
+        let base = private_base();
+        let killed = RunDirectory::acquire_below(base.path(), &name("killed")).expect("free");
+        let paths = killed.paths().clone();
+        let mut guardian = Command::new("sleep").arg("0.3").spawn().expect("a process");
+        let owners = Owners { supervisor: None, guardian: Identity::of(guardian.id()), mark: None };
+        killed.write_owners(&owners).expect("written");
+        drop(killed);
+        let taken = RunDirectory::take_by_force(&name("killed"), &paths, Duration::from_secs(30));
+        assert!(taken.expect("free").is_some());
+        assert!(!owners.have_a_guardian());
+        assert!(guardian.wait().is_ok_and(|status| status.success()), "it was left to end");
     }
 
     #[test]
