@@ -114,8 +114,8 @@ impl Sleeper {
     }
 
     fn wait<P>(&self, worker: &UcpWorker<P>, limit: Option<Duration>) -> Result<(), Error> {
-        let woken = self.refusals.borrow().count > 0 && worker.take_wakeups();
-        if woken || !worker.arm()? {
+        let woken = self.refusals.borrow().count > 0 && worker.was_woken();
+        if !worker.arm()? {
             let stuck = self.refusals.borrow_mut().is_stuck(Instant::now(), woken);
             return if stuck { Err(Error::Stuck) } else { Ok(()) };
         }
@@ -174,6 +174,10 @@ fn system(action: &'static str, errno: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(not(miri))]
+    use super::super::thread::Opened;
+    #[cfg(not(miri))]
+    use super::super::{Payload, Protocol};
     use super::*;
 
     #[test]
@@ -186,6 +190,46 @@ mod tests {
         assert!(!refusals.is_stuck(begin, false));
         assert!(!refusals.is_stuck(begin + 2 * time, false), "it was seldom asked");
     }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn whoever_looks_who_woke_a_worker_hides_no_first_message_from_it() {
+        const NEEDED: &str = "UCX_POSIX_ERROR_HANDLING";
+        if std::env::var_os(NEEDED).is_none() {
+            // UCX reads it from the environment alone, which other tests share.
+            let name =
+                "ucx::sleep::tests::whoever_looks_who_woke_a_worker_hides_no_first_message_from_it";
+            let program = std::env::current_exe().expect("this program");
+            let run = std::process::Command::new(program)
+                .args([name, "--exact"])
+                .envs([(NEEDED, "y"), ("UCX_TLS", "posix,self")])
+                .output()
+                .expect("it runs");
+            let said = String::from_utf8_lossy(&run.stdout);
+            assert!(run.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        for _ in 0..10 {
+            let open = || Opened::<()>::new(None, &[]).expect("libucp is installed");
+            let (giver, taker) = (open(), open());
+            let endpoint = giver.worker.connect(&taker.address).expect("an address");
+            endpoint.send(b"first", Payload::Empty, Protocol::Auto, ()).expect("a message");
+            let begun = Instant::now();
+            // Before UCX's own thread sees it.
+            let woken = taker.worker.was_woken();
+            let arrival = loop {
+                giver.worker.progress();
+                taker.worker.progress();
+                if let Some(arrival) = taker.worker.next_arrival() {
+                    break arrival;
+                }
+                let late = begun.elapsed() > Duration::from_secs(20);
+                assert!(!late, "it never comes; woken before: {woken}");
+            };
+            assert_eq!(arrival.header(), b"first");
+        }
+    }
+
     #[test]
     fn a_worker_that_somebody_keeps_waking_is_not_stuck() {
         let (begin, (count, time)) = (Instant::now(), STUCK_AFTER);

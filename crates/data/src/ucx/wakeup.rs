@@ -6,16 +6,22 @@
 //! yet, UCX ends the process (`ucp_worker_iface_check_events_do`). So the kernel is told to
 //! discard empty datagrams. What is left to a stranger is to wake the worker.
 //!
-//! *Invariant:* no empty datagram reaches UCX once the worker exists.
+//! A transport that nobody uses yet is watched by a thread of UCX's own, which has the worker look
+//! for a peer's first message when a datagram comes. If it is taken from under that thread, nobody
+//! ever looks (a hang on a busy machine). So whoever looks who woke the worker leaves a datagram.
+//!
+//! *Invariant:* no empty datagram reaches UCX once the worker exists; where one has come that UCX
+//! has not taken, there is one.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, SockType, UnixAddr, getsockname, getsockopt, recv, sockopt};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
 
 /// More than a queue has (`net.unix.max_dgram_qlen`, 10), so that a flood keeps nobody here.
 const AT_ONCE: u32 = 4096;
@@ -23,8 +29,14 @@ const AT_ONCE: u32 = 4096;
 /// The sockets that this process has before UCX opens its own, by what `/proc` calls them.
 pub(super) struct Before(BTreeSet<PathBuf>);
 
-/// UCX's sockets, which are open as long as their worker.
-pub(super) struct WakeupSockets(Vec<RawFd>);
+/// UCX's sockets.
+pub(super) struct WakeupSockets(Vec<Wakeup>);
+
+/// One of them, and its name.
+struct Wakeup {
+    socket: UnixDatagram,
+    name: SocketAddr,
+}
 
 impl Before {
     pub(super) fn look() -> io::Result<Self> {
@@ -39,20 +51,49 @@ impl WakeupSockets {
         for (number, socket) in sockets()? {
             if !before.0.contains(&socket)
                 && let Some(socket) = duplicate(number)
-                && is_wakeup(&socket)
+                && let Some(wakeup) = Wakeup::new(socket)
             {
-                discard_empty(&socket)?;
+                discard_empty(&wakeup.socket)?;
+                // As UCX has it.
+                wakeup.socket.set_nonblocking(true)?;
                 // One may have come before.
-                drain(socket.as_raw_fd());
-                found.push(number);
+                wakeup.look();
+                found.push(wakeup);
             }
         }
         Ok(Self(found))
     }
 
-    /// Takes what has come; returns whether that was anything.
-    pub(super) fn take(&self) -> bool {
-        self.0.iter().fold(false, |any, socket| drain(*socket) | any)
+    /// Whether anybody has woken the worker since the last call, as far as UCX has not noticed.
+    pub(super) fn look(&self) -> bool {
+        self.0.iter().fold(false, |any, wakeup| wakeup.look() | any)
+    }
+}
+
+impl Wakeup {
+    /// A socket that is like UCX's: for datagrams, with an abstract name.
+    fn new(socket: OwnedFd) -> Option<Self> {
+        if getsockopt(&socket, sockopt::SockType) != Ok(SockType::Datagram) {
+            return None;
+        }
+        let socket = UnixDatagram::from(socket);
+        let name = socket.local_addr().ok().filter(|name| name.as_abstract_name().is_some())?;
+        Some(Self { socket, name })
+    }
+
+    /// Whether anything has come but what this has left the last time.
+    fn look(&self) -> bool {
+        let (mut any, mut others) = (false, false);
+        for _ in 0..AT_ONCE {
+            let Ok((_, from)) = self.socket.recv_from(&mut [0]) else { break };
+            any = true;
+            others |= from.as_abstract_name() != self.name.as_abstract_name();
+        }
+        if any {
+            // If there is no room, others have sent more.
+            let _ = self.socket.send_to_addr(&[0], &self.name);
+        }
+        others
     }
 }
 
@@ -62,7 +103,7 @@ impl WakeupSockets {
 /// What the system refuses.
 pub fn try_guard() -> io::Result<()> {
     Before::look()?;
-    discard_empty(&OwnedFd::from(UnixDatagram::unbound()?))
+    discard_empty(&UnixDatagram::unbound()?)
 }
 
 /// The sockets of this process: descriptor, and name in `/proc`.
@@ -89,16 +130,9 @@ fn duplicate(number: RawFd) -> Option<OwnedFd> {
     (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Whether a socket is like UCX's: for datagrams, with an abstract name.
-fn is_wakeup(socket: &OwnedFd) -> bool {
-    getsockopt(socket, sockopt::SockType) == Ok(SockType::Datagram)
-        && getsockname::<UnixAddr>(socket.as_raw_fd())
-            .is_ok_and(|name| name.as_abstract().is_some())
-}
-
 /// Has the kernel drop empty datagrams before they are queued; their sender is told nothing.
 #[allow(clippy::cast_possible_truncation, reason = "constants, all below 256")]
-fn discard_empty(socket: &OwnedFd) -> io::Result<()> {
+fn discard_empty(socket: &UnixDatagram) -> io::Result<()> {
     const LOAD_LENGTH: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_LEN) as u16;
     const RETURN_IT: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
     const SIZE: libc::socklen_t = size_of::<libc::sock_fprog>() as libc::socklen_t;
@@ -119,17 +153,8 @@ fn discard_empty(socket: &OwnedFd) -> io::Result<()> {
     Errno::result(outcome).map(drop).map_err(io::Error::from)
 }
 
-/// Takes what is in the queue; returns whether that was anything.
-fn drain(socket: RawFd) -> bool {
-    let taken = (0..AT_ONCE).take_while(|_| recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT).is_ok());
-    taken.count() > 0
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::SocketAddr;
-
     use super::*;
 
     #[test]
@@ -142,15 +167,19 @@ mod tests {
         let peer = UnixDatagram::unbound().unwrap();
         peer.send_to_addr(b"", &name).unwrap();
         let guarded = WakeupSockets::guard(&before).unwrap();
-        assert!(guarded.0.contains(&socket.as_raw_fd()));
-        assert!(!guarded.0.contains(&stream.as_raw_fd()), "it has no name");
+        let own = |one: &Wakeup| one.name.as_abstract_name() == name.as_abstract_name();
+        assert!(guarded.0.iter().any(own));
+        assert!(Wakeup::new(OwnedFd::from(stream)).is_none(), "it has no name");
+        let mut bytes = [0; 10];
+        assert_eq!(socket.recv(&mut bytes).unwrap(), 1, "for the empty one that came before");
         for sent in [&b""[..], b"x", b"", b"longer"] {
             peer.send_to_addr(sent, &name).unwrap();
         }
-        let mut bytes = [0; 10];
         assert_eq!([0; 2].map(|_: i32| socket.recv(&mut bytes).unwrap()), [1, 6]);
-        assert!(!guarded.take());
+        assert!(!guarded.look());
         peer.send_to_addr(b"x", &name).unwrap();
-        assert!(guarded.take() && !guarded.take());
+        assert!(guarded.look() && !guarded.look());
+        assert_eq!(socket.recv(&mut bytes).unwrap(), 1, "UCX is to see that one came");
+        assert!(socket.recv(&mut bytes).is_err() && !guarded.look());
     }
 }

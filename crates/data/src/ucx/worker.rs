@@ -145,10 +145,10 @@ impl<P> UcpWorker<P> {
         status.result("ucp_worker_arm").map(|()| true)
     }
 
-    /// Takes what peers, or strangers, have sent to wake this worker; returns whether that was
-    /// anything. A worker that was woken looks for work before it sleeps.
-    pub(super) fn take_wakeups(&self) -> bool {
-        self.inner.wakeups.as_ref().is_ok_and(WakeupSockets::take)
+    /// Whether peers, or strangers, have woken this worker since the last call and UCX has not
+    /// noticed yet.
+    pub(super) fn was_woken(&self) -> bool {
+        self.inner.wakeups.as_ref().is_ok_and(WakeupSockets::look)
     }
 
     /// A warning, if other users of this machine can end this process.
