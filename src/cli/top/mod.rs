@@ -9,6 +9,7 @@ mod model;
 #[cfg(test)]
 mod screens;
 mod session;
+mod table;
 
 use std::io;
 use std::time::{Duration, SystemTime};

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::text::{self, Position};
+use crate::text::{self, Position, nearest};
 
 /// A mistake in a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,5 +139,16 @@ pub(super) fn refuse(
     hint: &'static str,
 ) -> Result<(), Found> {
     let problem = Problem::Contradiction { message: message.into(), hint };
+    Err(Found { key: key.to_owned(), problem })
+}
+
+/// Refuses a word that is not in a list.
+pub(super) fn one_of(key: &str, word: &str, words: &[&str]) -> Result<(), Found> {
+    if words.contains(&word) {
+        return Ok(());
+    }
+    let expected = words.iter().map(|&word| word.to_owned()).collect();
+    let nearest = nearest(word, words.iter().copied());
+    let problem = text::Problem::UnknownWord { word: word.to_owned(), expected, nearest }.into();
     Err(Found { key: key.to_owned(), problem })
 }

@@ -12,6 +12,7 @@ mod flags;
 mod gpu_selection;
 mod implausible;
 mod net_devices;
+mod network;
 mod read;
 mod request;
 mod schema;

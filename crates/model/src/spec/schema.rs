@@ -7,7 +7,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::contradictions::{ALLOCATORS, MOST_THREADS, PROTOCOLS, START_METHODS};
+use super::contradictions::{ALLOCATORS, MOST_THREADS, START_METHODS};
+use super::network::PROTOCOLS;
 use super::{ClusterSpec, VERSION};
 
 /// The name of this version's schema.

@@ -10,6 +10,7 @@
 
 mod deaths;
 mod ending;
+mod event;
 #[cfg(test)]
 mod laws;
 mod liveness;
@@ -22,17 +23,15 @@ mod tests;
 mod world;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use super::record::{GpuError, What};
-use super::{
-    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
-};
+use super::record::What;
+use super::{Cause, ClusterState, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record};
 use cuda_cluster_model::plan::Supervision;
 use cuda_cluster_model::units::HumanBytes;
 use cuda_cluster_wire::process::{Exit, Key};
 use cuda_cluster_wire::status::Status;
+pub(super) use event::{Action, Event, GpuFinding, Subject};
 use liveness::Liveness;
 use slot::{AfterStop, Slot};
 
@@ -42,101 +41,6 @@ pub(super) type Moment = Duration;
 /// Identifies a process by its position in [`Core::state`]; the scheduler is first, if there is
 /// one.
 pub(super) type SlotNumber = usize;
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Event {
-    /// Everything is prepared.
-    Begin,
-    /// A shim has been started.
-    Started { key: Key, pid: u32 },
-    /// A shim could not be started.
-    NotStarted { key: Key, reason: String },
-    /// A process wrote on its status pipe.
-    Said { key: Key, status: Status },
-    /// A process's status pipe has no writer any more: the program does not use it, or has ended.
-    StatusClosed { key: Key },
-    /// A process has ended according to the kernel; the guardian will report how.
-    Gone { key: Key },
-    /// A check has found that the processes with these keys are stopped.
-    Looked { stopped: Vec<Key>, guardian_stopped: bool },
-    /// Current answers of all processes are wanted.
-    AskAll,
-    /// The guardian has answered.
-    GuardianAlive,
-    /// The last lines of the log of a process that did not become READY in time were read.
-    LogRead { slot: SlotNumber, log_tail: Vec<String> },
-    /// A process has ended. `starved`: while it ran, the kernel has ended processes of this machine
-    /// for want of memory.
-    Exited { key: Key, exit: Exit, log_tail: Vec<String>, starved: bool },
-    /// A process's resident memory is so near its limit that it is to be killed.
-    MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
-    /// The GPU of a dead process was checked.
-    Gpu { slot: SlotNumber, finding: GpuFinding },
-    /// The crash bundle of an exit was written.
-    Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
-    /// A remark to record; what `lasts` is shown with the state until the next about the same.
-    Noted { about: Subject, text: String, lasts: bool },
-    /// The end was requested.
-    Stop(Escalation),
-    /// A restart of a process was requested.
-    Restart(SlotNumber),
-    /// This number of workers was requested.
-    Scale(usize),
-    /// The cluster was verified.
-    Verified,
-    /// The guardian is gone.
-    GuardianLost,
-    /// A deadline has passed.
-    Tick,
-}
-
-/// What a remark is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Subject {
-    /// The run directory.
-    Directory,
-    /// The file of the events in it.
-    Journal,
-}
-
-/// The state of a dead process's GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum GpuFinding {
-    /// Its memory is free.
-    Free,
-    /// Its memory is still in use after the longest wait; the text names the processes.
-    Held(String),
-    /// The GPU has fallen off the bus or must be reset; the text says why.
-    Lost(String),
-}
-
-/// An action for the actor.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Action {
-    /// Start the process of a slot.
-    Start { slot: SlotNumber, key: Key },
-    /// Send SIGTERM to its group.
-    Terminate { key: Key },
-    /// Send SIGKILL to a process and its descendants.
-    Kill { key: Key },
-    /// Ask a process for an answer.
-    Ask { key: Key },
-    /// Ask the guardian for an answer.
-    AskGuardian,
-    /// Check which processes are stopped.
-    Look,
-    /// Read the last lines of the log of a process that did not become READY in time.
-    ReadLog { slot: SlotNumber },
-    /// Wait until a dead process's GPU is free, and report it.
-    AwaitGpu { slot: SlotNumber },
-    /// Write a crash bundle for an abnormal exit.
-    Bundle { slot: SlotNumber },
-    /// Publish a record.
-    Record(Record),
-    /// The cluster has ended.
-    End(Outcome),
-}
 
 /// The state of the decisions for one cluster.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ mod holders;
 mod links;
 mod placement;
 mod record;
+mod reports;
 #[cfg(test)]
 mod tests;
 

@@ -8,22 +8,20 @@
 
 mod links;
 mod nets;
+mod nvlinks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
 use super::xml::{XmlError, parsed, required, wrong};
-use super::{DEVICE_LIMIT, NUMA_LIMIT, NVLINK_LIMIT};
+use super::{DEVICE_LIMIT, NUMA_LIMIT};
 use crate::cpuset::CpuSet;
 use crate::ids::{GpuIndex, NumaId, PciAddress};
 use crate::topology::{
     Bridge, BridgeKind, ComputeCapability, Device, Gpu, LinkKind, Nic, NicKind, Note, NumaNode,
-    NvLink, NvLinkPeer, PcieLink, Topology, VERSION,
+    PcieLink, Topology, VERSION,
 };
-
-/// Most NVLinks of one GPU (GB200 and earlier have up to 18).
-const NVLINKS_OF_A_GPU: usize = 18;
 
 /// The highest plausible compute capability, times ten; a larger number is something else.
 const NEWEST_SM: u32 = 299;
@@ -260,53 +258,6 @@ impl Reader {
             ..Gpu::default()
         });
         Ok(())
-    }
-
-    /// The NVLinks of a GPU. The file gives their number for each peer but not their numbers on the
-    /// GPU, so they are numbered in order.
-    fn nvlinks(&mut self, pci: Node<'_, '_>, gpu: Node<'_, '_>) -> Result<Vec<NvLink>, XmlError> {
-        let mut links = Vec::new();
-        let mut listed = 0u64;
-        for node in gpu.children().filter(|child| child.has_tag_name("nvlink")) {
-            let count =
-                parsed(node, "count", |text| integer(text, "is not a number"))?.unwrap_or(1);
-            listed += u64::from(count);
-            let target = place(required(node, "target")?);
-            let class = node.attribute("tclass").unwrap_or_default();
-            let peer = match (class.trim_start_matches("0x"), target) {
-                ("068000", _) => NvLinkPeer::Switch,
-                ("068001", _) => NvLinkPeer::Cpu,
-                (class, Some(place)) if class.is_empty() || class.starts_with("03") => {
-                    NvLinkPeer::Gpu(place)
-                }
-                _ => NvLinkPeer::Unknown,
-            };
-            if peer == NvLinkPeer::Switch {
-                self.switches = self.switches.take().zip(target).map(|(mut known, place)| {
-                    known.insert(place);
-                    known
-                });
-            }
-            for _ in 0..count {
-                if links.len() == NVLINK_LIMIT {
-                    break;
-                }
-                let link = u32::try_from(links.len()).unwrap_or(u32::MAX);
-                links.push(NvLink { link, active: true, version: None, peer, gb_per_s: None });
-            }
-        }
-        let busid = pci.attribute("busid").unwrap_or_default();
-        if listed > NVLINK_LIMIT as u64 {
-            let text = format!("{listed} NVLinks are listed; {NVLINK_LIMIT} of them are read");
-            self.note(busid, text);
-        } else if listed > NVLINKS_OF_A_GPU as u64 {
-            let text = format!(
-                "{listed} NVLinks are listed, more than a GPU has: each seems to count once for \
-                 every peer that it reaches"
-            );
-            self.note(busid, text);
-        }
-        Ok(links)
     }
 
     fn nic(

@@ -3,6 +3,8 @@
 //! *Invariant:* a child is in `children` until it is reaped, and is reaped only after its group,
 //! its control group and its marked orphans have been sent SIGKILL.
 
+mod ending;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -27,7 +29,7 @@ use crate::os::descendants::{Family, carries};
 use crate::os::exhausted::Explained;
 use crate::os::log_file::LogWriter;
 use crate::os::pidfd::PidFd;
-use crate::os::{process, run_directory, shared_memory, shim};
+use crate::os::{process, run_directory, shim};
 use cuda_cluster_wire::output::{Source, Stream};
 use cuda_cluster_wire::process::{Exit, Key};
 
@@ -48,18 +50,6 @@ pub(super) const WITH_OUTPUT: &str = "output";
 
 /// How long to wait for a dead process's last output; a dying descendant may hold the pipe.
 const LAST_OUTPUT: Duration = Duration::from_millis(500);
-
-/// How long to wait for the ends of streams without writers, whose threads may read slowly.
-const LAST_STREAMS: Duration = Duration::from_secs(3);
-
-/// How long to wait for a stalled reader of the ranks' output, once the end was requested.
-const STALLED: Duration = Duration::from_secs(2);
-
-/// How long to wait for a reader when the supervisor no longer waits.
-const LAST_DELIVERY: Duration = Duration::from_millis(200);
-
-/// How long to wait for the end of processes that were sent SIGKILL; a driver may delay it.
-const UNKILLABLE: Duration = Duration::from_secs(30);
 
 /// Waits for an ended child without reaping it.
 const PEEK: WaitPidFlag =
@@ -437,73 +427,5 @@ impl Guard {
     /// Reports to the supervisor. A lost one is detected elsewhere.
     fn tell(&self, report: &Report) {
         let _ = self.unsent.send(&self.channel, report, Vec::new());
-    }
-
-    /// Kills all descendants of this process until none is left, and cleans up.
-    fn finish(mut self, supervisor: &PidFd) {
-        let deadline = Instant::now() + UNKILLABLE;
-        let alone = loop {
-            for child in self.children.values().filter(|child| child.exit.is_none()) {
-                self.kill_all_of(child);
-            }
-            for pid in Family::look().descendants(getpid()) {
-                // See `kill_orphans_of`.
-                let _ = kill(pid, Signal::SIGKILL);
-            }
-            self.reap();
-            let alone = matches!(waitid(Id::All, PEEK), Err(Errno::ECHILD));
-            if alone || Instant::now() > deadline {
-                break alone;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        self.finish_logs(if alone { LAST_STREAMS } else { LAST_OUTPUT });
-        shared_memory::remove(&self.shared_memory);
-        self.cgroup.iter().for_each(Cgroup::leave);
-        self.deliver(supervisor);
-    }
-
-    /// Waits until the ranks' output is delivered, as long as the supervisor wants.
-    fn deliver(&mut self, supervisor: &PidFd) {
-        let Some(delivery) = self.delivery.take() else { return };
-        delivery.complete();
-        let (mut last, mut since) = (0, Instant::now());
-        loop {
-            let (done, taken) = delivery.wait(Duration::from_millis(20));
-            if taken > last {
-                (last, since) = (taken, Instant::now());
-            }
-            let at_most = match self.patience {
-                Patience::Full => Duration::MAX,
-                Patience::WhileTaking => STALLED,
-                Patience::Short => LAST_DELIVERY,
-            };
-            if done || since.elapsed() >= at_most {
-                return;
-            }
-            if supervisor.wait(Duration::ZERO) {
-                self.patience = Patience::Short;
-            }
-            match self.channel.receive::<Request>() {
-                Ok(Some((Request::Deliver { hurry: true }, _))) => {
-                    self.patience = Patience::WhileTaking;
-                }
-                Ok(None) => self.patience = Patience::Short,
-                _ => {}
-            }
-        }
-    }
-
-    /// Waits for the log threads, whose pipes have no writers any more.
-    fn finish_logs(&mut self, at_most: Duration) {
-        let deadline = Instant::now() + at_most;
-        if let Some(delivery) = &self.delivery {
-            self.children.keys().for_each(|key| delivery.let_through(*key));
-        }
-        self.note_ends();
-        while self.streams > 0 {
-            let Some(key) = self.ends.next_by(deadline) else { return };
-            self.note_end(key);
-        }
     }
 }

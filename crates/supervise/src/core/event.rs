@@ -1,0 +1,107 @@
+//! What the core is told, and what it asks for.
+//!
+//! *Invariant:* an event says what was observed, and an action what is to be done; neither says
+//! why.
+
+use std::path::PathBuf;
+
+use super::SlotNumber;
+use crate::record::GpuError;
+use crate::{Escalation, Outcome, Record};
+use cuda_cluster_wire::process::{Exit, Key};
+use cuda_cluster_wire::status::Status;
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    /// Everything is prepared.
+    Begin,
+    /// A shim has been started.
+    Started { key: Key, pid: u32 },
+    /// A shim could not be started.
+    NotStarted { key: Key, reason: String },
+    /// A process wrote on its status pipe.
+    Said { key: Key, status: Status },
+    /// A process's status pipe has no writer any more: the program does not use it, or has ended.
+    StatusClosed { key: Key },
+    /// A process has ended according to the kernel; the guardian will report how.
+    Gone { key: Key },
+    /// A check has found that the processes with these keys are stopped.
+    Looked { stopped: Vec<Key>, guardian_stopped: bool },
+    /// Current answers of all processes are wanted.
+    AskAll,
+    /// The guardian has answered.
+    GuardianAlive,
+    /// The last lines of the log of a process that did not become READY in time were read.
+    LogRead { slot: SlotNumber, log_tail: Vec<String> },
+    /// A process has ended. `starved`: while it ran, the kernel has ended processes of this machine
+    /// for want of memory.
+    Exited { key: Key, exit: Exit, log_tail: Vec<String>, starved: bool },
+    /// A process's resident memory is so near its limit that it is to be killed.
+    MemoryReached { key: Key, resident_bytes: u64, limit_bytes: u64 },
+    /// The GPU of a dead process was checked.
+    Gpu { slot: SlotNumber, finding: GpuFinding },
+    /// The crash bundle of an exit was written.
+    Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
+    /// A remark to record; what `lasts` is shown with the state until the next about the same.
+    Noted { about: Subject, text: String, lasts: bool },
+    /// The end was requested.
+    Stop(Escalation),
+    /// A restart of a process was requested.
+    Restart(SlotNumber),
+    /// This number of workers was requested.
+    Scale(usize),
+    /// The cluster was verified.
+    Verified,
+    /// The guardian is gone.
+    GuardianLost,
+    /// A deadline has passed.
+    Tick,
+}
+
+/// What a remark is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Subject {
+    /// The run directory.
+    Directory,
+    /// The file of the events in it.
+    Journal,
+}
+
+/// The state of a dead process's GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum GpuFinding {
+    /// Its memory is free.
+    Free,
+    /// Its memory is still in use after the longest wait; the text names the processes.
+    Held(String),
+    /// The GPU has fallen off the bus or must be reset; the text says why.
+    Lost(String),
+}
+
+/// An action for the actor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Start the process of a slot.
+    Start { slot: SlotNumber, key: Key },
+    /// Send SIGTERM to its group.
+    Terminate { key: Key },
+    /// Send SIGKILL to a process and its descendants.
+    Kill { key: Key },
+    /// Ask a process for an answer.
+    Ask { key: Key },
+    /// Ask the guardian for an answer.
+    AskGuardian,
+    /// Check which processes are stopped.
+    Look,
+    /// Read the last lines of the log of a process that did not become READY in time.
+    ReadLog { slot: SlotNumber },
+    /// Wait until a dead process's GPU is free, and report it.
+    AwaitGpu { slot: SlotNumber },
+    /// Write a crash bundle for an abnormal exit.
+    Bundle { slot: SlotNumber },
+    /// Publish a record.
+    Record(Record),
+    /// The cluster has ended.
+    End(Outcome),
+}
