@@ -215,11 +215,16 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 /// `cuda-cluster …
 /// head`, there is no message, and the command ends as if by SIGPIPE.
 pub(super) fn unwritable(error: io::Error) -> Failure {
+    unwritable_to("standard output", error)
+}
+
+/// The same, of this stream.
+pub(super) fn unwritable_to(stream: &'static str, error: io::Error) -> Failure {
     let exit = match error.kind() {
         io::ErrorKind::BrokenPipe => Exit::BROKEN_PIPE,
         _ => Exit::Failed,
     };
-    Failure::new(exit, anyhow::Error::new(error).context("cannot write to standard output"))
+    Failure::new(exit, anyhow::Error::new(error).context(format!("cannot write to {stream}")))
 }
 
 /// How often a command that waits for something to print looks for its reader.

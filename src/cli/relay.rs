@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::oneshot;
 
 use super::failure::{Exit, Failure};
+use super::output::{unwritable, unwritable_to};
 use super::sanitize::sanitized;
 use super::signals::Signals;
 use crate::wire::output::{LineBuffer, Source, Stream, read};
@@ -31,7 +32,7 @@ const STALLED: Duration = Duration::from_millis(500);
 /// A handle to the relay thread.
 pub(super) struct Relay {
     /// Receives the thread's result; taken once the result has been received.
-    end: Option<oneshot::Receiver<io::Result<()>>>,
+    end: Option<oneshot::Receiver<Result<(), Failure>>>,
     /// Number of writes so far.
     written: Arc<AtomicU64>,
 }
@@ -45,10 +46,6 @@ impl Relay {
         prefix: bool,
         separate_streams: bool,
     ) -> Result<Self, Failure> {
-        let failed = |error: io::Error| {
-            let error = anyhow::Error::new(error).context("cannot pass the ranks' output on");
-            Failure::new(Exit::Failed, error)
-        };
         let pipe = pipe.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let written = Arc::new(AtomicU64::new(0));
         let (ended, end) = oneshot::channel();
@@ -68,8 +65,8 @@ impl Relay {
         Ok(Self { end: Some(end), written })
     }
 
-    /// Waits for a write error. Cancel-safe.
-    pub(super) async fn failed(&mut self) -> io::Error {
+    /// Waits until something can't be written. Cancel-safe.
+    pub(super) async fn failed(&mut self) -> Failure {
         if let Some(end) = &mut self.end {
             let ended = end.await;
             self.end = None;
@@ -82,23 +79,31 @@ impl Relay {
 
     /// Waits until all output is written; after a signal, only as long as the reader makes
     /// progress.
-    pub(super) async fn finish(mut self, signals: &mut Signals) {
-        let Some(mut end) = self.end.take() else { return };
+    ///
+    /// # Errors
+    /// If some could not be written, unless [`Relay::failed`] has told that.
+    pub(super) async fn finish(mut self, signals: &mut Signals) -> Result<(), Failure> {
+        let Some(mut end) = self.end.take() else { return Ok(()) };
         let mut before = None;
         loop {
             tokio::select! {
-                _ = &mut end => return,
+                ended = &mut end => return ended.unwrap_or(Ok(())),
                 number = signals.next() => drop(signals.escalation(number)),
                 () = tokio::time::sleep(STALLED) => {
                     let now = Some(self.written.load(Ordering::Relaxed));
                     if signals.first().is_some() && now == before {
-                        return;
+                        return Ok(());
                     }
                     before = now;
                 }
             }
         }
     }
+}
+
+fn failed(error: io::Error) -> Failure {
+    let error = anyhow::Error::new(error).context("cannot pass the ranks' output on");
+    Failure::new(Exit::Failed, error)
 }
 
 /// Splits the streams into lines and writes them.
@@ -114,9 +119,9 @@ struct Lines {
 }
 
 impl Lines {
-    fn pass_on(&mut self, mut pipe: PipeReader) -> io::Result<()> {
+    fn pass_on(&mut self, mut pipe: PipeReader) -> Result<(), Failure> {
         let mut bytes = Vec::new();
-        while let Some(source) = read(&mut pipe, &mut bytes)? {
+        while let Some(source) = read(&mut pipe, &mut bytes).map_err(failed)? {
             let text = self.text(source, &bytes);
             self.write(source, &text)?;
         }
@@ -163,11 +168,16 @@ impl Lines {
         text
     }
 
-    fn write(&mut self, source: Source, text: &[u8]) -> io::Result<()> {
+    fn write(&mut self, source: Source, text: &[u8]) -> Result<(), Failure> {
         match source.stream {
-            Stream::Output => self.output.write(text)?,
-            // If standard error is gone, standard output continues.
-            Stream::Error => drop(self.error.write(text)),
+            Stream::Output => self.output.write(text).map_err(unwritable)?,
+            Stream::Error => match self.error.write(text) {
+                // If its reader has gone, standard output continues.
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                    return Err(unwritable_to("standard error", error));
+                }
+                _ => {}
+            },
         }
         self.written.fetch_add(1, Ordering::Relaxed);
         Ok(())

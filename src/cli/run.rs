@@ -90,9 +90,9 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let ended = loop {
         let report = tokio::select! {
             report = supervisor.next() => report.map_err(up::refused)?,
-            error = relay.failed() => {
+            failure = relay.failed() => {
                 // The reader has gone; the ranks end as if their own pipe had broken.
-                unwritable = Some(output::unwritable(error));
+                unwritable = Some(failure);
                 supervisor.stop(Escalation::Graceful, None).await;
                 silence = Box::pin(supervisor.silence());
                 continue;
@@ -110,7 +110,9 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             None => break None,
         }
     };
-    relay.finish(&mut signals).await;
+    if let Err(failure) = relay.finish(&mut signals).await {
+        unwritable.get_or_insert(failure);
+    }
     let Some((outcome, last)) = ended else {
         return match (supervisor.unsaid().await, signals.first()) {
             (_, Some(number)) => Ok(Exit::Signal(number)),

@@ -258,14 +258,22 @@ fn a_reader_that_goes_away_ends_the_run_as_a_pipe_ends_a_writer() {
 #[test]
 fn an_output_that_is_full_is_an_error_and_ends_the_run() {
     let sandbox = Sandbox::new();
-    let arguments = [&["run"], &MACHINE[..], &["--", "yes"]].concat();
-    let full = File::options().write(true).open("/dev/full").expect("a full disk");
-    let output = program(&sandbox, &arguments).stdout(full).stderr(Stdio::piped()).output();
-    let output = output.expect("it ends");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
-    assert!(stderr.contains("No space left"), "{stderr}");
+    let full = || File::options().write(true).open("/dev/full").expect("a full disk");
+    // The second ends before anybody could stop it.
+    for script in ["yes", "echo once"] {
+        let arguments = [&["run"], &MACHINE[..], &["--", "sh", "-c", script]].concat();
+        let output = program(&sandbox, &arguments).stdout(full()).stderr(Stdio::piped()).output();
+        let output = output.expect("it ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{script}: {stderr}");
+        assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+        assert!(stderr.contains("No space left"), "{stderr}");
+    }
+    for script in ["yes >&2", "echo once >&2"] {
+        let arguments = [&["run"], &MACHINE[..], &["--", "sh", "-c", script]].concat();
+        let output = program(&sandbox, &arguments).stdout(Stdio::null()).stderr(full()).output();
+        assert_eq!(output.expect("it ends").status.code(), Some(1), "{script}");
+    }
     sandbox.assert_nothing_is_left();
 }
 
