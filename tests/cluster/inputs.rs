@@ -79,6 +79,16 @@ fn options_that_cannot_be_meant_are_refused() {
     assert_refused(&said, 2, &["an empty word is the name of no process", "hint: "]);
     let dask = ["--engine", "dask", "--scheduler-file", "/tmp"];
     assert_refused(&with(&sandbox, "up", &dask), 2, &["--scheduler-file: /tmp cannot be written"]);
+    // The second is nobody's (RFC 5737), and `.invalid` is no name (RFC 2606).
+    for (flag, value, host) in [
+        ("--host", "nosuch.invalid", "nosuch.invalid"),
+        ("--host", "192.0.2.1", "192.0.2.1"),
+        ("--dashboard-address", "192.0.2.1:8787", "192.0.2.1"),
+    ] {
+        let dask = ["--engine", "dask", flag, value];
+        let words = format!("{flag}: nothing can listen at {host} here: ");
+        assert_refused(&with(&sandbox, "up", &dask), 2, &[&words, "hint: name an address"]);
+    }
     sandbox.assert_nothing_is_left();
 }
 

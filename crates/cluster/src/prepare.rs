@@ -1,12 +1,16 @@
 //! Turns a request into a plan that this machine can run.
 
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+
 use serde::{Deserialize, Serialize};
 
 use super::paths::{self, PathError};
 use cuda_cluster_machine::probe::{self, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
-    CallerEnvironment, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths, plan,
+    CallerEnvironment, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths,
+    plan,
 };
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
@@ -74,6 +78,15 @@ pub enum PrepareError {
         list(present)
     )]
     NoInterface { name: String, present: Vec<String> },
+    /// Dask's scheduler or dashboard can't listen where it is told to.
+    #[error("'{key}': nothing can listen at {host} here")]
+    NoPlace {
+        /// The key of the spec that names it.
+        key: &'static str,
+        host: String,
+        #[source]
+        source: io::Error,
+    },
     /// The plan is for GPUs of another machine.
     #[error("the GPUs of {machine} are not in this machine")]
     Elsewhere {
@@ -94,6 +107,9 @@ impl PrepareError {
             PrepareError::NoInterface { .. } => {
                 Some("leave it out for the usual one, or name one that is up".to_owned())
             }
+            PrepareError::NoPlace { .. } => Some(
+                "name an address of this machine, or leave it out for the usual one".to_owned(),
+            ),
             PrepareError::Elsewhere { .. } => {
                 Some("set 'simulate: true' to run its plan with simulated GPUs".to_owned())
             }
@@ -105,7 +121,7 @@ impl PrepareError {
 ///
 /// # Errors
 /// If this machine can't be probed, there is no plan, its GPUs are elsewhere and not to be
-/// simulated, or the named libucp does not exist.
+/// simulated, or something that it names does not exist here.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
     let live = look()?;
     let caller = probe::caller();
@@ -173,14 +189,43 @@ fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareErr
     Ok(prepared)
 }
 
-/// Checks that this machine has the libucp that a plan for it names, and the paths that its
-/// processes need.
+/// Checks that this machine has the libucp that a plan for it names, the paths that its processes
+/// need, and the addresses that Dask's are to listen at.
 ///
 /// # Errors
 /// If something is missing or cannot be used.
 pub fn check_here(plan: &Plan) -> Result<(), PrepareError> {
     libucp_paths(plan).into_iter().try_for_each(|path| check_libucp(path.as_ref()))?;
-    Ok(paths::check(plan)?)
+    paths::check(plan)?;
+    let EnginePlan::Dask(dask) = &plan.engine else { return Ok(()) };
+    if dask.join.is_some() {
+        return Ok(());
+    }
+    let dashboard = dask.dashboard.then(|| dask.dashboard_address.rsplit_once(':')).flatten();
+    let places = [
+        ("scheduler.host", dask.host.as_deref()),
+        ("scheduler.dashboard_address", dashboard.map(|(host, _)| host)),
+    ];
+    for (key, host) in places {
+        let Some(host) = host else { continue };
+        can_listen(host).map_err(|source| PrepareError::NoPlace {
+            key,
+            host: host.to_owned(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether this machine has an address: `gpu1`, `[::1]`, `tcp://10.0.0.1`.
+fn can_listen(host: &str) -> io::Result<()> {
+    let host = host.rsplit_once("://").map_or(host, |(_, host)| host).trim_matches(['[', ']']);
+    if host.is_empty() {
+        // Every one.
+        return Ok(());
+    }
+    let places: Vec<SocketAddr> = (host, 0).to_socket_addrs()?.collect();
+    TcpListener::bind(&*places).map(drop)
 }
 
 /// Whether all GPUs of a plan are in this machine, identified by UUID.

@@ -102,7 +102,9 @@ impl<'a> Keys<'a> {
         let hint = error.hint();
         match error {
             PrepareError::Plan(error) => self.no_plan(error),
-            PrepareError::Path(_) | PrepareError::NoInterface { .. } => {
+            PrepareError::Path(_)
+            | PrepareError::NoInterface { .. }
+            | PrepareError::NoPlace { .. } => {
                 let error = anyhow::Error::new(error);
                 let cause = error.root_cause().to_string();
                 let text = error.to_string();
