@@ -10,7 +10,7 @@ lint cargo fmt --check
 lint cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
 lint env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --workspace
 lint .venv/bin/ruff check --quiet python tests/python scripts crates/cluster/src/dask/python
-lint .venv/bin/ruff format --check --quiet crates/cluster/src/dask/python
+lint .venv/bin/ruff format --check --quiet python crates/cluster/src/dask/python
 lint .venv/bin/python -m mypy --no-error-summary
 mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
 lint shellcheck --severity=warning "${scripts[@]}"

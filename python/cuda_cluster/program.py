@@ -102,9 +102,7 @@ def flags(keywords: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def run(
-    arguments: list[str], *, pass_fds: Sequence[int] = (), timeout: float | None = None
-) -> str:
+def run(arguments: list[str], *, pass_fds: Sequence[int] = (), timeout: float | None = None) -> str:
     """Runs the program to its end; returns its standard output, or raises ClusterError."""
     try:
         said = subprocess.run(

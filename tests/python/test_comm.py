@@ -562,7 +562,7 @@ async def test_connections_leave_nothing():
                 await asyncio.sleep(0.02)
 
         before = descriptors()
-        handlers = comm._Loop.running().handlers
+        handlers = comm.Loop.running().handlers
         def held():
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 10
             threads = len(os.listdir("/proc/self/task"))

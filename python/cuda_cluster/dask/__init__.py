@@ -1,10 +1,10 @@
 """Dask clusters on one machine's GPUs: what dask-cuda's users know, over a supervised cluster.
 
-    from cuda_cluster.dask import LocalCUDACluster
-    from distributed import Client
+from cuda_cluster.dask import LocalCUDACluster
+from distributed import Client
 
-    with LocalCUDACluster(protocol="ucxx", enable_nvlink=True) as cluster, Client(cluster) as client:
-        ...
+with LocalCUDACluster(protocol="ucxx", enable_nvlink=True) as cluster, Client(cluster) as client:
+    ...
 """
 
 from cuda_cluster.dask.client import initialize

@@ -525,9 +525,7 @@ class LocalCUDACluster(Cluster):
         async with self._correcting:
             gone = [name for name in await self._running() if name not in self._requested]
             if gone:
-                await self.scheduler_comm.retire_workers(
-                    names=gone, remove=True, close_workers=True
-                )
+                await self.scheduler_comm.retire_workers(names=gone, remove=True, close_workers=True)
             while (running := await self._running()) & set(gone):
                 await asyncio.sleep(0.05)
             assert self._attached is not None

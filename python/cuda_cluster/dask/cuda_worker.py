@@ -121,8 +121,7 @@ def _check_addresses(given: dict[str, Any]) -> None:
     workers = _gpus(given)
     if listen and workers > 1:
         raise ValueError(
-            "Cannot specify listen_address or contact_address when using multiple GPUs "
-            f"(nprocs={workers})."
+            f"Cannot specify listen_address or contact_address when using multiple GPUs (nprocs={workers})."
         )
     if ports and listen:
         raise ValueError("Cannot specify worker_port when listen_address is given")

@@ -174,9 +174,7 @@ def rmm(keywords: dict[str, Any]) -> dict[str, Any]:
             stacklevel=4,
         )
     if pool is None and not managed and not asynchronous and keywords.get("enable_nvlink"):
-        warnings.warn(
-            "with NVLink, a pool for RMM ('rmm_pool_size') makes transfers faster", stacklevel=4
-        )
+        warnings.warn("with NVLink, a pool for RMM ('rmm_pool_size') makes transfers faster", stacklevel=4)
     sizes = ("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
     flags = {name: _text(keywords.pop(name, None)) for name in sizes}
     for name in ("rmm_managed_memory", "rmm_async", "rmm_track_allocations"):

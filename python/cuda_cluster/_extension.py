@@ -1,0 +1,38 @@
+"""The Rust part of ``direct://``."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def _load() -> Any:
+    """Beside this file where it was installed, or as built in the source tree."""
+    name = "cuda_cluster._comm"
+    if importlib.util.find_spec(name) is not None:
+        return importlib.import_module(name)
+    target = Path(__file__).resolve().parents[2] / "target"
+    named = os.environ.get("CUDA_CLUSTER_COMM")
+    built = [target / profile / "lib_comm.so" for profile in ("release", "debug")]
+    found = [path for path in ([Path(named)] if named else built) if path.exists()]
+    if not found:
+        raise ImportError(
+            f"direct:// needs {name}, which is not here; "
+            "hint: cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
+        )
+    path = str(max(found, key=lambda path: path.stat().st_mtime))
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+#: The module. Without it, importing this one is an ImportError.
+comm = _load()
