@@ -14,24 +14,22 @@ import contextlib
 import html
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator
 from typing import Any
 
-import dask
-from distributed import Security, Status, rpc
+from distributed import Status, rpc
 from tornado.ioloop import IOLoop, PeriodicCallback
 
 from cuda_cluster import _internals, accepted, program
 from cuda_cluster import cluster as core
-from cuda_cluster._internals import Cluster, NoOpAwaitable, SchedulerInfo, get_versions
-from cuda_cluster.dask import client, keywords, views
+from cuda_cluster._internals import SchedulerInfo, get_versions
+from cuda_cluster.dask import certificates, client, keywords, views
 from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
+from cuda_cluster.dask.scaled import Scaled
 from cuda_cluster.errors import ClusterError
 from cuda_cluster.model import ClusterState, Event, Plan
 
@@ -45,9 +43,6 @@ PATIENCE = 30
 #: Seconds for a scheduler to say what it has, before it is looked for again.
 ANSWER = 5
 
-#: States of a worker that nothing starts but a request.
-NOT_RUNNING = ("stopped", "failed")
-
 
 def _look_versions_up() -> None:
     # A client reports what can't be found.
@@ -55,7 +50,7 @@ def _look_versions_up() -> None:
         get_versions()
 
 
-class LocalCUDACluster(Cluster):
+class LocalCUDACluster(Scaled):
     """A Dask cluster with one worker for each GPU of this machine.
 
     Takes every keyword of `dask_cuda.LocalCUDACluster`, with the same meaning, and also these:
@@ -85,8 +80,6 @@ class LocalCUDACluster(Cluster):
     Raises `cuda_cluster.ClusterError` with the cause if it can't start, which is a ValueError if
     an argument is wrong.
     """
-
-    _supports_scaling = True
 
     def __init__(
         self,
@@ -166,7 +159,7 @@ class LocalCUDACluster(Cluster):
         self._attached = core.attach(name)
         if self._attached.engine != "dask":
             raise ClusterError(f"{name} is a cluster of the {self._attached.engine} engine")
-        self.security = _security_of(self._attached.env())
+        self.security = certificates.of_environment(self._attached.env())
         client.prepare()
         self.status = Status.created
         _living.add(self)
@@ -177,14 +170,9 @@ class LocalCUDACluster(Cluster):
         if not (loop is None or isinstance(loop, IOLoop)):
             raise TypeError(f"loop must be a tornado IOLoop or None, not {loop!r}")
         self.status = Status.closed  # Until there is something to close.
+        self._begin_without_workers()
         self._owned: core.Owned | None = None
-        self._attached: core.Cluster | None = None
-        self._state: ClusterState | None = None
-        self._planned: Plan | None = None
         self._request = keywords.Request({})
-        self._requested: dict[Name, None] = {}
-        self._processes: dict[Name, str] = {}
-        self._correcting = asyncio.Lock()
         self._starting: asyncio.Future[None] | None = None
         self._relay: relay_module.Relay | None = None
         self._following: asyncio.Future[None] | None = None
@@ -301,7 +289,7 @@ class LocalCUDACluster(Cluster):
         specs = list(request.specs)
         if environment:
             specs.append({"worker": {"env": environment}})
-        flags = {**self._tls(request.security), **request.flags}
+        flags = {**self._certificates(), **request.flags}
         self._owned = core.Owned(flags, specs, worker_module.path())
         # A client says what it has as it connects. Part of that is remembered, and now is time for it.
         threading.Thread(target=_look_versions_up, name="versions", daemon=True).start()
@@ -317,35 +305,11 @@ class LocalCUDACluster(Cluster):
         self._owned.subscribe(_Subscriber(self))
         return state
 
-    def _tls(self, security: Security) -> dict[str, str]:
-        """The certificates' files. Certificates in memory are written to files until the end."""
+    def _certificates(self) -> dict[str, str]:
+        security = self._request.security
         if self._request.protocol not in ("tls", "wss") and not security.require_encryption:
             return {}
-        own = {
-            "tls_ca_file": security.tls_ca_file,
-            "tls_cert": security.tls_scheduler_cert,
-            "tls_key": security.tls_scheduler_key,
-        }
-        worker = (security.tls_worker_cert, security.tls_worker_key)
-        if None not in worker and worker != (own["tls_cert"], own["tls_key"]):
-            raise ValueError(
-                "security has different certificates for scheduler and workers; give both the same"
-            )
-        flags: dict[str, str] = {}
-        folder = None
-        for name, value in own.items():
-            if value is None:
-                raise ValueError(f"security lacks {name}, without which there is no TLS")
-            if "\n" in value:
-                if folder is None:
-                    folder = tempfile.mkdtemp(prefix="cuda-cluster-tls-")
-                    self._release.callback(shutil.rmtree, folder, ignore_errors=True)
-                path = os.path.join(folder, f"{name}.pem")
-                with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-                    file.write(value)
-                value = path
-            flags[name] = os.path.abspath(value)
-        return flags
+        return certificates.flags(security, self._release)
 
     def _configure_client(self, plan: Plan) -> None:
         """Configures UCX in this process as in the workers."""
@@ -353,18 +317,6 @@ class LocalCUDACluster(Cluster):
         if (self._state.scheduler.address or "").startswith("ucx"):
             assert self._attached is not None
             client.configure_ucx(self._attached.env(), context=not self._state.simulated)
-
-    def _map_workers(self) -> None:
-        """Maps Dask's names to processes, by address; without an address, by the plan."""
-        assert self._state is not None and self._planned is not None
-        known = self.scheduler_info["workers"]
-        processes = {process.name: process for process in self._state.workers}
-        for process, name in views.names(self._planned).items():
-            address = processes[process].address
-            name = known[address]["name"] if address in known else name
-            self._processes[name] = process
-            if processes[process].state not in NOT_RUNNING:
-                self._requested[name] = None
 
     # End.
 
@@ -458,102 +410,14 @@ class LocalCUDACluster(Cluster):
     # What there is.
 
     @property
-    def workers(self) -> dict[Name, views.WorkerView]:
-        """The requested workers by their names in Dask: the GPUs' indices."""
-        return {name: views.WorkerView(self, name) for name in self._requested}
-
-    @property
-    def worker_spec(self) -> dict[Name, dict[str, Any]]:
-        """The options of each requested worker."""
-        workers = self._planned.workers if self._planned else []
-        planned = {worker.name: worker for worker in workers}
-        return {name: views.spec(planned[self._processes[name]]) for name in self._requested}
-
-    @property
     def scheduler(self) -> views.SchedulerView:
         """The scheduler, which is a process of its own."""
         return views.SchedulerView(self)
 
     @property
-    def cuda_visible_devices(self) -> list[Name]:
-        """The GPUs that workers run on, or can be scaled to."""
-        return list(self._processes)
-
-    @property
     def run_directory(self) -> str | None:
         """The directory with the cluster's logs, events and sockets."""
         return None if self._state is None else self._state.run_directory
-
-    # More and fewer.
-
-    def scale(self, n: int = 0, memory: Any = None, cores: int | None = None) -> Any:
-        """Changes the number of workers to `n`. Those that end hand their data to others first.
-        Raises ValueError if there are fewer GPUs."""
-        n = accepted.WHOLE.take("n", n)
-        if n < 0:
-            raise ValueError(f"n must not be negative: {n}")
-        n = max(n, self._needed(memory, cores))
-        if n > len(self._processes):
-            raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
-        kept = list(self._requested)[:n]
-        new = [name for name in self._processes if name not in self._requested]
-        self._requested = dict.fromkeys([*kept, *new[: n - len(kept)]])
-        self.loop.add_callback(self._try_to_correct)
-        return NoOpAwaitable() if self.asynchronous else None
-
-    def _needed(self, memory: Any, cores: int | None) -> int:
-        """The number of workers with that much in total."""
-        needed = 0
-        planned = self._planned.workers if self._planned else []
-        if memory is not None and planned and planned[0].memory_limit_bytes:
-            needed = -(-dask.utils.parse_bytes(memory) // planned[0].memory_limit_bytes)
-        if cores is not None and planned and planned[0].threads:
-            needed = max(needed, -(-cores // planned[0].threads))
-        return int(needed)
-
-    async def _try_to_correct(self) -> None:
-        """The same as `_correct`, for nobody who waits."""
-        try:
-            await self._correct()
-        except (OSError, ClusterError) as error:
-            # What was asked of a cluster that is being closed is no longer wanted.
-            if self.status == Status.running:
-                logger.warning("%s could not be scaled: %s", self.name, error)
-
-    async def _correct(self) -> None:
-        """Ends and starts workers until those run that are requested."""
-        async with self._correcting:
-            gone = [name for name in await self._running() if name not in self._requested]
-            if gone:
-                await self.scheduler_comm.retire_workers(names=gone, remove=True, close_workers=True)
-            while (running := await self._running()) & set(gone):
-                await asyncio.sleep(0.05)
-            assert self._attached is not None
-            for name in self._requested.keys() - running:
-                await asyncio.to_thread(self._attached.restart, self._processes[name])
-
-    async def _running(self) -> set[Name]:
-        """Workers that run or start; not those that the scheduler has removed, which are ending."""
-        assert self._attached is not None
-        state = await asyncio.to_thread(self._attached.state)
-        phases = {process.name: process.state for process in state.workers}
-        identity = await self.scheduler_comm.identity(n_workers=-1)
-        known = {worker["name"] for worker in identity["workers"].values()}
-        ended = {name for name, one in self._processes.items() if phases[one] in NOT_RUNNING}
-        ending = {name for name, one in self._processes.items() if phases[one] == "ready"} - known
-        return self._processes.keys() - ended - ending
-
-    async def scale_down(self, workers: Iterable[Name]) -> None:
-        """Ends workers that `adapt` doesn't need."""
-        for name in workers:
-            self._requested.pop(name, None)
-        await self._correct()
-
-    def adapt(self, *args: Any, minimum: int = 0, maximum: Any = None, **kwargs: Any) -> Any:
-        """Adapts the number of workers to the work, between two limits."""
-        most = len(self._processes)
-        maximum = most if maximum is None else min(maximum, most)
-        return super().adapt(*args, minimum=minimum, maximum=maximum, **kwargs)
 
     # For people.
 
@@ -609,19 +473,6 @@ class _Subscriber:
         cluster = self._cluster()
         if cluster is not None and cluster._owned is not None:
             cluster._has_ended(cluster._owned.failure)
-
-
-def _security_of(env: Mapping[str, str]) -> Security:
-    """What a client needs to connect to a cluster with this environment."""
-    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
-    if f"{prefix}CA_FILE" not in env:
-        return Security()
-    return Security(
-        require_encryption=True,
-        tls_ca_file=env[f"{prefix}CA_FILE"],
-        tls_client_cert=env[f"{prefix}CLIENT__CERT"],
-        tls_client_key=env[f"{prefix}CLIENT__KEY"],
-    )
 
 
 _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()

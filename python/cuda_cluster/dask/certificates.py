@@ -1,0 +1,55 @@
+"""Certificates for TLS: from Dask's `Security` to files for the program, and back.
+
+*Invariant:* who else uses this machine can't read a file that is written here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+
+from distributed import Security
+
+
+def flags(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
+    """The files, as flags of the program. Certificates in memory are written to files until the
+    release."""
+    own = {
+        "tls_ca_file": security.tls_ca_file,
+        "tls_cert": security.tls_scheduler_cert,
+        "tls_key": security.tls_scheduler_key,
+    }
+    worker = (security.tls_worker_cert, security.tls_worker_key)
+    if None not in worker and worker != (own["tls_cert"], own["tls_key"]):
+        raise ValueError("security has different certificates for scheduler and workers; give both the same")
+    flags: dict[str, str] = {}
+    folder = None
+    for name, value in own.items():
+        if value is None:
+            raise ValueError(f"security lacks {name}, without which there is no TLS")
+        if "\n" in value:
+            if folder is None:
+                folder = tempfile.mkdtemp(prefix="cuda-cluster-tls-")
+                release.callback(shutil.rmtree, folder, ignore_errors=True)
+            path = os.path.join(folder, f"{name}.pem")
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(value)
+            value = path
+        flags[name] = os.path.abspath(value)
+    return flags
+
+
+def of_environment(env: Mapping[str, str]) -> Security:
+    """What a client needs to connect to a cluster with this environment."""
+    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
+    if f"{prefix}CA_FILE" not in env:
+        return Security()
+    return Security(
+        require_encryption=True,
+        tls_ca_file=env[f"{prefix}CA_FILE"],
+        tls_client_cert=env[f"{prefix}CLIENT__CERT"],
+        tls_client_key=env[f"{prefix}CLIENT__KEY"],
+    )
