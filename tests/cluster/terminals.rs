@@ -25,7 +25,9 @@ fn signal(child: &Child, signal: Signal) {
 
 /// The program in this sandbox, not started yet.
 fn program(sandbox: &Sandbox, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    // Whoever runs the tests under nohup ignores hang-ups, and so would it.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_cuda-cluster")]);
     command.args(arguments).env("XDG_RUNTIME_DIR", sandbox.runtime()).stdin(Stdio::null());
     command.env_remove("CUDA_VISIBLE_DEVICES");
     command

@@ -113,6 +113,7 @@ impl TaskService {
                     let source = source.map(|(id, _)| *id);
                     Event::Unreachable { worker, task, object, source, missing }
                 }
+                Report::NotFetched { object } => Event::NotFetched { worker, object },
                 Report::Fetched { object, source, bytes, micros } => {
                     Event::Fetched { worker, object, source: source.name, bytes, micros }
                 }

@@ -259,7 +259,8 @@ impl Runner {
                 self.shared.store.device().inspect(|device| device.look_for_fault());
                 let failed = waiters.into_iter().filter(|task| self.waiting.contains_key(task));
                 let failed: Vec<ObjectId> = failed.collect();
-                let mut reports = Vec::new();
+                // Nobody may wait for it: as another copy, or after its task was retracted.
+                let mut reports = vec![Report::NotFetched { object }];
                 for task in failed {
                     if self.waiting.remove(&task).is_none() {
                         continue;

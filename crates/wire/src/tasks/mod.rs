@@ -210,6 +210,8 @@ pub enum Report {
         /// unreachable.
         missing: bool,
     },
+    /// A copy of an object does not arrive.
+    NotFetched { object: ObjectId },
     /// A copy of an object has arrived.
     Fetched {
         object: ObjectId,

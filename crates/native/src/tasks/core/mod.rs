@@ -80,6 +80,8 @@ pub(crate) enum Event {
         source: Option<WorkerId>,
         missing: bool,
     },
+    /// A worker could not fetch a copy of an object.
+    NotFetched { worker: WorkerId, object: ObjectId },
     /// A client resets the transfer counters.
     CountAnew,
     /// A worker has fetched a copy of an object from the worker of this name.
@@ -264,6 +266,7 @@ impl Core {
             Event::Unreachable { worker, task, object, source, missing } => {
                 self.unreachable(worker, task, object, source, missing);
             }
+            Event::NotFetched { worker, object } => self.not_fetched(worker, object),
             Event::Fetched { worker, object, source, bytes, micros } => {
                 self.fetched(worker, object, &source, bytes, micros);
             }

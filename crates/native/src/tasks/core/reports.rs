@@ -107,10 +107,8 @@ impl Core {
         source: Option<WorkerId>,
         missing: bool,
     ) {
+        self.not_fetched(worker, object);
         let input = self.names.get(&object).copied();
-        if let (Some(input), Some(worker)) = (&input, self.workers.get_mut(&worker)) {
-            worker.arriving.remove(input);
-        }
         let Some(key) = self.take_back(worker, task) else { return };
         let misses = self.tasks[key].misses.saturating_add(1);
         self.tasks[key].misses = misses;
@@ -129,6 +127,14 @@ impl Core {
         let worker = self.worker_name(worker);
         let message = format!("input {object} could not be fetched, {misses} times");
         self.fail(key, &TaskError::Failed { task, worker, message });
+    }
+
+    /// Records that a copy does not come, whoever was to use it there.
+    pub(super) fn not_fetched(&mut self, worker: WorkerId, object: ObjectId) {
+        if let (Some(key), Some(worker)) = (self.names.get(&object), self.workers.get_mut(&worker))
+        {
+            worker.arriving.remove(key);
+        }
     }
 
     fn drop_replica(&mut self, source: WorkerId, key: ObjectKey, asking: TaskKey) {

@@ -336,6 +336,25 @@ fn an_input_that_can_never_be_fetched_fails_its_task_in_the_end() {
 }
 
 #[test]
+fn a_copy_that_could_not_be_fetched_is_asked_for_again_and_does_not_count() {
+    let mut world = two_workers();
+    world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
+    world.settle();
+    let holders = |world: &World| -> Vec<_> {
+        let workers = world.workers.iter().filter(|(_, worker)| worker.has.contains(&id(0)));
+        workers.map(|(id, _)| *id).collect()
+    };
+    let home = holders(&world);
+    let other = *world.workers.keys().find(|worker| !home.contains(worker)).expect("another");
+    world.handle(Event::Replicate { client: 1, object: id(0), copies: 2 });
+    world.worker(other).orders.clear();
+    world.handle(Event::NotFetched { worker: other, object: id(0) });
+    world.handle(Event::Replicate { client: 1, object: id(0), copies: 2 });
+    world.settle();
+    assert_eq!(holders(&world).len(), 2, "the second time it is fetched");
+}
+
+#[test]
 fn a_given_object_outlives_a_way_that_is_broken_for_a_while() {
     let mut world = two_workers();
     world.handle(Event::Put { client: 1, object: id(0), product: Product::Stored(5000), on: None });
