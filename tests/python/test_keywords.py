@@ -117,6 +117,8 @@ def test_what_was_taken_without_a_word_is_refused_by_its_name(wrong):
     "given, flags",
     [
         ({"n_workers": numpy.int64(2), "start_workers": 1}, {"n_workers": 2}),
+        # Which the program refuses.
+        ({"n_workers": 2, "start_workers": 0}, {"n_workers": 2, "start_workers": 0}),
         ({"threads_per_worker": None}, {"threads_per_worker": 1}),
         ({"CUDA_VISIBLE_DEVICES": (0, "1")}, {"gpus": "0,1"}),
         ({"CUDA_VISIBLE_DEVICES": numpy.arange(2)}, {"gpus": "0,1"}),

@@ -43,9 +43,7 @@ FLAGS = [name for name in accepted.FLAGS if name not in NOT_ITS_OWN]
 LARGEST = 2**32 - 1
 
 #: Keywords whose effect depends on the number of planned workers: with them, `n_workers` is that.
-SHARED_OUT = (
-    "cpu_workers worker_port listen_address contact_address cpus scheduler_cores start_workers spec"
-).split()
+SHARED_OUT = ("cpu_workers worker_port listen_address contact_address cpus scheduler_cores spec").split()
 
 #: Keys of a spec by which the program chooses a protocol.
 SETTLE_PROTOCOL = set(
@@ -233,7 +231,8 @@ def translate(keywords: dict[str, Any]) -> Request:
     }
     started = (n_workers or 0) * (keywords.get("workers_per_gpu") or 1)
     # A number that the program can't read is refused by the name under which it was given.
-    if 0 < started <= LARGEST and not any(keywords.get(name) for name in SHARED_OUT):
+    shared_out = keywords.get("start_workers") is not None or any(keywords.get(name) for name in SHARED_OUT)
+    if 0 < started <= LARGEST and not shared_out:
         # The other GPUs' workers are planned, too, so that `scale` and `adapt` can start them.
         flags["n_workers"] = None
         keywords["start_workers"] = started

@@ -6,6 +6,7 @@
 //! *Invariant:* a context outlives its workers, because they hold a reference to it.
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,9 +52,12 @@ impl UcpContext {
     /// Initialises UCX with the `UCX_*` variables of the environment, overridden by `settings`.
     ///
     /// # Errors
-    /// If UCX refuses a setting, or finds no usable transport.
+    /// If UCX refuses a setting, finds no usable transport, or has no descriptors left, without
+    /// which it ends the process.
     #[doc(alias = "ucp_init")]
     pub fn new(library: &Arc<Library>, settings: &[Setting]) -> Result<Self, Error> {
+        let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+        spare.map_err(|source| Error::System { action: "open UCX's files", source })?;
         let config = Configuration::read(library)?;
         for setting in settings {
             config.set(setting)?;
@@ -101,6 +105,9 @@ impl UcpContext {
         &self.inner.library
     }
 }
+
+/// Descriptors that UCX opens at once, and some to spare. It opens more with its worker.
+const FILES: usize = 24;
 
 /// CUDA's device memory among the types of memory (`ucs_memory_type_t`).
 const CUDA_MEMORY: u64 = 1 << ucx1_sys::ucs_memory_type_t::UCS_MEMORY_TYPE_CUDA as u32;

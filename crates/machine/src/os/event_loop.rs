@@ -3,6 +3,7 @@
 //! *Invariant:* blocking work always runs, even if late because the user has no threads left: the
 //! loop keeps one thread for it throughout, and starts more only if possible.
 
+use std::fs::File;
 use std::io;
 use std::time::Duration;
 
@@ -10,6 +11,18 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Longer than any program runs, so that the idle thread for blocking work is kept.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Descriptors that tokio opens for an event loop and for signals, and some to spare.
+const FILES: usize = 10;
+
+/// Whether there are descriptors for an event loop: tokio panics if it gets none for signals.
+///
+/// # Errors
+/// If they have run out.
+pub fn has_room() -> io::Result<()> {
+    let files: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    files.map(drop)
+}
 
 /// Creates an event loop on this thread.
 ///
@@ -19,6 +32,7 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// # Errors
 /// If descriptors or threads have run out.
 pub fn new() -> io::Result<Runtime> {
+    has_room()?;
     let event_loop =
         Builder::new_current_thread().enable_all().thread_keep_alive(FOR_EVER).build()?;
     // Starting a thread here turns a lack of threads into an error instead of a panic.

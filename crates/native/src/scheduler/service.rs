@@ -21,6 +21,7 @@ use crate::connection::{self, ConnectionId, Greetings};
 use crate::error::{ConversationError, Error};
 use crate::process::{LaunchEnvironment, StatusPipe, log_to_standard_error};
 use crate::tasks::service::TaskService;
+use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::{FRAME_LIMIT, encode};
@@ -57,9 +58,8 @@ pub fn main() -> Result<(), Error> {
 
 fn start(status: &mut StatusPipe) -> Result<(), Error> {
     let launch = LaunchEnvironment::read()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    let runtime = event_loop::has_room()
+        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build())
         .map_err(|source| Error::System { action: "start the event loop", source })?;
     runtime.block_on(run(launch, status))
 }

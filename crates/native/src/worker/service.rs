@@ -24,7 +24,7 @@ use crate::process::{LaunchEnvironment, StatusPipe, log_to_standard_error, rando
 use cuda_cluster_data::cuda::{Device, PoolUse, Sizes};
 use cuda_cluster_data::memory::spare;
 use cuda_cluster_data::ucx::{LIBRARY_VARIABLE, environment};
-use cuda_cluster_machine::os::memory;
+use cuda_cluster_machine::os::{event_loop, memory};
 use cuda_cluster_machine::probe::check_port;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::{NativePlan, Plan, WorkerPlan};
@@ -84,9 +84,8 @@ fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
     memory::keep_freed_up_to(limit / HEAP_SHARE);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    let runtime = event_loop::has_room()
+        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build())
         .map_err(|source| Error::System { action: "start the event loop", source })?;
     let mut device = None;
     let result = runtime.block_on(run(launch, registry, status, &mut device));
