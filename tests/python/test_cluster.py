@@ -207,6 +207,13 @@ class TestStarts:
         with LocalCUDACluster(**QUIET, n_workers=1, security=True) as cluster, Client(cluster):
             pass
 
+    def test_a_cluster_that_was_found_is_closed_when_it_has_ended(self):
+        with LocalCUDACluster(**QUIET, n_workers=1) as cluster:
+            found = LocalCUDACluster.from_name(cluster.name)
+            assert found.status.name == "running"
+        eventually(lambda: found.status.name == "closed", "it is told", 60)
+        found.close()
+
     def test_ucx_between_workers_and_with_the_client(self, tmp_path):
         # In a Python of its own, because UCX is set up once in a process.
         script = tmp_path / "script.py"

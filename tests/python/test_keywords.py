@@ -1,6 +1,7 @@
 """Keywords and settings of wrong types are refused by their names, before anything starts."""
 
 import inspect
+import math
 import os
 import re
 from datetime import timedelta
@@ -239,6 +240,12 @@ def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():
     with dask.config.set({"a.path": Path("/a"), "a.number": numpy.int64(3)}):
         here = keywords.set_here()
     assert (here["a.path"], here["a.number"]) == ("/a", "3")
+    with dask.config.set({"a.most": math.inf, "a.list": [-math.inf, "inf"]}):
+        here = {key: dask.config.interpret_value(text) for key, text in keywords.set_here().items()}
+    assert (here["a.most"], here["a.list"]) == (math.inf, [-math.inf, "inf"])
+    with dask.config.set({"a.number": math.nan}):
+        with pytest.warns(UserWarning, match="a.number: nan .*does not reach"):
+            assert "a.number" not in keywords.set_here()
     with dask.config.set({"a.strange": Strange()}):
         with pytest.warns(UserWarning, match="a.strange .*does not reach"):
             assert "a.strange" not in keywords.set_here()

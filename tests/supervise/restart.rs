@@ -104,6 +104,30 @@ async fn a_worker_at_95_percent_of_its_memory_is_restarted_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_below_95_percent_of_its_memory_is_left_alone() {
+    let bench = Bench::new();
+    // Resident is somewhat more. 95 % of 95 % would be 361 MiB.
+    let mut large = launch("large", &["ready allocate=365 sleep=600"]);
+    large.workers[0].memory_limit_bytes = Some(400 << 20);
+    let supervisor = bench.start(large).await;
+    supervisor.ready().await.expect("READY");
+    let full = |s: &ClusterState| {
+        let resident = s.workers[0].pid.and_then(cuda_cluster::os::process::resident_bytes);
+        s.workers[0].restarts > 0 || resident.is_some_and(|bytes| bytes >= 365 << 20)
+    };
+    let begun = Instant::now();
+    while !full(&supervisor.state().borrow()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it takes its memory");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // At most a tenth of a second passes between two looks at so full a process.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let worker = supervisor.state().borrow().workers[0].clone();
+    assert_eq!((worker.restarts, worker.last_exit), (0, None));
+    drop(supervisor);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_bundle_tells_all_but_secrets() {
     let bench = Bench::new();
     let again = bench.file("again");

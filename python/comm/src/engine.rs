@@ -405,3 +405,15 @@ fn host_of_peer(connection: &Connection) -> String {
         _ => "this machine".to_owned(),
     }
 }
+
+#[cfg(all(test, feature = "plane"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_has_a_key_of_its_own_that_nobody_can_guess() {
+        let keys = [(); 2].map(|()| Engine::new().expect("an engine").plane_key);
+        assert_ne!(keys[0], keys[1]);
+        assert!(keys.iter().all(|key| *key != [0; 32]));
+    }
+}

@@ -23,7 +23,7 @@ from typing import Any
 from distributed import Status, rpc
 from tornado.ioloop import IOLoop, PeriodicCallback
 
-from cuda_cluster import _internals, accepted, program
+from cuda_cluster import _internals, accepted
 from cuda_cluster import cluster as core
 from cuda_cluster._internals import SchedulerInfo, get_versions
 from cuda_cluster.dask import certificates, client, keywords, views
@@ -39,6 +39,9 @@ Name = views.Name
 
 #: Seconds after which the end of a cluster takes too long.
 PATIENCE = 30
+
+#: So many questions, twice a second, that nobody listens to mean that a cluster has ended.
+UNHEARD = 10
 
 #: Seconds for a scheduler to say what it has, before it is looked for again.
 ANSWER = 5
@@ -178,6 +181,7 @@ class LocalCUDACluster(Scaled):
         self._following: asyncio.Future[None] | None = None
         self._release = contextlib.ExitStack()
         self._stuck: ClusterError | None = None
+        self._unheard = 0
         super().__init__(
             asynchronous=asynchronous,
             loop=loop,
@@ -250,8 +254,15 @@ class LocalCUDACluster(Scaled):
         assert self._attached is not None
         try:
             state = await asyncio.to_thread(self._attached.state)
-        except ClusterError:
+        except ClusterError as error:
+            # Nobody listens. A run directory that somebody removed comes back soon.
+            gone = isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError)
+            self._unheard = self._unheard + 1 if gone else 0
+            if self._owned is None and self._unheard > UNHEARD and self.status == Status.running:
+                logger.warning("The cluster %s has ended", self.name)
+                self._has_ended(None)
             return False
+        self._unheard = 0
         if state.scheduler is None or state.scheduler.state != "ready":
             return False
         self._state = state
@@ -359,13 +370,8 @@ class LocalCUDACluster(Scaled):
                 watch.look()
                 if not told and time.monotonic() - began >= PATIENCE:
                     told = True
-                    logger.warning(
-                        "The cluster %s is still ending after %s s; 'cuda-cluster down --kill %s' "
-                        "ends it at once",
-                        self.name,
-                        PATIENCE,
-                        self.name,
-                    )
+                    text = "The cluster %s is still ending after %s s; 'cuda-cluster down --kill %s' ends it"
+                    logger.warning(text, self.name, PATIENCE, self.name)
         except ClusterError as error:
             self._stuck = error
             raise
@@ -379,7 +385,7 @@ class LocalCUDACluster(Scaled):
         closed = super().close(timeout)
         if not self.asynchronous:
             self._loop_runner.stop()
-            if self._stuck is not None:
+            if self._stuck is not None and self._owned is not None and not self._owned.has_ended:
                 # `distributed` takes any RuntimeError for the end of the loop.
                 raise self._stuck
         return closed
@@ -434,15 +440,7 @@ class LocalCUDACluster(Scaled):
     def _picture(self) -> str:
         """A picture of the machine with its workers; drawn once."""
         if not hasattr(self, "_drawn") and self.run_directory is not None:
-            arguments = ["topo", "-o", "svg", f"--plan={self.run_directory}/plan.json"]
-            machine = self._request.flags.get("topology")
-            if machine is not None:
-                arguments.append(f"--topology={machine}")
-            try:
-                svg = program.run(arguments, timeout=30)
-                self._drawn = svg[svg.index("<svg") :]
-            except Exception:
-                self._drawn = ""  # A notebook shows the rest without it.
+            self._drawn = views.picture(self.run_directory, self._request.flags.get("topology"))
         return getattr(self, "_drawn", "")
 
 

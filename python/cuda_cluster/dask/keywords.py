@@ -398,9 +398,13 @@ def set_here() -> dict[str, str]:
             continue
         # A text that reads as a number would become one.
         is_plain = isinstance(value, str) and dask.config.interpret_value(value) == value
-        text = value if is_plain else repr(value)
+        # Infinity has no other literal.
+        text = value if is_plain else re.sub(r"(?<!['\w])inf\b", "1e999", repr(value))
         if dask.config.interpret_value(text) == value:
             found[key] = text
+        else:
+            text = f"{key}: {value!r} has no text, so this setting does not reach the cluster's processes"
+            warnings.warn(text, stacklevel=4)
     return found
 
 

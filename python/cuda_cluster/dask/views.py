@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Status
 
+from cuda_cluster import program
 from cuda_cluster.model import Plan, PlannedWorker
 
 if TYPE_CHECKING:
@@ -141,3 +142,15 @@ def spec(worker: PlannedWorker) -> dict[str, Any]:
         "env": dict(worker.env),
     }
     return {"cls": Worker, "options": options}
+
+
+def picture(run_directory: str, machine: str | None) -> str:
+    """A picture of a cluster's machine with its workers, as SVG; empty if there is none."""
+    arguments = ["topo", "-o", "svg", f"--plan={run_directory}/plan.json"]
+    if machine is not None:
+        arguments.append(f"--topology={machine}")
+    try:
+        svg = program.run(arguments, timeout=30)
+        return svg[svg.index("<svg") :]
+    except Exception:
+        return ""  # A notebook shows the rest without it.
