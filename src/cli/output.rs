@@ -304,7 +304,9 @@ fn fitted_to(
             None => {
                 if !left_out.is_empty() {
                     let what = left_out.join(", ");
-                    text.push_str(&format!("(left out for lack of width: {what}; {all})\n"));
+                    let note = format!("(left out for lack of width: {what}; {all})");
+                    text.push_str(&wrapped(&note, 0, width));
+                    text.push('\n');
                 }
                 return text;
             }

@@ -29,7 +29,10 @@ fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
     assert_eq!(phases, ["starting", "verifying", "READY"], "{events}");
     let said = sandbox.run(&["verify", "good"]);
     assert!(said.stdout.starts_with("2 of 2 ok: host memory "), "the answer comes first: {said}");
-    assert_eq!(said.stdout.lines().count(), 1, "and nothing is not as expected: {said}");
+    // On a busy machine a pair may be slow, which is said in a table after an empty line.
+    let slow = said.stdout.matches("  slow: ").count();
+    let more = if slow > 0 { slow + 2 } else { 0 };
+    assert_eq!(said.stdout.lines().count(), 1 + more, "nothing else is not as expected: {said}");
     let table = sandbox.run(&["verify", "good", "-o", "table", "--rounds", "1"]);
     assert_eq!(table.stdout.lines().count(), 3, "{table}");
     assert!(table.stdout.contains("µs one way"), "{table}");
