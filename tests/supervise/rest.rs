@@ -35,8 +35,13 @@ async fn fifty_clusters_of_eight_leave_nothing() {
             before = descriptors();
         }
     }
-    assert!(descriptors() <= before, "descriptors do not grow");
     println!("{clusters} clusters of 8 up and down in {:?}", begin.elapsed());
+    // Tests beside this one have some for a while.
+    let end = Instant::now() + Duration::from_secs(60);
+    while descriptors() > before {
+        assert!(Instant::now() < end, "descriptors do not grow");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[test]
