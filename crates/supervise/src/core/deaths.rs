@@ -105,7 +105,10 @@ impl Core {
     /// What follows an exit that someone other than the supervisor requested.
     fn leave(&mut self, number: SlotNumber, then: AfterLeaving, now: Moment) {
         match then {
-            AfterLeaving::Rest => self.stay_stopped(number),
+            AfterLeaving::Rest => {
+                self.slots[number].rested = Some(now);
+                self.stay_stopped(number);
+            }
             AfterLeaving::Return => {
                 let what = What::Restarting { in_ms: 0, deaths_at_work: 0 };
                 self.record(now, Some(number), what);

@@ -2,10 +2,15 @@
 //!
 //! *Invariant:* a request has no effect once the end has begun.
 
+use std::time::Duration;
+
 use super::slot::{AfterStop, Slot};
 use super::{Core, Moment, SlotNumber};
 use crate::ProcessPhase;
 use crate::record::What;
+
+/// Longer than a scheduler takes to end after it has sent its workers away.
+const SENT_AWAY: Duration = Duration::from_secs(30);
 
 impl Core {
     /// Asks living workers to end; they are restarted when the scheduler is READY.
@@ -23,6 +28,13 @@ impl Core {
                 }
                 ProcessPhase::Restarting => {
                     self.slots[number].shown.state = ProcessPhase::Waiting;
+                }
+                // A scheduler that is asked to end sends its workers away before it goes.
+                ProcessPhase::Stopped
+                    if self.slots[number].rested.is_some_and(|at| now - at < SENT_AWAY) =>
+                {
+                    self.slots[number].shown.state = ProcessPhase::Waiting;
+                    self.slots[number].afresh = true;
                 }
                 _ => {}
             }

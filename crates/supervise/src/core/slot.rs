@@ -69,6 +69,8 @@ pub(super) struct Slot {
     pub(super) blame: Option<String>,
     /// What is to follow its end, as reported by the process, if someone else asked it to end.
     pub(super) leaving: Option<AfterLeaving>,
+    /// When it left because it was not wanted any more.
+    pub(super) rested: Option<Moment>,
     /// Earliest time of its next start.
     pub(super) not_before: Moment,
     /// Whether its GPU must become free before it is restarted.
@@ -103,6 +105,7 @@ impl Slot {
             ready: None,
             kill_percent,
             has_worked: false,
+            rested: None,
             ready_by: None,
             kill_at: None,
             give_up_at: None,
@@ -143,6 +146,7 @@ impl Slot {
         self.started = now;
         self.ready = None;
         self.has_worked = false;
+        self.rested = None;
         self.ready_by = Some(ready_by);
         self.kill_at = None;
         self.give_up_at = None;
