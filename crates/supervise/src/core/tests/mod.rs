@@ -317,23 +317,6 @@ fn who_is_retired_rests_and_a_scheduler_can_end_its_cluster() {
 }
 
 #[test]
-fn workers_that_a_scheduler_sends_away_before_it_ends_return_to_the_next_one() {
-    let mut world = up(launch(true, 3, false));
-    leaves(&mut world, 3, AfterLeaving::Rest);
-    world.now += Duration::from_secs(60);
-    leaves(&mut world, 1, AfterLeaving::Rest);
-    world.die(0, Exit::status(0));
-    world.die(2, Exit::by_signal(15));
-    world.now += Duration::from_millis(500);
-    world.tell(Event::Tick);
-    world.ready(0);
-    world.ready(1);
-    world.ready(2);
-    assert_eq!(world.worker(2).state, ProcessPhase::Stopped, "it was retired long before");
-    assert_eq!(world.phase(), ClusterPhase::Ready);
-}
-
-#[test]
 fn workers_that_a_scheduler_elsewhere_lets_go_end_their_cluster() {
     let mut world = up(launch(false, 2, false));
     leaves(&mut world, 0, AfterLeaving::Rest);
