@@ -116,7 +116,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let Some((outcome, last)) = ended else {
         return match (supervisor.unsaid().await, signals.first()) {
             (_, Some(number)) => Ok(Exit::Signal(number)),
-            (Ok(_), None) => Ok(Exit::Done),
+            (Ok(_), None) => Ok(ended_by_others()),
             (Err(UpError::Interrupted), None) => Ok(Exit::INTERRUPTED),
             (Err(error), None) => Err(up::refused(error)),
         };
@@ -124,8 +124,13 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     match (outcome, signals.first()) {
         (_, Some(number)) => Ok(Exit::Signal(number)),
         _ if unwritable.is_some() => unwritable.map_or(Ok(Exit::Failed), Err),
-        (Outcome::Finished | Outcome::Stopped { .. }, None) => Ok(Exit::Done),
-        (Outcome::Failed(cause) | Outcome::NotReady(cause), None) => {
+        (Outcome::Finished, None) => Ok(Exit::Done),
+        (Outcome::Stopped { .. }, None) => Ok(ended_by_others()),
+        (Outcome::NotReady(cause), None) => {
+            output::status(&format!("run: {}", cause.text));
+            Ok(Exit::NotReady)
+        }
+        (Outcome::Failed(cause), None) => {
             let root = root(&last, &cause.text);
             output::status(&format!("run: {root}; the other ranks were stopped"));
             let crashes = Paths::of(&plan.name).crashes();
@@ -135,6 +140,13 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             Ok(cause.exit.map_or(Exit::Failed, program_exit))
         }
     }
+}
+
+/// The exit of a run that neither its ranks nor a signal to it has ended: what they were to do is not
+/// done.
+fn ended_by_others() -> Exit {
+    output::status("run: it was ended from outside before its ranks had finished");
+    Exit::Failed
 }
 
 /// The rank that failed first, and what happened to it.

@@ -1,8 +1,15 @@
 //! `run` and `exec`: any program, one rank per GPU.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
 
-use crate::sandbox::Sandbox;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{Sandbox, eventually};
+
+const LONG: Duration = Duration::from_secs(60);
 
 const MACHINE: [&str; 5] = ["--topology", "dgx-1-v100", "--simulate", "--n-workers", "3"];
 
@@ -40,6 +47,38 @@ fn the_first_failed_rank_stops_the_others_and_names_the_cause() {
     assert!(said.stdout.contains("oh no"), "{said}");
     assert!(said.stderr.contains("rank 1: gpu2 ended with status 7"), "{said}");
     assert!(said.stderr.contains("/crashes"), "{said}");
+}
+
+#[test]
+fn a_run_that_is_not_ready_in_time_says_so_by_its_exit_code() {
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, &["--name", "late", "--ready-within", "0"], "sleep 600");
+    assert_eq!(said.code, 3, "{said}");
+    assert!(said.stderr.contains("run: not ready within 0s: "), "{said}");
+    sandbox.assert_only_the_causes_are_left("late");
+}
+
+#[test]
+fn a_run_that_another_command_or_a_signal_to_its_supervisor_ends_has_failed() {
+    for by_command in [true, false] {
+        let sandbox = Sandbox::new();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.arg("run").args(MACHINE).args(["--name", "cut", "--", "sleep", "600"]);
+        let running = sandbox.spawn_program(command);
+        let ready = |state: &serde_json::Value| state["state"] == "ready";
+        eventually("READY", LONG, || sandbox.try_state("cut").is_some_and(|state| ready(&state)));
+        if by_command {
+            assert_eq!(sandbox.run(&["down", "cut"]).code, 0);
+        } else {
+            let pid = sandbox.state("cut")["supervisor_pid"].as_i64().expect("a pid");
+            let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
+            kill(pid, Signal::SIGTERM).expect("it lives");
+        }
+        let said = running.wait();
+        assert_eq!(said.code, 1, "{said}");
+        assert!(said.stderr.contains("ended from outside before its ranks had finished"), "{said}");
+        sandbox.assert_nothing_is_left();
+    }
 }
 
 #[test]
