@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::ClientError;
 use crate::control::Control;
+use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::plan::{Plan, Unresponsive};
 use cuda_cluster_native::connection;
@@ -41,7 +42,7 @@ pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> 
     let control = Control::new(paths.control());
     // On a separate thread, because the caller's may already run an event loop.
     let ask = move || -> Option<ClusterState> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread()).ok()?;
         runtime.block_on(control.read("/v1/state")).ok()
     };
     let asked = std::thread::Builder::new().spawn(ask).ok()?;

@@ -15,13 +15,14 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Descriptors that tokio opens for an event loop and for signals, and some to spare.
 const FILES: usize = 10;
 
-/// Whether there are descriptors for an event loop: tokio panics if it gets none for signals.
+/// Starts an event loop.
 ///
 /// # Errors
-/// If they have run out.
-pub fn has_room() -> io::Result<()> {
-    let files: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
-    files.map(drop)
+/// If descriptors have run out: tokio panics if it gets none for signals.
+pub fn start(builder: &mut Builder) -> io::Result<Runtime> {
+    let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    drop(spare?);
+    builder.enable_all().build()
 }
 
 /// Creates an event loop on this thread.
@@ -32,9 +33,7 @@ pub fn has_room() -> io::Result<()> {
 /// # Errors
 /// If descriptors or threads have run out.
 pub fn new() -> io::Result<Runtime> {
-    has_room()?;
-    let event_loop =
-        Builder::new_current_thread().enable_all().thread_keep_alive(FOR_EVER).build()?;
+    let event_loop = start(Builder::new_current_thread().thread_keep_alive(FOR_EVER))?;
     // Starting a thread here turns a lack of threads into an error instead of a panic.
     let trial = std::thread::Builder::new().spawn(|| ())?;
     // The thread does nothing, so joining it cannot fail.

@@ -58,8 +58,7 @@ pub fn main() -> Result<(), Error> {
 
 fn start(status: &mut StatusPipe) -> Result<(), Error> {
     let launch = LaunchEnvironment::read()?;
-    let runtime = event_loop::has_room()
-        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build())
+    let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread())
         .map_err(|source| Error::System { action: "start the event loop", source })?;
     runtime.block_on(run(launch, status))
 }

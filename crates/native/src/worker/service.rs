@@ -84,8 +84,7 @@ fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
     let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);
     memory::keep_freed_up_to(limit / HEAP_SHARE);
-    let runtime = event_loop::has_room()
-        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build())
+    let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread())
         .map_err(|source| Error::System { action: "start the event loop", source })?;
     let mut device = None;
     let result = runtime.block_on(run(launch, registry, status, &mut device));
