@@ -142,8 +142,8 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     }
 }
 
-/// The exit of a run that neither its ranks nor a signal to it has ended: what they were to do is not
-/// done.
+/// The exit of a run that neither its ranks nor a signal to it has ended: what they were to do is
+/// not done.
 fn ended_by_others() -> Exit {
     output::status("run: it was ended from outside before its ranks had finished");
     Exit::Failed

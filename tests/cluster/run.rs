@@ -55,7 +55,7 @@ fn a_run_that_is_not_ready_in_time_says_so_by_its_exit_code() {
     let said = run(&sandbox, &["--name", "late", "--ready-within", "0"], "sleep 600");
     assert_eq!(said.code, 3, "{said}");
     assert!(said.stderr.contains("run: not ready within 0s: "), "{said}");
-    sandbox.assert_only_the_causes_are_left("late");
+    sandbox.assert_no_shared_memory_is_left();
 }
 
 #[test]
