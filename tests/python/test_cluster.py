@@ -207,6 +207,19 @@ class TestStarts:
         with LocalCUDACluster(**QUIET, n_workers=1, security=True) as cluster, Client(cluster):
             pass
 
+    def test_a_worker_that_the_scheduler_does_not_retire_stays_and_later_scaling_works(self):
+        with LocalCUDACluster(**QUIET, n_workers=2) as cluster, Client(cluster) as client:
+            there = lambda: len(client.scheduler_info(n_workers=-1)["workers"])
+            data = client.scatter(5)
+            cluster.scale(0)
+            eventually(lambda: there() == len(cluster.workers) == 1, "one keeps the data", 60)
+            cluster.scale(2)
+            eventually(lambda: there() == len(cluster.workers) == 2, "another one comes", 60)
+            assert data.result() == 5
+            del data
+            cluster.scale(0)
+            eventually(lambda: there() == len(cluster.workers) == 0, "nothing keeps them", 60)
+
     def test_a_cluster_that_was_found_is_closed_when_it_has_ended(self):
         with LocalCUDACluster(**QUIET, n_workers=1) as cluster:
             found = LocalCUDACluster.from_name(cluster.name)

@@ -108,17 +108,30 @@ class Scaled(Cluster):
     async def _correct(self) -> None:
         """Ends and starts workers until those run that are requested."""
         async with self._correcting:
-            gone = [name for name in await self._running() if name not in self._requested]
-            if gone:
-                await self.scheduler_comm.retire_workers(names=gone, remove=True, close_workers=True)
-            while (running := await self._running()) & set(gone):
+            known, running = await self._running()
+            while gone := running - self._requested.keys():
+                retired = await self.scheduler_comm.retire_workers(
+                    names=list(gone), remove=True, close_workers=True
+                )
+                self._keep(gone & known - {worker["name"] for worker in retired.values()})
                 await asyncio.sleep(0.05)
+                known, running = await self._running()
             assert self._attached is not None
             for name in self._requested.keys() - running:
                 await asyncio.to_thread(self._attached.restart, self._processes[name])
 
-    async def _running(self) -> set[Name]:
-        """Workers that run or start; not those that the scheduler has removed, which are ending."""
+    def _keep(self, refused: set[Name]) -> None:
+        """Counts workers as wanted that the scheduler does not retire."""
+        if refused:
+            names = ", ".join(sorted(map(str, refused)))
+            logger.warning(
+                "%s keeps %s: the scheduler retires no worker whose data no other can take", self.name, names
+            )
+            self._requested |= dict.fromkeys(refused)
+
+    async def _running(self) -> tuple[set[Name], set[Name]]:
+        """The workers that the scheduler knows, and those that run or start: not those that it has
+        removed, which are ending."""
         assert self._attached is not None
         state = await asyncio.to_thread(self._attached.state)
         phases = {process.name: process.state for process in state.workers}
@@ -126,7 +139,7 @@ class Scaled(Cluster):
         known = {worker["name"] for worker in identity["workers"].values()}
         ended = {name for name, one in self._processes.items() if phases[one] in NOT_RUNNING}
         ending = {name for name, one in self._processes.items() if phases[one] == "ready"} - known
-        return self._processes.keys() - ended - ending
+        return known, self._processes.keys() - ended - ending
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Ends workers that `adapt` doesn't need."""
