@@ -207,6 +207,32 @@ class TestStarts:
         with LocalCUDACluster(**QUIET, n_workers=1, security=True) as cluster, Client(cluster):
             pass
 
+    def test_a_child_that_ends_leaves_the_clusters_of_its_parent_alone(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent(
+                f"""
+                import os, sys
+                from cuda_cluster.dask import LocalCUDACluster
+                from distributed import Client
+                if __name__ == "__main__":
+                    cluster = LocalCUDACluster(**{QUIET!r}, n_workers=2, security=True)
+                    child = os.fork()
+                    if child == 0:
+                        sys.exit(0)
+                    assert os.waitpid(child, 0)[1] == 0
+                    # New workers need the certificates, too.
+                    cluster.scale(3)
+                    with Client(cluster) as client:
+                        client.wait_for_workers(3, timeout=60)
+                        print(len(client.run(os.getpid)))
+                    cluster.close()
+                """
+            )
+        )
+        ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+        assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
+
     def test_a_worker_that_the_scheduler_does_not_retire_stays_and_later_scaling_works(self):
         with LocalCUDACluster(**QUIET, n_workers=2) as cluster, Client(cluster) as client:
             there = lambda: len(client.scheduler_info(n_workers=-1)["workers"])

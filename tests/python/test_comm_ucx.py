@@ -38,6 +38,7 @@ def over_ucx():
 
 #: A process that answers each message with the same; told to stop, it reads no more.
 ECHO = """
+import sys
 import dask
 dask.config.set({"distributed.comm.direct.route": "ucx"})
 from distributed.comm.core import CommClosedError
@@ -48,8 +49,8 @@ async def answer(comm):
         while True:
             message = await comm.read()
             await comm.write({"data": [to_serialize(one) for one in message["data"]]})
-    except CommClosedError:
-        pass
+    except CommClosedError as error:
+        print(repr(error), repr(error.__cause__), file=sys.stderr, flush=True)
 """
 
 

@@ -271,17 +271,17 @@ impl Connection {
         let mut state = self.state();
         state.transfers.retain(|one| one.strong_count() > 0);
         state.transfers.push(Arc::downgrade(transfer));
-        if state.ending.is_some() {
-            self.give_up_transfers(&mut state);
+        if let Some(ending) = state.ending.clone() {
+            self.give_up_transfers(&mut state, &ending);
         }
     }
 
     #[cfg(feature = "plane")]
-    fn give_up_transfers(&self, state: &mut State) {
+    fn give_up_transfers(&self, state: &mut State, ending: &Ending) {
         let transfers = std::mem::take(&mut state.transfers);
         let Some(plane) = self.engine.opened_plane() else { return };
         for transfer in transfers.iter().filter_map(std::sync::Weak::upgrade) {
-            plane.give_up(&transfer, "the connection has ended");
+            plane.give_up(&transfer, &ending.to_string());
         }
     }
 
@@ -439,12 +439,12 @@ impl Connection {
         if state.ending.is_some() {
             return;
         }
-        state.ending = Some(ending);
+        state.ending = Some(ending.clone());
         // The peer must know before the frames may change: it checks after it has copied them.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         state.outbox.clear();
         #[cfg(feature = "plane")]
-        self.give_up_transfers(state);
+        self.give_up_transfers(state, &ending);
         self.tell_reader(state);
         self.tell_writer(state);
         self.engine.remove(self.id);

@@ -182,6 +182,7 @@ class LocalCUDACluster(Scaled):
         self._release = contextlib.ExitStack()
         self._stuck: ClusterError | None = None
         self._unheard = 0
+        self._process = os.getpid()
         super().__init__(
             asynchronous=asynchronous,
             loop=loop,
@@ -479,19 +480,21 @@ _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Waits until nothing is left of the clusters, which end with the interpreter."""
+    # A fork has copies of its parent's, which it must leave alone.
+    living = [cluster for cluster in _living if cluster._process == os.getpid()]
     for one in _internals.open_clients():
-        if one.cluster in _living:
+        if one.cluster in living:
             # Otherwise it would report a lost connection.
             with contextlib.suppress(Exception):
                 one.close(timeout=2)
-    owned = [cluster._owned for cluster in list(_living) if cluster._owned is not None]
-    for cluster in list(_living):
+    owned = [cluster._owned for cluster in living if cluster._owned is not None]
+    for cluster in living:
         if cluster._relay is not None:
             cluster._relay.expect_end()
     for one in owned:
         one.release()
     for one in owned:
         one.wait_ended(10)
-    for cluster in list(_living):
+    for cluster in living:
         cluster.status = Status.closed
         cluster._release.close()
