@@ -124,6 +124,26 @@ def test_workers_that_die_of_tasks_are_back_without_delay():
         assert len(waits) >= 4 and not any(waits), waits
 
 
+def end_worker(number):
+    os.kill(os.getpid(), number)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_task_whose_worker_others_signal_is_suspected_and_the_worker_hands_over_its_data(number):
+    with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
+        one, _ = workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        [data] = client.scatter([list(range(1000))], workers=[one], hash=False)
+        client.run(os.kill, client.run(os.getpid, workers=[one])[one], number, workers=[one])
+        eventually(lambda: one not in client.scheduler_info(n_workers=-1)["workers"], "it is gone")
+        assert data.result(timeout=60) == list(range(1000))
+        client.wait_for_workers(len(workers), timeout=60)
+        with pytest.raises(KilledWorker):
+            client.submit(end_worker, number).result(timeout=120)
+        reason = f"was ended by signal {number:d}"
+        assert reason in str(records(cluster)), records(cluster)
+
+
 @pytest.mark.parametrize("protocol", ["direct", "tcp", "ucxx"])
 def test_a_scheduler_that_dies_is_back_where_it_was_and_so_are_its_clients(protocol):
     if protocol == "ucxx":

@@ -48,9 +48,9 @@ async def is_starting() -> bool:
     return known is not None and known["state"] == "starting"
 
 
-async def leaving_together(own: str) -> list[str]:
+async def leaving_together(own: str) -> list[str] | None:
     """Addresses of the workers that end together with this one, whose address is `own`, while others
-    go on; none if no others go on, or nobody knows."""
+    go on; none if no others go on, or nobody knows. None if this worker was to go on, too."""
     name = os.environ.get(PROCESS, "")
     known = None
     for _ in range(LOOKS):
@@ -62,6 +62,9 @@ async def leaving_together(own: str) -> list[str]:
             break
         # Slurm signals every process at once: the supervisor is about to know.
         await asyncio.sleep(LOOK_AGAIN)
+    else:
+        if known is None or known["state"] != "stopping":
+            return None
     assert known is not None
     # Where there is no scheduler here, it is elsewhere, and so are workers that go on.
     scheduler = known["scheduler"]

@@ -91,12 +91,12 @@ def _check_direct() -> None:
         raise StartFailure(str(error)) from error
 
 
-def stop_asked(status: Status) -> asyncio.Task[None]:
-    """A task that is done when this process is asked to end (SIGTERM, SIGINT). Until it is READY, it
-    also cancels the task that calls this, which starts it."""
+def stop_asked(status: Status) -> asyncio.Task[int]:
+    """A task that is done when this process is asked to end (SIGTERM, SIGINT), and tells by which
+    signal. Until it is READY, it also cancels the task that calls this, which starts it."""
     asked, starting = asyncio.create_task(_stop_asked()), asyncio.current_task()
 
-    def end(_: asyncio.Task[None]) -> None:
+    def end(_: asyncio.Task[int]) -> None:
         if not status.is_ready and starting is not None:
             starting.cancel()
 
@@ -104,19 +104,28 @@ def stop_asked(status: Status) -> asyncio.Task[None]:
     return asked
 
 
-async def _stop_asked() -> None:
-    asked = asyncio.Event()
+async def _stop_asked() -> int:
     loop = asyncio.get_running_loop()
+    asked: asyncio.Queue[int] = asyncio.Queue()
 
     # Not by the loop's own handlers: while these close, a signal prints a traceback, and afterwards
     # it kills.
-    def handle(*_: Any) -> None:
+    def handle(number: int, _: Any) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(asked.put_nowait, number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
-    await asked.wait()
+    return await asked.get()
+
+
+def die_of(number: int) -> NoReturn:
+    """Ends at once by a signal, as if this process did not handle it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(1)
 
 
 def security(tls: Tls | None, role: str) -> Security | None:

@@ -41,6 +41,9 @@ from cuda_cluster_dask.sent_as import sent_as
 from cuda_cluster_dask.settings import Name, WorkerSettings
 from cuda_cluster_dask.status import Status, Then
 
+#: Seconds for which a worker that somebody has sent a signal hands over its data before it ends.
+HANDING_OVER = 5
+
 
 async def serve(settings: WorkerSettings, status: Status) -> int:
     """Runs a worker until it is asked to end, or closes itself; returns the exit status."""
@@ -113,8 +116,9 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            await say_goodbye(worker)
-            return 0
+            if await say_goodbye(worker):
+                return 0
+            process.die_of(asked.result())
     then = worker.then()
     if then is None:
         return 1
@@ -141,16 +145,27 @@ def full_name(settings: WorkerSettings, name: Name) -> Name:
     return f"{socket.gethostname()}-{name}" if settings["joins"] else name
 
 
-async def say_goodbye(worker: Worker) -> None:
+async def say_goodbye(worker: Worker) -> bool:
     """Closes a worker that its supervisor does not want: at once when everything ends, else after
-    others have its data."""
+    others have its data. Returns whether it is so: if it was somebody else who sent the signal,
+    others only get its data."""
     leaving = await control.leaving_together(worker.address)
+    if leaving is None:
+        # Its end must look like what it is: the scheduler suspects the tasks that it was running,
+        # and does not have them end one worker after the other.
+        with contextlib.suppress(Exception):
+            retired = worker.scheduler.retire_workers(
+                workers=[worker.address], close_workers=False, remove=False
+            )
+            await asyncio.wait_for(retired, HANDING_OVER)
+        return False
     if leaving:
         # In one call: workers that are retired one by one could hand data to each other.
         # The supervisor's patience is the limit; it kills then, and what is lost is made again.
         with contextlib.suppress(Exception):
             await worker.scheduler.retire_workers(workers=leaving, close_workers=False, remove=True)
     await worker.close(executor_wait=False, reason="asked to end")
+    return True
 
 
 def place(settings: WorkerSettings) -> dict[str, Any]:
