@@ -207,6 +207,27 @@ class TestStarts:
         with LocalCUDACluster(**QUIET, n_workers=1, security=True) as cluster, Client(cluster):
             pass
 
+    def test_settings_of_any_size_reach_every_process_and_no_command_line_has_them(self):
+        secret, large = "hunter2-of-this-test", "x" * 300_000
+        look = lambda: (
+            dask.config.get("gateway.auth"),
+            dask.config.get("a.size", ""),
+            subprocess.run("env", capture_output=True, text=True, check=True).stdout,
+        )
+        config = {"a.size": large}
+        with (
+            dask.config.set({"gateway.auth": {"password": secret}}),
+            LocalCUDACluster(**QUIET, n_workers=2, config=config) as cluster,
+            Client(cluster) as client,
+        ):
+            client.wait_for_workers(2, timeout=60)
+            for auth, size, environment in [*client.run(look).values(), client.run_on_scheduler(look)]:
+                assert (auth, size) == ({"password": secret}, large)
+                assert secret not in environment
+            seen = subprocess.run(["ps", "axww", "-o", "args="], capture_output=True, text=True).stdout
+            assert str(cluster.run_directory) in seen
+            assert secret not in seen and large not in seen
+
     def test_a_child_that_ends_leaves_the_clusters_of_its_parent_alone(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(

@@ -131,13 +131,18 @@ fn native(
 /// the first worker if there is no scheduler.
 fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<ProcessSpec>) {
     let dask::Prepared { scheduler: first, workers, fork_socket, .. } = prepared;
-    let worker = |(planned, argv): (&WorkerPlan, Vec<String>)| {
+    let process = |mut spec: ProcessSpec, env| {
+        spec.program.env.extend(env);
+        spec
+    };
+    let worker = |(planned, dask::Process { argv, env }): (&WorkerPlan, _)| {
         let forked = first.is_some() || planned.rank > 0;
         let fork_server = fork_socket.clone().filter(|_| forked);
-        ProcessSpec { fork_server, ..worker(planned, argv) }
+        ProcessSpec { fork_server, ..process(worker(planned, argv), env) }
     };
     let workers = plan.workers.iter().zip(workers).map(worker).collect();
-    (first.and_then(|argv| scheduler(plan, argv)), workers)
+    let first = first.and_then(|one| Some(process(scheduler(plan, one.argv)?, one.env)));
+    (first, workers)
 }
 
 fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
@@ -197,10 +202,9 @@ mod tests {
         let plan =
             cuda_cluster_model::plan::plan(&Topology::default(), &request, &Default::default());
         let plan = plan.expect("a plan");
-        let argv = || vec!["python".to_owned()];
         let prepared = dask::Prepared {
-            scheduler: Some(argv()),
-            workers: plan.workers.iter().map(|_| argv()).collect(),
+            scheduler: Some(dask::Process::default()),
+            workers: plan.workers.iter().map(|_| dask::Process::default()).collect(),
             fork_socket: None,
             notes: Vec::new(),
         };

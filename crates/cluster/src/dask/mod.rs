@@ -21,7 +21,7 @@ pub use client::Client;
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;
-pub use prepare::{Arguments, Prepared, prepare};
+pub use prepare::{Prepared, Process, prepare};
 pub use python::{Found, find};
 pub use requirement::{Missing, Need};
 pub use settings::{SchedulerSettings, WorkerSettings, client_file};

@@ -5,6 +5,8 @@
 //! *Invariant:* whatever a plan asks for that this Python or machine cannot do is an error or a
 //! note.
 
+use std::collections::BTreeMap;
+
 use super::settings::{self, Means};
 use super::{DaskError, find, inspect, package, packages};
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -12,16 +14,29 @@ use cuda_cluster_machine::probe::own_environment;
 use cuda_cluster_model::plan::{DaskPlan, Plan};
 use cuda_cluster_model::topology::Note;
 
-/// Program and arguments of one process.
-pub type Arguments = Vec<String>;
+/// Variables for a process's settings, which may have passwords in them: every user of the machine
+/// can read arguments. Crash bundles mask what is called a secret.
+const SETTINGS: &str = "CUDA_CLUSTER_SECRET_SETTINGS_";
+
+/// Most bytes in one of them: Linux takes no string beyond 128 KiB.
+const LONGEST: usize = 96 << 10;
+
+/// One process.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Process {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Its variables in addition to those of the plan.
+    pub env: BTreeMap<String, String>,
+}
 
 /// Everything that a launch needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// The scheduler's program and arguments; `None` if the workers join an existing scheduler.
-    pub scheduler: Option<Arguments>,
-    /// The workers', in rank order.
-    pub workers: Vec<Arguments>,
+    /// `None` if the workers join an existing scheduler.
+    pub scheduler: Option<Process>,
+    /// In rank order.
+    pub workers: Vec<Process>,
     /// The socket of the fork server that creates the workers, if they are forked.
     pub fork_socket: Option<std::path::PathBuf>,
     /// What the plan asked for and could not be provided.
@@ -51,21 +66,33 @@ pub async fn prepare(plan: &Plan, dask: &DaskPlan, paths: &Paths) -> Result<Prep
         fork: dask.fork && !(joins && plan.requirements.verify),
     };
     let program = package::write(paths.root())?;
-    let arguments = |role: &str, settings: serde_json::Value| {
-        let program = program.display().to_string();
-        vec![python.path.display().to_string(), program, role.to_owned(), settings.to_string()]
+    let process = |role: &str, settings: serde_json::Value| {
+        let argv = [python.path.display().to_string(), program.display().to_string(), role.into()];
+        Process { argv: argv.into(), env: variables(&settings.to_string()) }
     };
     let worker = |worker| {
         let settings = settings::worker(plan, dask, worker, means, paths);
-        arguments("worker", serde_json::json!(settings))
+        process("worker", serde_json::json!(settings))
     };
     let scheduler = settings::scheduler(plan, dask, means, paths);
     Ok(Prepared {
-        scheduler: (!joins).then(|| arguments("scheduler", serde_json::json!(scheduler))),
+        scheduler: (!joins).then(|| process("scheduler", serde_json::json!(scheduler))),
         workers: plan.workers.iter().map(worker).collect(),
         fork_socket: means.fork.then(|| settings::fork_socket(paths)),
         notes: notes(plan, dask, means),
     })
+}
+
+/// Settings as variables, which `process.py` puts together again.
+fn variables(settings: &str) -> BTreeMap<String, String> {
+    let (mut parts, mut rest) = (BTreeMap::new(), settings);
+    while !rest.is_empty() {
+        let end = (0..=LONGEST.min(rest.len())).rfind(|at| rest.is_char_boundary(*at));
+        let (part, others) = rest.split_at(end.unwrap_or(rest.len()));
+        parts.insert(format!("{SETTINGS}{}", parts.len()), part.to_owned());
+        rest = others;
+    }
+    parts
 }
 
 fn notes(plan: &Plan, dask: &DaskPlan, means: Means) -> Vec<Note> {

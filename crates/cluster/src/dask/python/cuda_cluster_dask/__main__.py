@@ -1,4 +1,5 @@
-"""`python cuda_cluster_dask ROLE SETTINGS`: one process of a Dask cluster."""
+"""`python cuda_cluster_dask ROLE`: one process of a Dask cluster. Its settings are variables, for
+every user of the machine can read arguments."""
 
 import gc
 import os

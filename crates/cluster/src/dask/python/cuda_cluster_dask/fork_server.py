@@ -20,12 +20,14 @@ import select
 import socket
 import sys
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from cuda_cluster_dask import birth, imports, internals, process
 from cuda_cluster_dask.failure import StartFailure, describe
-from cuda_cluster_dask.settings import ForkServer
 from cuda_cluster_dask.status import Status
+
+if TYPE_CHECKING:
+    from cuda_cluster_dask.settings import ForkServer, WorkerSettings
 
 BACKLOG = 1024
 LONGEST_REQUEST = 64 << 10
@@ -173,8 +175,8 @@ def live(
         with os.fdopen(instructions) as file:
             orders: birth.Instructions = json.load(file)
         birth.become(orders, guardian, pipe, output)
-        role, text = orders["program"]["argv"][-2:]
-        settings = json.loads(text)
+        role = orders["program"]["argv"][-1]
+        settings = cast("WorkerSettings", process.settings_here())
         process_name = settings["name"]
         birth.name(f"dask {role} {process_name}")
         refresh(files)

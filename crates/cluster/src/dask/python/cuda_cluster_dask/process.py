@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import itertools
 import json
 import os
 import signal
@@ -26,9 +27,19 @@ if TYPE_CHECKING:
     from cuda_cluster_dask.settings import SchedulerSettings, Settings, Tls, WorkerSettings
 
 
-def main(role: str, settings: str) -> NoReturn:
+#: Variables with the settings as JSON, in parts. What a process starts itself does not inherit them.
+SETTINGS = "CUDA_CLUSTER_SECRET_SETTINGS_"
+
+
+def main(role: str) -> NoReturn:
     """Runs a role and ends the process."""
-    leave(run(role, json.loads(settings), Status.from_environment()))
+    leave(run(role, settings_here(), Status.from_environment()))
+
+
+def settings_here() -> Settings:
+    """Takes this process's settings out of its environment."""
+    parts = (os.environ.pop(f"{SETTINGS}{number}", "") for number in itertools.count())
+    return cast("Settings", json.loads("".join(itertools.takewhile(bool, parts))))
 
 
 def run(role: str, settings: Settings, status: Status) -> int:
