@@ -134,8 +134,10 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_ends_with_its_python(way, tmp_path):
+def test_it_ends_with_its_python(way, tmp_path, monkeypatch):
     ends, status = WAYS[way]
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -146,7 +148,7 @@ def test_it_ends_with_its_python(way, tmp_path):
             if __name__ == "__main__":
                 # Tests that run in the background have inherited a Ctrl-C that is ignored.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
+                cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1, security=True)
                 client = Client(cluster)
                 print(client.submit(sum, [1, 2]).result(), flush=True)
                 {ends}
@@ -165,6 +167,7 @@ def test_it_ends_with_its_python(way, tmp_path):
     owned = lambda: [one for one in others() if str(script) not in one[1]]
     eventually(lambda: not owned(), f"the cluster has ended: {owned()}")
     eventually(lambda: not files(), f"nothing is left: {files()}")
+    assert not list(temporary.rglob("*.pem")), "no private key either"
     try:
         os.killpg(done.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,22 +1,21 @@
 """Certificates for TLS: from Dask's `Security` to files for the program, and back.
 
-*Invariant:* who else uses this machine can't read a file that is written here.
+*Invariant:* who else uses this machine can't read a file that is made here, and none outlives this
+process, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 
 from distributed import Security
 
 
 def flags(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
-    """The files, as flags of the program. Certificates in memory are written to files until the
-    release."""
+    """The files, as flags of the program. For certificates in memory there are files in memory until
+    the release."""
     own = {
         "tls_ca_file": security.tls_ca_file,
         "tls_cert": security.tls_scheduler_cert,
@@ -26,18 +25,15 @@ def flags(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
     if None not in worker and worker != (own["tls_cert"], own["tls_key"]):
         raise ValueError("security has different certificates for scheduler and workers; give both the same")
     flags: dict[str, str] = {}
-    folder = None
     for name, value in own.items():
         if value is None:
             raise ValueError(f"security lacks {name}, without which there is no TLS")
         if "\n" in value:
-            if folder is None:
-                folder = tempfile.mkdtemp(prefix="cuda-cluster-tls-")
-                release.callback(shutil.rmtree, folder, ignore_errors=True)
-            path = os.path.join(folder, f"{name}.pem")
-            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-                file.write(value)
-            value = path
+            file = release.enter_context(open(os.memfd_create(name), "w"))
+            file.write(value)
+            file.flush()
+            # Processes of this user open it there while this one lives; the cluster lives no longer.
+            value = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         flags[name] = os.path.abspath(value)
     return flags
 
