@@ -234,6 +234,39 @@ fn two_clusters_of_workers_form_one_dask_cluster() {
 }
 
 #[test]
+fn workers_of_a_scheduler_elsewhere_return_to_it_and_their_cluster_ends_when_it_is_gone() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let host = up(&sandbox, "host", &["--gpus", "0"]);
+    let file = run_directory(&sandbox, "host").join("scheduler.json").display().to_string();
+    let said = try_up(&sandbox, "guests", &["--gpus", "0-1", "--join", &file]);
+    assert_eq!(said.code, 0, "{said}");
+    let kill_scheduler = || {
+        let scheduler = sandbox.state("host")["scheduler"]["pid"].as_i64().expect("a pid");
+        let scheduler = nix::unistd::Pid::from_raw(i32::try_from(scheduler).expect("a pid"));
+        nix::sys::signal::kill(scheduler, nix::sys::signal::Signal::SIGKILL).expect("it lives");
+    };
+    kill_scheduler();
+    eventually("everybody is back", Duration::from_secs(60), || {
+        let is_ready = |cluster: &str| sandbox.state(cluster)["state"] == "ready";
+        let has_died = worker(&sandbox.state("guests"), "gpu1")["restarts"] != 0;
+        has_died && is_ready("host") && is_ready("guests")
+    });
+    let names = host.tell("spread")["workers"].as_array().map(Vec::len);
+    assert_eq!(names, Some(3));
+    // Nobody brings this one back.
+    let down = sandbox.run(&["down", "host", "--kill"]);
+    assert_eq!(down.code, 0, "{down}");
+    eventually("the guests have ended", Duration::from_secs(90), || {
+        sandbox.try_state("guests").is_none()
+    });
+    let events = sandbox.run(&["events", "guests"]).stdout;
+    assert!(events.contains("leaves: no scheduler at "), "{events}");
+}
+
+#[test]
 fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_neither() {
     if !packages() {
         return;

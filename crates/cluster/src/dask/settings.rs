@@ -71,9 +71,11 @@ pub struct WorkerSettings<'a> {
     name: &'a str,
     /// Its name in Dask.
     dask_name: DaskName,
+    /// Whether the scheduler is elsewhere.
+    joins: bool,
     /// Whether workers of other machines join the same scheduler under made-up names, so that names
     /// need the host's.
-    joins: bool,
+    named_by_host: bool,
     threads: u32,
     port: Option<u16>,
     memory_limit: Option<u64>,
@@ -221,7 +223,8 @@ pub(super) fn worker<'a>(
         scheduler_file,
         name: &worker.name,
         dask_name: dask_name(plan, dask, worker),
-        joins: dask.join.is_some() && dask.worker_name.is_none(),
+        joins: dask.join.is_some(),
+        named_by_host: dask.join.is_some() && dask.worker_name.is_none(),
         threads: worker.threads,
         port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
         memory_limit: worker.memory_limit_bytes,

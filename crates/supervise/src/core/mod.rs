@@ -290,8 +290,9 @@ impl Core {
                 self.record(now, Some(number), What::Note { text });
             }
             Status::Leaving { then, reason } => {
-                // A process that never worked has no data to hand over.
-                slot.leaving = slot.ready.map(|_| then);
+                // One that has not started when the cluster does has failed to.
+                let counts = slot.ready.is_some() || !self.state.state.is_first();
+                slot.leaving = counts.then_some(then);
                 self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
             }
             Status::Failed { reason } => {

@@ -42,6 +42,12 @@ async def restart(process: str) -> None:
     await _ask("POST", f"/v1/restart/{process}")
 
 
+async def has_been_ready() -> bool:
+    """Whether the whole cluster has started before; False when nobody knows."""
+    known = await state()
+    return known is not None and known["state"] not in ("starting", "verifying")
+
+
 async def is_starting() -> bool:
     """Whether the whole cluster starts for the first time; False when nobody knows."""
     known = await state()

@@ -111,6 +111,7 @@ class WorkerSettings(Settings):
     name: str
     dask_name: Name
     joins: bool
+    named_by_host: bool
     threads: int
     port: int | None
     memory_limit: int | None

@@ -41,6 +41,9 @@ from cuda_cluster_dask.sent_as import sent_as
 from cuda_cluster_dask.settings import Name, WorkerSettings
 from cuda_cluster_dask.status import Status, Then
 
+#: Seconds after which a scheduler elsewhere that had workers, and does not answer, is gone for good.
+IS_GONE = 30
+
 #: Seconds for which a worker that somebody has sent a signal hands over its data before it ends.
 HANDING_OVER = 5
 
@@ -64,7 +67,15 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
     nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
     death_timeout = parse_timedelta(settings["plan"]["death_timeout"])
-    await nanny.introduce(death_timeout)
+    # Nobody here brings a scheduler elsewhere back, but somebody there may.
+    comes_back = settings["joins"] and await control.has_been_ready()
+    try:
+        await nanny.introduce(death_timeout or (IS_GONE if comes_back else None))
+    except StartFailure as failure:
+        if not comes_back:
+            raise
+        status.leaving("rest", str(failure))
+        return 0
     worker: Supervised = kind(
         nanny.scheduler_addr,
         name=name,
@@ -142,7 +153,7 @@ def kill_percent() -> float | None:
 
 def full_name(settings: WorkerSettings, name: Name) -> Name:
     """A worker's name for a scheduler that several machines' workers may join."""
-    return f"{socket.gethostname()}-{name}" if settings["joins"] else name
+    return f"{socket.gethostname()}-{name}" if settings["named_by_host"] else name
 
 
 async def say_goodbye(worker: Worker) -> bool:
