@@ -50,8 +50,10 @@ pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<Str
     let (wanted, mut outcome) = (Wanted::verification(&subject), Outcome::of(&subject));
     measured(&wanted, &subject, true, &mut outcome).await?;
     if good(&outcome, false) {
-        let pairs = outcome.pairs().len();
-        return Ok(format!("verified: {pairs} ways use the lanes that they should"));
+        return Ok(match outcome.pairs().len() {
+            0 => outcome.answer(false).trim_end().to_owned(),
+            pairs => format!("verified: {pairs} ways use the lanes that they should"),
+        });
     }
     match form {
         output::Form::Table => output::print(&outcome.answer(false))?,

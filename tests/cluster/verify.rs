@@ -51,6 +51,29 @@ fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
 }
 
 #[test]
+fn who_has_just_restarted_or_scaled_verifies_those_who_are_wanted() {
+    let sandbox = Sandbox::new();
+    let said = up(&sandbox, &["--name", "changes"], &[]);
+    assert_eq!(said.code, 0, "{said}");
+    for _ in 0..10 {
+        assert_eq!(sandbox.run(&["restart", "changes", "gpu1"]).code, 0);
+        let said = sandbox.run(&["verify", "changes", "--rounds", "1"]);
+        assert_eq!(said.code, 0, "{said}");
+        assert!(said.stdout.starts_with("2 of 2 ok"), "{said}");
+    }
+    let itself = ["verify", "changes", "--from", "gpu0", "--to", "gpu0"];
+    let said = sandbox.run(&itself);
+    assert!(said.code == 2 && said.stderr.contains("gpu0 has no connection to itself"), "{said}");
+    assert_eq!(sandbox.run(&["scale", "changes", "1"]).code, 0);
+    let said = sandbox.run(&["verify", "changes"]);
+    assert!(said.code == 0 && said.stdout.starts_with("nothing to verify: "), "{said}");
+    assert_eq!(sandbox.run(&["scale", "changes", "2"]).code, 0);
+    let said = sandbox.run(&["verify", "changes"]);
+    assert!(said.code == 0 && said.stdout.starts_with("2 of 2 ok"), "{said}");
+    assert_eq!(sandbox.run(&["down", "changes"]).code, 0);
+}
+
+#[test]
 fn a_cluster_that_falls_back_to_tcp_is_taken_down_with_exit_code_4() {
     let sandbox = Sandbox::new();
     let said = up(&sandbox, &["--name", "slow", "--verify"], &[("UCX_TLS", "tcp,self")]);

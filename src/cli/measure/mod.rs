@@ -133,6 +133,7 @@ pub(super) fn unmeasured(error: MeasureError) -> Failure {
     let exit = match error {
         MeasureError::Engine { .. }
         | MeasureError::NoWorker { .. }
+        | MeasureError::Itself { .. }
         | MeasureError::Probe(ProbeError::Limit(_)) => Exit::Usage,
         _ => Exit::Failed,
     };

@@ -78,6 +78,9 @@ impl Outcome {
         let told: Vec<&Pair> =
             self.pairs().iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
         let all = self.pairs().len();
+        if all == 0 {
+            return "nothing to verify: fewer than two workers are at work\n".to_owned();
+        }
         let mut text = format!("{} of {all} ok", all - bad);
         let ranges: Vec<String> = [MemoryKind::Host, MemoryKind::Device]
             .into_iter()

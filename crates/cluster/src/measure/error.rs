@@ -33,6 +33,12 @@ pub enum MeasureError {
     /// There is no worker of the requested name.
     #[error("there is no worker {name}")]
     NoWorker { name: String },
+    /// A worker was requested as sender and receiver.
+    #[error("{name} has no connection to itself")]
+    Itself { name: String },
+    /// A worker is not READY, and neither stopped nor given up.
+    #[error("{process} is {state} all the time")]
+    Unsettled { process: String, state: String },
     /// A process that is needed does not answer.
     #[error("{process} is {standing}")]
     NotAnswering { cluster: ClusterName, process: String, standing: String },
@@ -70,7 +76,10 @@ impl MeasureError {
             Self::Control(error) => error.hint(),
             #[cfg(feature = "native")]
             Self::Native(error) => error.hint(),
-            Self::Plan { .. } | Self::NoWorker { .. } | Self::Ended(_) => None,
+            Self::Unsettled { process, .. } => {
+                Some(format!("'cuda-cluster logs NAME {process}' shows what it does"))
+            }
+            Self::Plan { .. } | Self::NoWorker { .. } | Self::Itself { .. } | Self::Ended(_) => None,
         }
     }
 }

@@ -43,6 +43,10 @@ pub const BUDGET: Duration = Duration::from_secs(1);
 /// Time between two checks whether the measured processes still answer.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// How long workers that are being started, or end, are waited for, and the time between two looks.
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// An ordered pair of workers: sender and receiver.
 pub type Way = (String, String);
 
@@ -232,6 +236,25 @@ impl Subject {
         state.map(|state| state.workers).unwrap_or_default()
     }
 
+    /// The workers, once those of these pairs that are being started, as after a restart, are READY.
+    async fn settled(&self, ways: &[Way]) -> Result<Vec<ProcessState>, MeasureError> {
+        use ProcessPhase::{Restarting, Starting, Stopping};
+        let begun = tokio::time::Instant::now();
+        loop {
+            let workers = self.workers().await;
+            let needed = |name: &String| ways.iter().any(|(from, to)| name == from || name == to);
+            let changes = |one: &&ProcessState| {
+                needed(&one.name) && matches!(one.state, Starting | Restarting | Stopping)
+            };
+            let Some(process) = workers.iter().find(changes) else { return Ok(workers) };
+            if begun.elapsed() > SETTLES_WITHIN {
+                let (process, state) = (process.name.clone(), process.state.to_string());
+                return Err(MeasureError::Unsettled { process, state });
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     /// Returns an error as soon as a process that the measurement needs stops answering.
     async fn not_answering(&self, ways: &[Way]) -> MeasureError {
         let control = self.control();
@@ -303,8 +326,8 @@ impl Wanted {
         tell: &mut (dyn FnMut(Step<'_>) + Send),
         verification: &mut Verification,
     ) -> Result<(), MeasureError> {
-        let workers = subject.workers().await;
-        let ways = self.of_started(&subject.plan, ways, &workers);
+        let workers = subject.settled(ways).await?;
+        let ways = self.of_started(ways, &workers);
         let mut meter = Meter::connect(&subject.root, &subject.plan).await?;
         let rounds = self.rounds(subject, &ways, &mut meter, verification).await;
         tell(self.beginning(&rounds));
@@ -389,6 +412,9 @@ impl Wanted {
         if let Some(unknown) = asked.find(|asked| !names.contains(asked)) {
             return Err(MeasureError::NoWorker { name: unknown.clone() });
         }
+        if let Some(name) = self.from.as_ref().filter(|_| self.from == self.to) {
+            return Err(MeasureError::Itself { name: name.clone() });
+        }
         let wanted = |asked: &Option<String>, name: &String| {
             asked.as_ref().is_none_or(|asked| asked == name)
         };
@@ -401,15 +427,16 @@ impl Wanted {
         Ok(ways)
     }
 
-    /// The pairs whose workers are wanted now: a Dask cluster that adapts to its work rests others.
-    fn of_started(&self, plan: &Plan, ways: &[Way], workers: &[ProcessState]) -> Vec<Way> {
+    /// The pairs whose workers are wanted now: a cluster that was scaled, or adapts to its work, rests
+    /// others.
+    fn of_started(&self, ways: &[Way], workers: &[ProcessState]) -> Vec<Way> {
         use ProcessPhase::{Stopped, Waiting};
         let rests = |name: &String| {
             let asked = [&self.from, &self.to].into_iter().flatten().any(|asked| asked == name);
             let resting = |worker: &ProcessState| {
                 worker.name == *name && matches!(worker.state, Waiting | Stopped)
             };
-            matches!(plan.engine, EnginePlan::Dask(_)) && !asked && workers.iter().any(resting)
+            !asked && workers.iter().any(resting)
         };
         ways.iter().filter(|(from, to)| !rests(from) && !rests(to)).cloned().collect()
     }

@@ -29,6 +29,7 @@ impl Owner {
     /// Answers every request to a peer that is gone.
     pub(super) fn drop_work_with(&mut self, peer: &Member, cause: &str) {
         self.drop_early(peer, cause);
+        self.drop_early_measurements(peer, cause);
         self.drop_exchanges_with(peer, cause);
     }
 

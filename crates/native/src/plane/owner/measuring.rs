@@ -14,7 +14,7 @@ use crate::plane::commands::{Command, Report};
 use crate::plane::measure::{self, Ended, Out, RoomToSend};
 use cuda_cluster_data::ucx::{self, Payload};
 use cuda_cluster_wire::native::{Measurement, Protocol};
-use cuda_cluster_wire::peer::{Kind, PeerKey};
+use cuda_cluster_wire::peer::{Kind, Member, PeerKey};
 
 /// Does work on a thread of its own; where no more threads can be started, on this one, which is
 /// slower.
@@ -55,16 +55,38 @@ impl Owner {
         measurement: Measurement,
         room: Result<RoomToSend, String>,
     ) {
-        let peer = self.peer(&measurement.to);
+        let link = self.links.iter().find(|(_, link)| link.member.name == measurement.to);
         let no_peer = || format!("there is no connection to {}", measurement.to);
-        match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
-            Ok((peer, room)) => {
+        match link.ok_or_else(no_peer).and_then(|link| Ok((link, room?))) {
+            // To the peer this worker may still be a stranger, who is not answered.
+            Ok(((_, link), room)) if !self.core.is_proven(&link.member) => {
+                self.early_measurements.push((id, measurement, room));
+            }
+            Ok(((&peer, _), room)) => {
                 self.pin(measurement.cpus.map(|(sender, _)| sender));
                 let out = self.measurements.begin(id, peer, measurement, room);
                 self.send_one(out);
             }
             Err(reason) => self.report(Ended::early(id, reason)),
         }
+    }
+
+    /// Begins the measurements that waited until the connection to a peer was verified.
+    pub(super) fn measure_early(&mut self, peer: &Member) {
+        for (id, measurement, room) in self.take_early(peer) {
+            self.begin_measurement(id, measurement, Ok(room));
+        }
+    }
+
+    /// Ends the measurements that wait for a peer that is gone.
+    pub(super) fn drop_early_measurements(&mut self, peer: &Member, cause: &str) {
+        for (id, ..) in self.take_early(peer) {
+            self.report(Ended::early(id, format!("{}: {cause}", peer.name)));
+        }
+    }
+
+    fn take_early(&mut self, peer: &Member) -> Vec<(u64, Measurement, RoomToSend)> {
+        self.early_measurements.extract_if(.., |(_, one, _)| one.to == peer.name).collect()
     }
 
     /// A ping has arrived in device memory.

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 
 use super::commands::{BYTES_IN_FLIGHT, Command, Inbox, Opening, Report};
 use super::core::{Action, Core, Event};
-use super::measure::{self, Measurements, Out};
+use super::measure::{self, Measurements, Out, RoomToSend};
 use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
 use crate::error::Error;
 use cuda_cluster_data::cuda::Device;
@@ -31,7 +31,7 @@ use cuda_cluster_data::ucx::{
     self, Completion, EndpointFailure, EndpointId, Payload, Protocol, UcpEndpoint, UcpWorker,
     WorkerAddress,
 };
-use cuda_cluster_wire::native::ToWorker;
+use cuda_cluster_wire::native::{Measurement, ToWorker};
 use cuda_cluster_wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
 use cuda_cluster_wire::secret::{Secret, Token};
 use cuda_cluster_wire::status::PeerLanes;
@@ -72,6 +72,8 @@ pub(super) struct Owner {
     next_echo: u64,
     /// Requests to peers whose connection is not verified yet.
     early: Vec<transfer::Request>,
+    /// And measurements, with the memory for them.
+    early_measurements: Vec<(u64, Measurement, RoomToSend)>,
     retries: Vec<(Instant, Member)>,
     reports: async_mpsc::UnboundedSender<Report>,
     inbox: Arc<Inbox>,
@@ -119,6 +121,7 @@ impl Owner {
             echoes: FxHashMap::default(),
             next_echo: ECHO,
             early: Vec::new(),
+            early_measurements: Vec::new(),
             retries: Vec::new(),
             reports,
             inbox,
@@ -350,7 +353,10 @@ impl Owner {
                 }
             }
             Action::Send { to, kind } => self.greet(&to, kind),
-            Action::Proven(member) => self.ask_early(&member),
+            Action::Proven(member) => {
+                self.ask_early(&member);
+                self.measure_early(&member);
+            }
             Action::Reopened(member) => {
                 self.drop_exchanges_with(&member, "it opened its connection anew");
             }
