@@ -14,7 +14,7 @@ import pytest
 from conftest import MACHINE, QUIET, files
 from cuda_cluster import _settings, accepted, program
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster, cuda_worker, keywords
-from distributed import LocalCluster, Worker
+from distributed import Client, LocalCluster, Worker
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -249,6 +249,24 @@ def test_what_was_set_here_reaches_the_workers_or_is_said_not_to():
     with dask.config.set({"a.strange": Strange()}):
         with pytest.warns(UserWarning, match="a.strange .*does not reach"):
             assert "a.strange" not in keywords.set_here()
+
+
+def test_variables_that_dask_is_configured_to_give_workers_are_theirs(monkeypatch):
+    pre, post = keywords.OF_NANNIES
+    monkeypatch.setenv("FROM_OUTSIDE", "1")
+    given = {pre: {"A": 1, "B": "pre", "OMP_NUM_THREADS": 3, "FROM_OUTSIDE": 2}, post: {"B": "post"}}
+    with dask.config.set(given):
+        [request, *_] = keywords.translate({}).specs
+        assert request == {"worker": {"env": {"A": "1", "B": "post", "OMP_NUM_THREADS": "3"}}}
+        *_, own = keywords.translate({"env": {"B": "own"}}).specs
+        assert own == {"worker": {"env": {"B": "own"}}}, "the keyword wins"
+        with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
+            [found] = client.run(lambda: [os.environ.get(n) for n in ("A", "B", "OMP_NUM_THREADS")]).values()
+            assert found == ["1", "post", "3"]
+    with dask.config.set({pre: {"OMP_NUM_THREADS": None}}), pytest.warns(UserWarning, match="cannot be left out"):
+        assert not any("worker" in spec for spec in keywords.translate({}).specs)
+    with dask.config.set({post: [1]}), pytest.raises(TypeError, match=f"^{post} must be "):
+        keywords.translate({})
 
 
 def test_a_scheduler_to_join_needs_no_protocol_wherever_dask_takes_it_from():

@@ -294,6 +294,9 @@ def common(request: Request, keywords: dict[str, Any]) -> None:
     config = flat(keywords.pop("config", None) or {})
     with dask.config.set({key: dask.config.interpret_value(value) for key, value in config.items()}):
         _settings.check()
+        of_nannies = nanny_environment()
+    if of_nannies:
+        request.specs.append({"worker": {"env": of_nannies}})
     here = set_here()
     if here:
         request.specs.append({"dask": {"config": here}})
@@ -406,6 +409,28 @@ def set_here() -> dict[str, str]:
             text = f"{key}: {value!r} has no text, so this setting does not reach the cluster's processes"
             warnings.warn(text, stacklevel=4)
     return found
+
+
+#: Where Dask's configuration has variables for workers, in the order in which a nanny sets them.
+OF_NANNIES = ("distributed.nanny.pre-spawn-environ", "distributed.nanny.environ")
+
+
+def nanny_environment() -> dict[str, Any]:
+    """The variables that a nanny would give its worker, as far as they are not the usual ones, which
+    the plan has. Variables of this process win over both, as with a nanny."""
+    usual = dask.config.merge(*dask.config.defaults)
+    found: dict[str, Any] = {}
+    for key in OF_NANNIES:
+        given = dask.config.get(key, None) or {}
+        left_out = [name for name in given if isinstance(given, Mapping) and given[name] is None]
+        own = {name: given[name] for name in given if name not in left_out} if left_out else given
+        own = accepted.ENVIRONMENT.take(key, own)
+        known = dask.config.get(key, {}, config=usual)
+        found |= {name: value for name, value in own.items() if str(known.get(name)) != value}
+        for name in (name for name in left_out if name in known):
+            text = f"{key}.{name} cannot be left out here; env={{{name!r}: …}} gives another value"
+            warnings.warn(text, stacklevel=5)
+    return {name: value for name, value in found.items() if name not in os.environ}
 
 
 def _values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
