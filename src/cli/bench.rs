@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
-use super::flags::whole;
+use super::flags::positive;
 use super::measure::{Form, Outcome, Ways, measured, unmeasured};
 use super::signals::Signals;
 use super::{output, reach, source, workloads};
@@ -65,7 +65,7 @@ struct LinksArguments {
     #[arg(long, value_name = "SRC", conflicts_with = "name")]
     topology: Option<String>,
     /// Number of workers to start if no cluster is running
-    #[arg(long, value_name = "COUNT", conflicts_with = "name", value_parser = whole::<u32>)]
+    #[arg(long, value_name = "COUNT", conflicts_with = "name", value_parser = positive::<u32>)]
     n_workers: Option<u32>,
     /// Output format [default: heat on a terminal, otherwise table]
     #[arg(short, long, value_enum, value_name = "FORM")]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::flags::keys::in_flags;
-use super::flags::whole;
+use super::flags::{positive, whole};
 use super::output::{self, Form};
 use super::reach;
 use crate::cluster::workloads::{Matrix, Merge, Shape, queued_task_bytes, small_tasks};
@@ -25,7 +25,7 @@ struct Common {
     #[arg(value_name = "NAME")]
     name: Option<ClusterName>,
     /// Number of runs; the figures are those of the median run
-    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = whole::<u32>)]
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive::<u32>)]
     runs: u32,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
@@ -38,7 +38,7 @@ pub(super) struct TasksArguments {
     #[command(flatten)]
     common: Common,
     /// Number of tasks
-    #[arg(long, default_value_t = 100_000, value_name = "COUNT", value_parser = whole::<usize>)]
+    #[arg(long, default_value_t = 100_000, value_name = "COUNT", value_parser = positive::<usize>)]
     count: usize,
     /// How tasks depend on each other [default: all three patterns]
     #[arg(long, value_enum)]
@@ -68,10 +68,10 @@ pub(super) struct TransposeArguments {
     #[command(flatten)]
     common: Common,
     /// Number of chunks in each direction
-    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u64>)]
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = positive::<u64>)]
     chunks: u64,
     /// Elements per chunk in each direction (8 bytes each)
-    #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = whole::<u64>)]
+    #[arg(long, default_value_t = 1024, value_name = "COUNT", value_parser = positive::<u64>)]
     chunk_size: u64,
     /// Seed of the random elements
     #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]
@@ -87,10 +87,10 @@ pub(super) struct MergeArguments {
     #[command(flatten)]
     common: Common,
     /// Number of parts of each table
-    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = whole::<u32>)]
+    #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = positive::<u32>)]
     parts: u32,
     /// Rows per part (16 bytes each)
-    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT", value_parser = whole::<u64>)]
+    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT", value_parser = positive::<u64>)]
     rows: u64,
     /// Seed of the random keys and values
     #[arg(long, default_value_t = 1, value_parser = whole::<u64>)]

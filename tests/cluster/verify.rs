@@ -64,6 +64,15 @@ fn who_has_just_restarted_or_scaled_verifies_those_who_are_wanted() {
     let itself = ["verify", "changes", "--from", "gpu0", "--to", "gpu0"];
     let said = sandbox.run(&itself);
     assert!(said.code == 2 && said.stderr.contains("gpu0 has no connection to itself"), "{said}");
+    for (wrong, why) in [
+        (&["verify", "changes", "--rounds", "0"][..], "it must be at least 1"),
+        (&["verify", "changes", "--pin", "0,9999"], "this machine has no CPU 9999"),
+        (&["bench", "tasks", "changes", "--count", "0"], "it must be at least 1"),
+        (&["bench", "merge", "changes", "--runs", "0"], "it must be at least 1"),
+    ] {
+        let said = sandbox.run(wrong);
+        assert!(said.code == 2 && said.stderr.contains(why), "{said}");
+    }
     assert_eq!(sandbox.run(&["scale", "changes", "1"]).code, 0);
     let said = sandbox.run(&["verify", "changes"]);
     assert!(said.code == 0 && said.stdout.starts_with("nothing to verify: "), "{said}");

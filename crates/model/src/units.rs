@@ -343,7 +343,9 @@ impl FromStr for Span {
             let (unit, after) = after.split_at(end);
             let unit = match unit.trim() {
                 "ms" => 1e-3,
-                "" | "s" => 1.0,
+                "s" => 1.0,
+                // `90`; but who writes `1h30` means minutes.
+                "" if larger.is_infinite() => 1.0,
                 "m" | "min" => 60.0,
                 "h" => 3600.0,
                 "d" => 86400.0,
@@ -496,7 +498,7 @@ mod tests {
         {
             assert_eq!(text.parse::<Span>().map(|s| s.to_string()), Ok(printed.to_owned()));
         }
-        for text in ["", "s", "5 weeks", "1e9", "99999999999h"] {
+        for text in ["", "s", "5 weeks", "1e9", "99999999999h", "1h30", "1m30s5"] {
             assert!(text.parse::<Span>().is_err(), "{text:?}");
         }
     }

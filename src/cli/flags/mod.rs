@@ -31,6 +31,12 @@ pub(crate) struct Asked {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags(ClusterSpec);
 
+/// As [`whole`], for a number of what there has to be one of.
+pub(super) fn positive<T: TryFrom<u64> + Default + PartialEq>(text: &str) -> Result<T, String> {
+    let number = whole(text)?;
+    if number == T::default() { Err("it must be at least 1".to_owned()) } else { Ok(number) }
+}
+
 /// The flags that determine the plan: all except the name and those that matter only at run time.
 pub(super) fn deciding() -> impl Iterator<Item = &'static str> {
     let deciding = spec::flags().filter(|flag| !["name", "verify"].contains(&flag.key));

@@ -6,13 +6,14 @@
 
 mod outcome;
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::failure::{Exit, Failure};
 use super::flags::keys::in_flags;
-use super::flags::whole;
+use super::flags::positive;
 use super::output;
 use super::progress::Measuring;
 use crate::cluster::MeasureError;
@@ -42,7 +43,7 @@ pub(super) struct Ways {
         long,
         default_value_t = measure::ROUNDS,
         value_name = "COUNT",
-        value_parser = whole::<u32>
+        value_parser = positive::<u32>
     )]
     rounds: u32,
     /// Time limit per connection and size; slow lanes get fewer measurements
@@ -87,6 +88,13 @@ impl Ways {
             let error = anyhow::anyhow!("--pin: Dask's workers measure on their event loops");
             let failure = Failure::new(Exit::Usage, error);
             return Err(failure.hint("leave it out: it moves the native engine's UCX threads"));
+        }
+        let is_there = |cpu: &u32| Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists();
+        if let Some((sender, receiver)) = self.pin
+            && let Some(cpu) = [sender, receiver].into_iter().find(|cpu| !is_there(cpu))
+        {
+            let error = anyhow::anyhow!("--pin: this machine has no CPU {cpu}");
+            return Err(Failure::new(Exit::Usage, error));
         }
         Ok(Wanted {
             from: self.from.clone(),

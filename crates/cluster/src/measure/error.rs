@@ -79,7 +79,9 @@ impl MeasureError {
             Self::Unsettled { process, .. } => {
                 Some(format!("'cuda-cluster logs NAME {process}' shows what it does"))
             }
-            Self::Plan { .. } | Self::NoWorker { .. } | Self::Itself { .. } | Self::Ended(_) => None,
+            Self::Plan { .. } | Self::NoWorker { .. } | Self::Itself { .. } | Self::Ended(_) => {
+                None
+            }
         }
     }
 }
