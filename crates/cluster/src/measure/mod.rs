@@ -7,18 +7,14 @@
 
 mod error;
 mod meter;
+mod subject;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Control, Handle};
-use cuda_cluster_machine::os::run_directory::Paths;
-use cuda_cluster_machine::probe;
-use cuda_cluster_model::ids::{ClusterName, SCHEDULER};
-use cuda_cluster_model::plan::{EnginePlan, Plan, WorkerPlan};
-use cuda_cluster_model::topology::Topology;
-use cuda_cluster_supervise::{ClusterState, ProcessPhase, ProcessState};
+use super::Handle;
+use cuda_cluster_model::plan::Plan;
+use cuda_cluster_supervise::{ProcessPhase, ProcessState};
 use cuda_cluster_wire::links::trials::{self, Measures as _};
 use cuda_cluster_wire::links::{self, Background, Figure, Measured, Pair};
 use cuda_cluster_wire::native::Measurement;
@@ -26,6 +22,7 @@ use cuda_cluster_wire::peer::MemoryKind;
 use cuda_cluster_wire::status::MissingPort;
 pub use error::MeasureError;
 use meter::Meter;
+pub use subject::Subject;
 
 /// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
 /// memory.
@@ -39,13 +36,6 @@ pub const ROUNDS: u32 = 7;
 
 /// Time for each connection and size, unless another one is asked for.
 pub const BUDGET: Duration = Duration::from_secs(1);
-
-/// Time between two checks whether the measured processes still answer.
-const LOOK: Duration = Duration::from_secs(2);
-
-/// How long workers that are being started, or end, are waited for, and the time between two looks.
-const SETTLES_WITHIN: Duration = Duration::from_secs(60);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// An ordered pair of workers: sender and receiver.
 pub type Way = (String, String);
@@ -131,16 +121,6 @@ pub enum Step<'a> {
     Done(usize),
 }
 
-/// A cluster to measure.
-#[derive(Debug)]
-pub struct Subject {
-    name: ClusterName,
-    root: PathBuf,
-    plan: Plan,
-    /// The machine that contains its GPUs; `None` if they are simulated.
-    machine: Option<Topology>,
-}
-
 impl Handle {
     /// Measures every ordered pair of workers, of the native engine or of Dask, and compares the
     /// lanes that they use with those that they should.
@@ -158,121 +138,6 @@ impl Handle {
         let wanted = Wanted::verification(&subject);
         wanted.measure(&subject, &mut |_| (), &mut verification).await?;
         Ok(verification)
-    }
-}
-
-impl Subject {
-    /// A running cluster on this machine.
-    ///
-    /// # Errors
-    /// If its plan can't be read, or as [`Subject::new`].
-    pub fn of(cluster: &Handle) -> Result<Self, MeasureError> {
-        let path = cluster.paths.plan();
-        let unread = |source| MeasureError::Plan { path: path.clone(), source };
-        let text = std::fs::read_to_string(&path).map_err(|error| unread(error.into()))?;
-        let plan = Plan::parse(&text).map_err(|error| unread(error.into()))?;
-        Self::new(cluster.name.clone(), cluster.paths.root().to_owned(), plan)
-    }
-
-    /// The cluster with this plan and run directory, on this machine.
-    ///
-    /// # Errors
-    /// If its workers answer no questions, or this machine can't be probed.
-    pub fn new(name: ClusterName, root: PathBuf, plan: Plan) -> Result<Self, MeasureError> {
-        let engine = plan.engine.kind();
-        if !Meter::is_there_for(engine) {
-            return Err(MeasureError::Engine { name, engine });
-        }
-        let machine = match plan.machine.simulated {
-            true => None,
-            false => {
-                let options = probe::Options::from_environment()?;
-                Some(probe::probe(&options)?.topology)
-            }
-        };
-        Ok(Self { name, root, plan, machine })
-    }
-
-    /// The cluster that is being started with this plan; `machine` has its GPUs, unless they are
-    /// simulated.
-    pub(super) fn starting(plan: &Plan, machine: Option<&Topology>) -> Self {
-        Self {
-            name: plan.name.clone(),
-            root: Paths::of(&plan.name).root().to_owned(),
-            plan: plan.clone(),
-            machine: machine.cloned(),
-        }
-    }
-
-    /// The cluster's name.
-    pub fn name(&self) -> &ClusterName {
-        &self.name
-    }
-
-    /// Whether its GPUs are simulated.
-    pub fn is_simulated(&self) -> bool {
-        self.plan.machine.simulated
-    }
-
-    /// Whether its workers are Dask's.
-    pub fn is_dask(&self) -> bool {
-        matches!(self.plan.engine, EnginePlan::Dask(_))
-    }
-
-    /// All kinds of memory that the workers can move.
-    fn memories(&self) -> Memory {
-        let has_gpu = |worker: &&WorkerPlan| worker.gpu.is_some();
-        let gpus = self.plan.workers.iter().filter(has_gpu).count();
-        if gpus > 1 && self.machine.is_some() { Memory::Both } else { Memory::Host }
-    }
-
-    fn control(&self) -> Control {
-        Control::new(Paths::at(&self.root).control())
-    }
-
-    /// The workers as they are now; none without a supervisor to tell.
-    async fn workers(&self) -> Vec<ProcessState> {
-        let state = self.control().read::<ClusterState>("/v1/state?fresh=true").await;
-        state.map(|state| state.workers).unwrap_or_default()
-    }
-
-    /// The workers, once those of these pairs that are being started, as after a restart, are READY.
-    async fn settled(&self, ways: &[Way]) -> Result<Vec<ProcessState>, MeasureError> {
-        use ProcessPhase::{Restarting, Starting, Stopping};
-        let begun = tokio::time::Instant::now();
-        loop {
-            let workers = self.workers().await;
-            let needed = |name: &String| ways.iter().any(|(from, to)| name == from || name == to);
-            let changes = |one: &&ProcessState| {
-                needed(&one.name) && matches!(one.state, Starting | Restarting | Stopping)
-            };
-            let Some(process) = workers.iter().find(changes) else { return Ok(workers) };
-            if begun.elapsed() > SETTLES_WITHIN {
-                let (process, state) = (process.name.clone(), process.state.to_string());
-                return Err(MeasureError::Unsettled { process, state });
-            }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    }
-
-    /// Returns an error as soon as a process that the measurement needs stops answering.
-    async fn not_answering(&self, ways: &[Way]) -> MeasureError {
-        let control = self.control();
-        let needed = |process: &&ProcessState| {
-            let name = &process.name;
-            name == SCHEDULER || ways.iter().any(|(from, to)| name == from || name == to)
-        };
-        loop {
-            // A missing supervisor is no reason to fail the measurement.
-            if let Ok(state) = control.read::<ClusterState>("/v1/state").await
-                && let Some(process) = state.unresponsive().find(needed)
-            {
-                let (cluster, standing) = (self.name.clone(), process.standing().to_string());
-                let process = process.name.clone();
-                return MeasureError::NotAnswering { cluster, process, standing };
-            }
-            tokio::time::sleep(LOOK).await;
-        }
     }
 }
 
@@ -427,8 +292,8 @@ impl Wanted {
         Ok(ways)
     }
 
-    /// The pairs whose workers are wanted now: a cluster that was scaled, or adapts to its work, rests
-    /// others.
+    /// The pairs whose workers are wanted now: a cluster that was scaled, or adapts to its work,
+    /// rests others.
     fn of_started(&self, ways: &[Way], workers: &[ProcessState]) -> Vec<Way> {
         use ProcessPhase::{Stopped, Waiting};
         let rests = |name: &String| {
