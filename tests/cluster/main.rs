@@ -330,6 +330,43 @@ fn a_worker_restarts_and_the_cluster_scales_when_asked() {
 }
 
 #[test]
+fn native_workers_that_die_at_work_are_back_without_delay() {
+    let sandbox = Sandbox::new();
+    let up = sandbox.run(&[&UP[..], &["--name", "busy", "--detach", "--n-workers", "2"]].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let directory = sandbox.base().join("busy");
+    let client = cuda_cluster::cluster::Client::connect(&directory).expect("the scheduler answers");
+    let pid = |state: &serde_json::Value| state["workers"][0]["pid"].as_u64();
+    let mut before = None;
+    for round in 0..4_u64 {
+        eventually("READY again", Duration::from_secs(40), || {
+            let state = sandbox.state("busy");
+            state["state"] == "ready" && pid(&state) != before
+        });
+        // Enough for both workers, and each has some of its own.
+        let tasks = client.map("sleep", [2_000_000 + round; 16]).expect("submitted");
+        std::thread::sleep(Duration::from_millis(500));
+        before = pid(&sandbox.state("busy"));
+        sandbox.kill(before.expect("alive"));
+        drop(tasks);
+    }
+    eventually("READY again", Duration::from_secs(40), || {
+        let state = sandbox.state("busy");
+        state["state"] == "ready" && pid(&state) != before
+    });
+    let events = std::fs::read_to_string(directory.join("events.jsonl")).expect("events");
+    let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let waits: Vec<serde_json::Value> = events
+        .filter(|event: &serde_json::Value| event["event"] == "restarting")
+        .map(|event| event["in_ms"].clone())
+        .collect();
+    assert_eq!(waits, [0, 0, 0, 0]);
+    drop(client);
+    assert_eq!(sandbox.run(&["down", "busy"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("busy");
+}
+
+#[test]
 fn a_scheduler_that_is_lost_after_a_scale_down_gets_its_workers_back() {
     let sandbox = Sandbox::new();
     let up = sandbox.run(&[&UP[..], &["--name", "few", "--detach", "--n-workers", "3"]].concat());

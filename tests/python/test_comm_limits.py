@@ -1,7 +1,9 @@
 """direct://, Dask's memory limits: workers that hold more than they need would be paused, or ended."""
 
+import asyncio
 import gc
 import os
+import time
 
 import dask
 import numpy as np
@@ -97,6 +99,19 @@ def test_a_cluster_of_ours_that_must_spill_most_of_its_data_finishes_and_no_work
         assert client.run(os.getpid) == processes, "a worker was ended"
 
 
+async def while_used(ours, theirs, data, holds):
+    """Moves data until something holds soon afterwards: what is idle goes after ten seconds anyway."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        await moved(ours, theirs, data)
+        gc.collect()
+        # Time to come back, and to be looked at.
+        await asyncio.sleep(0.5)
+        if holds():
+            return
+    raise AssertionError((comm._comm.shared_memory(), comm._comm.kept_memory()))
+
+
 @pytest.mark.parametrize("route", ["copied", "mapped"])
 @in_a_loop
 async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(route, monkeypatch):
@@ -108,10 +123,8 @@ async def test_the_limit_of_a_worker_is_heeded_as_it_is_now(route, monkeypatch):
     async def holds(anything):
         """Whether something is held after messages have come."""
         async with pair() as (ours, theirs):
-            for _ in range(3):
-                await moved(ours, theirs, data)
-            gc.collect()
-            await until(lambda: (metrics.kept_memory() + metrics.shared_memory()[1] > 0) == anything)
+            held = lambda: metrics.kept_memory() + metrics.shared_memory()[1]
+            await while_used(ours, theirs, data, lambda: (held() > 0) == anything)
 
     async with Scheduler(protocol="direct", host="127.0.0.1", port=0, dashboard=False) as scheduler:
         for given, limited in [(has // 2, True), ("auto", False), (0, False), (has, True)]:
@@ -133,14 +146,14 @@ async def test_what_is_held_goes_before_dask_acts():
         limit = 2 * psutil.Process().memory_info().rss + 400 * MB
         async with Worker(scheduler.address, nthreads=1, memory_limit=limit) as worker:
             async with pair() as (ours, theirs):
-                await moved(ours, theirs, np.ones(20 * MB, dtype="u1"))
-                await until(lambda: comm._comm.kept_memory() >= 20 * MB)
+                data = np.ones(20 * MB, dtype="u1")
+                await while_used(ours, theirs, data, lambda: comm._comm.kept_memory() >= 20 * MB)
                 own = []
                 while psutil.Process().memory_info().rss < limit * dask.config.get(
                     "distributed.worker.memory.target"
                 ):
                     own.append(np.ones(MB, dtype="u1"))
-                await until(lambda: comm._comm.kept_memory() == 0)
+                await while_used(ours, theirs, data, lambda: comm._comm.kept_memory() == 0)
                 assert worker.status.name == "running" and own
 
 

@@ -29,7 +29,8 @@ MIB = 1 << 20
 
 
 async def until(holds, seconds=60):
-    for _ in range(seconds * 100):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if holds():
             return
         gc.collect()

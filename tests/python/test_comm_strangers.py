@@ -36,7 +36,8 @@ def resident():
 
 
 async def until(holds, what, seconds=60):
-    for _ in range(seconds * 50):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if holds():
             return
         gc.collect()
