@@ -229,11 +229,19 @@ fn show(
     let Found { runs, bytes_per_queued_task, same } = found;
     let Overview { workers, links, .. } = client.overview().map_err(failed)?;
     let figures = |worker: crate::wire::tasks::WorkerOverview| {
-        let memory = client.counters(&worker.name)?;
-        Ok(WorkerFigures { name: worker.name, finished: worker.finished, memory })
+        let memory = match client.counters(&worker.name) {
+            Ok(memory) => memory,
+            // The result is there all the same.
+            Err(ClientError::NoWorker { worker }) => {
+                output::note(&format!("{worker} has just ended, and its figures with it"));
+                return None;
+            }
+            Err(error) => return Some(Err(error)),
+        };
+        Some(Ok(WorkerFigures { name: worker.name, finished: worker.finished, memory }))
     };
-    let workers =
-        workers.into_iter().map(figures).collect::<Result<_, ClientError>>().map_err(failed)?;
+    let workers = workers.into_iter().filter_map(figures);
+    let workers = workers.collect::<Result<_, ClientError>>().map_err(failed)?;
     let document = Document {
         version: VERSION,
         bench,

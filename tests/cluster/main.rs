@@ -361,6 +361,18 @@ fn native_workers_that_die_at_work_are_back_without_delay() {
         .map(|event| event["in_ms"].clone())
         .collect();
     assert_eq!(waits, [0, 0, 0, 0]);
+    // Between two lives, its socket is there and nobody listens.
+    let state = sandbox.state("busy");
+    let supervisor = state["supervisor_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    let supervisor = nix::unistd::Pid::from_raw(supervisor.expect("a pid"));
+    let tell = |signal| nix::sys::signal::kill(supervisor, signal).expect("it lives");
+    tell(nix::sys::signal::Signal::SIGSTOP);
+    sandbox.kill(pid(&state).expect("alive"));
+    let told = || client.counters("gpu0").err().map(|error| error.to_string());
+    eventually("no figures of nobody", Duration::from_secs(40), || {
+        told().is_some_and(|error| error == "there is no worker gpu0")
+    });
+    tell(nix::sys::signal::Signal::SIGCONT);
     drop(client);
     assert_eq!(sandbox.run(&["down", "busy"]).code, 0);
     sandbox.assert_only_the_causes_are_left("busy");

@@ -189,13 +189,13 @@ impl<'a> Fetcher<'a> {
 }
 
 pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, ClientError> {
-    let mut connection = Connection::open(session, worker).map_err(|error| match error {
-        ClientError::Socket { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            ClientError::NoWorker { worker: worker.to_owned() }
-        }
+    // No socket, one that nobody listens to any more, or one whose worker ends meanwhile.
+    let gone = |error| match error {
+        ClientError::Socket { .. } => ClientError::NoWorker { worker: worker.to_owned() },
         error => error,
-    })?;
-    match connection.ask(&Bulk::Counters)? {
+    };
+    let mut connection = Connection::open(session, worker).map_err(gone)?;
+    match connection.ask(&Bulk::Counters).map_err(gone)? {
         BulkReply::Counters(counters) => Ok(counters),
         other => Err(connection.refused(other)),
     }
