@@ -59,7 +59,7 @@ fn a_process_that_crashes_at_its_start_is_named_and_nothing_runs_on() {
         let sandbox = Sandbox::new();
         let folder = tempfile::tempdir().expect("a directory");
         let real = super::python::path().display().to_string();
-        // The arguments are the package, the role and the settings.
+        // The arguments are the package and the role.
         let crash = format!("[ \"$2\" = {role} ] && kill -SEGV $$\nexec {real} \"$@\"");
         let python = script(folder.path(), &crash);
         let flags = ["--python", &python, "--n-workers", "1", "--start-method", "spawn"];
@@ -109,9 +109,32 @@ fn what_cannot_be_imported_or_preloaded_is_named() {
     for (flags, words) in [
         (["--pre-import", "no_such_module"], "cannot import no_such_module"),
         (["--worker-class", "distributed.NoSuchWorker"], "NoSuchWorker"),
+        (["--worker-class", "builtins.int"], "builtins.int: it is no class of Dask workers"),
     ] {
         let said = try_up(&sandbox, "import", &flags);
         assert_eq!(said.code, 1, "{said}");
         assert!(said.stderr.contains(words), "{said}");
     }
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_named() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, "no certificate").expect("written");
+        path.display().to_string()
+    };
+    let files = [file("ca.pem"), file("cert.pem"), file("key.pem")];
+    let [ca, cert, key] = &files;
+    let flags = ["--tls-ca-file", ca, "--tls-cert", cert, "--tls-key", key];
+    let said = try_up(&sandbox, "junk", &flags);
+    assert_eq!(said.code, 1, "{said}");
+    assert!(said.stderr.contains("these files do not make a TLS connection: "), "{said}");
+    assert!(files.iter().all(|file| said.stderr.contains(file)), "{said}");
+    assert!(!said.stderr.contains("Traceback"), "{said}");
 }

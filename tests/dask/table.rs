@@ -8,7 +8,7 @@ use super::{MACHINE, down, run_directory, up};
 use crate::sandbox::Sandbox;
 
 /// Flags, and words of the reason for refusing them.
-const REFUSED: [(&[&str], &str); 18] = [
+const REFUSED: [(&[&str], &str); 21] = [
     (&["--rmm-managed-memory", "--enable-nvlink"], "cannot be shared over NVLink"),
     (&["--rmm-managed-memory", "--rmm-async"], "exclude each other"),
     (&["--rmm-release-threshold", "1GB"], "only the asynchronous allocator"),
@@ -26,6 +26,12 @@ const REFUSED: [(&[&str], &str); 18] = [
     (&["--tls-ca-file", "ca.pem"], "all three"),
     (&["--protocol", "tls"], "needs certificates"),
     (&["--protocol", "telegraph"], "telegraph"),
+    (
+        &["--protocol", "tcp", "--tls-ca-file", "a", "--tls-cert", "b", "--tls-key", "c"],
+        "does not encrypt",
+    ),
+    (&["--host", "tcp://"], "neither a host nor a port"),
+    (&["--dashboard-address", ":-4"], "neither a host nor a port"),
     (&["--memory-limit", "2.5"], "2.5"),
 ];
 

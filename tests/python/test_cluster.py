@@ -328,6 +328,9 @@ class TestStarts:
             assert client.run_on_scheduler(inside) == 7
 
     def test_a_nannys_class_is_its_workers(self):
+        with LocalCUDACluster(**QUIET, n_workers=1, worker_class="distributed.Nanny") as cluster:
+            assert len(cluster.workers) == 1
+
         class Patient(Nanny):
             pass
 

@@ -174,6 +174,27 @@ def test_it_ends_with_its_python(way, tmp_path, monkeypatch):
         pass  # No child lives on.
 
 
+def test_a_cluster_that_does_not_end_with_its_python_is_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal
+            from cuda_cluster.dask import LocalCUDACluster
+            if __name__ == "__main__":
+                cluster = LocalCUDACluster(**{QUIET!r}, n_workers=1)
+                print(cluster._owned._process.pid, cluster.name, flush=True)
+                os.kill(cluster._owned._process.pid, signal.SIGSTOP)
+            """
+        )
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    pid, name = ended.stdout.split()
+    os.kill(int(pid), signal.SIGCONT)
+    assert f"cuda-cluster down --kill {name}" in ended.stderr, ended.stderr
+    eventually(lambda: not others() and not files(), f"nothing is left: {others()}, {files()}")
+
+
 @pytest.mark.parametrize("seconds", [0, 0.2, 0.5, 1])
 def test_a_python_that_is_killed_while_it_starts_one_leaves_nothing(seconds):
     start = f"from cuda_cluster.dask import LocalCUDACluster; LocalCUDACluster(**{QUIET!r})"

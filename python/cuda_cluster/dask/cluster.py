@@ -449,8 +449,7 @@ _OURS = ("topology", "simulate", "spec", "name", "strict", "verify")
 
 
 class _Subscriber:
-    """Has the cluster object follow its scheduler, and closes it when its cluster has ended, without
-    keeping the object alive."""
+    """Has a cluster follow its scheduler and close when it has ended, without keeping it alive."""
 
     def __init__(self, cluster: LocalCUDACluster) -> None:
         self._cluster = weakref.ref(cluster)
@@ -487,14 +486,15 @@ def _close_all() -> None:
             # Otherwise it would report a lost connection.
             with contextlib.suppress(Exception):
                 one.close(timeout=2)
-    owned = [cluster._owned for cluster in living if cluster._owned is not None]
+    owned = [(cluster.name, cluster._owned) for cluster in living if cluster._owned is not None]
     for cluster in living:
         if cluster._relay is not None:
             cluster._relay.expect_end()
-    for one in owned:
+    for _, one in owned:
         one.release()
-    for one in owned:
-        one.wait_ended(10)
+    for name, one in owned:
+        if not one.wait_ended(10):
+            logger.warning("%s has not ended within 10 s: 'cuda-cluster down --kill %s' ends it", name, name)
     for cluster in living:
         cluster.status = Status.closed
         cluster._release.close()

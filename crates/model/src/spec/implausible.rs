@@ -39,6 +39,9 @@ fn no_address(text: &str) -> Option<String> {
         Some(format!("{text:?} looks like an option"))
     } else if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
         Some(format!("{text:?} has blanks in it"))
+    } else if host.is_empty() && !digits {
+        // `:8787` is a port alone.
+        Some(format!("{text:?} names neither a host nor a port"))
     } else if digits && port.parse::<u16>().is_err() {
         Some(format!("{port} is no port: the largest is {}", u16::MAX))
     } else if dotted(host) && host.parse::<core::net::Ipv4Addr>().is_err() {

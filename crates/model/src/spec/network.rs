@@ -53,6 +53,13 @@ fn protocols(spec: &ClusterSpec) -> Result<(), Found> {
             "drop 'tls', or use 'dask.protocol: tls'",
         );
     }
+    if given > 0 && protocol == Some("tcp") {
+        return refuse(
+            "tls",
+            "tcp:// does not encrypt: TLS would be promised and not given",
+            "drop 'tls', or use 'dask.protocol: tls'",
+        );
+    }
     if matches!(protocol, Some("tcp" | "tls"))
         && let Some(key) = needs_ucx
     {

@@ -145,11 +145,20 @@ def security(tls: Tls | None, role: str) -> Security | None:
         return None
     from distributed import Security
 
-    return Security(
+    security = Security(
         require_encryption=True,
         tls_ca_file=tls["ca_file"],
         **{f"tls_{role}_cert": tls["cert"], f"tls_{role}_key": tls["key"]},
     )
+    try:
+        security.get_connection_args(role)
+    except (OSError, ValueError) as error:
+        files = ", ".join(f"{what} {path}" for what, path in tls.items())
+        raise StartFailure(
+            f"these files do not make a TLS connection: {files}: {error}; hint: the key must be that of "
+            "the certificate, and all are PEM files"
+        ) from error
+    return security
 
 
 def leave(code: int) -> NoReturn:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
 Then = Literal["rest", "return", "end_cluster"]
 
+#: Most characters of a reason: it is shown in a line.
+LONGEST_REASON = 16 << 10
+
 CHANGES_WITHIN = 0.5  # Seconds: whoever asks for the state waits for the answer.
 
 
@@ -100,7 +103,9 @@ class Status:
         self._tell(status="leaving", then=then, reason=reason)
 
     def failed(self, reason: str) -> None:
-        self._tell(status="failed", reason=reason)
+        # The log has all of it.
+        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
+        self._tell(status="failed", reason=shown)
 
     def _tell(self, **message: object) -> None:
         if self._descriptor is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
+import distributed
 from dask.utils import parse_timedelta
 from distributed import Security, Worker
 from distributed import Status as Phase
@@ -60,7 +61,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         status.note(exposed)
     status.killed_at(kill_percent())
     status.step("loading the worker")
-    kind = sent_as(import_term(settings["plan"]["worker_class"]), Supervised)
+    kind = sent_as(worker_class(settings["plan"]["worker_class"]), Supervised)
     data, plugins = storage.storage(settings, status), gpu.plugins(settings)
     security = process.security(settings["plan"]["tls"], "worker")
     name = full_name(settings, settings["dask_name"])
@@ -76,6 +77,8 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
             raise
         status.leaving("rest", str(failure))
         return 0
+    if settings["plan"]["preload"]:
+        status.step("running " + ", ".join(settings["plan"]["preload"]))
     worker: Supervised = kind(
         nanny.scheduler_addr,
         name=name,
@@ -135,6 +138,16 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         return 1
     status.leaving(then, worker.reason)
     return 0
+
+
+def worker_class(path: str) -> type[Worker]:
+    """The class of this name; of a nanny's only its worker counts."""
+    kind = import_term(path)
+    if isinstance(kind, type) and issubclass(kind, distributed.Nanny):
+        return Worker
+    if not (isinstance(kind, type) and issubclass(kind, Worker)):
+        raise StartFailure(f"--worker-class {path}: it is no class of Dask workers")
+    return kind
 
 
 def kill_percent() -> float | None:
