@@ -16,6 +16,8 @@ from distributed import Client
 def work(n):
     print("printed by a task")
     print("told by a task", file=sys.stderr)
+    # As a task's own logger with a common format says it.
+    print("2026-01-31 12:00:00,000 - my.app - INFO - epoch 1", file=sys.stderr)
     return 1 // n
 
 if __name__ == "__main__":
@@ -123,7 +125,8 @@ def test_what_workers_print_is_seen_as_with_a_local_cluster():
         assert out.count("printed by a task") == 2
         assert (out + err).count("told by a task") == 2
         assert "Compute Failed" in err and "ZeroDivisionError" in err
-        assert "INFO" not in out + err
+        assert (out + err).count(" - my.app - INFO - epoch 1") == 2
+        assert "INFO" not in (out + err).replace(" - my.app - INFO - epoch 1", "")
     out, err = printed({**ours, "silence_logs": "critical"})
     assert out.count("printed by a task") == 2 and "Compute Failed" not in out + err
     assert "ZeroDivisionError" not in out + err

@@ -24,7 +24,10 @@ from cuda_cluster.model import ClusterState, Event
 LOOK = 0.1
 
 #: A record of a logger in Dask's own format, `distributed.admin.log-format`.
-RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - ([A-Z]+) - ")
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - (\S+) - ([A-Z]+) - ")
+
+#: Loggers that `silence_logs` is for. Others may have that format, too, which is a common one.
+DASKS = {"asyncio", "bokeh", "cuda_cluster", "dask", "dask_cuda", "distributed", "tornado"}
 
 #: What a record's further lines begin with.
 PARTS = {
@@ -211,8 +214,9 @@ class Relay:
     def _show(self, log: _Log, at: str, line: str) -> None:
         record = RECORD.match(line)
         if record is not None:
-            level = logging.getLevelName(record[1])
-            shown = not isinstance(level, int) or level >= self._least
+            level = logging.getLevelName(record[2])
+            is_dasks = record[1].partition(".")[0] in DASKS
+            shown = not is_dasks or not isinstance(level, int) or level >= self._least
             shown = shown and not (self._simulated and OF_SIMULATION in line)
             is_of_end = self._is_of_end(line[:23])
             # Only these have more lines; as a wanted end is told of, others too.
