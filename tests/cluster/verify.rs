@@ -61,6 +61,16 @@ fn who_has_just_restarted_or_scaled_verifies_those_who_are_wanted() {
         assert_eq!(said.code, 0, "{said}");
         assert!(said.stdout.starts_with("2 of 2 ok"), "{said}");
     }
+    for _ in 0..5 {
+        sandbox.kill(sandbox.state("changes")["scheduler"]["pid"].as_u64().expect("alive"));
+        let said = sandbox.run(&["verify", "changes", "--rounds", "1"]);
+        // It may have begun before the death was known.
+        let told = said.code == 1 && said.stderr.contains("error: ");
+        assert!(told || said.stdout.starts_with("2 of 2 ok"), "{said}");
+        eventually("READY again", Duration::from_secs(40), || {
+            sandbox.state("changes")["state"] == "ready"
+        });
+    }
     let itself = ["verify", "changes", "--from", "gpu0", "--to", "gpu0"];
     let said = sandbox.run(&itself);
     assert!(said.code == 2 && said.stderr.contains("gpu0 has no connection to itself"), "{said}");

@@ -12,7 +12,7 @@ use cuda_cluster_machine::probe;
 use cuda_cluster_model::ids::{ClusterName, SCHEDULER};
 use cuda_cluster_model::plan::{EnginePlan, Plan, WorkerPlan};
 use cuda_cluster_model::topology::Topology;
-use cuda_cluster_supervise::{ClusterState, ProcessPhase, ProcessState};
+use cuda_cluster_supervise::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
 
 /// Time between two checks whether the measured processes still answer.
 const LOOK: Duration = Duration::from_secs(2);
@@ -100,24 +100,19 @@ impl Subject {
         Control::new(Paths::at(&self.root).control())
     }
 
-    /// The workers as they are now; none without a supervisor to tell.
-    async fn workers(&self) -> Vec<ProcessState> {
-        let state = self.control().read::<ClusterState>("/v1/state?fresh=true").await;
-        state.map(|state| state.workers).unwrap_or_default()
-    }
-
-    /// The workers, once those of these pairs that are being started, as after a restart, are
-    /// READY.
+    /// The workers, once those of these pairs that are being started, as after a restart or with a
+    /// new scheduler, are READY. None without a supervisor to tell.
     pub(super) async fn settled(&self, ways: &[Way]) -> Result<Vec<ProcessState>, MeasureError> {
-        use ProcessPhase::{Restarting, Starting, Stopping};
         let begun = tokio::time::Instant::now();
         loop {
-            let workers = self.workers().await;
+            let state = self.control().read::<ClusterState>("/v1/state?fresh=true").await;
+            let Ok(state) = state else { return Ok(Vec::new()) };
             let needed = |name: &String| ways.iter().any(|(from, to)| name == from || name == to);
-            let changes = |one: &&ProcessState| {
-                needed(&one.name) && matches!(one.state, Starting | Restarting | Stopping)
+            let workers = state.workers.iter().filter(|worker| needed(&worker.name));
+            let changes = |process: &&ProcessState| may_become_ready(process.state, state.state);
+            let Some(process) = state.scheduler.iter().chain(workers).find(changes) else {
+                return Ok(state.workers);
             };
-            let Some(process) = workers.iter().find(changes) else { return Ok(workers) };
             if begun.elapsed() > SETTLES_WITHIN {
                 let (process, state) = (process.name.clone(), process.state.to_string());
                 return Err(MeasureError::Unsettled { process, state });
@@ -145,4 +140,12 @@ impl Subject {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// Whether a process that is not READY may become so without anybody's wish. One that waits may not
+/// be wanted, which shows when the cluster is READY without it.
+fn may_become_ready(process: ProcessPhase, cluster: ClusterPhase) -> bool {
+    use ProcessPhase::{Restarting, Starting, Stopping, Waiting};
+    let is_on_its_way = matches!(cluster, ClusterPhase::Starting | ClusterPhase::Recovering);
+    matches!(process, Starting | Restarting | Stopping) || process == Waiting && is_on_its_way
 }
