@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,14 +127,23 @@ def ask(arguments: list[str], *, pass_fds: Sequence[int] = ()) -> Any:
     return json.loads(run([*arguments, "-o", "json"], pass_fds=pass_fds))
 
 
-def _literal(value: Any) -> Any:
-    """The value with texts that a spec file's reader takes as they are: it would put variables in."""
+#: Characters that JSON may have in texts as they are, and YAML may not, or reads as ends of lines.
+NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def _literal(value: Any, key: str = "spec") -> Any:
+    """The value with texts that a spec file's reader takes as they are: it would put variables in.
+    Raises ValueError for one that no such file can have."""
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{key} must be text, and {value!r} has bytes that are none") from None
         return value.replace("$", "$$")
     if isinstance(value, Mapping):
-        return {key: _literal(inner) for key, inner in value.items()}
+        return {name: _literal(inner, f"{key}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_literal(inner) for inner in value]
+        return [_literal(inner, key) for inner in value]
     return value
 
 
@@ -152,9 +162,12 @@ class SpecFiles:
         self.arguments: list[str] = []
         for spec in [*each(specs), *([off] if off else [])]:
             if isinstance(spec, Mapping):
+                # YAML has no pairs of escapes for one character, and no other way for these.
+                text = json.dumps({"version": 1, **_literal(spec)}, ensure_ascii=False)
+                text = NOT_IN_YAML.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
                 self.descriptors.append(os.memfd_create("cuda-cluster-spec"))
-                with open(self.descriptors[-1], "w", closefd=False) as file:
-                    json.dump({"version": 1, **_literal(spec)}, file)
+                with open(self.descriptors[-1], "w", encoding="utf-8", closefd=False) as file:
+                    file.write(text)
                 spec = f"/proc/self/fd/{self.descriptors[-1]}"
             self.arguments.append(f"--file={os.fspath(spec)}")
 

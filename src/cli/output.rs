@@ -208,7 +208,8 @@ pub(super) fn relay(heading: &str, line: &[u8]) -> Result<(), Failure> {
 pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string_pretty(value).map_err(|error| Failure::new(Exit::Failed, error))?;
-    print(&(text + "\n"))
+    // The only character that JSON may have as it is and a stream without colours loses.
+    print(&(text.replace('\u{7f}', "\\u007f") + "\n"))
 }
 
 /// The failure of a command that cannot print its answer. If the reader has gone, as in

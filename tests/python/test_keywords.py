@@ -269,6 +269,24 @@ def test_variables_that_dask_is_configured_to_give_workers_are_theirs(monkeypatc
         keywords.translate({})
 
 
+#: What YAML has only as escapes, and some that it may have.
+ODD = "".join(map(chr, [*range(1, 0x100), 0x2028, 0x2029, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0xFFFE, 0xFFFF, 0x1FFFE]))
+
+
+def test_texts_of_every_script_are_taken_and_bytes_that_are_none_are_refused_by_their_key():
+    plan = cuda_cluster.plan(
+        **MACHINE, engine="dask", spec={"worker": {"env": {"A": "😀 “é”", "B": ODD}}}
+    )
+    env = plan.json["workers"][0]["env"]
+    assert (env["A"], env["B"]) == ("😀 “é”", ODD)
+    with dask.config.set({"a.b": "😀"}):
+        with LocalCUDACluster(**QUIET, n_workers=1, env={"E": "😀"}) as cluster, Client(cluster) as client:
+            [found] = client.run(lambda: (os.environ["E"], dask.config.get("a.b"))).values()
+            assert found == ("😀", "😀")
+    with pytest.raises(ValueError, match=r"worker\.env\.E must be text"):
+        LocalCUDACluster(**QUIET, n_workers=1, env={"E": "\udc80"})
+
+
 def test_a_scheduler_to_join_needs_no_protocol_wherever_dask_takes_it_from():
     def joined(**given):
         return cuda_worker.translate(given).flags["join"]

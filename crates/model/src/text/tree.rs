@@ -342,7 +342,9 @@ fn quoted(text: &str) -> String {
                 out.push('\\');
                 out.push(c);
             }
-            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
+            c if c.is_control()
+                || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') =>
+            {
                 let _ = write!(out, "\\U{:08x}", u32::from(c));
             }
             c => out.push(c),
@@ -378,6 +380,7 @@ mod tests {
             "- 1\n-\n  - 2\n  - - 3\n-\n  a:\n    - b: 1\n      c: 2\n",
             "a: \"q\\\"\\t\\u263a\"\n'b c': -1\nd: 'it''s'\n",
             "a: &x {b: 1}\nc: *x\n",
+            "a: \"b\\u007fc\\ufffed\\U0001fffee\"\n",
             "a: 5 # five\nb: a#b\nc: http://x:1/\n",
         ] {
             let direct: Value = serde_yaml::from_str(text).expect(text);
