@@ -118,6 +118,20 @@ fn what_cannot_be_imported_or_preloaded_is_named() {
 }
 
 #[test]
+fn what_is_no_file_of_a_scheduler_is_told_at_once() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    for file in ["/dev/null", "/etc/hostname"] {
+        let said = try_up(&sandbox, "nowhere", &["--join", file]);
+        assert_eq!(said.code, 1, "{said}");
+        let why = format!("{file} is no file of a Dask scheduler");
+        assert!(said.stderr.contains(&why), "{said}");
+    }
+}
+
+#[test]
 fn certificates_that_cannot_be_used_are_named() {
     if !packages() {
         return;

@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from typing import Any, cast
 
 import dask
@@ -32,6 +33,7 @@ logger = logging.getLogger("distributed.nanny")
 SCRATCH = "dask-scratch-space"  # Where `distributed` puts the directories of its servers.
 LOOK_AGAIN = 0.5  # Seconds; connecting has a patience of its own.
 WRITTEN = 0.01  # Seconds; a scheduler that starts writes its file soon.
+WHOLE_WITHIN = 5  # Seconds; and as soon all of it.
 ANSWER = 0.05  # Seconds for an answer to be sent.
 
 # In the answer to a plugin: whether the worker is about to be restarted because of it.
@@ -148,8 +150,22 @@ async def _read_address(file: str) -> str:
         try:
             with open(file) as text:
                 return cast(str, json.load(text)["address"])
-        except (FileNotFoundError, ValueError):
-            await asyncio.sleep(WRITTEN)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StartFailure(f"cannot read {file}: {error.strerror}") from error
+        except (LookupError, TypeError, ValueError) as error:
+            if _age(file) > WHOLE_WITHIN:
+                raise StartFailure(f"{file} is no file of a Dask scheduler: {error!r}") from error
+        await asyncio.sleep(WRITTEN)
+
+
+def _age(file: str) -> float:
+    """Seconds since it was written."""
+    try:
+        return time.time() - os.stat(file).st_mtime
+    except FileNotFoundError:
+        return 0
 
 
 async def _call(plugin: Any, method: str, nanny: Nanny) -> None:
