@@ -36,14 +36,14 @@ pub(super) struct Arguments {
 
 /// Serves the page until a signal.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let listen: Listen = arguments.listen.parse().map_err(|error| failed(Exit::Usage, error))?;
+    let listen: Listen = arguments.listen.parse().map_err(failed)?;
     if let Some(name) = &arguments.name {
         reach::find_also_ended(Some(name))?;
     }
     reach::runtime()?.block_on(async {
         let mut signals = Signals::new()?;
         let dashboard = Dashboard::bind(&listen, arguments.token_file.as_deref()).await;
-        let dashboard = dashboard.map_err(|error| failed(Exit::Failed, error))?;
+        let dashboard = dashboard.map_err(failed)?;
         // Until the end of the server.
         let mut _opening = None;
         match dashboard.link() {
@@ -69,7 +69,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     })
 }
 
-fn failed(exit: Exit, error: DashboardError) -> Failure {
+fn failed(error: DashboardError) -> Failure {
+    use DashboardError::{BindSocket, NoAddress, NotLoopback, TokenFile};
+    let exit = match &error {
+        NoAddress { .. } | NotLoopback { .. } | TokenFile { .. } | BindSocket { .. } => Exit::Usage,
+        _ => Exit::Failed,
+    };
     let hint = error.hint();
     Failure::new(exit, error).maybe_hint(hint)
 }

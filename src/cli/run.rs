@@ -60,6 +60,9 @@ pub(super) fn requested(
     change: impl FnOnce(&mut ClusterSpec),
 ) -> Result<Request, Failure> {
     let request = asked.request_with(|spec| {
+        if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
+            output::note(&format!("--engine {engine} is ignored: this runs a program of yours"));
+        }
         spec.engine = Some(EngineKind::Command);
         let typed = || command.iter().map(|text| encoded(text)).collect();
         spec.command.argv = (!command.is_empty()).then(typed);

@@ -215,6 +215,18 @@ pub enum Unsound {
     /// The workers are not in rank order.
     #[error("workers[{at}].rank: {rank} is not the worker's place, {at}")]
     Rank { at: usize, rank: u32 },
+    /// A worker has no thread for tasks, or more than a machine can have.
+    #[error(
+        "workers[{at}].threads: {threads} is not meant; from 1 to {} are",
+        crate::spec::MOST_THREADS
+    )]
+    Threads { at: usize, threads: u32 },
+    /// Each rotation would rename so many files.
+    #[error(
+        "supervision.log_keep: more than {} are not meant, and {keep} are",
+        crate::spec::MOST_LOGS
+    )]
+    Logs { keep: u32 },
     /// The engine needs a scheduler.
     #[error("scheduler: the {engine} engine needs one")]
     NoScheduler { engine: EngineKind },

@@ -17,7 +17,8 @@ impl Plan {
     ///
     /// # Errors
     /// If it has no worker, names that are no names, are reserved or occur twice, ranks out of
-    /// order, a NUL byte in any text, or lacks the scheduler of its engine.
+    /// order, numbers that no spec may have, a NUL byte in any text, or lacks the scheduler of its
+    /// engine.
     pub fn check(&self) -> Result<(), Unsound> {
         if self.workers.is_empty() {
             return Err(Unsound::NoWorker);
@@ -37,6 +38,12 @@ impl Plan {
             if usize::try_from(worker.rank) != Ok(at) {
                 return Err(Unsound::Rank { at, rank: worker.rank });
             }
+            if !(1..=spec::MOST_THREADS).contains(&worker.threads) {
+                return Err(Unsound::Threads { at, threads: worker.threads });
+            }
+        }
+        if self.supervision.log_keep > spec::MOST_LOGS {
+            return Err(Unsound::Logs { keep: self.supervision.log_keep });
         }
         let has_one = match &self.engine {
             EnginePlan::Native(_) => true,

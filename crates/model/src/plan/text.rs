@@ -109,6 +109,10 @@ mod tests {
         assert_eq!(said, "workers: a plan has at least one");
         let said = edited(&|plan| plan["workers"][1]["rank"] = json!(4));
         assert_eq!(said, "workers[1].rank: 4 is not the worker's place, 1");
+        let said = edited(&|plan| plan["workers"][1]["threads"] = json!(0));
+        assert!(said.starts_with("workers[1].threads: 0 is not meant; from 1 to "), "{said}");
+        let said = edited(&|plan| plan["supervision"]["log_keep"] = json!(4_000_000_000_u32));
+        assert!(said.starts_with("supervision.log_keep: more than 1000 are not meant"), "{said}");
         let said = edited(&|plan| plan["scheduler"] = Value::Null);
         assert_eq!(said, "scheduler: the native engine needs one");
         let said = edited(&|plan| plan["workers"][1]["env"]["A"] = json!("b\0c"));

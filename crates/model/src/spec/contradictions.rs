@@ -57,11 +57,15 @@ fn numbers(spec: &ClusterSpec) -> Result<(), Found> {
     }
     too_many_threads("threads", spec.threads)?;
     // More would exhaust the process ids, and help nobody.
-    let limits =
-        [("workers_per_gpu", spec.workers_per_gpu, 64), ("cpu_workers", spec.cpu_workers, 1024)];
-    for (key, count, most) in limits {
+    let limits = [
+        ("workers_per_gpu", spec.workers_per_gpu, 64, "use fewer workers"),
+        ("cpu_workers", spec.cpu_workers, 1024, "use fewer workers"),
+        // Each time that a log is full, all of them get other names.
+        ("logs.keep", spec.logs.keep, MOST_LOGS, "keep fewer, and make 'logs.rotate_at' larger"),
+    ];
+    for (key, count, most, hint) in limits {
         if count.is_some_and(|count| count > most) {
-            return refuse(key, format!("more than {most} are not meant"), "use fewer workers");
+            return refuse(key, format!("more than {most} are not meant"), hint);
         }
     }
     if spec.scheduler_cores.is_some() && spec.cpus != Some(CpuBinding::Split) {
@@ -230,8 +234,11 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
+/// The most former logs of a process.
+pub(crate) const MOST_LOGS: u32 = 1000;
+
 /// The most threads of a machine: `PID_MAX_LIMIT` of Linux's `threads.h`.
-pub(super) const MOST_THREADS: u32 = 4 << 20;
+pub(crate) const MOST_THREADS: u32 = 4 << 20;
 
 /// With less, processes on a busy machine would often count as unresponsive.
 const SHORTEST_ANSWER: Span = Span::millis(100);

@@ -32,6 +32,7 @@ pub use choices::{
     SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive,
     VisibleDevices, WorkerNames,
 };
+pub(crate) use contradictions::{MOST_LOGS, MOST_THREADS};
 pub use error::{Problem, SpecError};
 pub use flags::{Flag, Takes, flags, whole};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::contradictions::{ALLOCATORS, MOST_THREADS, START_METHODS};
+use super::contradictions::{ALLOCATORS, MOST_LOGS, MOST_THREADS, START_METHODS};
 use super::network::PROTOCOLS;
 use super::{ClusterSpec, VERSION};
 
@@ -201,6 +201,7 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
         ("", "workers_per_gpu", json!({"minimum": 1, "maximum": 64})),
         ("", "cpu_workers", json!({"maximum": 1024})),
         ("", "threads", threads.clone()),
+        ("LogSpec", "keep", json!({"maximum": MOST_LOGS})),
         ("ChooseGpus", "count", least(1)),
         ("OverrideSpec", "threads", threads),
         ("OverrideSpec", "cpus", json!({"anyOf": [{"enum": ["local", "none"]}, {"type": "null"}]})),

@@ -239,7 +239,7 @@ section! {
     LogSpec {
         /// Size at which a log file is rotated. Default: `64MiB`.
         rotate_at: Bytes,
-        /// Rotated files kept for each process. Default: 3.
+        /// Rotated files kept for each process, at most 1000. Default: 3.
         keep: u32,
     }
 }
