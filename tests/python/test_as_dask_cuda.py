@@ -302,6 +302,9 @@ def test_cuda_worker_joins_a_cluster_and_hands_its_data_on_when_it_leaves():
         ({"host": "127.0.0.1", "listen_address": "tcp://0.0.0.0:9000"}, "Cannot specify listen_address"),
         ({"contact_address": "tcp://127.0.0.1:9000"}, "Must specify listen_address"),
         ({"worker_port": "9000:9001", "gpus": "0-2"}, "Not enough ports"),
+        ({"worker_port": "abc"}, "worker_port must be a port or a range"),
+        ({"resources": "GPU"}, "resources must be like GPU=1"),
+        ({"resources": "GPU=1=2"}, "resources must be like GPU=1"),
         ({"listen_address": "tcp://0.0.0.0:9000"}, "when using multiple GPUs"),
     ],
 )

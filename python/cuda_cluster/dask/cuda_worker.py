@@ -88,8 +88,11 @@ def translate(given: dict[str, Any]) -> keywords.Request:
         given["worker_dashboard_address"] = dashboard
     resources = given.get("resources")
     if isinstance(resources, str):
-        pairs = [pair.split("=") for pair in resources.replace(",", " ").split()]
-        given["resources"] = {name: float(amount) for name, amount in pairs} or None
+        pairs = [pair.partition("=") for pair in resources.replace(",", " ").split()]
+        try:
+            given["resources"] = {name: float(amount) for name, _, amount in pairs} or None
+        except ValueError:
+            raise ValueError(f"resources must be like GPU=1,MEM=2e9, not {resources!r}") from None
     for name in ("preload_argv", "preload"):
         given[name] = list(given.get(name) or ()) or None
     security = given.pop("security", None)

@@ -467,7 +467,12 @@ def unless_said(spec: Mapping[str, str], key: str, value: Any, usual: Any) -> An
 
 def ports_for(worker_port: str, workers: int) -> None:
     """Raises ValueError, as dask-cuda does, when there are fewer ports than workers."""
-    ports = parse_ports(worker_port)
+    try:
+        ports = parse_ports(worker_port)
+    except ValueError:
+        raise ValueError(
+            f"worker_port must be a port or a range like 9000:9099, not {worker_port!r}"
+        ) from None
     if len(ports) < workers:
         raise ValueError(
             f"Not enough ports in --worker-port range for {workers} GPUs. "
