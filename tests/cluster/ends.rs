@@ -387,3 +387,22 @@ fn a_link_in_place_of_a_run_directory_hides_no_other_cluster() {
     fs::remove_file(link).expect("removed");
     sandbox.assert_nothing_is_left();
 }
+
+#[test]
+fn pipes_in_place_of_files_hold_nobody_up() {
+    let sandbox = Sandbox::new();
+    let place = sandbox.base().join("pipes");
+    let mut private = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
+    private.recursive(true).create(&place).expect("a directory");
+    for name in ["owners.json", "state.json", "events.jsonl"] {
+        let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
+        nix::unistd::mkfifo(&place.join(name), mode).expect("a pipe");
+    }
+    let said = sandbox.run(&["ps", "-a"]);
+    assert_eq!(said.code, 0, "{said}");
+    let machine = ["--topology", "dgx-h100", "--simulate", "--n-workers", "1"];
+    let said = sandbox.run(&[&["up", "--name", "pipes", "--detach"], &machine[..]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    assert_eq!(sandbox.run(&["down", "pipes"]).code, 0);
+}

@@ -2,11 +2,11 @@
 //!
 //! *Invariant:* nothing is made up: unknown facts are reported as unknown.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use cuda_cluster_machine::os::owners::Owners;
+use cuda_cluster_machine::os::reading;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_supervise::record::What;
@@ -38,7 +38,7 @@ impl Ended {
             return None;
         }
         let owners = Owners::read(&paths.owners());
-        let text = fs::read(paths.state()).ok();
+        let text = reading::bytes(&paths.state()).ok();
         let (state, unreadable) = match text.map(|text| serde_json::from_slice(&text)) {
             None => (None, None),
             Some(Err(error)) => (None, Some(error.to_string())),
@@ -101,7 +101,7 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
         }
         last => {
             // The guardian has recorded the time, unless it was killed too.
-            state.ended_at = fs::read_to_string(paths.orphaned()).ok();
+            state.ended_at = reading::text(&paths.orphaned()).ok();
             let mut text =
                 format!("the supervisor (process {}) ended without a word", state.supervisor_pid);
             if state.ended_at.is_none() {
@@ -124,7 +124,7 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
 }
 
 fn last_record(paths: &Paths) -> Option<Record> {
-    let lines = BufReader::new(fs::File::open(paths.events()).ok()?).lines();
+    let lines = BufReader::new(reading::open(&paths.events()).ok()?).lines();
     // The last line may be incomplete.
     lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).last()
 }

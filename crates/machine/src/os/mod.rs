@@ -26,6 +26,7 @@ pub mod owners;
 pub mod pidfd;
 pub mod presence;
 pub mod process;
+pub mod reading;
 pub mod run_directory;
 pub mod shared_memory;
 pub mod shim;

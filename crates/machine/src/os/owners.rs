@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::descendants::kill_marked;
 use super::pidfd::PidFd;
 use super::process::started;
+use super::reading;
 
 /// The supervisor and guardian of a cluster, and the mark of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +47,7 @@ impl Owners {
 
     /// Reads the file; `None` if it is missing or invalid.
     pub fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        serde_json::from_slice(&reading::bytes(path).ok()?).ok()
     }
 
     /// Whether the guardian lives. While it does, it holds the cluster's own run directory.

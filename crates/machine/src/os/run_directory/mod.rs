@@ -252,7 +252,7 @@ impl RunDirectory {
         let owners = Owners::read(&self.paths.owners());
         // A copy of a running cluster's directory names its processes, too.
         if !owners.as_ref().is_some_and(Owners::have_a_guardian) {
-            if let Ok(cgroup) = fs::read_to_string(self.paths.cgroup()) {
+            if let Ok(cgroup) = super::reading::text(&self.paths.cgroup()) {
                 Cgroup::remove_left_over(Path::new(cgroup.trim()));
             }
             if let Some(owners) = owners {

@@ -2,7 +2,6 @@
 //!
 //! *Invariant:* checking leaves no traces, and concurrent checks do not disturb each other.
 
-use std::fs;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -105,7 +104,7 @@ impl Paths {
     /// If the file is missing or malformed.
     pub fn read_secret(&self) -> Result<Secret, SecretFileError> {
         let path = self.secret();
-        let text = fs::read_to_string(&path)
+        let text = super::super::reading::text(&path)
             .map_err(|source| SecretFileError::Read { path: path.clone(), source })?;
         text.parse().map_err(|source| SecretFileError::Content { path, source })
     }
