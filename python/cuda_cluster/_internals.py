@@ -25,7 +25,14 @@ from distributed.objects import SchedulerInfo
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import NoOpAwaitable, ensure_memoryview, import_term, nbytes, parse_ports
+from distributed.utils import (
+    NoOpAwaitable,
+    ensure_memoryview,
+    import_term,
+    nbytes,
+    parse_ports,
+    silence_logging_cmgr,
+)
 from distributed.versions import get_versions
 from distributed.worker_memory import WorkerMemoryManager
 
@@ -52,6 +59,7 @@ __all__ = [
     "nbytes",
     "parse_host_port",
     "parse_ports",
+    "silence_logging_cmgr",
     "to_frames",
     "unparse_host_port",
 ]
@@ -77,7 +85,7 @@ SEEN = {
         "distributed.protocol.serialize": "dask_deserialize dask_serialize",
         "distributed.protocol.serialize.dask_serialize": "_lazy",
         "distributed.system": "MEMORY_LIMIT",
-        "distributed.utils": "NoOpAwaitable ensure_memoryview import_term nbytes parse_ports",
+        "distributed.utils": "NoOpAwaitable ensure_memoryview import_term nbytes parse_ports silence_logging_cmgr",
         "distributed.versions": "get_versions",
         "distributed.worker_memory": "WorkerMemoryManager",
         "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_monitor_interval "

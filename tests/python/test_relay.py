@@ -26,6 +26,15 @@ if __name__ == "__main__":
         assert isinstance(client.submit(work, 0).exception(), ZeroDivisionError)
 """
 
+#: One whose scaling says that it begins.
+ADAPTS = """
+from {module} import {name} as Cluster
+
+if __name__ == "__main__":
+    with Cluster(**{kwargs!r}) as cluster:
+        cluster.adapt(minimum=1, maximum=1)
+"""
+
 #: A program with a task in whose process Python itself complains, in the words that it has for that.
 COMPLAINS = """
 from {module} import {name} as Cluster
@@ -127,6 +136,10 @@ def test_what_workers_print_is_seen_as_with_a_local_cluster():
         assert "Compute Failed" in err and "ZeroDivisionError" in err
         assert (out + err).count(" - my.app - INFO - epoch 1") == 2
         assert "INFO" not in (out + err).replace(" - my.app - INFO - epoch 1", "")
+    # Loggers of this process, too.
+    said = "distributed.deploy.adaptive - INFO"
+    assert said not in printed(ours, program=ADAPTS)[1]
+    assert said in printed({**ours, "silence_logs": False}, program=ADAPTS)[1]
     out, err = printed({**ours, "silence_logs": "critical"})
     assert out.count("printed by a task") == 2 and "Compute Failed" not in out + err
     assert "ZeroDivisionError" not in out + err

@@ -69,7 +69,6 @@ class LocalCUDACluster(Scaled):
         The cluster's name, for `cuda-cluster ps NAME`, `logs`, `verify`.
     strict, verify
         Notes are errors; READY means that every pair of workers has moved data as it should.
-
     silence_logs, relay
         What tasks print, and records of Dask's loggers from this level on (False: all), are shown
         here, too, as `LocalCluster` shows them; with `relay=False` they are only in the logs.
@@ -129,6 +128,8 @@ class LocalCUDACluster(Scaled):
         asked = {known: given[known] for known in (*keywords.DASK_CUDA, *_OURS)} | kwargs
         self._relayed = level if relay else None
         self._set_up(asynchronous, loop, interval, name)
+        if level:
+            self._release.enter_context(_internals.silence_logging_cmgr(level))
         for known in keywords.DASK_CUDA:
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
@@ -179,7 +180,7 @@ class LocalCUDACluster(Scaled):
         self._starting: asyncio.Future[None] | None = None
         self._relay: relay_module.Relay | None = None
         self._following: asyncio.Future[None] | None = None
-        self._release = contextlib.ExitStack()
+        self._release: contextlib.ExitStack = contextlib.ExitStack()
         self._stuck: ClusterError | None = None
         self._unheard = 0
         self._process = os.getpid()
@@ -478,8 +479,7 @@ _living: weakref.WeakSet[LocalCUDACluster] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Waits until nothing is left of the clusters, which end with the interpreter."""
-    # A fork has copies of its parent's, which it must leave alone.
+    """Waits until nothing is left of this process's clusters, which end with it; a fork has copies."""
     living = [cluster for cluster in _living if cluster._process == os.getpid()]
     for one in _internals.open_clients():
         if one.cluster in living:
