@@ -294,6 +294,25 @@ def test_cuda_worker_joins_a_cluster_and_hands_its_data_on_when_it_leaves():
     asyncio.run(story())
 
 
+def test_cuda_worker_joins_with_certificates_that_are_only_in_memory_and_shows_them_to_nobody():
+    from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
+    from distributed import Client
+
+    async def story():
+        own = {**MACHINE, "n_workers": 1}
+        async with LocalCUDACluster(**own, security=True, dashboard_address=None, asynchronous=True) as cluster:
+            async with CUDAWorker(cluster, **own):
+                async with Client(cluster, asynchronous=True) as client:
+                    await client.wait_for_workers(2, timeout=60)
+                    seen = subprocess.run(["ps", "axww", "-o", "args="], capture_output=True, text=True).stdout
+                    assert "--tls-key=/proc/" in seen and "PRIVATE KEY" not in seen
+            async with LocalCUDACluster.from_name(cluster.name, asynchronous=True) as found:
+                async with CUDAWorker(found, **own), Client(found, asynchronous=True) as client:
+                    await client.wait_for_workers(2, timeout=60)
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     "kwargs, words",
     [

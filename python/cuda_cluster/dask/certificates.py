@@ -14,8 +14,7 @@ from distributed import Security
 
 
 def flags(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
-    """The files, as flags of the program. For certificates in memory there are files in memory until
-    the release."""
+    """The files of a cluster, as flags of the program: see `files`."""
     own = {
         "tls_ca_file": security.tls_ca_file,
         "tls_cert": security.tls_scheduler_cert,
@@ -24,6 +23,24 @@ def flags(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
     worker = (security.tls_worker_cert, security.tls_worker_key)
     if None not in worker and worker != (own["tls_cert"], own["tls_key"]):
         raise ValueError("security has different certificates for scheduler and workers; give both the same")
+    return files(own, release)
+
+
+def of_workers(security: Security, release: contextlib.ExitStack) -> dict[str, str]:
+    """The files of workers that join a scheduler elsewhere, or none without TLS: see `files`."""
+    # Who was handed a client's certificates has no others.
+    for cert, key in (
+        (security.tls_worker_cert, security.tls_worker_key),
+        (security.tls_client_cert, security.tls_client_key),
+    ):
+        if cert is not None:
+            return files({"tls_ca_file": security.tls_ca_file, "tls_cert": cert, "tls_key": key}, release)
+    return {}
+
+
+def files(own: Mapping[str, str | None], release: contextlib.ExitStack) -> dict[str, str]:
+    """The files, by their flags. For certificates in memory there are files in memory until the
+    release."""
     flags: dict[str, str] = {}
     for name, value in own.items():
         if value is None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -12,11 +13,12 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
+from distributed import Security
 
 from cuda_cluster import accepted, look
 from cuda_cluster import cluster as core
 from cuda_cluster._internals import Cluster
-from cuda_cluster.dask import client, keywords
+from cuda_cluster.dask import certificates, client, keywords
 from cuda_cluster.dask import relay as relay_module
 from cuda_cluster.dask import worker as worker_module
 from cuda_cluster._settings import setting
@@ -102,8 +104,9 @@ def translate(given: dict[str, Any]) -> keywords.Request:
         value = given.pop(name, None)
         if value is not None:
             request.worker[name] = value
-    if security is not None:
-        request.security = security
+    if security is not None and not isinstance(security, Security):
+        raise TypeError("security must be a Security object")
+    request.security = security or request.security
     keywords.common(request, given)
     return request
 
@@ -210,6 +213,7 @@ class CUDAWorker:
 
 
 _kept: list[int] = []
+_certificates = contextlib.ExitStack()
 
 
 def kept() -> list[int]:
@@ -225,11 +229,4 @@ def prepare(request: keywords.Request) -> tuple[dict[str, Any], list[Spec]]:
         descriptor = worker_module.keep(request.worker)
         _kept.append(descriptor)
         specs.append({"worker": {"env": worker_module.variable(descriptor)}})
-    security = request.security
-    files = {
-        "tls_ca_file": security.tls_ca_file,
-        "tls_cert": security.tls_worker_cert,
-        "tls_key": security.tls_worker_key,
-    }
-    tls = files if security.tls_worker_cert else {}
-    return {**tls, **request.flags}, specs
+    return {**certificates.of_workers(request.security, _certificates), **request.flags}, specs

@@ -189,9 +189,12 @@ impl<'a> Fetcher<'a> {
 }
 
 pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, ClientError> {
-    // No socket, one that nobody listens to any more, or one whose worker ends meanwhile.
+    // No socket, one that nobody listens to any more, or one whose worker ends meanwhile, perhaps
+    // while it greets.
     let gone = |error| match error {
-        ClientError::Socket { .. } => ClientError::NoWorker { worker: worker.to_owned() },
+        ClientError::Socket { .. } | ClientError::Stranger { .. } => {
+            ClientError::NoWorker { worker: worker.to_owned() }
+        }
         error => error,
     };
     let mut connection = Connection::open(session, worker).map_err(gone)?;
