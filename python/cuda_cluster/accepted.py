@@ -32,8 +32,14 @@ class Kind:
             return self.plain(_unboxed(value))
         except TypeError:
             raise TypeError(f"{name} must be {self.words}, not {value!r}") from None
+        except _Unsayable as error:
+            raise ValueError(f"{name} {error}") from None
         except ValueError as error:
             raise ValueError(f"{name} {error}: {value!r}") from None
+
+
+class _Unsayable(ValueError):
+    """The value may be a secret."""
 
 
 def _unboxed(value: Any) -> Any:
@@ -72,7 +78,9 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> str:
-    return _text(os.fspath(value))
+    if "-----BEGIN " in (path := _text(os.fspath(value))):
+        raise _Unsayable("must be the path of a file, not what is in one")
+    return path
 
 
 def _span(value: Any) -> Any:

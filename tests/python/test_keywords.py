@@ -269,6 +269,13 @@ def test_variables_that_dask_is_configured_to_give_workers_are_theirs(monkeypatc
         keywords.translate({})
 
 
+def test_a_key_in_place_of_its_files_path_is_refused_and_not_shown():
+    secret = "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n"
+    with pytest.raises(ValueError, match="^tls_key must be the path of a file") as error:
+        cuda_cluster.plan(**MACHINE, engine="dask", tls_key=secret)
+    assert "abc" not in str(error.value)
+
+
 #: What YAML has only as escapes, and some that it may have.
 ODD = "".join(map(chr, [*range(1, 0x100), 0x2028, 0x2029, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0xFFFE, 0xFFFF, 0x1FFFE]))
 
