@@ -12,7 +12,7 @@ import dask
 import pytest
 from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
-from distributed import Client
+from distributed import Client, wait
 from distributed.comm import get_address_host_port
 from distributed.scheduler import KilledWorker
 
@@ -122,6 +122,26 @@ def test_workers_that_die_of_tasks_are_back_without_delay():
                 future.result(timeout=120)
         waits = [record["in_ms"] for record in records(cluster) if record["event"] == "restarting"]
         assert len(waits) >= 4 and not any(waits), waits
+
+
+class Unmovable:
+    def __reduce__(self):
+        raise TypeError("no pickle")
+
+
+def test_a_worker_whose_data_cannot_be_moved_stays_and_scaling_goes_on(caplog):
+    with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
+        there = lambda: client.scheduler_info(n_workers=-1)["workers"]
+        last = next(at for at, one in there().items() if one["name"] == 1)
+        held = client.submit(Unmovable, workers=[last])
+        wait(held, timeout=60)
+        cluster.scale(1)
+        eventually(lambda: "keeps 1: " in caplog.text, "a warning", 120)
+        cluster.scale(3)
+        client.wait_for_workers(3, timeout=60)
+        assert there()[last]["status"] == "running"
+        # It works, and its data are there.
+        assert client.submit(lambda one: type(one).__name__, held).result(timeout=60) == "Unmovable"
 
 
 def end_worker(number):

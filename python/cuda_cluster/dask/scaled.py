@@ -125,7 +125,7 @@ class Scaled(Cluster):
         if refused:
             names = ", ".join(sorted(map(str, refused)))
             logger.warning(
-                "%s keeps %s: the scheduler retires no worker whose data no other can take", self.name, names
+                "%s keeps %s: the scheduler retires no worker whose data no other takes", self.name, names
             )
             self._requested |= dict.fromkeys(refused)
 

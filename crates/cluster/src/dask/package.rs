@@ -14,7 +14,7 @@ macro_rules! files {
     ($($name:literal,)*) => { [$(($name, include_str!(concat!("python/cuda_cluster_dask/", $name)))),*] };
 }
 
-pub(super) const FILES: [(&str, &str); 25] = files![
+pub(super) const FILES: [(&str, &str); 26] = files![
     "__init__.py",
     "__main__.py",
     "adaptive.py",
@@ -32,6 +32,7 @@ pub(super) const FILES: [(&str, &str); 25] = files![
     "nanny.py",
     "ports.py",
     "process.py",
+    "retirement.py",
     "scheduler.py",
     "sent_as.py",
     "settings.py",

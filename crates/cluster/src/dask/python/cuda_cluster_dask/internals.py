@@ -14,6 +14,7 @@ from typing import Any
 import dask
 import dask.system
 from distributed import Scheduler, Worker
+from distributed.active_memory_manager import RetireWorker
 from distributed.comm import Comm, connect, get_address_host, get_address_host_port
 from distributed.comm.core import CommClosedError
 from distributed.comm.registry import get_backend
@@ -31,6 +32,7 @@ __all__ = [
     "AdaptiveCore",
     "Comm",
     "CommClosedError",
+    "RetireWorker",
     "SpillBuffer",
     "WorkSpace",
     "asyncio_run",
@@ -53,9 +55,12 @@ SEEN = {
     "2026.8.0": {
         "dask.config": "collect_env collect_yaml config defaults merge paths update",
         "dask.system": "CPU_COUNT cpu_count",
-        "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks",
+        "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
+        "extensions",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager",
+        "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
+        "distributed.active_memory_manager.RetireWorker": "address no_recipients",
         "distributed.comm": "Comm connect get_address_host get_address_host_port",
         "distributed.comm.core": "CommClosedError",
         "distributed.comm.registry": "get_backend",
@@ -67,7 +72,8 @@ SEEN = {
         "distributed.diskutils": "WorkSpace",
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
-        "distributed.scheduler.WorkerState": "name server_id nanny pid address",
+        "distributed.scheduler.TaskState": "who_has",
+        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what",
         "distributed.spill": "SpillBuffer",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
         "distributed.utils": "format_dashboard_link get_ip_interface import_term",

@@ -17,7 +17,16 @@ from typing import Any, cast
 
 from distributed import Scheduler
 
-from cuda_cluster_dask import control, dashboard, internals, kept_ports, ports, process, wakeup
+from cuda_cluster_dask import (
+    control,
+    dashboard,
+    internals,
+    kept_ports,
+    ports,
+    process,
+    retirement,
+    wakeup,
+)
 from cuda_cluster_dask.failure import StartFailure
 from cuda_cluster_dask.internals import Comm, format_dashboard_link, get_address_host
 from cuda_cluster_dask.nanny import RESTARTS
@@ -49,8 +58,10 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
         adapting = adapt(settings["adapt"], scheduler)
+        watching = asyncio.create_task(retirement.watch(scheduler))
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         adapting.cancel()
+        watching.cancel()
         if asked.done():
             await scheduler.close(reason="asked to end")
         else:
