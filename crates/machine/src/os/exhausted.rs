@@ -71,8 +71,13 @@ impl Exhausted {
                 )
             }
             Self::MachineDescriptors => "raise the machine's fs.file-max".to_owned(),
-            // The kernel does not say which limit it was: the one with the least room.
+            // The kernel does not say which limit it was: the one with the least room. If there is
+            // room everywhere, a thread found no addresses for its stack.
             Self::Processes => match Tasks::limits().into_iter().min_by_key(Tasks::room) {
+                Some(tasks) if tasks.room() > ROOM && soft_limits(Resource::RLIMIT_AS) => format!(
+                    "a process may have {} bytes of memory and addresses: raise 'ulimit -v'",
+                    soft(Resource::RLIMIT_AS)
+                ),
                 Some(tasks) => format!("{tasks}: {}", tasks.hint()),
                 None => "raise 'ulimit -u', or pids.max of the control group".to_owned(),
             },
@@ -83,6 +88,14 @@ impl Exhausted {
             ),
         }
     }
+}
+
+/// Room for so many processes and threads is not too little.
+const ROOM: u64 = 100;
+
+/// Whether there is a limit.
+fn soft_limits(resource: Resource) -> bool {
+    getrlimit(resource).is_ok_and(|(soft, _)| soft != libc::RLIM_INFINITY)
 }
 
 /// A limit as text.

@@ -104,14 +104,38 @@ fn main_address() -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
-/// The smallest `memory.max` of this process's cgroup and its ancestors.
+/// The smallest memory limit of this process's control group and its ancestors.
 fn memory_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let root = Path::new("/sys/fs/cgroup");
+    groups(&own).into_iter().filter_map(|(root, path, file)| least(root, path, file)).min()
+}
+
+/// The groups of `/proc/PID/cgroup` that may limit memory, of both versions: the root of their
+/// hierarchy, their path below it, and the file with the limit.
+fn groups(own: &str) -> Vec<(&'static Path, &str, &'static str)> {
+    let group = |line: &'_ str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.strip_prefix('/')?);
+        let at = line.len() - path.len();
+        if controllers.is_empty() {
+            Some((Path::new("/sys/fs/cgroup"), at, "memory.max"))
+        } else if controllers.split(',').any(|one| one == "memory") {
+            Some((Path::new("/sys/fs/cgroup/memory"), at, "memory.limit_in_bytes"))
+        } else {
+            None
+        }
+    };
+    let known = own.lines().filter_map(|line| Some((line, group(line)?)));
+    known.map(|(line, (root, at, file))| (root, &line[at..], file)).collect()
+}
+
+/// The smallest limit of a group and its ancestors. Where the group's path is not here, as in a
+/// container, the root is the container's own.
+fn least(root: &Path, path: &str, file: &str) -> Option<u64> {
     let limit = |group: &Path| {
-        let text = fs::read_to_string(group.join("memory.max")).ok()?;
-        text.trim().parse::<u64>().ok()
+        let text = fs::read_to_string(group.join(file)).ok()?;
+        // Version 1 has a number for no limit: the largest whole number of pages.
+        text.trim().parse::<u64>().ok().filter(|bytes| *bytes < 1 << 62)
     };
     root.join(path).ancestors().take_while(|group| group.starts_with(root)).filter_map(limit).min()
 }
@@ -119,6 +143,31 @@ fn memory_limit() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_of_both_versions_limit_memory() {
+        let own = "12:pids:/a\n9:memory,hugetlb:/slurm/uid_0/job_1\n1:name=systemd:/b\n0::/user.slice/c\n";
+        let found: Vec<(String, &str, &str)> = groups(own)
+            .into_iter()
+            .map(|(root, path, file)| (root.display().to_string(), path, file))
+            .collect();
+        let (first, second) = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup");
+        assert_eq!(
+            found,
+            [
+                (first.to_owned(), "slurm/uid_0/job_1", "memory.limit_in_bytes"),
+                (second.to_owned(), "user.slice/c", "memory.max"),
+            ]
+        );
+        let folder = tempfile::tempdir().expect("a directory");
+        let group = folder.path().join("a/b");
+        fs::create_dir_all(&group).expect("made");
+        for (at, limit) in [("", "9223372036854771712"), ("a", "400"), ("a/b", "500")] {
+            fs::write(folder.path().join(at).join("limit"), limit).expect("written");
+        }
+        assert_eq!(least(folder.path(), "a/b", "limit"), Some(400));
+        assert_eq!(least(folder.path(), "elsewhere", "limit"), None);
+    }
 
     #[test]
     fn the_loopback_interface_is_there_and_is_not_the_main_one() {
