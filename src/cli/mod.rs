@@ -112,6 +112,7 @@ pub fn main() -> ExitCode {
         return code;
     }
     crate::os::ignore_file_size_signal();
+    crate::os::wait_for_children();
     let done = match Arguments::try_parse() {
         Ok(arguments) => run(arguments.command),
         Err(error) => output::usage(&error, elsewhere(&error).as_deref()),

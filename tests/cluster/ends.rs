@@ -406,3 +406,39 @@ fn pipes_in_place_of_files_hold_nobody_up() {
     assert_eq!(said.code, 0, "{said}");
     assert_eq!(sandbox.run(&["down", "pipes"]).code, 0);
 }
+
+#[test]
+fn a_cluster_whose_directories_were_removed_is_reached_and_starts_workers_again() {
+    let sandbox = Sandbox::new();
+    let machine = ["--topology", "dgx-h100", "--simulate", "--n-workers", "2"];
+    let said = sandbox.run(&[&["up", "--name", "tidied", "--detach"], &machine[..]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    let paths = cuda_cluster::os::run_directory::Paths::at(&sandbox.base().join("tidied"));
+    let is_ready = || sandbox.try_state("tidied").is_some_and(|state| state["state"] == "ready");
+    let works = || {
+        let verified = sandbox.run(&["verify", "tidied", "--rounds", "1"]);
+        verified.code == 0
+            && sandbox.run(&["bench", "tasks", "tidied", "--count", "10", "--runs", "1"]).code == 0
+    };
+    let restarts = || {
+        let worker = |state: &serde_json::Value| state["workers"][0]["pid"].as_u64();
+        let before = worker(&sandbox.state("tidied"));
+        sandbox.kill(before.expect("alive"));
+        eventually("READY again", Duration::from_secs(40), || {
+            is_ready() && worker(&sandbox.state("tidied")) != before
+        });
+        assert!(works());
+    };
+    std::fs::remove_dir_all(paths.root()).expect("removed");
+    eventually("it is reached", Duration::from_secs(40), || is_ready() && works());
+    restarts();
+    for socket in ["scheduler.sock", "gpu1.sock"] {
+        std::fs::remove_file(paths.root().join(socket)).expect("removed");
+        eventually("it listens again", Duration::from_secs(40), works);
+    }
+    // As session managers do at the last logout.
+    std::fs::remove_dir_all(paths.shared_memory()).expect("removed");
+    restarts();
+    assert_eq!(sandbox.run(&["down", "tidied"]).code, 0);
+    assert!(!paths.shared_memory().exists());
+}

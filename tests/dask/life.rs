@@ -298,3 +298,20 @@ fn a_worker_whose_event_loop_hangs_is_not_ready_and_a_scheduler_that_is_stopped_
     let down = sandbox.run(&["down", "mute", "--kill"]);
     assert_eq!(down.code, 0, "{down}");
 }
+
+#[test]
+fn a_cluster_whose_run_directory_was_removed_is_measured_and_starts_workers_again() {
+    if !packages() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    drop(up(&sandbox, "tidied", &["--gpus", "0-1"]));
+    std::fs::remove_dir_all(run_directory(&sandbox, "tidied")).expect("removed");
+    let is_ready = || sandbox.try_state("tidied").is_some_and(|state| state["state"] == "ready");
+    let works = || sandbox.run(&["verify", "tidied", "--rounds", "1"]).code == 0;
+    eventually("it is measured", Duration::from_secs(60), || is_ready() && works());
+    assert_eq!(sandbox.run(&["restart", "tidied", "gpu0"]).code, 0);
+    eventually("READY again", Duration::from_secs(60), || is_ready() && works());
+    Story::of(&sandbox, "tidied").tell("spread");
+    down(&sandbox, "tidied");
+}

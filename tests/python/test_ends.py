@@ -174,6 +174,25 @@ def test_it_ends_with_its_python(way, tmp_path, monkeypatch):
         pass  # No child lives on.
 
 
+def test_a_python_that_ignores_the_ends_of_its_children_has_a_cluster(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import signal
+            from cuda_cluster.dask import LocalCUDACluster
+            from distributed import Client
+            if __name__ == "__main__":
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                with LocalCUDACluster(**{QUIET!r}, n_workers=1) as cluster, Client(cluster) as client:
+                    print(client.submit(sum, [1, 2]).result())
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 def test_a_cluster_that_does_not_end_with_its_python_is_told(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -265,8 +265,9 @@ def test_variables_that_dask_is_configured_to_give_workers_are_theirs(monkeypatc
             assert found == ["1", "post", "3"]
     with dask.config.set({pre: {"OMP_NUM_THREADS": None}}), pytest.warns(UserWarning, match="cannot be left out"):
         assert not any("worker" in spec for spec in keywords.translate({}).specs)
-    with dask.config.set({post: [1]}), pytest.raises(TypeError, match=f"^{post} must be "):
-        keywords.translate({})
+    for wrong in ([1], 5):
+        with dask.config.set({post: wrong}), pytest.raises(TypeError, match=f"^{post} must be "):
+            keywords.translate({})
 
 
 def test_a_key_in_place_of_its_files_path_is_refused_and_not_shown():

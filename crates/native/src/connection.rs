@@ -7,16 +7,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use super::error::{ConversationError, Error};
@@ -28,18 +25,6 @@ use cuda_cluster_wire::secret::Secret;
 
 /// A connection's number in the process that accepted it; never reused.
 pub(super) type ConnectionId = u64;
-
-/// Listens on a socket that only this user can connect to.
-pub(super) fn listen(path: &Path) -> Result<UnixListener, Error> {
-    let socket = |source| Error::Socket { action: "listen on", path: path.to_path_buf(), source };
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(socket(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(socket)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
-    Ok(listener)
-}
 
 /// Connects to a process of the cluster, and authenticates both sides.
 pub(super) async fn connect(

@@ -20,6 +20,7 @@
 pub mod client;
 pub mod connection;
 pub mod error;
+mod listener;
 pub mod plane;
 mod process;
 pub mod scheduler;

@@ -422,7 +422,8 @@ def nanny_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in OF_NANNIES:
         given = dask.config.get(key, None) or {}
-        left_out = [name for name in given if isinstance(given, Mapping) and given[name] is None]
+        is_named = isinstance(given, Mapping)
+        left_out = [name for name in given if given[name] is None] if is_named else []
         own = {name: given[name] for name in given if name not in left_out} if left_out else given
         own = accepted.ENVIRONMENT.take(key, own)
         known = dask.config.get(key, {}, config=usual)

@@ -53,6 +53,15 @@ pub fn ignore_file_size_signal() {
     debug_assert!(result.is_ok(), "SIGXFSZ can be ignored");
 }
 
+/// Has the ends of children wait for this process, whoever started it: children inherit that they
+/// are ignored, and then nobody learns how they ended.
+pub fn wait_for_children() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: no handler is installed, only the default action.
+    let result = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
+    debug_assert!(result.is_ok(), "SIGCHLD has a default action");
+}
+
 /// Restores the default actions of the signals that Rust's runtime and this program ignore.
 pub fn default_ignored_signals() {
     use nix::sys::signal::{SigHandler, Signal, signal};

@@ -43,6 +43,18 @@ pub fn make(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(directory)
 }
 
+/// Makes the directory again if it was removed: a session manager empties `/dev/shm` of a user's
+/// files at the last logout.
+///
+/// # Errors
+/// As [`make`].
+pub fn keep(directory: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
 /// Removes the directory and its contents, if it belongs to this user.
 pub fn remove(directory: &Path) {
     let own = |found: fs::Metadata| found.is_dir() && found.uid() == Uid::effective().as_raw();

@@ -19,6 +19,7 @@ use super::outbox::{Frames, Gauge, Outbox, outbox};
 use super::relay::Relay;
 use crate::connection::{self, ConnectionId, Greetings};
 use crate::error::{ConversationError, Error};
+use crate::listener::Listener;
 use crate::process::{LaunchEnvironment, StatusPipe, log_to_standard_error};
 use crate::tasks::service::TaskService;
 use cuda_cluster_machine::os::event_loop;
@@ -68,7 +69,7 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system("watch for SIGINT"))?;
     let socket = launch.paths.socket(SCHEDULER);
-    let listener = connection::listen(&socket)?;
+    let mut listener = Listener::new(&socket, launch.secret.clone())?;
     status.ready(
         Some(format!("unix://{}", socket.display())),
         Vec::new(),
@@ -92,7 +93,7 @@ async fn run(launch: LaunchEnvironment, status: &mut StatusPipe) -> Result<(), E
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => service.accept(stream),
+                Ok(stream) => service.accept(stream),
                 // Out of file descriptors, or the peer gave up: neither is a reason to end the
                 // scheduler.
                 Err(error) => {

@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
 use crate::connection::{self, Greetings};
 use crate::error::{ConversationError, Error};
+use crate::listener::Listener;
 use cuda_cluster_data::copy;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
@@ -50,13 +51,13 @@ pub(super) fn serve(
     store: Arc<Store>,
     events: mpsc::UnboundedSender<WorkerEvent>,
 ) -> Result<(), Error> {
-    let listener = connection::listen(path)?;
+    let listener = Listener::new(path, secret.clone())?;
     tokio::spawn(accept(listener, secret, store, events));
     Ok(())
 }
 
 async fn accept(
-    listener: UnixListener,
+    mut listener: Listener,
     secret: Secret,
     store: Arc<Store>,
     events: mpsc::UnboundedSender<WorkerEvent>,
@@ -64,7 +65,7 @@ async fn accept(
     let served = Arc::new(Semaphore::new(CONNECTIONS));
     let mut greetings = Greetings::default();
     loop {
-        let Ok((mut stream, _)) = listener.accept().await else {
+        let Ok(mut stream) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };

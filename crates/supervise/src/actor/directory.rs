@@ -7,7 +7,8 @@
 //! *Invariant:* a directory that another cluster has created in its place is not touched.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Actor;
@@ -22,26 +23,54 @@ const LARGEST: u64 = 4 << 20;
 /// How often to try again what failed: whoever took the name may be gone, or the disk has room.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The files that were in the run directory when the supervisor started: plan, secret, and so on.
-/// They do not change while the cluster runs.
+/// Directories whose files nobody needs to go on.
+const OF_RECORDS: [&str; 2] = ["logs", "crashes"];
+
+/// Files that processes write, by which others find them.
+const WRITTEN: [&str; 4] = ["scheduler.json", "scheduler-ports.json", "client.env", "client.json"];
+
+/// The files that were in the run directory when the supervisor started: plan, secret, Dask's
+/// package, and so on. They do not change while the cluster runs. And what processes have written
+/// since, as it was last seen.
 #[derive(Debug, Default)]
-pub(super) struct InitialFiles(Vec<(PathBuf, Vec<u8>)>);
+pub(super) struct InitialFiles {
+    initial: Vec<(PathBuf, Vec<u8>)>,
+    written: Vec<(PathBuf, Vec<u8>)>,
+}
 
 impl InitialFiles {
     /// Reads the files.
     pub(super) fn of(paths: &Paths) -> Self {
-        let entries = fs::read_dir(paths.root()).into_iter().flatten().flatten();
-        let files = entries.filter(|entry| {
+        let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+        let is_needed = |entry: &fs::DirEntry| {
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            is_directory && !OF_RECORDS.iter().any(|name| *name == entry.file_name())
+        };
+        let inner = entries(paths.root()).filter(is_needed).flat_map(|one| entries(&one.path()));
+        let files = entries(paths.root()).chain(inner).filter(|entry| {
             entry.metadata().is_ok_and(|found| found.is_file() && found.len() <= LARGEST)
         });
+        let is_written = |path: &Path| WRITTEN.iter().any(|name| path.ends_with(name));
         let read = |entry: fs::DirEntry| Some((entry.path(), fs::read(entry.path()).ok()?));
-        Self(files.filter_map(read).collect())
+        let initial = files.filter_map(read).filter(|(path, _)| !is_written(path)).collect();
+        let mut this = Self { initial, written: Vec::new() };
+        this.look(paths);
+        this
+    }
+
+    /// Looks what processes have written.
+    pub(super) fn look(&mut self, paths: &Paths) {
+        for path in WRITTEN.map(|name| paths.root().join(name)) {
+            let Ok(content) = fs::read(&path) else { continue };
+            self.written.retain(|(known, _)| *known != path);
+            self.written.push((path, content));
+        }
     }
 
     /// The names of those that are missing, or were changed.
     fn damaged(&self) -> Vec<&str> {
         let damaged = self
-            .0
+            .initial
             .iter()
             .filter(|(path, content)| fs::read(path).ok().as_deref() != Some(content.as_slice()));
         damaged.filter_map(|(path, _)| path.file_name()?.to_str()).collect()
@@ -50,16 +79,24 @@ impl InitialFiles {
     fn put_back(&self, directory: &RunDirectory) -> Result<(), RunDirectoryError> {
         // Also writes files that still exist: a directory that was created again has no guardian in
         // its owners file.
-        self.0.iter().try_for_each(|(path, content)| directory.write_private(path, content))
+        let lost = self.written.iter().filter(|(path, _)| !path.exists());
+        self.initial.iter().chain(lost).try_for_each(|(path, content)| {
+            if let Some(parent) = path.parent() {
+                // Where it can't be made, the file can't be written.
+                let _ = fs::DirBuilder::new().mode(0o700).create(parent);
+            }
+            directory.write_private(path, content)
+        })
     }
 }
 
 impl Actor {
     /// Saves the state for queries after the cluster has ended.
-    pub(super) fn save_state(&self) {
+    pub(super) fn save_state(&mut self) {
         let Some(directory) = self.directory.as_ref().filter(|one| one.is_in_place()) else {
             return;
         };
+        self.initial_files.look(&self.paths);
         if let Ok(text) = serde_json::to_vec(&self.core.state()) {
             // A full disk must not stop the cluster; the records may still be complete.
             let _ = directory.write_private(&self.paths.state(), &text);

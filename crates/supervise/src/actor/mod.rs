@@ -40,6 +40,7 @@ use cuda_cluster_machine::os::guardian::{Guardian, Report, Start};
 use cuda_cluster_machine::os::owners::{Identity, Owners};
 use cuda_cluster_machine::os::presence::Presence;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory};
+use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_machine::os::shim::Instructions;
 use cuda_cluster_model::text;
 use cuda_cluster_wire::process::Key;
@@ -387,6 +388,11 @@ impl Actor {
 
     fn instructions(&self, spec: &ProcessSpec) -> Instructions {
         let mut program = spec.program.clone();
+        let place = self.paths.shared_memory();
+        if program.env.values().any(|value| *value == *place.to_string_lossy()) {
+            // Otherwise the process says what it lacks.
+            let _ = shared_memory::keep(&place);
+        }
         let own = program.argv.first() == Some(&self.helper);
         let root = self.paths.root().display().to_string();
         program.env.extend([

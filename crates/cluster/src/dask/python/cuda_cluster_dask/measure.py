@@ -11,6 +11,7 @@ asked for, which no earlier question has been sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -26,6 +27,7 @@ from cuda_cluster_dask.internals import send_recv, to_serialize
 
 OPERATION = "cuda_cluster_bytes"
 BLOCK = 1 << 20
+LOOK = 1  # Seconds between two looks whether the socket is there.
 KEPT = 5.0  # Seconds for which a sender keeps what it may be asked for again.
 
 # How device memory is sent and received, as Dask's own clients and workers do.
@@ -175,7 +177,30 @@ async def listen(worker: Worker) -> str | None:
         await asyncio.start_unix_server(converse, path)
     except OSError as error:
         return f"its connections cannot be measured: {path}: {error}"
+    _listening.add(asyncio.create_task(_come_back(converse, path, f"{directory}/secret")))
     return None
+
+
+_listening: set[asyncio.Task[None]] = set()
+
+
+async def _come_back(converse: Any, path: str, secret_file: str) -> None:
+    """Listens again when the socket was removed with its directory, and the supervisor has made that
+    again: not in one with another cluster's secret."""
+    secret = _content(secret_file)
+    while True:
+        await asyncio.sleep(LOOK)
+        if not os.path.lexists(path) and secret is not None and _content(secret_file) == secret:
+            with contextlib.suppress(OSError):
+                await asyncio.start_unix_server(converse, path)
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 async def _converse(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
