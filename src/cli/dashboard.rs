@@ -70,9 +70,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 fn failed(error: DashboardError) -> Failure {
-    use DashboardError::{BindSocket, NoAddress, NotLoopback, TokenFile};
+    use DashboardError::{NoAddress, NotLoopback, TokenFile};
     let exit = match &error {
-        NoAddress { .. } | NotLoopback { .. } | TokenFile { .. } | BindSocket { .. } => Exit::Usage,
+        NoAddress { .. } | NotLoopback { .. } | TokenFile { .. } => Exit::Usage,
         _ => Exit::Failed,
     };
     let hint = error.hint();

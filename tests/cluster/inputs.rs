@@ -435,6 +435,12 @@ fn files_that_may_not_grow_are_a_failure_with_the_limit_and_no_wrong_usage() {
             assert_refused(&said, 1, &["File too large", "hint: ", "ulimit -f"]);
         }
     }
+    // Room for the files of ours, and not for UCX's shared memory.
+    let sandbox = Sandbox::new();
+    let mut command = Command::new("prlimit");
+    command.arg("--fsize=100000").arg(env!("CARGO_BIN_EXE_cuda-cluster")).args(&up);
+    let said = sandbox.spawn_program(command).wait();
+    assert_refused(&said, 1, &["ended by signal 25 (SIGXFSZ): ", "ulimit -f"]);
 }
 
 #[test]

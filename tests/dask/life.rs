@@ -239,7 +239,8 @@ fn workers_of_a_scheduler_elsewhere_return_to_it_and_their_cluster_ends_when_it_
         return;
     }
     let sandbox = Sandbox::new();
-    let host = up(&sandbox, "host", &["--gpus", "0"]);
+    // An address of its own: on the usual one another test's scheduler may take the port.
+    let host = up(&sandbox, "host", &["--gpus", "0", "--host", "127.0.0.77"]);
     let file = run_directory(&sandbox, "host").join("scheduler.json").display().to_string();
     let said = try_up(&sandbox, "guests", &["--gpus", "0-1", "--join", &file]);
     assert_eq!(said.code, 0, "{said}");

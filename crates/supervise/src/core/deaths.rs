@@ -16,6 +16,11 @@ use cuda_cluster_wire::status::{AfterLeaving, Condition};
 /// The number of SIGKILL, which this pure module does not ask the system for.
 const SIGKILL: i32 = 9;
 
+/// Likewise of SIGXFSZ, and what it means.
+const SIGXFSZ: i32 = 25;
+const TOO_LARGE: &str = "it wrote a file, perhaps of shared memory, beyond the limit that 'ulimit -f' \
+                         or LimitFSIZE of a unit sets";
+
 /// Of a process that was killed while memory was short.
 const STARVED: &str =
     "while it ran, the kernel ended processes for want of memory (dmesg says which)";
@@ -62,6 +67,7 @@ impl Core {
             // Nobody else has killed it, as far as is known; whose end the kernel counted, it says
             // in its log alone.
             None if starved && exit.signal == Some(SIGKILL) => format!("{exit}; {STARVED}"),
+            None if exit.signal == Some(SIGXFSZ) => format!("{exit}: {TOO_LARGE}"),
             None => exit.to_string(),
         };
         let pid = slot.shown.pid;

@@ -59,6 +59,7 @@ SEEN = {
         "extensions",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager",
+        "distributed.active_memory_manager": "RetireWorker",
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
         "distributed.comm": "Comm connect get_address_host get_address_host_port",
