@@ -23,9 +23,6 @@ from cuda_cluster.model import ClusterState, Plan
 
 logger = logging.getLogger("distributed.deploy.cuda_cluster")
 
-#: The status of a worker that hands its data over before it ends.
-RETIRING = Status.closing_gracefully.name
-
 #: States of a worker that nothing starts but a request.
 NOT_RUNNING = ("stopped", "failed")
 
@@ -111,18 +108,14 @@ class Scaled(Cluster):
     async def _correct(self) -> None:
         """Ends and starts workers until those run that are requested."""
         async with self._correcting:
-            known, running, leaving = await self._running()
+            known, running = await self._running()
             while gone := running - self._requested.keys():
                 retired = await self.scheduler_comm.retire_workers(
                     names=list(gone), remove=True, close_workers=True
                 )
                 self._keep(gone & known - {worker["name"] for worker in retired.values()})
                 await asyncio.sleep(0.05)
-                known, running, leaving = await self._running()
-            while leaving & self._requested.keys():
-                # Wanted again while it hands its data over: it ends, or the scheduler keeps it.
-                await asyncio.sleep(0.05)
-                known, running, leaving = await self._running()
+                known, running = await self._running()
             assert self._attached is not None
             for name in self._requested.keys() - running:
                 await asyncio.to_thread(self._attached.restart, self._processes[name])
@@ -136,19 +129,17 @@ class Scaled(Cluster):
             )
             self._requested |= dict.fromkeys(refused)
 
-    async def _running(self) -> tuple[set[Name], set[Name], set[Name]]:
-        """The workers that the scheduler knows, those that run or start (not those that it has removed,
-        which are ending), and those that it is retiring."""
+    async def _running(self) -> tuple[set[Name], set[Name]]:
+        """The workers that the scheduler knows, and those that run or start: not those that it has
+        removed, which are ending."""
         assert self._attached is not None
         state = await asyncio.to_thread(self._attached.state)
         phases = {process.name: process.state for process in state.workers}
         identity = await self.scheduler_comm.identity(n_workers=-1)
-        workers = identity["workers"].values()
-        known = {worker["name"] for worker in workers}
-        leaving = {worker["name"] for worker in workers if worker["status"] == RETIRING}
+        known = {worker["name"] for worker in identity["workers"].values()}
         ended = {name for name, one in self._processes.items() if phases[one] in NOT_RUNNING}
         ending = {name for name, one in self._processes.items() if phases[one] == "ready"} - known
-        return known, self._processes.keys() - ended - ending, leaving
+        return known, self._processes.keys() - ended - ending
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Ends workers that `adapt` doesn't need."""
