@@ -256,7 +256,9 @@ fn down_and_up_right_after_the_death_of_a_supervisor_do_their_work() {
         let (supervisor, _) = up_well(&sandbox, "d");
         sandbox.kill(supervisor);
         let down = sandbox.run(&["down", "d"]);
-        assert_eq!(down.code, 0, "{down}");
+        // Its guardian may have ended all before anybody could ask.
+        let is_gone = down.code == 2 && down.stderr.contains("no cluster named d is running");
+        assert!(down.code == 0 || is_gone, "{down}");
         let (supervisor, _) = up_well(&sandbox, "d");
         sandbox.kill(supervisor);
         let (supervisor, _) = up_well(&sandbox, "d");
