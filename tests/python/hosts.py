@@ -1,4 +1,7 @@
-"""Another host: a network of its own, joined with this one by a link that can be lost."""
+"""Another host: a network of its own, joined with this one by a link that can be lost.
+
+This one must be the test's own, too: `unshare --net`, as `tests/python.rs` runs these tests.
+"""
 
 import contextlib
 import os
@@ -7,11 +10,18 @@ import subprocess
 
 import pytest
 
-#: Only root can make a network.
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"),
-    reason="only root can make a network, with ip and nsenter",
-)
+
+
+def obstacle():
+    """Why no links can be made here, or None."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"):
+        return "only root can make a network, with ip and nsenter"
+    links = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True, check=True)
+    others = [line.split()[1] for line in links.stdout.splitlines() if line.split()[1] != "lo"]
+    return f"this network is not the test's own: {others}" if others else None
+
+
+needs_network = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 
 class Host:

@@ -14,9 +14,9 @@ import pytest
 from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
 from distributed import Client, wait
-from hosts import another_host, needs_root
+from hosts import another_host, needs_network
 
-pytestmark = [needs_root, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [needs_network, pytest.mark.usefixtures("nothing_is_left")]
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "3"))

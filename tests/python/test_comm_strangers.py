@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import struct
@@ -24,6 +23,7 @@ import pytest
 from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 
+from hosts import needs_network
 from test_comm import ADDRESS, WAYS, comm, descriptors, in_a_loop, message, pair, travelling
 
 MIB = 1 << 20
@@ -457,10 +457,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"),
-    reason="only root can make a network, with ip and nsenter",
-)
+@needs_network
 @in_a_loop
 async def test_a_network_that_drops_ends_its_connections_on_both_sides():
     run, link = subprocess.run, f"cc{os.getpid() % 100_000}"
