@@ -13,7 +13,7 @@ pytest=("${PYTHON:-.venv/bin/python}" -m pytest -q -s -p no:cacheprovider)
 "${pytest[@]}" tests/python/test_comm_chaos.py | tee -a "$log" || status=$?
 # In a network of its own, where it makes links.
 own=()
-[ "$(id -u)" -ne 0 ] || own=(unshare --net sh -c 'ip link set lo up && exec "$@"' sh)
+[ "$(id -u)" -ne 0 ] || own=(scripts/own-network.sh)
 "${own[@]}" "${pytest[@]}" tests/python/test_comm_hosts.py | tee -a "$log" || status=$?
 echo
 grep -E '^[a-z]+: (seed|after)' "$log"

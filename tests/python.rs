@@ -25,15 +25,13 @@ fn told_on_two_gpus_by(file: &str) {
     run(file, command);
 }
 
-/// The same, in a network of its own, where the tests may make links: UCX of another test may choose
-/// one that it finds, and is not reached any more when that goes.
+/// The same, in a network of its own, where the tests may make links.
 fn told_in_its_own_network_by(file: &str) {
     if !nix::unistd::geteuid().is_root() {
         return told_by(file);
     }
-    let mut command = Command::new("unshare");
-    let inside = "ip link set lo up && exec \"$@\"";
-    command.args(["--net", "sh", "-c", inside, "sh"]).arg(python());
+    let mut command = Command::new(root().join("scripts/own-network.sh"));
+    command.arg(python());
     run(file, command);
 }
 
