@@ -21,7 +21,8 @@ def obstacle():
     return f"this network is not the test's own: {others}" if others else None
 
 
-needs_network = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+OBSTACLE = obstacle()
+needs_network = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 
 class Host:

@@ -271,13 +271,13 @@ impl Connection {
         let mut state = self.state();
         state.transfers.retain(|one| one.strong_count() > 0);
         state.transfers.push(Arc::downgrade(transfer));
-        if let Some(ending) = state.ending.clone() {
-            self.give_up_transfers(&mut state, &ending);
-        }
+        self.give_up_transfers(&mut state);
     }
 
+    /// Gives them up if the connection has ended, for its reason.
     #[cfg(feature = "plane")]
-    fn give_up_transfers(&self, state: &mut State, ending: &Ending) {
+    fn give_up_transfers(&self, state: &mut State) {
+        let Some(ending) = &state.ending else { return };
         let transfers = std::mem::take(&mut state.transfers);
         let Some(plane) = self.engine.opened_plane() else { return };
         for transfer in transfers.iter().filter_map(std::sync::Weak::upgrade) {
@@ -439,12 +439,12 @@ impl Connection {
         if state.ending.is_some() {
             return;
         }
-        state.ending = Some(ending.clone());
+        state.ending = Some(ending);
         // The peer must know before the frames may change: it checks after it has copied them.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         state.outbox.clear();
         #[cfg(feature = "plane")]
-        self.give_up_transfers(state, &ending);
+        self.give_up_transfers(state);
         self.tell_reader(state);
         self.tell_writer(state);
         self.engine.remove(self.id);

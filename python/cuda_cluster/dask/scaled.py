@@ -41,6 +41,8 @@ class Scaled(Cluster):
         #: The process of each worker that there may be.
         self._processes: dict[Name, str] = {}
         self._correcting = asyncio.Lock()
+        #: How often `scale` was called, and how many of these calls have been carried out.
+        self._asked = self._done = 0
 
     def _map_workers(self) -> None:
         """Maps Dask's names to processes, by address; without an address, by the plan."""
@@ -83,7 +85,8 @@ class Scaled(Cluster):
         kept = list(self._requested)[:n]
         new = [name for name in self._processes if name not in self._requested]
         self._requested = dict.fromkeys([*kept, *new[: n - len(kept)]])
-        self.loop.add_callback(self._try_to_correct)
+        self._asked += 1
+        self.loop.add_callback(self._try_to_correct, self._asked)
         return NoOpAwaitable() if self.asynchronous else None
 
     def _needed(self, memory: Any, cores: int | None) -> int:
@@ -96,29 +99,38 @@ class Scaled(Cluster):
             needed = max(needed, -(-cores // planned[0].threads))
         return int(needed)
 
-    async def _try_to_correct(self) -> None:
-        """The same as `_correct`, for nobody who waits."""
+    async def _try_to_correct(self, asked: int) -> None:
+        """The same as `_correct` for a call of `scale`, and for nobody who waits. A later call may have
+        been carried out with an earlier one: then others may have scaled meanwhile."""
         try:
-            await self._correct()
+            await self._correct(asked)
         except (OSError, ClusterError) as error:
             # What was asked of a cluster that is being closed is no longer wanted.
             if self.status == Status.running:
                 logger.warning("%s could not be scaled: %s", self.name, error)
 
-    async def _correct(self) -> None:
+    async def _correct(self, asked: int | None = None) -> None:
         """Ends and starts workers until those run that are requested."""
         async with self._correcting:
+            if asked is not None and asked <= self._done:
+                return
             known, running = await self._running()
-            while gone := running - self._requested.keys():
+            there = running
+            while gone := there - self._requested.keys():
                 retired = await self.scheduler_comm.retire_workers(
                     names=list(gone), remove=True, close_workers=True
                 )
-                self._keep(gone & known - {worker["name"] for worker in retired.values()})
+                names = {worker["name"] for worker in retired.values()}
+                self._keep(gone & known - names)
                 await asyncio.sleep(0.05)
                 known, running = await self._running()
+                # Whoever is back, or new, was started by somebody else.
+                there = there & running - names
             assert self._attached is not None
+            carried_out = self._asked
             for name in self._requested.keys() - running:
                 await asyncio.to_thread(self._attached.restart, self._processes[name])
+            self._done = carried_out
 
     def _keep(self, refused: set[Name]) -> None:
         """Counts workers as wanted that the scheduler does not retire."""
