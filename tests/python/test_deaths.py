@@ -144,6 +144,25 @@ def test_a_worker_whose_data_cannot_be_moved_stays_and_scaling_goes_on(caplog):
         assert client.submit(lambda one: type(one).__name__, held).result(timeout=60) == "Unmovable"
 
 
+def test_a_worker_that_is_wanted_again_while_it_is_retired_is_there_afterwards():
+    with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
+        there = lambda: client.scheduler_info(n_workers=-1)["workers"]
+        last = next(at for at, one in there().items() if one["name"] == 1)
+        held = client.submit(Unmovable, workers=[last])
+        wait(held, timeout=60)
+        # As `adapt` does that is stopped meanwhile.
+        retire = lambda dask_scheduler: dask_scheduler._ongoing_background_tasks.call_soon(
+            dask_scheduler.retire_workers, names=[1], close_workers=True, remove=True
+        )
+        client.run_on_scheduler(retire)
+        eventually(lambda: there()[last]["status"] == "closing_gracefully", "it is being retired")
+        cluster.scale(2)
+        del held
+        eventually(lambda: last not in there(), "the former one is gone")
+        client.wait_for_workers(2, timeout=60)
+        assert sorted(one["name"] for one in there().values()) == [0, 1]
+
+
 def end_worker(number):
     os.kill(os.getpid(), number)
     time.sleep(600)

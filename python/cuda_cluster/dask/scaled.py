@@ -23,6 +23,9 @@ from cuda_cluster.model import ClusterState, Plan
 
 logger = logging.getLogger("distributed.deploy.cuda_cluster")
 
+#: The status of a worker that hands its data over before it ends.
+RETIRING = Status.closing_gracefully.name
+
 #: States of a worker that nothing starts but a request.
 NOT_RUNNING = ("stopped", "failed")
 
@@ -114,7 +117,7 @@ class Scaled(Cluster):
         async with self._correcting:
             if asked is not None and asked <= self._done:
                 return
-            known, running = await self._running()
+            known, running, leaving = await self._running()
             there = running
             while gone := there - self._requested.keys():
                 retired = await self.scheduler_comm.retire_workers(
@@ -123,9 +126,13 @@ class Scaled(Cluster):
                 names = {worker["name"] for worker in retired.values()}
                 self._keep(gone & known - names)
                 await asyncio.sleep(0.05)
-                known, running = await self._running()
+                known, running, leaving = await self._running()
                 # Whoever is back, or new, was started by somebody else.
                 there = there & running - names
+            while leaving & self._requested.keys():
+                # Wanted again while it hands its data over: it ends, or the scheduler keeps it.
+                await asyncio.sleep(0.05)
+                known, running, leaving = await self._running()
             assert self._attached is not None
             carried_out = self._asked
             for name in self._requested.keys() - running:
@@ -141,17 +148,19 @@ class Scaled(Cluster):
             )
             self._requested |= dict.fromkeys(refused)
 
-    async def _running(self) -> tuple[set[Name], set[Name]]:
-        """The workers that the scheduler knows, and those that run or start: not those that it has
-        removed, which are ending."""
+    async def _running(self) -> tuple[set[Name], set[Name], set[Name]]:
+        """The workers that the scheduler knows, those that run or start (not those that it has removed,
+        which are ending), and those that it is retiring."""
         assert self._attached is not None
         state = await asyncio.to_thread(self._attached.state)
         phases = {process.name: process.state for process in state.workers}
         identity = await self.scheduler_comm.identity(n_workers=-1)
-        known = {worker["name"] for worker in identity["workers"].values()}
+        workers = identity["workers"].values()
+        known = {worker["name"] for worker in workers}
+        leaving = {worker["name"] for worker in workers if worker["status"] == RETIRING}
         ended = {name for name, one in self._processes.items() if phases[one] in NOT_RUNNING}
         ending = {name for name, one in self._processes.items() if phases[one] == "ready"} - known
-        return known, self._processes.keys() - ended - ending
+        return known, self._processes.keys() - ended - ending, leaving
 
     async def scale_down(self, workers: Iterable[Name]) -> None:
         """Ends workers that `adapt` doesn't need."""
