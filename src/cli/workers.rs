@@ -147,6 +147,10 @@ fn pool(pool: DevicePool) -> String {
     if pool.mapped_by_peers_bytes > 0 {
         text.push_str(&format!(", {} mapped by peers", bytes(pool.mapped_by_peers_bytes)));
     }
+    if pool.freed_but_mapped_bytes > 0 {
+        let freed = bytes(pool.freed_but_mapped_bytes);
+        text.push_str(&format!(", {freed} freed but perhaps still mapped"));
+    }
     text
 }
 

@@ -109,6 +109,12 @@ fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     wait_for(look).unwrap_or_else(|| panic!("{what}"))
 }
 
+/// The state of a process, as the kernel abbreviates it.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
 fn signal(pid: u32, signal: Signal) {
     // It may be gone already.
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
@@ -328,11 +334,14 @@ impl<'a> Round<'a> {
                 if line.split('\0').nth(1) == Some("__shim") {
                     let child: u32 = child.parse().expect("a process id");
                     signal(child, Signal::SIGSTOP);
-                    // Is it still the shim, now that it is stopped?
-                    let line =
-                        fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                    // It may be executing the worker just now; its death counts once it is stopped.
+                    let is_stopped = wait_for(|| match state_of(child) {
+                        Some('T') => Some(true),
+                        Some('Z') | None => Some(false),
+                        Some(_) => None,
+                    });
                     signal(child, Signal::SIGKILL);
-                    if !line.is_empty() {
+                    if is_stopped.expect("it stops or is gone") {
                         self.expect_restart(&victim.name);
                     }
                     return;

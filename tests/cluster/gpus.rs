@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuda_cluster::cluster::Client;
+use cuda_cluster::topology::Topology;
 use serde_json::{Value, json};
 
 use crate::fake_machine::{FakeMachine, ucx};
@@ -28,13 +29,26 @@ impl Machine {
         Self::on("dgx-h100", test, faults)
     }
 
+    /// It has NVML, but no libcuda.
+    pub(super) fn without_driver(self) -> Self {
+        std::fs::remove_file(self.folder.path().join("lib/libcuda.so.1")).expect("it was there");
+        self
+    }
+
     /// Its driver lacks this function.
     pub(super) fn without(mut self, function: &str) -> Self {
         self.fake = self.fake.without(function).expect("written");
         self
     }
 
-    fn on(name: &str, test: &str, faults: &str) -> Option<Self> {
+    pub(super) fn on(name: &str, test: &str, faults: &str) -> Option<Self> {
+        let machine = cuda_cluster::topology::builtin(name).expect("built in");
+        let machine = cuda_cluster::topology::parse(machine).expect("a machine");
+        Self::of(&machine, test, faults)
+    }
+
+    /// The machine that is described.
+    pub(super) fn of(machine: &Topology, test: &str, faults: &str) -> Option<Self> {
         let Some(libucp) = ucx::with_cuda() else {
             skip(
                 "ucx-cuda",
@@ -43,9 +57,7 @@ impl Machine {
             return None;
         };
         let folder = tempfile::tempdir().expect("a directory");
-        let machine = cuda_cluster::topology::builtin(name).expect("built in");
-        let machine = cuda_cluster::topology::parse(machine).expect("a machine");
-        let fake = FakeMachine::write(&machine, folder.path()).expect("written");
+        let fake = FakeMachine::write(machine, folder.path()).expect("written");
         let fake = fake.with_driver(faults).expect("written");
         Some(Self { sandbox: Sandbox::new(), fake, libucp, folder })
     }
@@ -90,7 +102,7 @@ impl Machine {
     }
 
     /// The rows of `verify` or `bench links`.
-    fn pairs(&self, arguments: &[&str]) -> (i32, Vec<Value>) {
+    pub(super) fn pairs(&self, arguments: &[&str]) -> (i32, Vec<Value>) {
         let said = self.run(&[arguments, &["-o", "json"]].concat(), &[]);
         let document: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|_| {
             panic!("{arguments:?} prints JSON: {said}");
@@ -374,7 +386,7 @@ fn a_pool_has_the_planned_sizes_and_ps_and_metrics_show_its_use() {
 #[test]
 fn ucx_removes_mappings_of_a_peers_memory_beyond_the_limit_that_workers_set() {
     let Some(machine) = Machine::new("mappings", "") else { return };
-    // Workers set this variable to the size of a pool, which here is that of the GPU.
+    // Workers set this variable to what a GPU has beside its data, which here is much.
     let limit = [("UCX_CUDA_IPC_CACHE_MAX_SIZE", "67108864")];
     // A scheduler that learns would soon move nothing.
     let spec = machine.sandbox.runtime().join("in-turn.yaml");
@@ -382,14 +394,14 @@ fn ucx_removes_mappings_of_a_peers_memory_beyond_the_limit_that_workers_set() {
     let spec = spec.to_str().expect("a path in UTF-8");
     let up = machine.up(&["-f", spec, "--n-workers", "2", "--enable-nvlink"], &limit);
     assert_eq!(up.code, 0, "{up}");
-    // Chunks of 32 MiB have slabs of their own.
+    // Two chunks of 32 MiB fill a slab; the one that is read last may exceed the limit.
     let bench = ["bench", "transpose", "dev", "--chunks", "5", "--chunk-size", "2048"];
     let said = machine.run(&[&bench[..], &["--runs", "4"]].concat(), &[]);
     assert_eq!(said.code, 0, "{said}");
     for report in machine.down(2) {
         assert!(report["ever"]["mappings"].as_u64() > Some(2), "more than may stay: {report:#}");
         let kept = report["left"]["mappings"]["bytes"].as_u64().expect("a count");
-        assert!(kept <= 64 << 20, "{report:#}");
+        assert!(kept <= 2 * (64 << 20), "{report:#}");
     }
 }
 

@@ -10,6 +10,7 @@ mod embedded;
 mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
+mod first_day;
 mod gpus;
 mod inputs;
 mod kernels;

@@ -97,6 +97,24 @@ async def test_device_memory_goes_from_device_to_device_and_arrives_unchanged():
     assert device_memory.living == 0
 
 
+def test_memory_of_the_drivers_pool_which_has_no_context_arrives_unchanged():
+    environment = {**os.environ, "DEVICE_POOL": "1"}
+    story = [sys.executable, "-c", "import conftest, test_comm_device as it; it.there_and_back()"]
+    done = subprocess.run(story, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0 and done.stdout == "20 messages\n", done.stdout + done.stderr
+
+
+@in_a_loop
+async def there_and_back():
+    async with Echo() as echo:
+        for seed in range(20):
+            frames, _, data = message(seed)
+            reply = await echo(frames)
+            assert [bytes_of(one) for one in reply["data"]] == data, seed
+    assert comm.received()["device"] > 1_000_000
+    print(seed + 1, "messages")
+
+
 @in_a_loop
 async def test_both_ends_in_one_process_are_no_special_case():
     async with pair() as (ours, theirs):

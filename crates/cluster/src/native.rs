@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use super::{Client, ClientError, Cluster, Handle, blocking};
+use super::{Client, ClientError, Cluster, Handle, blocking, doctor};
 use cuda_cluster_native::worker::registry::Registry;
 use cuda_cluster_native::{scheduler, worker};
 
@@ -15,6 +15,7 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
     let worked = match std::env::args_os().nth(1)?.to_str() {
         Some("__scheduler") => scheduler::main(),
         Some("__worker") => worker::main(registry()),
+        Some(doctor::cuda::SUBCOMMAND) => return Some(doctor::cuda::main()),
         _ => return None,
     };
     Some(match worked {

@@ -125,6 +125,13 @@ impl GpuUuid {
         &self.0
     }
 
+    /// A whole GPU's, from the bytes that CUDA has (`CUuuid`); `None` if all are zero.
+    pub fn of_bytes(bytes: [u8; 16]) -> Option<Self> {
+        let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+        (bytes != [0; 16]).then(|| Self(format!("GPU-{}", parts.join("-"))))
+    }
+
     /// Whether every digit is zero, as some anonymisers leave it: then several GPUs may share it.
     pub(crate) fn is_zeroed(&self) -> bool {
         self.0.chars().skip("GPU-".len()).all(|c| matches!(c, '0' | '-'))

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use cuda_cluster_data::{cuda, ucx};
 use cuda_cluster_machine::os::run_directory::SecretFileError;
+use cuda_cluster_model::ids::{GpuUuid, PciAddress};
 use cuda_cluster_model::plan::{EngineKind, PlanTextError};
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::FrameError;
@@ -76,6 +77,9 @@ pub enum Error {
     /// The worker's GPU cannot be used.
     #[error("the GPU cannot be used")]
     Device(#[from] cuda::Error),
+    /// The driver has another GPU where the plan's is.
+    #[error("CUDA has {found} at {place}, the plan's GPU is {planned}")]
+    OtherGpu { place: PciAddress, found: GpuUuid, planned: GpuUuid },
     /// The worker's GPU has faulted and no longer answers this process.
     #[error("the GPU has faulted: {fault}{}", in_task(task.as_deref()))]
     Fault {
@@ -138,6 +142,9 @@ impl Error {
             Error::Silent { .. } => Some(trials::SILENT_HINT.to_owned()),
             Error::Ucx(error) => error.hint(),
             Error::Device(error) => error.hint(),
+            Error::OtherGpu { .. } => Some(
+                "the machine has changed since it was probed: start the cluster anew".to_owned(),
+            ),
             Error::Ports { .. } => {
                 Some("without 'strict' the worker goes on over its other lanes".to_owned())
             }

@@ -81,7 +81,7 @@ const CLUSTER: [Figure<ClusterState>; 2] = [
     }),
 ];
 
-const PROCESS: [Figure<ProcessState>; 12] = [
+const PROCESS: [Figure<ProcessState>; 13] = [
     ("process_ready", "gauge", "Whether the process is READY.", |process| {
         one_if(process.state == ProcessPhase::Ready)
     }),
@@ -123,6 +123,12 @@ const PROCESS: [Figure<ProcessState>; 12] = [
         "gauge",
         "Most bytes that peers have mapped, summed over the peers.",
         |process| pool(process, |pool| pool.mapped_by_peers_bytes),
+    ),
+    (
+        "device_pool_freed_but_mapped_bytes",
+        "gauge",
+        "Bytes that were given back to the driver, but that peers may still have mapped.",
+        |process| pool(process, |pool| pool.freed_but_mapped_bytes),
     ),
 ];
 

@@ -143,6 +143,9 @@ pub struct DevicePool {
     pub largest_free_bytes: u64,
     /// Most bytes that the peers have mapped, summed over the peers.
     pub mapped_by_peers_bytes: u64,
+    /// Bytes that were given back to the driver, but that peers may still have mapped.
+    #[serde(default)]
+    pub freed_but_mapped_bytes: u64,
     /// Most that the pool may hold, if the plan limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maximum_bytes: Option<u64>,

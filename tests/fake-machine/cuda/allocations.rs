@@ -41,13 +41,13 @@ patchable! {
     cuMemAllocManaged = refuse_managed;
     cuMemAllocPitch = refuse_pitch;
     cuMemAllocPitch_v2 = refuse_pitch;
-    cuMemAllocAsync = refuse_pools;
+    cuMemAllocAsync = allocate_from_pool;
     cuMemAllocFromPoolAsync = refuse_pools;
     cuModuleGetGlobal_v2 = refuse_globals;
     cuLibraryGetGlobal = refuse_globals;
     cuMemFree = free;
     cuMemFree_v2 = free;
-    cuMemFreeAsync = refuse_pools;
+    cuMemFreeAsync = free_to_pool;
     cuMemFreeHost = free_host;
     cuMemMap = refuse_virtual_memory;
     cuMemUnmap = refuse_virtual_memory;
@@ -86,6 +86,36 @@ extern "C" fn refuse_managed() -> c_int {
 
 extern "C" fn refuse_pitch() -> c_int {
     call("cuMemAllocPitch", |_| Err(NOT_SUPPORTED))
+}
+
+/// Memory of the device's own pool belongs to no context, and has no handle for other processes
+/// (CUDA driver API, stream ordered memory allocator).
+unsafe extern "C" fn allocate_from_pool(
+    address: *mut usize,
+    bytes: usize,
+    _stream: usize,
+) -> c_int {
+    call("cuMemAllocAsync", |driver| {
+        let device = driver.current()?;
+        let capacity = driver.devices[device].memory_bytes;
+        let mut state = driver.lock();
+        let base = state.memory.allocate(device, capacity, bytes)?.base;
+        if let Some(block) = state.memory.block_mut(base) {
+            block.pooled = true;
+        }
+        // SAFETY: see `lib.rs`.
+        unsafe { tell(address, base) }
+    })
+}
+
+extern "C" fn free_to_pool(address: usize, stream: usize) -> c_int {
+    call("cuMemFreeAsync", |driver| {
+        let device = driver.current()?;
+        let ticket = driver.lock().streams.ticket(stream);
+        driver.reach(stream, ticket);
+        driver.drain(device, false)?;
+        driver.lock().memory.free(address)
+    })
 }
 
 extern "C" fn refuse_pools() -> c_int {

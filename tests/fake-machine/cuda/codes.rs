@@ -39,11 +39,16 @@ codes! {
     OUT_OF_MEMORY = 2, c"out of memory";
     NOT_INITIALIZED = 3, c"initialization error";
     DEINITIALIZED = 4, c"driver shutting down";
+    DEVICE_UNAVAILABLE = 46, c"CUDA-capable device(s) is/are busy or unavailable";
     NO_DEVICE = 100, c"no CUDA-capable device is detected";
     INVALID_DEVICE = 101, c"invalid device ordinal";
     INVALID_CONTEXT = 201, c"invalid device context";
     MAP_FAILED = 205, c"mapping of buffer object failed";
+    NO_BINARY_FOR_GPU = 209, c"no kernel image is available for execution on the device";
     ECC_UNCORRECTABLE = 214, c"uncorrectable ECC error encountered";
+    NVLINK_UNCORRECTABLE = 220, c"uncorrectable NVLink error detected during the execution";
+    UNSUPPORTED_PTX_VERSION = 222, c"the provided PTX was compiled with an unsupported toolchain.";
+    CONTAINED = 226, c"Invalid access of peer GPU memory over nvlink or a hardware error";
     INVALID_HANDLE = 400, c"invalid resource handle";
     NOT_FOUND = 500, c"named symbol not found";
     NOT_READY = 600, c"device not ready";
@@ -60,6 +65,12 @@ codes! {
     INVALID_ADDRESS_SPACE = 717, c"operation not supported on global/shared address space";
     INVALID_PC = 718, c"invalid program counter";
     LAUNCH_FAILED = 719, c"unspecified launch failure";
+    TENSOR_MEMORY_LEAK = 721, c"tensor memory not completely deallocated";
     NOT_SUPPORTED = 801, c"operation not supported";
+    SYSTEM_NOT_READY = 802, c"system not yet initialized";
+    SYSTEM_DRIVER_MISMATCH = 803, c"system has unsupported display driver / cuda driver combination";
+    COMPAT_NOT_SUPPORTED_ON_DEVICE = 804, c"forward compatibility was attempted on non supported HW";
+    MPS_CLIENT_TERMINATED = 810, c"the MPS client has been terminated";
+    EXTERNAL_DEVICE = 911, c"an asynchronous error has occurred in external entity outside of CUDA";
     UNKNOWN = 999, c"unknown error";
 }

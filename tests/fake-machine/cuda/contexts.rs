@@ -8,6 +8,9 @@ use crate::driver::{call, context_handle, stack, tell};
 /// `CUcontext`.
 type Handle = usize;
 
+/// `CU_CTX_SYNC_MEMOPS`.
+const SYNC_MEMOPS: c_uint = 0x80;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int {
     call("cuDevicePrimaryCtxRetain", |driver| {
@@ -130,8 +133,12 @@ pub unsafe extern "C" fn cuCtxGetId(context: Handle, id: *mut u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetFlags(_flags: c_uint) -> c_int {
-    call("cuCtxSetFlags", |driver| driver.current().map(|_| ()))
+pub extern "C" fn cuCtxSetFlags(flags: c_uint) -> c_int {
+    call("cuCtxSetFlags", |driver| {
+        let device = driver.current()?;
+        driver.lock().contexts[device].synchronous = flags & SYNC_MEMOPS != 0;
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

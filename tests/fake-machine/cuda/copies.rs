@@ -1,7 +1,10 @@
 //! Copies and fills, by the rules for pageable and pinned host memory.
 //!
 //! Pageable host memory that is read has been read when the call returns; pageable memory that is
-//! written has been written; pinned memory only when the stream has come so far.
+//! written has been written; pinned memory only when the stream has come so far. What was read from
+//! pageable memory may still be on its way to the device then (NVIDIA, "API synchronization
+//! behavior"), and another context, a peer or a NIC may read the old bytes, unless the device memory
+//! or the context has synchronous operations.
 
 use std::ffi::c_int;
 
@@ -12,6 +15,29 @@ use crate::streams::{DEFAULT, Work};
 fn is_pinned(state: &State, address: usize) -> bool {
     let before = state.pinned.range(..=address).next_back();
     before.is_some_and(|(base, bytes)| address - base < *bytes)
+}
+
+/// How much of a copy lands later.
+const LATE: usize = 64 << 10;
+
+/// Copies from pageable memory; the end of it arrives when this has returned. What follows in the
+/// default stream waits for it.
+fn land_later(
+    driver: &'static Driver,
+    device: usize,
+    to: usize,
+    from: usize,
+    bytes: usize,
+) -> Answer {
+    // SAFETY: host memory that the caller lets us read.
+    let all =
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(from), bytes) };
+    let (first, late) = all.split_at(bytes - bytes.min(LATE));
+    let work = |to, bytes: &[u8]| Work::Write { to, bytes: bytes.to_vec() };
+    driver.submit(device, DEFAULT, work(to, first))?;
+    let stream = driver.lock().streams.create(device, true);
+    driver.submit(device, stream, work(to + first.len(), late))?;
+    driver.lock().streams.destroy(stream)
 }
 
 /// Copies on a stream, by whatever kind of memory the two addresses are.
@@ -27,6 +53,15 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
         let (read, written) = (state.memory.reach(from, bytes)?, state.memory.reach(to, bytes)?);
         driver.counts.moved(source, target, bytes);
         let at_once = pageable(target.is_some(), to);
+        let sync = state.contexts[device].synchronous;
+        let lands_later = driver.faults.later
+            && stream <= 2
+            && pageable(source.is_some(), from)
+            && target.is_some_and(|target| !sync && !target.synchronous);
+        if lands_later {
+            drop(state);
+            return land_later(driver, device, written, read, bytes);
+        }
         if !at_once && pageable(source.is_some(), from) {
             // SAFETY: host memory that the caller lets us read.
             let now = unsafe {

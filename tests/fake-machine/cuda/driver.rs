@@ -42,6 +42,8 @@ pub struct State {
 #[derive(Clone, Copy, Default)]
 pub struct Context {
     pub retained: usize,
+    /// Whether copies are complete when the call returns (`CU_CTX_SYNC_MEMOPS`).
+    pub synchronous: bool,
     /// How often it was made.
     pub generation: u64,
     /// What every call says after a fault.

@@ -3,8 +3,10 @@
 //! | part | what happens |
 //! |---|---|
 //! | `no-ipc` | memory of another process cannot be mapped (205) |
+//! | `init=802` | `cuInit` fails with this code |
+//! | `other-uuid` | `cuDeviceGetUuid` names a GPU that NVML does not know |
 //! | `small=100M` | each GPU has this much memory |
-//! | `async` | work on streams is done later, by another thread; pinned memory is read only then |
+//! | `async` | work on streams is done later, by another thread; pinned memory is read only then; the end of what is copied from pageable memory lands later, unless the memory's operations are synchronous |
 //! | `poison` | fresh device memory is full of `0xA5` |
 //! | `latency=50` | each call takes this many microseconds more |
 //! | `sticky=PATH` | lines appended to this file, like `3 700`, are faults of GPU 3: the processes that have a context there get this code from then on |
@@ -21,6 +23,9 @@ use std::time::Duration;
 #[derive(Default)]
 pub struct Faults {
     pub no_ipc: bool,
+    pub other_uuid: bool,
+    /// What `cuInit` answers.
+    pub init: Option<i32>,
     pub later: bool,
     pub poison: bool,
     pub latency: Duration,
@@ -39,6 +44,8 @@ impl FromStr for Faults {
         for part in text.split_whitespace() {
             match part.split_once('=').unwrap_or((part, "")) {
                 ("no-ipc", "") => faults.no_ipc = true,
+                ("other-uuid", "") => faults.other_uuid = true,
+                ("init", code) => faults.init = Some(code.parse().map_err(|_| ())?),
                 ("async", "") => faults.later = true,
                 ("poison", "") => faults.poison = true,
                 ("latency", micros) => {

@@ -32,6 +32,9 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Handle, address: usize) 
         driver.current()?;
         let state = driver.lock();
         let block = state.memory.block(address).ok_or(INVALID_VALUE)?;
+        if block.pooled {
+            return Err(INVALID_VALUE);
+        }
         let key = state.memory.key(block)?;
         let made = Handle {
             mark: MARK,
@@ -65,8 +68,9 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
         if handle.pid == driver.pid {
             return Err(INVALID_CONTEXT);
         }
-        if !driver.devices.iter().any(|gpu| gpu.uuid == handle.uuid) {
-            return Err(INVALID_DEVICE);
+        let owner = driver.devices.iter().find(|gpu| gpu.uuid == handle.uuid);
+        if !driver.devices[device].reaches(owner.ok_or(INVALID_DEVICE)?) {
+            return Err(MAP_FAILED);
         }
         let whole = |number: u64| usize::try_from(number).map_err(|_| INVALID_HANDLE);
         let (offset, bytes) = (whole(handle.offset)?, whole(handle.bytes)?);

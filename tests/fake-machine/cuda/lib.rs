@@ -44,6 +44,9 @@ use faults::Faults;
 fn open() -> Answer<Driver> {
     let faults = std::env::var("CUDA_CLUSTER_FAKE_CUDA_FAULTS").unwrap_or_default();
     let faults: Faults = faults.parse().map_err(|()| UNKNOWN)?;
+    if let Some(code) = faults.init {
+        return Err(code);
+    }
     Ok(Driver::new(machine::devices(&faults)?, faults))
 }
 
@@ -177,9 +180,18 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, device:
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
     call("cuDeviceGetUuid", |driver| {
         let (_, gpu) = driver.device(device)?;
+        let mut told = gpu.uuid;
+        told[15] ^= u8::from(driver.faults.other_uuid);
         // SAFETY: see above.
-        unsafe { tell(uuid, gpu.uuid) }
+        unsafe { tell(uuid, told) }
     })
+}
+
+/// The same for a whole GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> c_int {
+    // SAFETY: see above.
+    unsafe { cuDeviceGetUuid_v2(uuid, device) }
 }
 
 #[unsafe(no_mangle)]
@@ -188,6 +200,16 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -
         let (_, gpu) = driver.device(device)?;
         // SAFETY: see above.
         unsafe { tell(bytes, gpu.memory_bytes) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, from: c_int, to: c_int) -> c_int {
+    call("cuDeviceCanAccessPeer", |driver| {
+        let ((at, device), (other_at, other)) = (driver.device(from)?, driver.device(to)?);
+        let reaches = at != other_at && device.reaches(other) && !driver.faults.no_ipc;
+        // SAFETY: see above.
+        unsafe { tell(can, c_int::from(reaches)) }
     })
 }
 

@@ -16,6 +16,21 @@ pub struct Device {
     pub slot: u32,
     pub capability: (i32, i32),
     pub memory_bytes: usize,
+    /// The GPUs that it has peer access to, by NVML's numbers; `None` for all.
+    peers: Option<Vec<u32>>,
+    is_mig: bool,
+}
+
+impl Device {
+    /// Whether it can map another's memory, as `cuDeviceCanAccessPeer` says. MIG instances have no
+    /// peers (NVIDIA's MIG user guide: no GPU to GPU P2P, either PCIe or NVLink).
+    pub fn reaches(&self, other: &Device) -> bool {
+        if self.uuid == other.uuid {
+            return true;
+        }
+        let known = self.peers.as_ref().is_none_or(|peers| peers.contains(&other.index));
+        known && !self.is_mig && !other.is_mig
+    }
 }
 
 /// Reads the description.
@@ -69,6 +84,8 @@ fn device(gpu: &Gpu, mig: Option<usize>, faults: &Faults) -> Device {
         slot,
         capability: gpu.capability().unwrap_or((9, 0)),
         memory_bytes: memory - memory % 4096,
+        peers: gpu.peers.clone(),
+        is_mig: mig.is_some(),
     }
 }
 

@@ -4,7 +4,12 @@
 //! writes device memory itself dies of SIGSEGV, as with a GPU; and once writable elsewhere, for the
 //! driver's copies. Other processes map parts of the file by its number in `/proc/PID/fd`.
 //!
-//! *Invariant:* blocks do not overlap, and each lies within one file.
+//! Memory that is freed while another process has it mapped stays on the GPU until no process has, as
+//! on a real one (openucx/ucx#11288, #4410): it counts as used. Who maps a part of a file locks it for
+//! reading, so that the owner can see it, and so that it ends with the process.
+//!
+//! *Invariant:* blocks do not overlap, and each lies within one file; what is used, with what is freed
+//! and still mapped, is no more than the GPU's memory.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,6 +17,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::null_mut;
+use std::sync::{Arc, Weak};
 
 use crate::codes::{Answer, INVALID_VALUE, MAP_FAILED, OUT_OF_MEMORY};
 
@@ -63,6 +69,13 @@ fn unmap(place: usize, bytes: usize) {
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(place), bytes) };
 }
 
+/// A GPU's addresses are more than its memory, so that freed memory that is still mapped takes none
+/// of those that are needed, and nothing fails for want of room in one piece.
+const ADDRESSES: usize = 4;
+
+/// Freed memory that another process may have mapped: offset and bytes.
+struct Pinned(usize, usize);
+
 /// The memory of one GPU, as far as this process has it.
 struct Arena {
     file: File,
@@ -70,11 +83,15 @@ struct Arena {
     mapped: Mapped,
     /// Offset and length of what is free.
     gaps: BTreeMap<usize, usize>,
+    capacity: usize,
     used: usize,
+    /// Part of what is used.
+    pinned: Vec<Pinned>,
 }
 
 impl Arena {
-    fn new(bytes: usize) -> Answer<Self> {
+    fn new(capacity: usize) -> Answer<Self> {
+        let bytes = capacity.checked_mul(ADDRESSES).ok_or(OUT_OF_MEMORY)?;
         // SAFETY: a C string and a flag.
         let fd = unsafe { libc::memfd_create(c"gpu".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -85,11 +102,13 @@ impl Arena {
         file.set_len(bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
         let inode = file.metadata().map_err(|_| OUT_OF_MEMORY)?.ino();
         let mapped = Mapped::new(&file, 0, bytes)?;
-        Ok(Self { file, inode, mapped, gaps: BTreeMap::from([(0, bytes)]), used: 0 })
+        let (gaps, pinned) = (BTreeMap::from([(0, bytes)]), Vec::new());
+        Ok(Self { file, inode, mapped, gaps, capacity, used: 0, pinned })
     }
 
     /// The first gap that is large enough.
     fn take(&mut self, bytes: usize) -> Option<usize> {
+        self.used.checked_add(bytes).filter(|used| *used <= self.capacity)?;
         let (offset, length) = self.gaps.iter().find(|(_, length)| **length >= bytes)?;
         let (offset, length) = (*offset, *length);
         self.gaps.remove(&offset);
@@ -98,6 +117,30 @@ impl Arena {
         }
         self.used += bytes;
         Some(offset)
+    }
+
+    /// Whether another process has a part mapped.
+    fn is_mapped(&self, offset: usize, bytes: usize) -> bool {
+        let mut lock = lock_of(libc::F_WRLCK, offset, bytes);
+        // SAFETY: a file of ours, and a lock to fill in.
+        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+        asked == 0 && libc::c_int::from(lock.l_type) != libc::F_UNLCK
+    }
+
+    /// Frees a part, or if another process has it mapped, keeps it until none has.
+    fn free(&mut self, offset: usize, bytes: usize) {
+        if self.is_mapped(offset, bytes) {
+            self.pinned.push(Pinned(offset, bytes));
+        } else {
+            self.give(offset, bytes);
+        }
+    }
+
+    /// Frees what nobody has mapped any more.
+    fn look_again(&mut self) {
+        for Pinned(offset, bytes) in std::mem::take(&mut self.pinned) {
+            self.free(offset, bytes);
+        }
     }
 
     fn give(&mut self, mut offset: usize, bytes: usize) {
@@ -120,6 +163,18 @@ impl Arena {
     }
 }
 
+/// A lock of a part of a file.
+#[allow(clippy::cast_possible_truncation, reason = "the kinds are small numbers")]
+fn lock_of(kind: libc::c_int, offset: usize, bytes: usize) -> libc::flock {
+    // SAFETY: all zero is a valid value of this C structure.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = offset as libc::off_t;
+    lock.l_len = bytes as libc::off_t;
+    lock
+}
+
 /// A block of device memory, of this process or mapped from another.
 pub struct Block {
     pub base: usize,
@@ -130,6 +185,10 @@ pub struct Block {
     pub id: u64,
     /// Where the driver reads and writes it.
     private: usize,
+    /// Whether it is of the device's own pool: without a context, and without a handle.
+    pub pooled: bool,
+    /// Whether copies to it are complete when the call returns (`SYNC_MEMOPS`).
+    pub synchronous: bool,
     pub origin: Origin,
 }
 
@@ -138,8 +197,21 @@ pub enum Origin {
     Mapped { key: Key, opened: usize, _mapped: ForeignMemory },
 }
 
-/// Keeps a mapping of another process's memory.
-pub struct ForeignMemory(#[allow(dead_code, reason = "held, not read")] Mapped);
+/// Keeps a mapping of another process's memory, and the lock of that part of its file.
+pub struct ForeignMemory {
+    _mapped: Mapped,
+    file: Arc<File>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Drop for ForeignMemory {
+    fn drop(&mut self) {
+        let mut lock = lock_of(libc::F_UNLCK, self.offset, self.bytes);
+        // SAFETY: an open file and a lock.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
+    }
+}
 
 /// Names a block in another process: its file, and the place in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -156,6 +228,8 @@ pub struct Key {
 pub struct Memory {
     arenas: BTreeMap<usize, Arena>,
     blocks: BTreeMap<usize, Block>,
+    /// Other processes' files, by process, descriptor and inode; open while parts are mapped.
+    files: BTreeMap<(u32, i32, u64), Weak<File>>,
     next: u64,
     pub allocated: u64,
     pub opened: u64,
@@ -172,11 +246,14 @@ impl Memory {
             Entry::Vacant(free) => free.insert(Arena::new(capacity)?),
         };
         let room = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
+        arena.look_again();
         let offset = arena.take(room).ok_or(OUT_OF_MEMORY)?;
         let (base, private) = (arena.mapped.public + offset, arena.mapped.private + offset);
         self.next += 1;
         self.allocated += 1;
-        let block = Block { base, bytes, device, id: self.next, private, origin: Origin::Own };
+        let (id, origin) = (self.next, Origin::Own);
+        let (pooled, synchronous) = (false, false);
+        let block = Block { base, bytes, device, id, private, pooled, synchronous, origin };
         Ok(self.blocks.entry(base).or_insert(block))
     }
 
@@ -185,7 +262,7 @@ impl Memory {
         let own = |block: &Block| matches!(block.origin, Origin::Own);
         let block = self.blocks.get(&base).filter(|block| own(block)).ok_or(INVALID_VALUE)?;
         let arena = self.arenas.get_mut(&block.device).ok_or(INVALID_VALUE)?;
-        arena.give(base - arena.mapped.public, block.bytes.next_multiple_of(PAGE));
+        arena.free(base - arena.mapped.public, block.bytes.next_multiple_of(PAGE));
         self.blocks.remove(&base);
         Ok(())
     }
@@ -201,14 +278,21 @@ impl Memory {
         }
     }
 
-    /// What of a GPU's memory this process holds, in bytes.
-    pub fn used(&self, device: usize) -> usize {
-        self.arenas.get(&device).map_or(0, |arena| arena.used)
+    /// What of a GPU's memory this process holds, or has freed while another has it mapped, in bytes.
+    pub fn used(&mut self, device: usize) -> usize {
+        let Some(arena) = self.arenas.get_mut(&device) else { return 0 };
+        arena.look_again();
+        arena.used
     }
 
     /// The block around an address.
     pub fn block(&self, address: usize) -> Option<&Block> {
         let (_, block) = self.blocks.range(..=address).next_back()?;
+        (address - block.base < block.bytes).then_some(block)
+    }
+
+    pub fn block_mut(&mut self, address: usize) -> Option<&mut Block> {
+        let (_, block) = self.blocks.range_mut(..=address).next_back()?;
         (address - block.base < block.bytes).then_some(block)
     }
 
@@ -249,6 +333,19 @@ impl Memory {
         })
     }
 
+    fn file(&mut self, key: &Key) -> Answer<Arc<File>> {
+        let name = (key.pid, key.fd, key.inode);
+        if let Some(file) = self.files.get(&name).and_then(Weak::upgrade) {
+            return Ok(file);
+        }
+        let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
+        let mut options = File::options();
+        let file = options.read(true).write(true).open(path).map_err(|_| MAP_FAILED)?;
+        let file = Arc::new(file);
+        self.files.insert(name, Arc::downgrade(&file));
+        Ok(file)
+    }
+
     /// Maps a block of another process, or counts once more that it is.
     pub fn open(&mut self, key: Key, device: usize) -> Answer<usize> {
         for block in self.blocks.values_mut() {
@@ -259,21 +356,27 @@ impl Memory {
                 return Ok(block.base);
             }
         }
-        let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
-        let mut options = File::options();
-        let file = options.read(true).write(true).open(path).map_err(|_| MAP_FAILED)?;
+        let file = self.file(&key)?;
         let metadata = file.metadata().map_err(|_| MAP_FAILED)?;
         let end = key.offset.checked_add(key.bytes).ok_or(MAP_FAILED)?;
         // Another file has got that number since.
         if metadata.ino() != key.inode || metadata.len() < end as u64 {
             return Err(MAP_FAILED);
         }
-        let mapped = Mapped::new(&file, key.offset, key.bytes.next_multiple_of(PAGE))?;
+        let length = key.bytes.next_multiple_of(PAGE);
+        let mut lock = lock_of(libc::F_RDLCK, key.offset, length);
+        // SAFETY: an open file and a lock. It lasts as long as the file is open, in this process alone.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) } != 0 {
+            return Err(MAP_FAILED);
+        }
+        let mapped = Mapped::new(&file, key.offset, length)?;
         self.next += 1;
         self.opened += 1;
         let (base, private) = (mapped.public, mapped.private);
-        let origin = Origin::Mapped { key, opened: 1, _mapped: ForeignMemory(mapped) };
-        let block = Block { base, bytes: key.bytes, device, id: self.next, private, origin };
+        let foreign = ForeignMemory { _mapped: mapped, file, offset: key.offset, bytes: length };
+        let origin = Origin::Mapped { key, opened: 1, _mapped: foreign };
+        let (bytes, id, pooled, synchronous) = (key.bytes, self.next, false, false);
+        let block = Block { base, bytes, device, id, private, pooled, synchronous, origin };
         self.blocks.insert(base, block);
         Ok(base)
     }

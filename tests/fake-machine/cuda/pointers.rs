@@ -21,6 +21,9 @@ const MAPPED: c_uint = 13;
 const HANDLE_TYPES: c_uint = 14;
 const MEMORY_POOL: c_uint = 17;
 
+/// `CUmemoryPool` of a device.
+const POOL: u64 = 0x9001_0000;
+
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const HOST: u64 = 1;
 const DEVICE: u64 = 2;
@@ -38,19 +41,20 @@ fn attribute(state: &State, attribute: c_uint, address: usize) -> Option<(u64, u
     };
     let own = matches!(block.origin, Origin::Own);
     match attribute {
+        CONTEXT if block.pooled => Some((0, 8)),
         CONTEXT => Some((context_handle(block.device) as u64, 8)),
         MEMORY_TYPE => Some((DEVICE, 4)),
         DEVICE_POINTER => Some((address as u64, 8)),
-        SYNC_MEMOPS => Some((0, 4)),
+        SYNC_MEMOPS => Some((u64::from(block.synchronous), 4)),
         BUFFER_ID => Some((block.id, 8)),
         IS_MANAGED => Some((0, 4)),
         DEVICE_ORDINAL => Some((block.device as u64, 4)),
-        LEGACY_IPC => Some((u64::from(own), 4)),
+        LEGACY_IPC => Some((u64::from(own && !block.pooled), 4)),
         RANGE_START => Some((block.base as u64, 8)),
         RANGE_SIZE => Some((block.bytes as u64, 8)),
         MAPPED => Some((1, 4)),
         HANDLE_TYPES => Some((0, 8)),
-        MEMORY_POOL => Some((0, 8)),
+        MEMORY_POOL => Some((if block.pooled { POOL } else { 0 }, 8)),
         _ => None,
     }
 }
@@ -115,7 +119,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerSetAttribute(
-    _value: *const c_void,
+    value: *const c_void,
     attribute: c_uint,
     address: usize,
 ) -> c_int {
@@ -123,7 +127,10 @@ pub unsafe extern "C" fn cuPointerSetAttribute(
         if attribute != SYNC_MEMOPS {
             return Err(NOT_SUPPORTED);
         }
-        driver.lock().memory.block(address).map(|_| ()).ok_or(INVALID_VALUE)
+        // SAFETY: the caller gives an `unsigned int` for this attribute.
+        let wanted = unsafe { value.cast::<c_uint>().read() };
+        driver.lock().memory.block_mut(address).ok_or(INVALID_VALUE)?.synchronous = wanted != 0;
+        Ok(())
     })
 }
 

@@ -75,10 +75,9 @@ answer!(nvmlDeviceGetMemoryInfo, Memory, |target| {
     memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
 });
 
-// `nvmlBAR1Memory_t` has the same three fields. Data-centre GPUs show all their memory there; ucxx
-// asks for it as it is imported.
+// `nvmlBAR1Memory_t` has the same three fields.
 answer!(nvmlDeviceGetBAR1MemoryInfo, Memory, |target| {
-    memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
+    told(target.gpu().bar1_bytes).map(|total| Memory { total, free: total, used: 0 })
 });
 
 // Nothing computes here.

@@ -31,6 +31,7 @@ pub struct Gpu {
     pub numa: Option<u32>,
     pub cpus: Option<String>,
     pub memory_bytes: Option<u64>,
+    pub bar1_bytes: Option<u64>,
     pub compute_capability: Option<String>,
     pub memory_numa: Option<u32>,
     #[serde(default)]
@@ -39,6 +40,7 @@ pub struct Gpu {
     #[serde(default)]
     pub nvlinks: Vec<NvLink>,
     pub c2c: Option<ChipLinks>,
+    pub fabric: Option<Fabric>,
     pub pcie: Option<Pcie>,
     pub peers: Option<Vec<u32>>,
     pub display: Option<bool>,
@@ -69,6 +71,18 @@ pub struct Pcie {
     pub width: Option<u32>,
     pub max_gt_per_s: Option<f64>,
     pub max_width: Option<u32>,
+}
+
+/// A registration with an NVLink fabric.
+#[derive(Clone, Deserialize)]
+pub struct Fabric {
+    pub state: String,
+    pub error: Option<String>,
+    #[serde(default)]
+    pub clique: u32,
+    pub cluster: Option<String>,
+    #[serde(default)]
+    pub faults: Vec<String>,
 }
 
 #[derive(Deserialize)]

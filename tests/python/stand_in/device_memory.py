@@ -15,6 +15,10 @@ DRIVER = ctypes.CDLL("libcuda.so.1")
 #: How many buffers there are.
 living = 0
 
+#: Whether buffers are of the device's own pool, as those of RMM's asynchronous resource: such memory
+#: belongs to no context, and has no handle for other processes.
+POOL = os.environ.get("DEVICE_POOL") == "1"
+
 
 def check(function, *arguments):
     code = getattr(DRIVER, function)(*arguments)
@@ -50,7 +54,10 @@ class DeviceBuffer:
         address = ctypes.c_uint64()
         with context():
             if size:
-                check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+                if POOL:
+                    check("cuMemAllocAsync", ctypes.byref(address), ctypes.c_size_t(size), None)
+                else:
+                    check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
             self.ptr = address.value
             living += 1
             if data is not None and size:
@@ -80,7 +87,10 @@ class DeviceBuffer:
             living -= 1
             if self.ptr:
                 with context():
-                    check("cuMemFree_v2", ctypes.c_uint64(self.ptr))
+                    if POOL:
+                        check("cuMemFreeAsync", ctypes.c_uint64(self.ptr), None)
+                    else:
+                        check("cuMemFree_v2", ctypes.c_uint64(self.ptr))
 
 
 @cuda_serialize.register(DeviceBuffer)

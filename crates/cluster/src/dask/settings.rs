@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use cuda_cluster_machine::os::run_directory::Paths;
-use cuda_cluster_model::ids::FORK_SERVER;
+use cuda_cluster_model::ids::{FORK_SERVER, GpuUuid};
 use cuda_cluster_model::plan::{DaskName, DaskPlan, Plan, RmmPlan, TlsFiles, WorkerPlan};
 use cuda_cluster_wire::links;
 
@@ -87,6 +87,8 @@ pub struct WorkerSettings<'a> {
     /// The plan's, where there is a GPU.
     cudf_spill: Option<u32>,
     cuda_context: bool,
+    /// The GPU that CUDA must show first, where it is a whole one.
+    gpu_uuid: Option<&'a GpuUuid>,
     /// What to verify before READY; `None` for nothing.
     verify: Option<Proof>,
 }
@@ -234,6 +236,11 @@ pub(super) fn worker<'a>(
         rmm: worker.rmm.as_ref().filter(|_| real_gpu),
         cudf_spill: dask.cudf_spill.filter(|_| real_gpu),
         cuda_context: real_gpu && wants_context,
+        gpu_uuid: worker
+            .gpu
+            .as_ref()
+            .filter(|gpu| real_gpu && gpu.mig.is_none())
+            .and_then(|gpu| gpu.uuid.as_ref()),
         verify: plan.requirements.verify.then(|| proof(plan, dask, worker)),
         common: common(dask, paths, forks.then(|| fork(plan, dask, means, paths))),
     }
@@ -431,11 +438,15 @@ mod tests {
         let real = &workers(spec.clone())[0];
         assert_eq!(real["rmm"]["pool_bytes"], 500);
         assert_eq!((&real["cuda_context"], &real["cudf_spill"]), (&json!(true), &json!(0)));
+        assert!(real["gpu_uuid"].as_str().is_some_and(|uuid| uuid.starts_with("GPU-")), "{real}");
         let mut simulated = spec;
         simulated["simulate"] = json!(true);
         let settings = &workers(simulated)[0];
         assert_eq!((&settings["rmm"], &settings["cudf_spill"]), (&Value::Null, &Value::Null));
-        assert_eq!(settings["cuda_context"], false);
+        assert_eq!(
+            (&settings["cuda_context"], &settings["gpu_uuid"]),
+            (&json!(false), &Value::Null)
+        );
         let switch = json!({ "dask": { "config": { CREATE_CONTEXT: "False" } } });
         assert_eq!(workers(switch)[0]["cuda_context"], false);
     }

@@ -1,6 +1,10 @@
 //! Checks whether this machine can run clusters, one requirement at a time.
 //!
 //! Changes nothing on the machine, except for a control group that is created and removed at once.
+//!
+//! *Invariant:* a check is `ok` only for what was looked at.
+
+pub(crate) mod cuda;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +24,9 @@ use cuda_cluster_model::spec::UcxVersion;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::{PortState, Topology};
 use cuda_cluster_model::units::HumanBytes;
+
+/// UCX's transport for device memory within a process, which it has wherever it can use CUDA.
+const COPIES: &str = "cuda_copy";
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,10 +75,15 @@ impl Finding {
 pub async fn doctor() -> Vec<Finding> {
     let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
     let mut findings = match &probed {
-        Ok(probed) => machine(&probed.topology),
+        Ok(probed) => {
+            let mut findings = machine(&probed.topology);
+            findings.extend(cuda::cuda(&probed.topology));
+            findings
+        }
         Err(error) => vec![broken(error)],
     };
-    findings.extend(ucx());
+    let driver = probed.is_ok_and(|probed| probed.topology.driver.is_some());
+    findings.extend(ucx(driver));
     findings.push(other_users());
     findings.extend([containment(), run_directories(), shared_memory(), locked_memory()]);
     findings.extend(ptrace());
@@ -134,8 +146,9 @@ fn closed_port(topology: &Topology) -> Option<(NicPort, PortError)> {
     })
 }
 
-/// The libucp for native workers on this machine's GPUs, and the others that are installed.
-fn ucx() -> Vec<Finding> {
+/// The libucp for native workers on this machine's GPUs, and the others that are installed. One
+/// that is built for CUDA and has none of its transports has not found the driver usable.
+fn ucx(driver: bool) -> Vec<Finding> {
     let caller = probe::caller();
     let installed = caller.ucx_libraries.unwrap_or_default();
     let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
@@ -148,7 +161,19 @@ fn ucx() -> Vec<Finding> {
     let mut findings = vec![match opened(path.as_deref()) {
         Ok((found, text)) => {
             version = Some(UcxVersion { major: found.major, minor: found.minor });
-            match best {
+            let is_it = |one: &&InstalledUcx| {
+                path.as_deref().is_some_and(|path| Path::new(&one.path).starts_with(path))
+            };
+            match best.or_else(|| installed.iter().find(is_it)).filter(|library| library.cuda) {
+                Some(best) if driver && !text.contains(COPIES) => {
+                    let text = format!(
+                        "{text} ({}, built for CUDA, but without {COPIES} here)",
+                        best.whose
+                    );
+                    Finding::warning("ucx", text).hint(
+                        "UCX found no usable CUDA driver; UCX_LOG_LEVEL=debug ucx_info -d says why",
+                    )
+                }
                 Some(best) => Finding::ok("ucx", format!("{text} ({}, knows CUDA)", best.whose)),
                 None => Finding::ok("ucx", text),
             }

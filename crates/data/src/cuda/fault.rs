@@ -3,12 +3,21 @@
 //! *Invariant:* the first such error of a device is the one that is kept and reported.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// What the driver answers to every call once a context is broken (`CUresult`, cuda.h): an ECC
-/// error that was not corrected, an illegal address, a destroyed context, a failed assertion, and
-/// errors that end kernels (launch timeout to launch failure).
-const FATAL: [i32; 11] = [214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
+/// What the driver answers to every call once a context is broken (`CUresult`, cuda.h, whose texts
+/// say "to continue using CUDA, the process must be terminated", or that any further work will
+/// return the same error): an ECC or NVLink error that was not corrected, a contained error, an
+/// illegal address, a destroyed context, a failed assertion, errors that end kernels (launch
+/// timeout to launch failure), leaked tensor memory, an MPS server that ended its client, a fault
+/// outside of CUDA.
+const FATAL: [i32; 16] =
+    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
+
+/// So many refusals in a row of what always works on a GPU that is well are a fault, whatever the
+/// code: 999 (unknown) is one that stays or passes.
+const REFUSALS: u32 = 3;
 
 /// An error that only the end of the process clears.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,13 +42,15 @@ pub(super) type Listener = Box<dyn Fn(&Fault) + Send + Sync>;
 /// The first fault of a device, and its listener.
 pub(super) struct Faults {
     first: OnceLock<Fault>,
+    refusals: AtomicU32,
     listener: OnceLock<Listener>,
     told: Once,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { first: OnceLock::new(), listener: OnceLock::new(), told: Once::new() }
+        let refusals = AtomicU32::new(0);
+        Self { first: OnceLock::new(), refusals, listener: OnceLock::new(), told: Once::new() }
     }
 }
 
@@ -57,12 +68,29 @@ impl Faults {
 
     /// Records the result of a call, if it is a fault.
     pub(super) fn note(&self, call: &'static str, code: i32, words: impl FnOnce() -> String) {
-        if !FATAL.contains(&code) || self.first.get().is_some() {
-            return;
+        if FATAL.contains(&code) {
+            self.keep(call, code, words);
         }
-        // If it is refused, another thread has found one at the same time.
-        let _ = self.first.set(Fault { call, code, reason: words() });
-        self.tell();
+    }
+
+    /// Records the result of a question that a GPU that is well answers.
+    pub(super) fn asked(
+        &self,
+        result: Result<(), (&'static str, i32)>,
+        words: impl FnOnce(i32) -> String,
+    ) {
+        let Err((call, code)) = result else { return self.refusals.store(0, Ordering::Relaxed) };
+        if self.refusals.fetch_add(1, Ordering::Relaxed) + 1 >= REFUSALS {
+            self.keep(call, code, || words(code));
+        }
+    }
+
+    fn keep(&self, call: &'static str, code: i32, words: impl FnOnce() -> String) {
+        if self.first.get().is_none() {
+            // If it is refused, another thread has found one at the same time.
+            let _ = self.first.set(Fault { call, code, reason: words() });
+            self.tell();
+        }
     }
 
     /// Calls the listener, once there is a fault for it.
@@ -100,5 +128,19 @@ mod tests {
             let told = told.lock().expect("whole");
             assert_eq!(*told, ["cuMemcpyDtoH failed: illegal address (CUDA error 700)"]);
         }
+    }
+
+    #[test]
+    fn whatever_is_answered_three_times_in_a_row_is_a_fault() {
+        let faults = Faults::default();
+        let refused = || faults.asked(Err(("cuMemGetInfo", 999)), |_| "unknown error".to_owned());
+        refused();
+        refused();
+        faults.asked(Ok(()), |_| String::new());
+        refused();
+        refused();
+        assert!(faults.first().is_none(), "it was well between");
+        refused();
+        assert_eq!(faults.first().map(|fault| fault.code), Some(999));
     }
 }

@@ -8,6 +8,7 @@
 
 mod driver;
 mod fault;
+mod hints;
 mod kernel;
 mod nvrtc;
 mod pool;
@@ -24,7 +25,7 @@ pub use pool::{PoolUse, Sizes};
 pub use simulated::SimulatedDevice;
 
 use crate::memory::Lease;
-use cuda_cluster_model::ids::PciAddress;
+use cuda_cluster_model::ids::{GpuUuid, PciAddress};
 use cuda_cluster_model::units::HumanBytes;
 
 /// Why a device operation failed.
@@ -33,13 +34,18 @@ use cuda_cluster_model::units::HumanBytes;
 #[allow(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// The device's memory is used up.
-    #[error("{device} has {free_bytes} bytes free, not {asked_bytes}")]
+    #[error("{device} has {free_bytes} bytes free, not {asked_bytes}{}", freed(*freed_bytes, mapped_by))]
     OutOfMemory {
         /// The device's name.
         device: String,
         /// Bytes asked for.
         asked_bytes: usize,
         free_bytes: u64,
+        /// Bytes that were freed, but that peers may still have mapped: as long as they have, they
+        /// are not free.
+        freed_bytes: u64,
+        /// The names of these peers.
+        mapped_by: Vec<String>,
     },
     /// The device has less free memory than the pool's initial size.
     #[error(
@@ -63,12 +69,17 @@ pub enum Error {
         source: libloading::Error,
     },
     /// The driver refused a call.
-    #[error("{call} failed: {reason}")]
-    Call {
+    #[error("{call} failed: {reason} (CUDA error {code})")]
+    Refused {
         call: &'static str,
+        /// `CUresult`.
+        code: i32,
         /// The driver's text for the error.
         reason: String,
     },
+    /// A call that is not the driver's failed, or would have.
+    #[error("{call} failed: {reason}")]
+    Call { call: &'static str, reason: String },
     /// A kernel was given more or fewer values than it has parameters.
     #[error("the kernel {function} takes {}, {given} {} given", parameters(*takes),
         if *given == 1 { "was" } else { "were" })]
@@ -118,6 +129,15 @@ fn bytes(count: usize) -> String {
     if count == 1 { "1 byte".to_owned() } else { format!("{count} bytes") }
 }
 
+/// What else a full device's memory may be taken by.
+fn freed(freed_bytes: u64, mapped_by: &[String]) -> String {
+    if freed_bytes == 0 {
+        return String::new();
+    }
+    let peers = mapped_by.join(", ");
+    format!("; {freed_bytes} more are freed, but {peers} may still have them mapped (UCX's cache)")
+}
+
 impl Error {
     /// What the user can do.
     pub fn hint(&self) -> Option<String> {
@@ -125,9 +145,21 @@ impl Error {
             Error::Pool { .. } => {
                 Some("lower rmm.pool_size, or end what else uses the GPU".to_owned())
             }
+            Error::Driver { name, .. } if *name == driver::SONAME => {
+                Some(hints::NO_LIBRARY.to_owned())
+            }
+            Error::Refused { code, .. } => hints::of(*code).map(str::to_owned),
             _ => None,
         }
     }
+}
+
+/// How many GPUs CUDA shows this process.
+///
+/// # Errors
+/// If there is no driver, or it cannot be initialised.
+pub fn count() -> Result<usize, Error> {
+    driver::count()
 }
 
 /// Length of the handle that shares device memory between processes (`CU_IPC_HANDLE_SIZE`).
@@ -163,6 +195,17 @@ impl Device {
     /// If there is no driver or no such GPU.
     pub fn open(place: PciAddress) -> Result<Self, Error> {
         DriverDevice::open(place).map(|device| Device::Driver(Arc::new(device)))
+    }
+
+    /// Its identity, as the driver has it; `None` for a simulated device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn uuid(&self) -> Result<Option<GpuUuid>, Error> {
+        match self {
+            Device::Simulated(_) => Ok(None),
+            Device::Driver(device) => device.uuid(),
+        }
     }
 
     /// Makes its context current on this thread; nothing for a simulated device.
@@ -248,8 +291,7 @@ impl Device {
     /// or in a running kernel. [`Self::fault`] returns it.
     pub fn look_for_fault(&self) {
         if let Device::Driver(device) = self {
-            // Other errors don't matter here.
-            let _ = device.memory();
+            device.look_for_fault();
         }
     }
 
@@ -390,10 +432,11 @@ impl DeviceBuffer {
         }
     }
 
-    /// Records that it is sent to another process, which may map it.
-    pub fn sent(&self, to: u64) {
+    /// Records that it is sent to another process, by a number of the caller's and a name for
+    /// people, which may map it.
+    pub fn sent(&self, to: u64, name: &str) {
         if let Memory::Driver(memory) = &self.memory {
-            memory.sent(to);
+            memory.sent(to, name);
         }
     }
 

@@ -38,6 +38,8 @@ impl SimulatedDevice {
             device: device.name.clone(),
             asked_bytes: bytes,
             free_bytes: device.capacity_bytes.saturating_sub(used),
+            freed_bytes: 0,
+            mapped_by: Vec::new(),
         };
         let take = |used: u64| used.checked_add(asked).filter(|sum| *sum <= device.capacity_bytes);
         let used = &device.used_bytes;

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* a device's position comes from its own PCI address, never from another number.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::hwloc::Processors;
@@ -65,7 +66,33 @@ pub(super) fn topology(
     };
     machine.links = machine.derive_links();
     paths_by_nvml(&mut machine, &findings.paths);
+    machine.notes.extend(refused_nvlinks(&machine));
     machine
+}
+
+/// Notes NVLinks that are up and cannot be used, about the GPUs that most pairs have in common.
+fn refused_nvlinks(machine: &Topology) -> Vec<Note> {
+    let mut pairs = machine.refused_nvlinks();
+    let mut notes = Vec::new();
+    while !pairs.is_empty() {
+        let count = |gpu: GpuIndex| pairs.iter().filter(|(a, b)| *a == gpu || *b == gpu).count();
+        let all = machine.gpus.iter().map(|gpu| gpu.index);
+        let Some(gpu) = all.max_by_key(|gpu| (count(*gpu), Reverse(*gpu))) else { break };
+        let others: Vec<GpuIndex> = pairs
+            .extract_if(.., |(a, b)| *a == gpu || *b == gpu)
+            .map(|(a, b)| if a == gpu { b } else { a })
+            .collect();
+        let named: Vec<String> = others.iter().take(3).map(|gpu| format!("GPU{gpu}")).collect();
+        let more = others.len() - named.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let text = format!(
+            "the driver refuses peer access over NVLinks that are up, to {}{more}: is \
+             nvidia-fabricmanager well?",
+            named.join(", ")
+        );
+        notes.push(Note::new(format!("GPU{gpu}"), text));
+    }
+    notes
 }
 
 /// Uses NVML's answers for pairs of GPUs whose position in the PCI tree is unknown (sandboxes).

@@ -6,6 +6,7 @@
 
 mod assemble;
 mod caller;
+mod fabric;
 mod gauges;
 mod hwloc;
 mod libucp;

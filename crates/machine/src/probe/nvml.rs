@@ -10,6 +10,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 
+use super::fabric;
 use super::nvlink::{self, Remote};
 use super::nvml_library::{self, Absent, DriverFault, Libraries, Opened};
 use super::questions::Questions;
@@ -104,6 +105,7 @@ fn device<'nvml>(
         name: asked.must("name", device.name())?,
         pci: pci.and_then(|pci| parsed::<PciAddress>(&pci.bus_id, asked)),
         memory_bytes,
+        bar1_bytes: asked.may("BAR1", device.bar1_memory_info())?.map(|bar1| bar1.total),
         compute_capability: capability.and_then(|capability| {
             let (major, minor) = (capability.major.try_into(), capability.minor.try_into());
             Some(ComputeCapability { major: major.ok()?, minor: minor.ok()? })
@@ -113,6 +115,7 @@ fn device<'nvml>(
         mig_mode,
         nvlinks: wires.links,
         c2c: wires.c2c,
+        fabric: fabric::read(&device, asked)?,
         display: display(&device, asked)?,
         processes: processes(&device, asked)?,
         ..Gpu::default()
@@ -258,17 +261,19 @@ fn paths(devices: &[Device<'_>], seen: &[Seen]) -> Vec<(GpuIndex, GpuIndex, Link
     paths
 }
 
-/// Sets which GPUs can access each other's memory, where the driver reports it.
+/// Sets which GPUs can access each other's memory, where the driver reports it: UCX reads over
+/// NVLink, and writes where there is none.
 fn peer_access(devices: &[Device<'_>], seen: &mut [Seen]) {
     for a in 0..devices.len() {
         for b in a + 1..devices.len() {
-            let Ok(status) = devices[a].p2p_status(&devices[b], P2pCapabilitiesIndex::Read) else {
-                continue;
-            };
+            let status = |kind| devices[a].p2p_status(&devices[b], kind);
+            let Ok(read) = status(P2pCapabilitiesIndex::Read) else { continue };
+            // A driver that does not tell of writing does not make a difference.
+            let write = status(P2pCapabilitiesIndex::Write).unwrap_or(P2pStatus::Ok);
             for (one, other) in [(a, b), (b, a)] {
                 let index = seen[other].gpu.index;
                 let peers = seen[one].gpu.peers.get_or_insert_default();
-                if status == P2pStatus::Ok {
+                if read == P2pStatus::Ok && write == P2pStatus::Ok {
                     peers.push(index);
                 }
             }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::context::{CallerEnvironment, Context, slots};
+use super::context::{CallerEnvironment, Chosen, Context, slots};
 use super::error::PlanError;
 use super::form::{
     Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, UcxPlan, VERSION,
@@ -113,6 +113,15 @@ fn refuse<T>(key: &str, message: String, hint: &'static str) -> Result<T, PlanEr
 fn without_repetition(notes: Vec<Note>) -> Vec<Note> {
     let mut seen = BTreeSet::new();
     notes.into_iter().filter(|note| seen.insert(note.clone())).collect()
+}
+
+/// Whether PCIe reaches all of each GPU's memory at once. A part of a GPU does not tell.
+fn large_windows(chosen: &[Chosen<'_>]) -> Option<bool> {
+    let of_one = |chosen: &Chosen<'_>| {
+        let (window, memory) = (chosen.gpu.bar1_bytes?, chosen.gpu.memory_bytes?);
+        Some(chosen.mig.is_none() && window >= memory)
+    };
+    chosen.iter().map(of_one).try_fold(true, |all, one| Some(all && one?))
 }
 
 impl<'a> Context<'a> {
@@ -251,8 +260,17 @@ impl<'a> Context<'a> {
             return;
         }
         let machine = machine_name(self.topology);
+        let chosen = |index| gpus.iter().any(|gpu| gpu.index == index);
+        let refused = self.topology.refused_nvlinks();
+        let refused = refused.into_iter().find(|(a, b)| chosen(*a) && chosen(*b));
         let text = match self.nvlink() {
-            Some(true) => return,
+            Some(true) => match refused {
+                Some((a, b)) => format!(
+                    "the driver refuses peer access between GPU {a} and GPU {b} of {machine}, though \
+                     their NVLinks are up: is nvidia-fabricmanager well?"
+                ),
+                None => return,
+            },
             Some(false) => format!(
                 "asked for, but no two of the chosen GPUs of {machine} are joined by NVLink"
             ),
@@ -271,7 +289,7 @@ impl<'a> Context<'a> {
             engine: self.engine,
             gpus: !chosen.is_empty(),
             all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
-            capability: chosen.iter().filter_map(|chosen| chosen.gpu.compute_capability).max(),
+            large_windows: large_windows(chosen),
             rails,
             rdma: !self.topology.nics.is_empty(),
             elastic: elastic.0,

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use super::context::Context;
 use super::engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 use super::form::WorkerPlan;
-use super::gpus::VISIBLE;
 use super::{rates, variables};
 use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec, WorkerNames};
 use crate::units::Bytes;
@@ -32,7 +31,7 @@ pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
         EngineKind::Native => EnginePlan::Native(native(context)),
         EngineKind::Dask => {
             let dask = dask(context.spec);
-            let names = names(&dask, workers);
+            let names = names(&dask, workers, context.selected.by_uuid);
             EnginePlan::Dask(Box::new(DaskPlan { names, ..dask }))
         }
         EngineKind::Command => {
@@ -116,15 +115,22 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
     }
 }
 
-/// Dask's names of the workers that have one of their own: the GPU that a worker sees first, if no
-/// other worker does, or a joined scheduler's name for it.
-pub(super) fn names(dask: &DaskPlan, workers: &[WorkerPlan]) -> BTreeMap<String, DaskName> {
+/// Dask's names of the workers that have one of their own: the GPU that a worker sees first, as the
+/// user numbers or names GPUs, if no other worker does, or a joined scheduler's name for it.
+pub(super) fn names(
+    dask: &DaskPlan,
+    workers: &[WorkerPlan],
+    by_uuid: bool,
+) -> BTreeMap<String, DaskName> {
     let asked = dask.worker_names == WorkerNames::Gpu
         && dask.join.is_none()
         && dask.adapt_minimum.is_none();
     let gpu = |worker: &WorkerPlan| {
-        let visible = worker.env.get(VISIBLE).filter(|_| asked)?;
-        visible.split(',').next().filter(|gpu| !gpu.is_empty()).map(str::to_owned)
+        let gpu = worker.gpu.as_ref().filter(|_| asked)?;
+        match &gpu.uuid {
+            Some(uuid) if by_uuid || gpu.mig.is_some() => Some(uuid.to_string()),
+            _ => Some(gpu.index.to_string()),
+        }
     };
     let shared =
         |own: &String| workers.iter().filter(|one| gpu(one).as_ref() == Some(own)).count() > 1;

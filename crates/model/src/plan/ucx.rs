@@ -353,15 +353,17 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
     let spec = situation.spec;
     let version = spec.ucx.version.or(situation.caller.ucx_version);
     let older = version.filter(|version| *version < NEW_NAMES_SINCE);
-    let hopper = situation.capability.filter(|capability| capability.major >= 9);
-    if let Some(capability) = hopper {
+    if situation.gpus {
+        // With error handling, UCX refuses pipelines otherwise, and copies device memory that peers
+        // cannot access in pieces of 8 KiB (`ucp_proto_common_init_check_err_handling`).
         const NAME: &str = "UCX_RNDV_PIPELINE_ERROR_HANDLING";
-        let reason = format!("compute capability {capability}: pipelined transfers stay available");
+        let reason = "pipelined transfers of device memory stay available with error handling";
         match older {
             Some(version) => variables.unset(NAME, format!("UCX {version} does not know it yet")),
             None => variables.set(NAME, "y", reason),
         }
     }
+    registration(situation, variables);
     let pools = situation.engine == EngineKind::Dask;
     if pools && (spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true)) {
         let name =
@@ -376,6 +378,27 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
         let rails = situation.rails.to_string();
         let reason = format!("a large message is spread over all {rails} NICs of a worker");
         variables.set("UCX_MAX_RNDV_RAILS", rails, reason);
+    }
+}
+
+/// How much of a GPU's memory UCX registers with a NIC at once. By default pools above a tenth of
+/// it are registered message by message, because small windows (BAR1) do not hold more.
+///
+/// ucxx decides the same by asking NVML when it is imported, and keeps NVML open, so that nobody
+/// could be forked after it; it does not if it finds the variable.
+fn registration(situation: &Situation<'_>, variables: &mut Variables) {
+    const NAME: &str = "UCX_CUDA_COPY_MAX_REG_RATIO";
+    let ucxx = situation.engine == EngineKind::Dask && protocol(situation.spec).starts_with("ucx");
+    match situation.large_windows.filter(|_| situation.gpus) {
+        Some(true) if ucxx || situation.rdma => {
+            let reason = "each GPU's BAR1 is as large as its memory: pools are registered once";
+            variables.set(NAME, "1.0", reason);
+        }
+        _ if ucxx && situation.gpus => {
+            let reason = "UCX's own; written down, so that ucxx does not open NVML to decide it";
+            variables.set(NAME, "0.1", reason);
+        }
+        _ => {}
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::context::CallerEnvironment;
 use super::form::Why;
 use crate::spec::{ClusterSpec, EngineKind, Origin};
-use crate::topology::{ComputeCapability, Note};
+use crate::topology::Note;
 
 /// The variable that lists transports.
 pub const TLS: &str = "UCX_TLS";
@@ -33,8 +33,8 @@ pub(super) struct Situation<'a> {
     pub(super) gpus: bool,
     /// Whether every GPU worker has a MIG instance.
     pub(super) all_mig: bool,
-    /// The newest compute capability among the GPUs.
-    pub(super) capability: Option<ComputeCapability>,
+    /// Whether NICs reach all of each GPU's memory at once; `None` if the source does not tell.
+    pub(super) large_windows: Option<bool>,
     /// The largest number of NICs of one worker.
     pub(super) rails: usize,
     /// Whether the machine has RDMA adapters.

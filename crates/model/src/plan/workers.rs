@@ -175,10 +175,15 @@ fn mask_names(context: &Context<'_>) -> Vec<String> {
     }
 }
 
+/// How CUDA is told of a GPU. Its own numbers leave out a GPU that is lost, those in MIG mode, and
+/// what an MPS server hides (NVIDIA's MIG and MPS guides), so the GPU's UUID is better where there
+/// is one; but a user's own program may want to read a number.
 fn mask_name(context: &Context<'_>, chosen: Chosen<'_>) -> String {
+    let program = context.engine == EngineKind::Command;
     match (chosen.mig, &chosen.gpu.uuid) {
         (Some((_, instance)), _) => instance.uuid.to_string(),
         (None, Some(uuid)) if context.selected.by_uuid => uuid.to_string(),
+        (None, Some(uuid)) if !program && !uuid.is_zeroed() => uuid.to_string(),
         (None, _) => chosen.gpu.index.to_string(),
     }
 }

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use super::Topology;
 use crate::ids::GpuUuid;
 
+/// What stands for the UUID of a fabric's cluster: a machine is in one.
+const NO_CLUSTER: &str = "00000000-0000-0000-0000-000000000000";
+
 impl Topology {
     /// The same machine with numbered UUIDs, and without its name, processes and notes about them.
     pub fn anonymized(&self) -> Topology {
@@ -19,6 +22,9 @@ impl Topology {
         for gpu in &mut machine.gpus {
             gpu.uuid = gpu.uuid.as_ref().map(|uuid| names.of(uuid));
             gpu.processes.clear();
+            if let Some(fabric) = &mut gpu.fabric {
+                fabric.cluster = fabric.cluster.as_ref().map(|_| NO_CLUSTER.to_owned());
+            }
             for part in &mut gpu.mig {
                 part.uuid = names.of(&part.uuid);
             }

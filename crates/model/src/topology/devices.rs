@@ -35,6 +35,10 @@ pub struct Gpu {
     pub cpus: Option<CpuSet>,
     /// All of its device memory, in bytes, as NVML counts it.
     pub memory_bytes: Option<u64>,
+    /// The window through which PCIe reaches its memory, in bytes: NICs that read a GPU's memory
+    /// need it as large as what they register.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bar1_bytes: Option<u64>,
     /// Compute capability, like `9.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<ComputeCapability>,
@@ -53,7 +57,10 @@ pub struct Gpu {
     /// Its chip-to-chip links to the CPU of a superchip (NVLink-C2C of Grace).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub c2c: Option<ChipLinks>,
-    /// GPUs whose memory it can read directly (CUDA peer access), according to the driver.
+    /// Its registration with the NVLink fabric of machines with NVSwitches, if the driver tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+    /// GPUs whose memory it can read and write directly (CUDA peer access), as the driver says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<GpuIndex>>,
     /// Its PCIe link, now and at full speed.
@@ -182,6 +189,98 @@ pub struct ChipLinks {
     /// Bandwidth of all of them together in one direction, GB/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<f64>,
+}
+
+/// A GPU's registration with an NVLink fabric (`nvmlGpuFabricInfoV_t`). Without one, a GPU has no
+/// peers over NVLink (NVIDIA, Fabric Manager user guide).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// How far it is.
+    pub state: FabricState,
+    /// Why it has failed, in NVML's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// GPUs of one clique of one cluster can reach each other.
+    #[serde(default)]
+    pub clique: u32,
+    /// The cluster's UUID; `None` for a machine by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// What is wrong with its links (`healthMask`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FabricFault>,
+}
+
+/// How far a registration with an NVLink fabric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FabricState {
+    /// The fabric manager has not begun.
+    NotStarted,
+    /// It is under way.
+    InProgress,
+    /// It has ended, well or not.
+    Completed,
+}
+
+/// What can be wrong with a GPU's links to the fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FabricFault {
+    /// Some of its links are down.
+    DegradedBandwidth,
+    /// Its routes are being restored.
+    RouteRecovery,
+    /// Its routes are not whole.
+    RouteUnhealthy,
+    /// Accesses have timed out, and that is being mended.
+    AccessTimeoutRecovery,
+    /// The system's identity is not that of the fabric.
+    IncorrectSystemGuid,
+    /// The chassis is not that of the fabric.
+    IncorrectChassis,
+    /// It is in no partition.
+    NoPartition,
+    /// It has too few links.
+    InsufficientNvlinks,
+}
+
+impl FabricFault {
+    fn text(self) -> &'static str {
+        match self {
+            FabricFault::DegradedBandwidth => "some of its links to the NVLink fabric are down",
+            FabricFault::RouteRecovery => "its routes through the NVLink fabric are being restored",
+            FabricFault::RouteUnhealthy => "its routes through the NVLink fabric are not whole",
+            FabricFault::AccessTimeoutRecovery => "accesses over the NVLink fabric have timed out",
+            FabricFault::IncorrectSystemGuid => "its system's GUID is not the NVLink fabric's",
+            FabricFault::IncorrectChassis => "its chassis is not the NVLink fabric's",
+            FabricFault::NoPartition => "it is in no partition of the NVLink fabric",
+            FabricFault::InsufficientNvlinks => "it has too few NVLinks for the fabric",
+        }
+    }
+}
+
+impl Fabric {
+    /// What is wrong, if anything is.
+    pub fn problem(&self) -> Option<String> {
+        let registered = match (self.state, &self.error) {
+            (FabricState::Completed, None) => None,
+            (FabricState::Completed, Some(error)) => Some(format!(
+                "its registration with the NVLink fabric has failed: {error} (nvidia-fabricmanager)"
+            )),
+            (FabricState::NotStarted, _) => Some(
+                "it is not registered with the NVLink fabric: nvidia-fabricmanager has not begun"
+                    .to_owned(),
+            ),
+            (FabricState::InProgress, _) => {
+                Some("its registration with the NVLink fabric has not ended".to_owned())
+            }
+        };
+        let faults = self.faults.iter().map(|fault| fault.text().to_owned());
+        let all: Vec<String> = registered.into_iter().chain(faults).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
 }
 
 /// Compute capability, `major.minor`.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkEnds, Topology};
-use crate::ids::NumaId;
+use crate::ids::{GpuIndex, NumaId};
 
 /// A PCI host bridge, root port or switch port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,6 +124,27 @@ impl Topology {
             }
         }
         links
+    }
+
+    /// Pairs of GPUs whose NVLinks are up, but to whose memory the driver gives no peer access: so
+    /// it is where the NVLink fabric is not, or not yet, whole (NVIDIA, Fabric Manager user
+    /// guide). MIG mode refuses peer access by itself.
+    pub fn refused_nvlinks(&self) -> Vec<(GpuIndex, GpuIndex)> {
+        let derived = self.links.is_empty().then(|| self.derive_links());
+        let links = derived.as_ref().unwrap_or(&self.links);
+        let whole: Vec<&Gpu> = self.gpus.iter().filter(|gpu| gpu.mig_mode != Some(true)).collect();
+        let lacks =
+            |a: &Gpu, b: &Gpu| a.peers.as_ref().is_some_and(|peers| !peers.contains(&b.index));
+        let mut refused = Vec::new();
+        for (at, a) in whole.iter().enumerate() {
+            for b in &whole[at + 1..] {
+                let kind = links.between(Device::Gpu(a.index), Device::Gpu(b.index));
+                if matches!(kind, Some(LinkKind::Nv(_))) && (lacks(a, b) || lacks(b, a)) {
+                    refused.push((a.index, b.index));
+                }
+            }
+        }
+        refused
     }
 }
 

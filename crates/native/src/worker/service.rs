@@ -57,6 +57,9 @@ const TASKS_END_WITHIN: Duration = Duration::from_millis(100);
 /// Objects that are fetched at the same time.
 const FETCHES: usize = 8;
 
+/// Peers may keep at least this fraction of a GPU's memory mapped.
+const LEAST_MAPPED: u64 = 64;
+
 /// Most reports in one frame.
 const REPORTS: usize = 1024;
 
@@ -345,17 +348,26 @@ fn reported(pool: PoolUse) -> DevicePool {
         used_bytes: pool.used_bytes,
         largest_free_bytes: pool.largest_free_bytes,
         mapped_by_peers_bytes: pool.mapped_by_peers_bytes,
+        freed_but_mapped_bytes: pool.freed_but_mapped_bytes,
         maximum_bytes: pool.maximum_bytes,
     }
 }
 
-/// Most that each peer needs to map: all that the pool of a worker can hold.
+/// Most that each peer keeps mapped. What is freed while peers have it mapped stays on the GPU, so
+/// this is what the GPU has beside the worker's data, shared by the peers; but at least what a slab
+/// of common length takes, without which a peer would map everything anew.
 fn mapped_by_each(plan: &Plan) -> Option<u64> {
-    let held = |worker: &WorkerPlan| {
-        let maximum = worker.rmm.as_ref().and_then(|rmm| rmm.maximum_pool_bytes);
-        maximum.or(worker.gpu.as_ref()?.memory_bytes)
+    let peers = plan.workers.len().saturating_sub(1).max(1) as u64;
+    let spare = |worker: &WorkerPlan| {
+        let gpu = worker.gpu.as_ref()?;
+        let beside = plan.workers.iter().filter_map(|other| other.gpu.as_ref());
+        let sharers =
+            beside.filter(|other| other.index == gpu.index && other.mig == gpu.mig).count();
+        let memory = gpu.memory_bytes? / sharers.max(1) as u64;
+        let data = worker.device_memory_limit_bytes.unwrap_or(memory);
+        Some((memory.saturating_sub(data) / peers).max(memory / LEAST_MAPPED))
     };
-    plan.workers.iter().filter_map(held).max()
+    plan.workers.iter().filter_map(spare).min()
 }
 
 /// Opens the worker's device memory, if its plan gives it a GPU.
@@ -369,10 +381,16 @@ fn open_device(worker: Option<&WorkerPlan>, plan: &Plan) -> Result<Option<Device
     }
     let Some(place) = gpu.pci else { return Ok(None) };
     let device = Device::open(place)?;
+    if let (Some(planned), Some(found), None) = (&gpu.uuid, device.uuid()?, &gpu.mig)
+        && *planned != found
+    {
+        return Err(Error::OtherGpu { place, found, planned: planned.clone() });
+    }
     let rmm = worker.and_then(|worker| worker.rmm.as_ref());
     device.size_pool(Sizes {
         initial_bytes: rmm.and_then(|rmm| rmm.pool_bytes),
         maximum_bytes: rmm.and_then(|rmm| rmm.maximum_pool_bytes),
+        usual_bytes: worker.and_then(|worker| worker.device_memory_limit_bytes),
         mapped_by_each_bytes: mapped_by_each(plan),
     })?;
     tracing::info!(gpu = gpu.index.0, name = device.name(), "device is open");
@@ -434,19 +452,22 @@ mod tests {
     use cuda_cluster_model::topology;
 
     #[test]
-    fn a_peer_maps_no_more_than_the_largest_pool() {
+    fn peers_keep_no_more_mapped_than_a_gpu_has_beside_its_data() {
         let planned = |text: &str| {
             let machine = topology::parse(topology::builtin("dgx-h100").expect("built in"));
             let request = Request::of(spec::parse(text, "test").expect("right")).expect("right");
             plan(&machine.expect("a machine"), &request, &CallerEnvironment::default())
         };
-        let device = planned("version: 1\n").expect("a plan");
-        let memory = device.workers[0].gpu.as_ref().and_then(|gpu| gpu.memory_bytes);
-        assert_eq!(mapped_by_each(&device), memory);
-        let sizes = "version: 1\nrmm: {pool_size: 1GiB, maximum_pool_size: 2GiB}\n";
-        let bound = mapped_by_each(&planned(sizes).expect("a plan"));
-        assert_eq!(bound, Some(2 << 30));
-        let set = environment::defaults(bound);
+        let usual = planned("version: 1\n").expect("a plan");
+        let memory = usual.workers[0].gpu.as_ref().and_then(|gpu| gpu.memory_bytes).expect("known");
+        let data = usual.workers[0].device_memory_limit_bytes.expect("limited");
+        assert_eq!(mapped_by_each(&usual), Some((memory - data) / 7));
+        let all = planned("version: 1\ndevice: {memory_limit: none}\n").expect("a plan");
+        assert_eq!(mapped_by_each(&all), Some(memory / 64), "never nothing");
+        let two = planned("version: 1\ngpus: [0]\nworkers_per_gpu: 2\n").expect("a plan");
+        let data = two.workers[0].device_memory_limit_bytes.expect("limited");
+        assert_eq!(mapped_by_each(&two), Some(memory / 2 - data), "the GPU is shared");
+        let set = environment::defaults(Some(2 << 30));
         let limit = set.iter().find(|setting| setting.name == "CUDA_IPC_CACHE_MAX_SIZE");
         assert_eq!(limit.map(|limit| limit.value.as_str()), Some("2147483648"));
     }

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::peer::MemoryKind;
+use cuda_cluster_model::ids::GpuIndex;
 use cuda_cluster_model::plan::{DaskPlan, EnginePlan, Plan, WorkerPlan};
 use cuda_cluster_model::spec::Origin;
 use cuda_cluster_model::topology::Topology;
@@ -218,14 +219,39 @@ fn permits_shared_memory(worker: &WorkerPlan) -> bool {
 }
 
 /// Whether the driver lets one GPU read the other's memory, as far as known. MIG instances cannot.
+/// Where it refuses that although NVLinks are up, something is broken: copies are expected there.
 fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -> bool {
     let (Some(a), Some(b)) = (&from.gpu, &to.gpu) else { return true };
     if a.mig.is_some() || b.mig.is_some() {
         return false;
     }
+    if machine.is_some_and(|machine| is_refused(machine, a.index, b.index)) {
+        return true;
+    }
     let find = |index| machine?.gpus.iter().find(|gpu| gpu.index == index);
     let peers = find(a.index).and_then(|gpu| gpu.peers.as_ref());
     a.index == b.index || peers.is_none_or(|peers| peers.contains(&b.index))
+}
+
+/// Why copies between two workers' GPUs cannot be: the driver refuses them peer access, though
+/// their NVLinks are up.
+pub(super) fn broken_fabric(
+    plan: &Plan,
+    machine: Option<&Topology>,
+    ends: [&str; 2],
+) -> Option<&'static str> {
+    let [a, b] = ends.map(|name| plan.workers.iter().find(|worker| worker.name == name));
+    let (a, b) = (a?.gpu.as_ref()?.index, b?.gpu.as_ref()?.index);
+    is_refused(machine?, a, b).then_some(
+        "cuda_ipc expected, but the driver refuses peer access over NVLinks that are up, so every \
+         byte is staged in host memory: is nvidia-fabricmanager well?",
+    )
+}
+
+/// Whether the driver refuses peer access between two GPUs whose NVLinks are up.
+fn is_refused(machine: &Topology, a: GpuIndex, b: GpuIndex) -> bool {
+    let pair = (a.min(b), a.max(b));
+    machine.refused_nvlinks().into_iter().any(|(a, b)| (a.min(b), a.max(b)) == pair)
 }
 
 /// The setting in a worker's plan that restricts its transports.

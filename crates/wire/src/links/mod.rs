@@ -13,6 +13,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use self::expected::broken_fabric;
 pub use self::expected::{Expected, missing, proven};
 pub use self::limits::{Limit, limit};
 use crate::native::{Mapped, Measurement, Quantity, Samples};
@@ -264,6 +265,12 @@ pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Mea
                 Verdict::Downgraded(why)
             } else {
                 judge(expected, limit.as_ref(), figure, telling)
+            };
+            let verdict = match (verdict, broken_fabric(plan, machine, [from, to])) {
+                (Verdict::Downgraded(_), Some(why)) if expected == Expected::CudaIpc => {
+                    Verdict::Downgraded(why.to_owned())
+                }
+                (verdict, _) => verdict,
             };
             (samples.lanes.clone(), figure, verdict)
         }

@@ -1,9 +1,10 @@
 //! Device memory that another library of this process has allocated: RMM, CuPy, Numba.
 //!
-//! Makes no context and initialises nothing; who has such memory has done that.
+//! Initialises nothing; who has such memory has done that.
 //!
-//! *Invariant:* each call has the context current in which the memory was allocated, and that
-//! context has not been destroyed: the driver need not notice one that has.
+//! *Invariant:* each call has the context current in which the memory was allocated, or where it
+//! has none, the primary one of its device; and that context has not been destroyed: the driver
+//! need not notice one that has.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -17,9 +18,15 @@ use crate::functions::functions;
 /// `CU_POINTER_ATTRIBUTE_CONTEXT`.
 const CONTEXT: c_int = 1;
 
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const DEVICE_ORDINAL: c_int = 9;
+
 functions! {
     struct Functions;
     fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
+    fn cuDeviceGet(*mut c_int, c_int) -> c_int;
+    fn cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int) -> c_int;
+    fn cuDevicePrimaryCtxRelease_v2(c_int) -> c_int;
     fn cuPointerGetAttribute(*mut c_void, c_int, Address) -> c_int;
     fn cuCtxGetCurrent(*mut *mut c_void) -> c_int;
     fn cuCtxSetCurrent(*mut c_void) -> c_int;
@@ -45,8 +52,8 @@ fn driver() -> Result<&'static Driver, Error> {
     let library = unsafe { libloading::Library::new(SONAME) }
         .map_err(|source| Error::Driver { name: SONAME, source })?;
     let library = ManuallyDrop::new(library);
-    // SAFETY: these functions have had these signatures since CUDA 4.1, and the library is never
-    // closed.
+    // SAFETY: these functions have had these signatures since CUDA 4.1 (7.0 for the primary
+    // context), and the library is never closed.
     let functions = unsafe { Functions::find(&library) }
         .map_err(|(function, source)| Error::Driver { name: function, source })?;
     Ok(DRIVER.get_or_init(|| Driver { functions, _library: library }))
@@ -58,7 +65,7 @@ fn check(driver: &Driver, call: &'static str, result: c_int) -> Result<(), Error
     }
     // SAFETY: the driver's own function, and the driver is never closed.
     let reason = unsafe { text(driver.functions.cuGetErrorString, result) };
-    Err(Error::Call { call, reason })
+    Err(Error::Refused { call, code: result, reason })
 }
 
 /// A CUDA context of another library of this process.
@@ -131,12 +138,23 @@ fn current() -> Option<*mut c_void> {
     (result == SUCCESS && !context.is_null()).then_some(context)
 }
 
+impl Drop for ForeignMemory {
+    fn drop(&mut self) {
+        if let (Some(device), Ok(driver)) = (self.retained, driver()) {
+            // SAFETY: retained once in `new`. A failure means that the driver is gone.
+            let _ = unsafe { (driver.functions.cuDevicePrimaryCtxRelease_v2)(device) };
+        }
+    }
+}
+
 /// A range of a GPU's memory that another library has allocated.
 pub(crate) struct ForeignMemory {
     address: Address,
     bytes: usize,
     /// `None` for a range of no bytes.
     context: Option<ForeignContext>,
+    /// The device whose primary context that is, if it was taken because the memory has none.
+    retained: Option<c_int>,
 }
 
 impl ForeignMemory {
@@ -144,7 +162,7 @@ impl ForeignMemory {
     /// As `DeviceBuffer::foreign`.
     pub(crate) unsafe fn new(address: Address, bytes: usize) -> Result<Self, Error> {
         if bytes == 0 {
-            return Ok(Self { address: 0, bytes, context: None });
+            return Ok(Self { address: 0, bytes, context: None, retained: None });
         }
         let driver = driver()?;
         let mut context: *mut c_void = null_mut();
@@ -154,9 +172,27 @@ impl ForeignMemory {
             (driver.functions.cuPointerGetAttribute)((&raw mut context).cast(), CONTEXT, address)
         };
         check(driver, "cuPointerGetAttribute", result)?;
-        // Memory that the driver's own pools have allocated has none: that of this thread will do.
-        let context = Some(context).filter(|context| !context.is_null()).or_else(current);
-        Ok(Self { address, bytes, context: context.map(ForeignContext) })
+        let retained = if context.is_null() {
+            // Of a pool of the driver's, or virtual memory: any context of its device will do.
+            let mut ordinal: c_int = 0;
+            let (mut device, place) = (0, &raw mut context);
+            // SAFETY: a place for the attribute, which is an `int`.
+            let result = unsafe {
+                let place = (&raw mut ordinal).cast();
+                (driver.functions.cuPointerGetAttribute)(place, DEVICE_ORDINAL, address)
+            };
+            check(driver, "cuPointerGetAttribute", result)?;
+            // SAFETY: a place for the result.
+            let result = unsafe { (driver.functions.cuDeviceGet)(&raw mut device, ordinal) };
+            check(driver, "cuDeviceGet", result)?;
+            // SAFETY: a place for the result, and a device of the driver.
+            let result = unsafe { (driver.functions.cuDevicePrimaryCtxRetain)(place, device) };
+            check(driver, "cuDevicePrimaryCtxRetain", result)?;
+            Some(device)
+        } else {
+            None
+        };
+        Ok(Self { address, bytes, context: Some(ForeignContext(context)), retained })
     }
 
     pub(crate) fn len(&self) -> usize {

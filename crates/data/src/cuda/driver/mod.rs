@@ -15,16 +15,16 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fault::Faults;
-use super::pool::{self, Pool, PoolUse, Sizes};
+use super::pool::{self, Pool, PoolUse, Release, Sizes};
 use super::{Error, MemoryInfo};
 use crate::functions::functions;
-use cuda_cluster_model::ids::PciAddress;
+use cuda_cluster_model::ids::{GpuUuid, PciAddress};
 
 pub use self::foreign::ForeignContext;
 pub(super) use self::foreign::ForeignMemory;
 
 /// The name that every driver installs.
-const SONAME: &str = "libcuda.so.1";
+pub(super) const SONAME: &str = "libcuda.so.1";
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -37,6 +37,9 @@ const OUT_OF_MEMORY: c_int = 2;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
 const LAZY_PEER_ACCESS: c_uint = 1;
+
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`
+const SYNC_MEMOPS: c_int = 6;
 
 /// `CUipcMemHandle`: names an allocation to another process.
 #[repr(C)]
@@ -51,6 +54,8 @@ functions! {
     fn cuInit(c_uint) -> c_int;
     fn cuGetErrorString(c_int, *mut *const c_char) -> c_int;
     fn cuDeviceGetByPCIBusId(*mut c_int, *const c_char) -> c_int;
+    fn cuDeviceGetCount(*mut c_int) -> c_int;
+    fn cuDeviceGetUuid(*mut [u8; 16], c_int) -> c_int;
     fn cuDeviceGetName(*mut c_char, c_int, c_int) -> c_int;
     fn cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int) -> c_int;
     fn cuDevicePrimaryCtxRelease_v2(c_int) -> c_int;
@@ -61,6 +66,7 @@ functions! {
     fn cuIpcGetMemHandle(*mut IpcHandle, Address) -> c_int;
     fn cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, c_uint) -> c_int;
     fn cuIpcCloseMemHandle(Address) -> c_int;
+    fn cuPointerSetAttribute(*const c_void, c_int, Address) -> c_int;
     fn cuMemcpyHtoD_v2(Address, *const c_void, usize) -> c_int;
     fn cuMemcpyDtoH_v2(*mut c_void, Address, usize) -> c_int;
     fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> c_int;
@@ -73,6 +79,16 @@ functions! {
         *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void,
         *mut *mut c_void, *mut *mut c_void
     ) -> c_int;
+}
+
+/// How many GPUs the driver shows this process.
+pub(super) fn count() -> Result<usize, Error> {
+    let opened = DriverDevice::unopened()?;
+    let mut count = 0;
+    // SAFETY: a place for the result.
+    let result = unsafe { (opened.functions.cuDeviceGetCount)(&raw mut count) };
+    opened.check("cuDeviceGetCount", result)?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// A GPU, accessed through the driver.
@@ -97,8 +113,8 @@ unsafe impl Send for DriverDevice {}
 unsafe impl Sync for DriverDevice {}
 
 impl DriverDevice {
-    /// Opens the GPU at a place, and holds its primary context.
-    pub(super) fn open(place: PciAddress) -> Result<Self, Error> {
+    /// The initialised driver, without a GPU.
+    fn unopened() -> Result<Self, Error> {
         // SAFETY: libcuda's initialisers have no preconditions.
         let library = unsafe { libloading::Library::new(SONAME) }
             .map_err(|source| Error::Driver { name: SONAME, source })?;
@@ -109,7 +125,7 @@ impl DriverDevice {
             .map_err(|(function, source)| Error::Driver { name: function, source })?;
         // SAFETY: this function has always had this signature, and the library is never closed.
         let parameter_info = unsafe { library.get("cuFuncGetParamInfo") }.ok().map(|info| *info);
-        let mut opened = Self {
+        let opened = Self {
             functions,
             parameter_info,
             _library: library,
@@ -122,6 +138,12 @@ impl DriverDevice {
         };
         // SAFETY: no flags are defined.
         opened.check("cuInit", unsafe { (opened.functions.cuInit)(0) })?;
+        Ok(opened)
+    }
+
+    /// Opens the GPU at a place, and holds its primary context.
+    pub(super) fn open(place: PciAddress) -> Result<Self, Error> {
+        let mut opened = Self::unopened()?;
         // `CString::new` refuses NUL bytes, which no PCI address has.
         let text = CString::new(place.to_string()).unwrap_or_default();
         let mut device = 0;
@@ -154,6 +176,15 @@ impl DriverDevice {
         &self.name
     }
 
+    /// Of a MIG instance, the driver has another one (`cuDeviceGetUuid_v2`), which old ones lack.
+    pub(super) fn uuid(&self) -> Result<Option<GpuUuid>, Error> {
+        let mut bytes = [0; 16];
+        // SAFETY: a place for the result, and a device of the driver.
+        let result = unsafe { (self.functions.cuDeviceGetUuid)(&raw mut bytes, self.device) };
+        self.check("cuDeviceGetUuid", result)?;
+        Ok(GpuUuid::of_bytes(bytes))
+    }
+
     /// Makes the context current on this thread, as UCX requires before it is initialised.
     pub(super) fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained as long as `self`.
@@ -162,11 +193,30 @@ impl DriverDevice {
     }
 
     pub(super) fn memory(&self) -> Result<MemoryInfo, Error> {
-        self.make_current()?;
+        self.ask_memory().map_err(|(call, code)| self.failure(call, code))
+    }
+
+    pub(super) fn look_for_fault(&self) {
+        let asked = self.ask_memory().map(|_| ());
+        if let Err((call, code)) = asked {
+            // One of the codes that are known to be faults needs no second question.
+            self.failure(call, code);
+        }
+        self.faults.asked(asked, |code| self.text(code));
+    }
+
+    fn ask_memory(&self) -> Result<MemoryInfo, (&'static str, c_int)> {
+        // SAFETY: the context is retained as long as `self`.
+        let result = unsafe { (self.functions.cuCtxSetCurrent)(self.context) };
+        if result != SUCCESS {
+            return Err(("cuCtxSetCurrent", result));
+        }
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: two places for the results; the context is current.
         let result = unsafe { (self.functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-        self.check("cuMemGetInfo", result)?;
+        if result != SUCCESS {
+            return Err(("cuMemGetInfo", result));
+        }
         Ok(MemoryInfo { total_bytes: total as u64, free_bytes: free as u64 })
     }
 
@@ -184,35 +234,42 @@ impl DriverDevice {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a piece from the pool. If the pool must grow, it does so by a slab, or if there is no
-    /// memory for one, by just the bytes asked for.
+    /// Takes a piece from the pool. If the pool must grow, it does so by a slab, and before it has
+    /// more than it usually has, or if there is no memory for one, it gives idle slabs back.
     fn piece(&self, bytes: usize) -> Result<Address, Error> {
-        let full = |free_bytes| Error::OutOfMemory {
-            device: self.name.clone(),
-            asked_bytes: bytes,
-            free_bytes,
-        };
-        let rounded = pool::rounded(bytes).ok_or_else(|| full(0))?;
         let mut pool = self.locked();
+        let rounded = pool::rounded(bytes).unwrap_or(u64::MAX);
         if let Some(address) = pool.take(rounded) {
             return Ok(address);
         }
-        for length in [pool.next_slab(rounded), rounded] {
-            if length <= pool.room()
-                && let Some(base) = self.slab(length)?
-            {
-                pool.grow(base, length);
-                return pool.take(rounded).ok_or_else(|| full(0));
+        for release in Release::STEPS {
+            self.free_slabs(pool.release(rounded, release));
+            for length in pool.lengths(rounded, release) {
+                if let Some(base) = self.slab(length)? {
+                    pool.grow(base, length);
+                    if let Some(address) = pool.take(rounded) {
+                        return Ok(address);
+                    }
+                }
             }
-            self.free_slabs(pool.shrink());
         }
         let used = pool.usage();
         let free = self.memory()?.free_bytes.min(pool.room());
-        Err(full(free + (used.held_bytes - used.used_bytes)))
+        Err(Error::OutOfMemory {
+            device: self.name.clone(),
+            asked_bytes: bytes,
+            free_bytes: free + (used.held_bytes - used.used_bytes),
+            freed_bytes: used.freed_but_mapped_bytes,
+            mapped_by: pool.keepers(),
+        })
     }
 
     /// Allocates memory from the driver; `None` if the device has too little. The context must be
     /// current.
+    ///
+    /// What is copied to it from the host has arrived when the call returns, also for peers and
+    /// NICs, which are in no stream of this context (CUDA, "API synchronization behavior";
+    /// GPUDirect RDMA guide). UCX asks for this, too, but after the first copy.
     fn slab(&self, bytes: u64) -> Result<Option<Address>, Error> {
         let mut base = 0;
         let asked = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -222,6 +279,12 @@ impl DriverDevice {
             return Ok(None);
         }
         self.check("cuMemAlloc", result)?;
+        let yes: c_uint = 1;
+        // SAFETY: a value of the type that this attribute has, and an allocation that lives.
+        let result = unsafe {
+            (self.functions.cuPointerSetAttribute)((&raw const yes).cast(), SYNC_MEMOPS, base)
+        };
+        self.check("cuPointerSetAttribute", result)?;
         Ok(Some(base))
     }
 
@@ -286,11 +349,13 @@ impl DriverDevice {
     }
 
     fn check(&self, call: &'static str, result: c_int) -> Result<(), Error> {
-        if result == SUCCESS {
-            return Ok(());
-        }
-        self.faults.note(call, result, || self.text(result));
-        Err(Error::Call { call, reason: self.text(result) })
+        if result == SUCCESS { Ok(()) } else { Err(self.failure(call, result)) }
+    }
+
+    /// Why a call failed; notes it if that is a fault.
+    fn failure(&self, call: &'static str, code: c_int) -> Error {
+        self.faults.note(call, code, || self.text(code));
+        Error::Refused { call, code, reason: self.text(code) }
     }
 
     /// The driver's text for a result.
@@ -315,7 +380,7 @@ unsafe fn text(string: ErrorString, result: c_int) -> String {
         // SAFETY: the driver's texts are C strings that live as long as it.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     } else {
-        format!("CUDA error {result}")
+        "an error that the driver has no text for".to_owned()
     }
 }
 
@@ -358,8 +423,8 @@ impl DriverMemory {
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
     }
 
-    pub(super) fn sent(&self, to: u64) {
-        self.device.locked().sent(self.address, to);
+    pub(super) fn sent(&self, to: u64, name: &str) {
+        self.device.locked().sent(self.address, to, name);
     }
 
     /// The handle by which another process maps this memory.
@@ -405,9 +470,6 @@ impl DriverMemory {
 impl Drop for DriverMemory {
     fn drop(&mut self) {
         let Some(bytes) = pool::rounded(self.bytes).filter(|_| self.address != 0) else { return };
-        let slab = self.device.locked().give(self.address, bytes);
-        if slab.is_some() && self.device.make_current().is_ok() {
-            self.device.free_slabs(slab);
-        }
+        self.device.locked().give(self.address, bytes);
     }
 }

@@ -9,75 +9,10 @@
 //! [`Tiers::room`] names, there is the room that was asked for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 
+use super::no_room::{NoRoom, ProcessShare};
+use super::place::Place;
 use cuda_cluster_wire::tasks::{Counters, Level, ObjectId};
-
-/// A tier of memory, fastest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
-    /// Device memory.
-    Device,
-    /// Host memory.
-    Host,
-    /// A file.
-    Disk,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Place::Device => "device memory",
-            Place::Host => "host memory",
-            Place::Disk => "disk",
-        })
-    }
-}
-
-/// A tier has no room, and nothing there may move.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct NoRoom {
-    /// The tier.
-    pub place: Place,
-    /// The bytes asked for.
-    pub asked_bytes: u64,
-    /// The tier's limit.
-    pub limit_bytes: u64,
-    /// How much of it is in use.
-    pub used_bytes: u64,
-    /// How much of that may not move.
-    pub pinned_bytes: u64,
-    /// The process's share, if the process's memory as a whole is full rather than the tier.
-    pub process: Option<ProcessShare>,
-}
-
-/// How a process's memory limit is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessShare {
-    /// The limit at which the process is ended, in bytes.
-    pub memory_limit_bytes: u64,
-    /// Used by everything except objects, tasks' buffers and transfers.
-    pub other_bytes: u64,
-    /// The part of the used bytes that is memory of a simulated device.
-    pub simulated_device_bytes: u64,
-}
-
-impl fmt::Display for NoRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, asked_bytes, limit_bytes, used_bytes, pinned_bytes, process } = self;
-        write!(f, "no room for {asked_bytes} bytes in {place}: ")?;
-        if let Some(process) = process {
-            let ProcessShare { memory_limit_bytes, other_bytes, simulated_device_bytes } = process;
-            write!(f, "of the memory limit of {memory_limit_bytes} bytes, ")?;
-            write!(f, "{limit_bytes} are for data, ")?;
-            write!(f, "since the process itself takes {other_bytes} and a reserve stays free; ")?;
-            if *simulated_device_bytes > 0 {
-                write!(f, "{simulated_device_bytes} are simulated device memory, ")?;
-            }
-        }
-        write!(f, "{used_bytes} of {limit_bytes} are used, {pinned_bytes} of them by running tasks")
-    }
-}
 
 /// The move of an object from one tier to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -392,6 +327,7 @@ impl<'a> Draft<'a> {
             used_bytes: self.used[at],
             pinned_bytes: self.used[at] - self.movable[at],
             process: None,
+            device: None,
         }
     }
 
@@ -409,6 +345,7 @@ impl<'a> Draft<'a> {
                 other_bytes: process.other,
                 simulated_device_bytes: device,
             }),
+            device: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::core::NoRoom;
+use super::no_room::NoRoom;
 use cuda_cluster_data::cuda;
 use cuda_cluster_wire::tasks::ObjectId;
 

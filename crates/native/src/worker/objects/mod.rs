@@ -13,10 +13,13 @@ mod budget;
 mod core;
 mod error;
 mod ledger;
+mod no_room;
+mod place;
 mod spill;
 mod store;
 
-pub use self::core::{NoRoom, Place, ProcessShare};
 pub use error::StoreError;
 pub use ledger::Consumer;
+pub use no_room::{DeviceShare, NoRoom, ProcessShare};
+pub use place::Place;
 pub use store::{Lent, Pinned, Settings, Store};

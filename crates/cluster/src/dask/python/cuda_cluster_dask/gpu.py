@@ -7,6 +7,7 @@ among them: it was in force before Python started.
 from __future__ import annotations
 
 import ctypes
+import uuid
 from typing import Any
 
 import dask
@@ -15,12 +16,9 @@ from cuda_cluster_dask.failure import StartFailure, describe
 from cuda_cluster_dask.settings import WorkerSettings
 
 
-def create_context(protocol: str) -> None:
-    """Makes the context of the first visible GPU before threads and UCX exist."""
-    if protocol.startswith("ucx"):
-        # distributed-ucxx makes it itself, at the right moment, and warns of one made before.
-        dask.config.set({"distributed-ucxx.create-cuda-context": True})
-        return
+def create_context(protocol: str, planned: str | None) -> None:
+    """Makes the context of the first visible GPU, which must be the planned one, before threads and
+    UCX exist."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -28,6 +26,15 @@ def create_context(protocol: str) -> None:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _check(driver, "cuInit", 0)
     _check(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    identity = ctypes.create_string_buffer(16)
+    _check(driver, "cuDeviceGetUuid", identity, device)
+    found = f"GPU-{uuid.UUID(bytes=identity.raw)}"
+    if planned is not None and found.lower() != planned.lower():
+        raise StartFailure(f"CUDA's first GPU is {found}, the plan's is {planned}")
+    if protocol.startswith("ucx"):
+        # distributed-ucxx makes it itself, at the right moment, and warns of one made before.
+        dask.config.set({"distributed-ucxx.create-cuda-context": True})
+        return
     _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     _check(driver, "cuCtxSetCurrent", context)
 

@@ -120,4 +120,5 @@ class WorkerSettings(Settings):
     rmm: Rmm | None
     cudf_spill: int | None
     cuda_context: bool
+    gpu_uuid: str | None
     verify: Proof | None

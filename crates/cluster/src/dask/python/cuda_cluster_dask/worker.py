@@ -56,7 +56,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     gc.set_threshold(*(3 * threshold for threshold in thresholds))
     if settings["cuda_context"]:
         status.step("creating a CUDA context")
-        gpu.create_context(settings["plan"]["protocol"])
+        gpu.create_context(settings["plan"]["protocol"], settings["gpu_uuid"])
     if (exposed := wakeup.open_ucx(settings["plan"]["protocol"])) is not None:
         status.note(exposed)
     status.killed_at(kill_percent())

@@ -16,7 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::core::{Accounts, Outcome, Owner};
-use super::core::{Place, Transient};
+use super::core::Transient;
+use super::place::Place;
 use cuda_cluster_data::ucx::Buffer;
 
 /// A wait that takes longer than this is logged.

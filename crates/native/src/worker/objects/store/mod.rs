@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::budget::Budget;
-use super::core::{Move, Place, Tiers};
+use super::core::{Move, Tiers};
 use super::error::StoreError;
 use super::ledger::{Consumer, For, Ledger, Reclaimer, reserved};
+use super::place::Place;
 use super::spill::{Extent, Spill};
 use crate::plane::Plane;
 use cuda_cluster_data::cuda::Device;
@@ -61,7 +62,6 @@ pub struct Store {
     ledger: Arc<Ledger>,
     spill: Spill,
     device: Option<Device>,
-    device_limit: Option<u64>,
     /// Offers the objects that are in memory to peers.
     plane: Option<Plane>,
 }
@@ -127,10 +127,9 @@ impl Store {
     pub(crate) fn new(settings: &Settings, device: Option<Device>, plane: Option<Plane>) -> Self {
         let all = device.as_ref().and_then(|device| device.memory().ok());
         let all = all.map(|memory| memory.total_bytes);
-        let device_limit =
-            settings.device_limit.filter(|limit| all.is_some_and(|all| *limit < all));
+        let limit = settings.device_limit.filter(|limit| all.is_some_and(|all| *limit < all));
         let simulated = device.as_ref().is_some_and(Device::is_simulated);
-        let tiers = Tiers::new(device_limit.or(all), settings.host_limit, settings.disk_limit)
+        let tiers = Tiers::new(limit.or(all), settings.host_limit, settings.disk_limit)
             .simulated(simulated);
         let budget = settings.memory_limit.map(|limit| {
             let resident = process::resident_bytes(std::process::id()).unwrap_or(0);
@@ -144,7 +143,6 @@ impl Store {
             ledger: Arc::default(),
             spill: Spill::new(&settings.directory),
             device,
-            device_limit,
             plane,
         }
     }

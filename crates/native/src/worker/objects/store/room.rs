@@ -8,9 +8,11 @@
 use std::time::{Duration, Instant};
 
 use super::{Inner, Store};
-use crate::worker::objects::core::{NoRoom, Place, Transient};
+use crate::worker::objects::core::Transient;
 use crate::worker::objects::error::StoreError;
 use crate::worker::objects::ledger::{Consumer, For, Reserved};
+use crate::worker::objects::no_room::{DeviceShare, NoRoom};
+use crate::worker::objects::place::Place;
 use cuda_cluster_data::cuda::{self, Device};
 use cuda_cluster_data::memory::spare;
 use cuda_cluster_data::ucx::Buffer;
@@ -112,8 +114,7 @@ impl Store {
             let again = waits && self.ledger.wait_for_room(consumer, seen);
             // Memory that was freed between the attempt and the check is available now.
             if !again && is_sure {
-                let full = no_room(&refusal, device, self.device_limit);
-                return Err(full.map_or_else(|| refusal.into(), Into::into));
+                return Err(self.device_full(refusal));
             }
             is_sure = !again;
         }
@@ -170,6 +171,18 @@ impl Store {
         let mut inner = self.lock();
         self.set_usage(&mut inner, true);
         inner.tiers.no_room(place, bytes)
+    }
+
+    /// Why a device has no room for what its tier permits.
+    fn device_full(&self, refusal: cuda::Error) -> StoreError {
+        let cuda::Error::OutOfMemory { asked_bytes, free_bytes, freed_bytes, mapped_by, .. } =
+            refusal
+        else {
+            return refusal.into();
+        };
+        let mut full = self.no_room(Place::Device, asked_bytes as u64);
+        full.device = Some(DeviceShare { free_bytes, freed_bytes, mapped_by });
+        full.into()
     }
 
     /// Passes to [`Tiers`] what is used beside its objects, with or without memory about to be
@@ -279,13 +292,4 @@ impl Store {
             self.make(inner, moves)?;
         }
     }
-}
-
-fn no_room(error: &cuda::Error, device: &Device, limit: Option<u64>) -> Option<NoRoom> {
-    let cuda::Error::OutOfMemory { asked_bytes, free_bytes, .. } = error else { return None };
-    let limit_bytes = limit.or_else(|| device.memory().ok().map(|memory| memory.total_bytes))?;
-    let used_bytes = limit_bytes.saturating_sub(*free_bytes);
-    let (asked_bytes, place) = (*asked_bytes as u64, Place::Device);
-    let pinned_bytes = used_bytes;
-    Some(NoRoom { place, asked_bytes, limit_bytes, used_bytes, pinned_bytes, process: None })
 }

@@ -1,0 +1,280 @@
+//! Tries CUDA on each GPU, as a worker would use it, in a process of its own: a driver that is not
+//! well may hang, or end its process.
+//!
+//! *Invariant:* a GPU counts as tried only if the other process has said so.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Finding;
+use super::Verdict;
+use cuda_cluster_data::cuda::{self, Device};
+use cuda_cluster_machine::os::process::own_program;
+use cuda_cluster_model::ids::{GpuIndex, GpuUuid, PciAddress};
+use cuda_cluster_model::topology::{Gpu, Topology};
+
+/// The hidden subcommand of the other process.
+pub(crate) const SUBCOMMAND: &str = "__try-cuda";
+
+/// What this is called in the report.
+const CHECK: &str = "cuda";
+
+/// Time to open CUDA, and beyond it for each GPU. A first context takes a second or two, and more
+/// where the driver does not stay loaded (persistence mode).
+const OPENING: Duration = Duration::from_secs(20);
+const EACH: Duration = Duration::from_secs(10);
+
+/// What is written and read on each GPU.
+const BYTES: usize = 1 << 20;
+
+/// A GPU to try.
+#[derive(Serialize, Deserialize)]
+struct Wanted {
+    index: GpuIndex,
+    pci: PciAddress,
+    uuid: Option<GpuUuid>,
+}
+
+/// What the other process says, a line each.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    /// How many GPUs CUDA has.
+    Count(usize),
+    /// A GPU works.
+    Works(GpuIndex),
+    /// A GPU, or CUDA itself, does not.
+    Fails { index: Option<GpuIndex>, text: String, hint: Option<String> },
+    /// Nothing more will come.
+    Done,
+}
+
+/// Tries the GPUs of a machine; nothing where there are none. MIG instances are left out: CUDA
+/// shows a process one of them at most.
+pub(super) fn cuda(topology: &Topology) -> Option<Finding> {
+    let whole = |gpu: &&Gpu| gpu.mig_mode != Some(true);
+    let wanted =
+        |gpu: &Gpu| Some(Wanted { index: gpu.index, pci: gpu.pci?, uuid: gpu.uuid.clone() });
+    let gpus: Vec<Wanted> = topology.gpus.iter().filter(whole).filter_map(wanted).collect();
+    let is_mig = topology.gpus.iter().any(|gpu| !gpu.mig.is_empty());
+    topology.driver.as_ref().filter(|_| !gpus.is_empty())?;
+    let limit = OPENING + EACH * u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let tried = match ask(&gpus, limit) {
+        Ok(tried) => tried,
+        Err(error) => {
+            return Some(Finding::warning(CHECK, format!("could not be tried: {error}")));
+        }
+    };
+    Some(judge(&gpus, &tried, is_mig, limit))
+}
+
+/// What was heard until the other process ended, or its time.
+struct Tried {
+    told: Vec<Told>,
+    /// How it ended; `None` if it had to be ended.
+    end: Option<std::process::ExitStatus>,
+    /// The last that it wrote to standard error.
+    errors: String,
+}
+
+fn ask(gpus: &[Wanted], limit: Duration) -> std::io::Result<Tried> {
+    let mut command = Command::new(own_program());
+    // A mask of the caller's is not the workers'.
+    command.arg(SUBCOMMAND).env_remove("CUDA_VISIBLE_DEVICES");
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn()?;
+    let (said, heard) = mpsc::channel();
+    if let Some(output) = child.stdout.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Ok(told) = serde_json::from_str(&line)
+                    && said.send(told).is_err()
+                {
+                    return;
+                }
+            }
+        });
+    }
+    let errors = child.stderr.take().map(|mut errors| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            // What it wrote before is told all the same.
+            let _ = errors.by_ref().take(1 << 16).read_to_string(&mut text);
+            text
+        })
+    });
+    if let Some(mut input) = child.stdin.take() {
+        // If it has ended already, its end says why.
+        let _ = serde_json::to_writer(&mut input, gpus).map(|()| input.flush());
+    }
+    let end = Instant::now() + limit;
+    let mut told = Vec::new();
+    while let Ok(one) = heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        told.push(one);
+    }
+    let is_late = Instant::now() >= end;
+    if is_late {
+        // It is a child of ours that has not been waited for.
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    let errors = errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
+    Ok(Tried { told, end: (!is_late).then_some(status), errors })
+}
+
+fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Finding {
+    let failed = |text: String| Finding::new(CHECK, Verdict::Failed, text);
+    let mut troubles: Vec<(Option<GpuIndex>, &str, Option<&str>)> = Vec::new();
+    let (mut count, mut works, mut done) = (None, Vec::new(), false);
+    for told in &tried.told {
+        match told {
+            Told::Count(number) => count = Some(*number),
+            Told::Works(index) => works.push(*index),
+            Told::Fails { index, text, hint } => troubles.push((*index, text, hint.as_deref())),
+            Told::Done => done = true,
+        }
+    }
+    if let Some((index, text, hint)) = troubles.first() {
+        let alike = troubles.iter().filter(|(_, other, _)| other == text).count();
+        let text = match (index, troubles.len()) {
+            (None, _) => (*text).to_owned(),
+            (Some(_), all) if alike == all && all == gpus.len() && all > 1 => {
+                format!("on each of {all} GPUs: {text}")
+            }
+            (Some(index), 1) => format!("GPU {index}: {text}"),
+            (Some(index), all) => format!("GPU {index}: {text}; and {} more fail", all - 1),
+        };
+        let finding = failed(text);
+        return hint.map(str::to_owned).into_iter().fold(finding, Finding::hint);
+    }
+    if !done {
+        let asked = gpus.iter().find(|gpu| !works.contains(&gpu.index)).map(|gpu| gpu.index);
+        let at = asked.map(|index| format!(" at GPU {index}")).unwrap_or_default();
+        let last = tried.errors.trim_end().lines().last().map(|line| format!(": {line}"));
+        return match tried.end {
+            None => failed(format!("no answer within {limit:.0?}{at}"))
+                .hint("nvidia-smi may hang, too; dmesg | grep -i xid says what the driver met"),
+            Some(end) => failed(format!(
+                "the process that tried it ended{at} ({end}){}",
+                last.unwrap_or_default()
+            )),
+        };
+    }
+    if count.is_some_and(|count| count != gpus.len()) && !is_mig {
+        let count = count.unwrap_or_default();
+        return failed(format!("CUDA has {count} GPUs, NVML {}", gpus.len()))
+            .hint("a GPU that was lost, or MPS: see nvidia-smi and dmesg");
+    }
+    let number = works.len();
+    let gpus = if number == 1 { "1 GPU".to_owned() } else { format!("{number} GPUs") };
+    Finding::ok(CHECK, format!("{gpus}: identity, a context, 1 MiB there and back, an IPC handle"))
+}
+
+/// The other process: reads the GPUs from standard input, and says what works.
+pub(crate) fn main() -> ExitCode {
+    let mut wanted = String::new();
+    let read = std::io::stdin().take(1 << 20).read_to_string(&mut wanted);
+    let gpus: Result<Vec<Wanted>, _> = serde_json::from_str(&wanted);
+    let (Ok(_), Ok(gpus)) = (read, gpus) else { return ExitCode::from(2) };
+    match attempt(&gpus) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Nobody listens any more.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn say(told: &Told) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    serde_json::to_writer(&mut output, told)?;
+    output.write_all(b"\n")?;
+    output.flush()
+}
+
+fn attempt(gpus: &[Wanted]) -> std::io::Result<()> {
+    let fails = |index, error: cuda::Error| Told::Fails {
+        index,
+        text: error.to_string(),
+        hint: error.hint(),
+    };
+    match cuda::count() {
+        Ok(count) => say(&Told::Count(count))?,
+        Err(error) => {
+            say(&fails(None, error))?;
+            return say(&Told::Done);
+        }
+    }
+    for gpu in gpus {
+        match works(gpu) {
+            Ok(None) => say(&Told::Works(gpu.index))?,
+            Ok(Some(text)) => say(&Told::Fails { index: Some(gpu.index), text, hint: None })?,
+            Err(error) => say(&fails(Some(gpu.index), error))?,
+        }
+    }
+    say(&Told::Done)
+}
+
+/// What is wrong with a GPU that no call of the driver has said.
+fn works(gpu: &Wanted) -> Result<Option<String>, cuda::Error> {
+    let device = Device::open(gpu.pci)?;
+    let uuid = device.uuid()?;
+    if let (Some(wanted), Some(found)) = (&gpu.uuid, uuid)
+        && *wanted != found
+    {
+        return Ok(Some(format!("CUDA has {found} at {}, NVML {wanted}", gpu.pci)));
+    }
+    let bytes: Vec<u8> = (0..=250).cycle().take(BYTES).collect();
+    let mut buffer = device.allocate(BYTES)?;
+    buffer.write(0, &bytes)?;
+    let mut back = vec![0; BYTES];
+    buffer.read(0, &mut back)?;
+    if back != bytes {
+        return Ok(Some("1 MiB came back with other bytes".to_owned()));
+    }
+    buffer.ipc_handle()?;
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpus(count: u32) -> Vec<Wanted> {
+        let pci = "0000:1b:00.0".parse().expect("an address");
+        (0..count).map(|index| Wanted { index: GpuIndex(index), pci, uuid: None }).collect()
+    }
+
+    fn tried(told: Vec<Told>) -> Tried {
+        Tried { told, end: Some(std::process::ExitStatus::default()), errors: "a\nb\n".to_owned() }
+    }
+
+    fn judged(told: Vec<Told>) -> Finding {
+        judge(&gpus(2), &tried(told), false, OPENING)
+    }
+
+    #[test]
+    fn only_what_was_said_to_work_works() {
+        let works = |index| Told::Works(GpuIndex(index));
+        let well = judged(vec![Told::Count(2), works(0), works(1), Told::Done]);
+        assert_eq!(well.verdict, Verdict::Ok, "{well:?}");
+        let cut = judged(vec![Told::Count(2), works(0)]);
+        assert_eq!(cut.verdict, Verdict::Failed);
+        assert!(cut.text.contains("at GPU 1") && cut.text.ends_with(": b"), "{cut:?}");
+        let fewer = judged(vec![Told::Count(1), works(0), works(1), Told::Done]);
+        assert!(fewer.text.contains("CUDA has 1 GPUs, NVML 2"), "{fewer:?}");
+        let fails = |index: u32| Told::Fails {
+            index: Some(GpuIndex(index)),
+            text: "cuX failed".to_owned(),
+            hint: Some("do".to_owned()),
+        };
+        let all = judged(vec![Told::Count(2), fails(0), fails(1), Told::Done]);
+        assert_eq!(all.text, "on each of 2 GPUs: cuX failed");
+        let one = judged(vec![Told::Count(2), works(0), fails(1), Told::Done]);
+        assert_eq!((one.text.as_str(), one.hint.as_deref()), ("GPU 1: cuX failed", Some("do")));
+        let late = Tried { end: None, ..tried(vec![Told::Count(2)]) };
+        let late = judge(&gpus(2), &late, false, OPENING);
+        assert!(late.text.starts_with("no answer within 20s at GPU 0"), "{late:?}");
+    }
+}

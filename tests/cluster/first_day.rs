@@ -1,0 +1,224 @@
+//! What a real driver does and a kind stand-in would forgive: memory that stays where peers have it
+//! mapped, GPUs without peer access, a broken fabric, faults of NVLink, a driver that no program can
+//! use.
+//!
+//! *Invariant:* speeds mean nothing here, only outcomes and counts.
+
+use std::time::Duration;
+
+use cuda_cluster::topology::{self, Topology};
+use serde_json::Value;
+
+use super::gpus::Machine;
+use super::sandbox::{Said, eventually};
+
+fn builtin(name: &str) -> Topology {
+    topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
+}
+
+/// The finding of a check of `doctor`.
+fn finding(machine: &Machine, check: &str) -> Value {
+    let said = machine.run(&["doctor", "-o", "json"], &[]);
+    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    let findings = document["findings"].as_array().expect("findings");
+    let found = findings.iter().find(|finding| finding["check"] == check);
+    found.unwrap_or_else(|| panic!("{check} is looked at: {said}")).clone()
+}
+
+#[test]
+fn freed_memory_that_peers_have_mapped_does_not_fill_the_gpus() {
+    let mut described = builtin("dgx-h100");
+    described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = Some(1 << 30));
+    let Some(machine) = Machine::of(&described, "freed memory", "") else { return };
+    let up = machine.up(&["--n-workers", "4", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    // Half a GiB of chunks and their sums, of which nothing is kept between runs.
+    let bench = ["bench", "transpose", "dev", "--chunks", "4", "--chunk-size", "2124"];
+    let held = || -> u64 {
+        let pools = (0..4).map(|at| machine.worker(&format!("gpu{at}"))["device_pool"].clone());
+        pools.map(|pool| pool["held_bytes"].as_u64().expect("a count")).sum()
+    };
+    let mut after_each = Vec::new();
+    for _ in 0..8 {
+        let said = machine.run(&[&bench[..], &["--runs", "1"]].concat(), &[]);
+        assert_eq!(said.code, 0, "after {after_each:?}: {said}");
+        after_each.push(held());
+    }
+    for report in machine.down(4) {
+        let ever = report["ever"]["allocations"].as_u64().expect("a count");
+        // 8 runs make 64 chunks and sums on each GPU.
+        assert!(ever <= 16, "slabs are used again: {report:#}");
+    }
+    assert!(after_each[7] <= 4 << 30, "{after_each:?}");
+}
+
+#[test]
+fn without_peer_access_device_memory_is_not_copied_in_small_pieces() {
+    let mut described = builtin("rtx-4090-2");
+    described.gpus.iter_mut().for_each(|gpu| gpu.peers = Some(Vec::new()));
+    let Some(machine) = Machine::of(&described, "no peer access", "") else { return };
+    // UCX tells in the worker's log what it chooses.
+    let told = [("UCX_PROTO_INFO", "y"), ("UCX_LOG_FILE", "stderr")];
+    let up = machine.up(&[], &told);
+    assert_eq!(up.code, 0, "{up}");
+    let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds", "1"]);
+    assert_eq!((code, pairs.len()), (0, 2), "{pairs:#?}");
+    let log = machine.run(&["logs", "dev", "gpu1"], &[]);
+    let large = protocols_of_large_data(&log.stdout);
+    assert!(!large.is_empty(), "device memory was moved: {log}");
+    for protocol in large {
+        assert!(protocol.contains("pipeline"), "{protocol}");
+    }
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_nothing_is_left();
+}
+
+/// The rows for the largest messages of the tables that begin "rendezvous data ... cuda ... cuda".
+fn protocols_of_large_data(log: &str) -> Vec<String> {
+    let mut of_data = false;
+    let mut rows = Vec::new();
+    for line in log.lines().filter(|line| line.contains('|')) {
+        if line.contains("rendezvous data") || line.contains("active message") {
+            of_data = line.contains("rendezvous data") && line.matches("cuda").count() > 1;
+        } else if of_data && line.contains("..inf") {
+            rows.push(line.to_owned());
+        }
+    }
+    rows
+}
+
+/// A DGX H100 whose driver gives GPU 3 no peer access, though its NVLinks are up.
+fn with_a_refused_gpu(test: &str, state: &str) -> Option<Machine> {
+    let mut described = builtin("dgx-h100");
+    let all: Vec<_> = described.gpus.iter().map(|gpu| gpu.index).collect();
+    for gpu in &mut described.gpus {
+        let refused = |other: &_| gpu.index.0 == 3 || *other == all[3] || *other == gpu.index;
+        gpu.peers = Some(all.iter().filter(|other| !refused(*other)).copied().collect());
+        if gpu.index.0 == 3 {
+            gpu.fabric = serde_json::from_str(state).expect("a fabric");
+        }
+    }
+    Machine::of(&described, test, "")
+}
+
+#[test]
+fn a_broken_nvlink_fabric_is_noted_refused_and_never_verified() {
+    let state = r#"{"state": "in_progress"}"#;
+    let Some(machine) = with_a_refused_gpu("a broken fabric", state) else { return };
+    let topo = machine.run(&["topo"], &[]);
+    let shown = topo.stdout.clone() + &topo.stderr;
+    assert!(shown.contains("refuses peer access over NVLinks that are up"), "{topo}");
+    assert!(shown.contains("registration with the NVLink fabric has not ended"), "{topo}");
+    let json = machine.run(&["topo", "-o", "json"], &[]);
+    let seen: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    assert_eq!(seen["gpus"][3]["fabric"]["state"], "in_progress", "{json}");
+    assert_eq!(seen["gpus"][2]["fabric"]["state"], "completed", "{json}");
+    let strict = machine.run(&["plan", "--enable-nvlink", "--strict", "--gpus", "2,3"], &[]);
+    assert_ne!(strict.code, 0, "{strict}");
+    assert!(strict.stderr.contains("nvidia-fabricmanager"), "{strict}");
+    let others = machine.run(&["plan", "--enable-nvlink", "--strict", "--gpus", "0,1"], &[]);
+    assert_eq!(others.code, 0, "{others}");
+    let up = machine.up(&["--enable-nvlink", "--gpus", "2,3"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds", "1"]);
+    assert_eq!(code, 4, "{pairs:#?}");
+    for pair in &pairs {
+        assert_eq!(pair["expected"], "cuda_ipc", "{pair}");
+        assert!(pair.to_string().contains("nvidia-fabricmanager"), "{pair}");
+    }
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn a_worker_whose_gpu_answers_every_call_with_an_error_is_ended_whatever_the_error() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let faults = folder.path().join("faults");
+    std::fs::write(&faults, "").expect("written");
+    let sticky = format!("sticky={}", faults.display());
+    let Some(machine) = Machine::new("faults of NVLink", &sticky) else { return };
+    let codes = [220, 226, 721, 810, 911, 999, 702];
+    let up = machine.up(&["--n-workers", "7", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let lines: Vec<String> =
+        codes.iter().enumerate().map(|(gpu, code)| format!("{gpu} {code}\n")).collect();
+    std::fs::write(&faults, lines.concat()).expect("written");
+    eventually("each is back", Duration::from_secs(90), || {
+        machine.sandbox.try_state("dev").is_some_and(|state| {
+            let mut workers = state["workers"].as_array().into_iter().flatten();
+            workers.all(|worker| worker["state"] == "ready" && worker["restarts"] == 1)
+        })
+    });
+    for (gpu, code) in codes.iter().enumerate() {
+        let worker = machine.worker(&format!("gpu{gpu}"));
+        let reason = worker["last_exit"]["reason"].as_str().expect("a reason");
+        assert!(reason.contains("the GPU has faulted"), "{reason}");
+        assert!(reason.contains(&format!("CUDA error {code}")), "{reason}");
+    }
+    let bench = ["bench", "transpose", "dev", "--chunks=8", "--chunk-size=128", "--runs=1"];
+    let said = machine.run(&bench, &[]);
+    assert_eq!(said.code, 0, "{said}");
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn doctor_tries_cuda_on_each_gpu() {
+    let Some(machine) = Machine::new("CUDA works", "") else { return };
+    let found = finding(&machine, "cuda");
+    assert_eq!(found["verdict"], "ok", "{found}");
+    assert!(found["text"].as_str().is_some_and(|text| text.starts_with("8 GPUs: ")), "{found}");
+}
+
+#[test]
+fn doctor_and_up_say_what_to_do_where_no_program_can_use_cuda() {
+    for (code, words) in [
+        (46, "COMPUTE"),
+        (100, "--gpus all"),
+        (802, "nvidia-fabricmanager"),
+        (803, "reboot"),
+        (804, "cuda-compat"),
+        (999, "nvidia-uvm"),
+    ] {
+        let faults = format!("init={code}");
+        let Some(machine) = Machine::new("CUDA does not work", &faults) else { return };
+        let found = finding(&machine, "cuda");
+        assert_eq!(found["verdict"], "failed", "{found}");
+        let text = found["text"].as_str().expect("a text");
+        assert!(text.contains("cuInit failed") && text.contains(&code.to_string()), "{found}");
+        assert!(found["hint"].as_str().is_some_and(|hint| hint.contains(words)), "{found}");
+        let ucx = finding(&machine, "ucx");
+        assert_eq!(ucx["verdict"], "warning", "{ucx}");
+        assert!(ucx["text"].as_str().is_some_and(|text| text.contains("cuda_copy")), "{ucx}");
+        let up = machine.up(&["--n-workers", "1"], &[]);
+        assert_ne!(up.code, 0, "{up}");
+        assert!(up.stderr.contains(words), "{up}");
+        machine.sandbox.assert_only_the_causes_are_left("dev");
+    }
+}
+
+#[test]
+fn doctor_says_that_there_is_no_libcuda() {
+    let Some(machine) = Machine::new("no libcuda", "") else { return };
+    let machine = machine.without_driver();
+    let found = finding(&machine, "cuda");
+    assert_eq!(found["verdict"], "failed", "{found}");
+    assert!(found["text"].as_str().is_some_and(|text| text.contains("libcuda.so.1")), "{found}");
+    let hint = found["hint"].as_str().expect("a hint");
+    assert!(hint.contains("NVIDIA_DRIVER_CAPABILITIES"), "{found}");
+    let up: Said = machine.up(&["--n-workers", "1"], &[]);
+    assert!(up.code != 0 && up.stderr.contains("NVIDIA_DRIVER_CAPABILITIES"), "{up}");
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn a_worker_does_not_begin_on_another_gpu_than_the_plans() {
+    let Some(machine) = Machine::new("another GPU", "other-uuid") else { return };
+    let found = finding(&machine, "cuda");
+    assert_eq!(found["verdict"], "failed", "{found}");
+    assert!(found["text"].as_str().is_some_and(|text| text.contains("CUDA has GPU-")), "{found}");
+    let up = machine.up(&["--n-workers", "1"], &[]);
+    assert_ne!(up.code, 0, "{up}");
+    assert!(up.stderr.contains("the plan's GPU is GPU-"), "{up}");
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
