@@ -86,7 +86,7 @@
 //! let asked = spec::parse("version: 1\nworkers: 2\nucx: {nvlink: true}\n", "cluster.yaml")?;
 //! let plan = plan(&machine, &Request::of(asked)?, &CallerEnvironment::default())?;
 //! assert_eq!(plan.workers[1].name, "gpu1");
-//! assert!(plan.workers[1].env["CUDA_VISIBLE_DEVICES"].starts_with("1,"));
+//! assert!(plan.workers[1].env["CUDA_VISIBLE_DEVICES"].starts_with("GPU-1f93209b-"));
 //! # Ok(())
 //! # }
 //! ```

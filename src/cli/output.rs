@@ -136,8 +136,9 @@ pub(super) fn columns() -> Option<usize> {
     width(&io::stdout())
 }
 
-/// A text whose lines end between words, before the width; `first` columns of the first line are
-/// taken. What continues a line is indented by two more than that line.
+/// A text whose lines end between words, before the width, or after a comma of a word that is wider
+/// than that; `first` columns of the first line are taken. What continues a line is indented by two
+/// more than that line.
 fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
     let Some(width) = width.filter(|width| *width >= NARROWEST) else { return text.to_owned() };
     let mut out = String::with_capacity(text.len() + text.len() / 40);
@@ -149,19 +150,25 @@ fn wrapped(text: &str, first: usize, width: Option<usize>) -> String {
         }
         let indent = continuation(line, width);
         let mut has_word = column > 0;
+        let shown = |text: &str| anstream::adapter::strip_str(text).to_string().chars().count();
         for (at, word) in line.split(' ').enumerate() {
-            let length = anstream::adapter::strip_str(word).to_string().chars().count();
-            if at > 0 && has_word && column + 1 + length > width {
-                out.push('\n');
-                out.push_str(&indent);
-                column = indent.chars().count();
-            } else if at > 0 {
-                out.push(' ');
-                column += 1;
+            let is_wide = indent.chars().count() + shown(word) > width;
+            let parts = if is_wide { word.split_inclusive(',').collect() } else { vec![word] };
+            for (part, text) in parts.into_iter().enumerate() {
+                let space = usize::from(at > 0 && part == 0);
+                let follows = at + part > 0;
+                if follows && has_word && column + space + shown(text) > width {
+                    out.push('\n');
+                    out.push_str(&indent);
+                    column = indent.chars().count();
+                } else if space > 0 {
+                    out.push(' ');
+                    column += 1;
+                }
+                has_word |= text.chars().any(char::is_alphanumeric);
+                out.push_str(text);
+                column += shown(text);
             }
-            has_word |= word.chars().any(char::is_alphanumeric);
-            out.push_str(word);
-            column += length;
         }
     }
     out

@@ -82,13 +82,20 @@ pub(super) fn lost(error: ControlError) -> Failure {
 }
 
 /// How a cluster that was running a moment ago has ended; `None` if it is still running. Waits
-/// briefly, because the supervisor may end some milliseconds before the other processes.
+/// briefly, because the supervisor may end some milliseconds before the other processes, and before
+/// it is written down why.
 pub(super) fn ended_meanwhile(cluster: &Handle) -> Option<FindError> {
     let deadline = Instant::now() + LAST_MOMENTS;
-    while cluster.paths.is_alive() && Instant::now() < deadline {
+    loop {
+        let is_told = !cluster.paths.is_alive();
+        let found = cluster::find(Some(&cluster.name)).err();
+        let is_told = is_told
+            && (matches!(found, Some(FindError::Ended(_))) || !cluster.paths.root().exists());
+        if is_told || Instant::now() >= deadline {
+            return found;
+        }
         std::thread::sleep(LOOK);
     }
-    cluster::find(Some(&cluster.name)).err()
 }
 
 /// An event loop on this thread.

@@ -204,3 +204,34 @@ fn what_nvidias_compiler_says_reaches_the_client() {
     drop(client);
     machine.down(1);
 }
+
+#[test]
+fn a_compiler_without_code_for_a_gpu_makes_ptx_or_says_that_it_is_too_new() {
+    let Some(machine) = Machine::new("architectures", "") else { return };
+    let parameters = || {
+        let value = CudaParameter::Value;
+        vec![CudaParameter::Output(32), value(Scalar::F32(1.0)), value(Scalar::I32(8))]
+    };
+    let numbers: Vec<u8> = (1u8..=8).flat_map(|number| f32::from(number).to_le_bytes()).collect();
+    // An H100 has compute capability 9.0.
+    for known in ["75,80,90", "75,80", "100,120"] {
+        let variables = [("CUDA_CLUSTER_FAKE_NVRTC_ARCHS", known)];
+        let up = machine.up(&["--n-workers", "1", "--enable-nvlink"], &variables);
+        assert_eq!(up.code, 0, "{up}");
+        let client = machine.client();
+        let mut task = kernel("fill", parameters());
+        // More than a function has without asking for it.
+        task.kernel.shared_bytes = 64 << 10;
+        let ran = run_kernel(&client, "gpu0", &task, &[]);
+        if known == "100,120" {
+            let error = ran.wait().expect_err("no code").to_string();
+            let said = "makes no code for compute capability 9.0, the oldest is 10.0";
+            assert!(error.contains(said), "{error}");
+        } else {
+            assert_eq!(&ran.bytes().expect("computed")[..], &numbers[..], "{known}");
+        }
+        drop((ran, client));
+        machine.run(&["down", "dev"], &[]);
+        machine.sandbox.assert_nothing_is_left();
+    }
+}

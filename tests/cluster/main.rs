@@ -11,6 +11,7 @@ mod ends;
 #[path = "../fake-machine/mod.rs"]
 mod fake_machine;
 mod first_day;
+mod gpu_check;
 mod gpus;
 mod inputs;
 mod kernels;
@@ -121,8 +122,8 @@ fn every_process_has_the_binding_of_its_plan() {
         }
         let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("its environment");
         let environment = String::from_utf8_lossy(&environment);
-        let index = worker["gpu"]["index"].as_u64().expect("an index");
-        let visible = format!("CUDA_VISIBLE_DEVICES={index},");
+        let uuid = worker["gpu"]["uuid"].as_str().expect("an identity");
+        let visible = format!("CUDA_VISIBLE_DEVICES={uuid},");
         assert!(environment.contains(&visible), "{visible} in {environment}");
     }
     assert_eq!(sandbox.run(&["down"]).code, 0);

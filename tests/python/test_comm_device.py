@@ -3,6 +3,7 @@ CUDA transports run over a driver that stands in (`tests/fake-machine/cuda`)."""
 
 import asyncio
 import gc
+import json
 import os
 import random
 import signal
@@ -245,3 +246,23 @@ def test_dasks_workers_move_device_memory_and_clients_get_it():
             assert came == "device" and data == random.Random(seed).randbytes(1_000_000)
         # This test's module has made a context in the scheduler, which unpickles graphs.
         assert client.gather(futures[0]).tobytes() == random.Random(0).randbytes(1_000_000)
+
+
+def test_ucxx_opens_no_nvml_with_the_plans_variables():
+    """An open NVML holds the GPUs' files, and a process that holds them is not forked."""
+    pytest.importorskip("ucxx")
+    command = [os.environ["CUDA_CLUSTER_BIN"], "plan", "--engine", "dask", "--enable-nvlink", "-o", "json"]
+    plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    planned = {name: value for name, value in plan["workers"][0]["env"].items() if name.startswith("UCX_")}
+    assert planned["UCX_CUDA_COPY_MAX_REG_RATIO"] == "0.1", "this machine does not tell of BAR1"
+
+    def opens(variables):
+        look = "import ucxx; print('fake_nvml' in open('/proc/self/maps').read())"
+        others = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+        said = subprocess.run(
+            [sys.executable, "-c", look], capture_output=True, text=True, env={**others, **variables}
+        )
+        return said.stdout.strip() or said.stderr
+
+    assert opens({}) == "True", "by itself it does"
+    assert opens(planned) == "False"

@@ -56,7 +56,7 @@ patchable! {
 unsafe extern "C" fn allocate(address: *mut usize, bytes: usize) -> c_int {
     call("cuMemAlloc", |driver| {
         let device = driver.current()?;
-        let capacity = driver.devices[device].memory_bytes;
+        let capacity = driver.own_bytes(device);
         let mut state = driver.lock();
         let block = state.memory.allocate(device, capacity, bytes)?;
         let base = block.base;
@@ -97,7 +97,7 @@ unsafe extern "C" fn allocate_from_pool(
 ) -> c_int {
     call("cuMemAllocAsync", |driver| {
         let device = driver.current()?;
-        let capacity = driver.devices[device].memory_bytes;
+        let capacity = driver.own_bytes(device);
         let mut state = driver.lock();
         let base = state.memory.allocate(device, capacity, bytes)?.base;
         if let Some(block) = state.memory.block_mut(base) {
@@ -134,12 +134,11 @@ extern "C" fn refuse_virtual_memory() -> c_int {
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
     call("cuMemGetInfo", |driver| {
         let device = driver.current()?;
-        let capacity = driver.devices[device].memory_bytes;
         let used = driver.lock().memory.used(device);
         // SAFETY: see `lib.rs`.
         unsafe {
-            tell(free, capacity - used)?;
-            tell(total, capacity)
+            tell(free, driver.own_bytes(device) - used)?;
+            tell(total, driver.devices[device].memory_bytes)
         }
     })
 }

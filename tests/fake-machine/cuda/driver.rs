@@ -83,6 +83,12 @@ impl Driver {
         }
     }
 
+    /// What of a GPU's memory other processes leave.
+    pub fn own_bytes(&self, device: usize) -> usize {
+        let all = self.devices[device].memory_bytes;
+        all - all / 100 * self.faults.taken.min(100)
+    }
+
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

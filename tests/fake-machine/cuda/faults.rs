@@ -5,6 +5,7 @@
 //! | `no-ipc` | memory of another process cannot be mapped (205) |
 //! | `init=802` | `cuInit` fails with this code |
 //! | `other-uuid` | `cuDeviceGetUuid` names a GPU that NVML does not know |
+//! | `taken=95` | other processes have this percentage of each GPU's memory |
 //! | `small=100M` | each GPU has this much memory |
 //! | `async` | work on streams is done later, by another thread; pinned memory is read only then; the end of what is copied from pageable memory lands later, unless the memory's operations are synchronous |
 //! | `poison` | fresh device memory is full of `0xA5` |
@@ -24,6 +25,8 @@ use std::time::Duration;
 pub struct Faults {
     pub no_ipc: bool,
     pub other_uuid: bool,
+    /// The share of each GPU's memory that others have, in hundredths.
+    pub taken: usize,
     /// What `cuInit` answers.
     pub init: Option<i32>,
     pub later: bool,
@@ -44,6 +47,7 @@ impl FromStr for Faults {
         for part in text.split_whitespace() {
             match part.split_once('=').unwrap_or((part, "")) {
                 ("no-ipc", "") => faults.no_ipc = true,
+                ("taken", share) => faults.taken = share.parse().map_err(|_| ())?,
                 ("other-uuid", "") => faults.other_uuid = true,
                 ("init", code) => faults.init = Some(code.parse().map_err(|_| ())?),
                 ("async", "") => faults.later = true,

@@ -4,7 +4,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::codes::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::codes::{ILLEGAL_ADDRESS, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND, NOT_SUPPORTED};
 use crate::driver::{DRIVER, call, tell};
 use crate::streams::Work;
 
@@ -22,6 +24,49 @@ struct Function {
     pack: Pack,
     run: Run,
     parameter: Parameter,
+    /// The most shared memory of a launch.
+    shared_bytes: AtomicU32,
+}
+
+/// What a function may have without `cuFuncSetAttribute` (CUDA C++ Programming Guide, "Shared Memory").
+const USUAL_SHARED_BYTES: c_uint = 48 << 10;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, and the most that any GPU has (9.0: 227 KiB).
+const SHARED_BYTES: c_int = 8;
+const MOST_SHARED_BYTES: c_uint = 227 << 10;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncSetAttribute(
+    function: *mut c_void,
+    attribute: c_int,
+    value: c_int,
+) -> c_int {
+    call("cuFuncSetAttribute", |driver| {
+        driver.current()?;
+        let value = c_uint::try_from(value).ok().filter(|bytes| *bytes <= MOST_SHARED_BYTES);
+        if function.is_null() || attribute != SHARED_BYTES {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: made by `cuModuleGetFunction`, and never freed.
+        let function = unsafe { &*function.cast::<Function>() };
+        function.shared_bytes.store(value.ok_or(INVALID_VALUE)?, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// Whether a GPU runs code for an architecture: machine code for its generation and not a later part
+/// of it, `a` for itself alone; PTX for it or an older one (CUDA C++ Programming Guide, "Application
+/// Compatibility").
+fn runs(architecture: &str, major: c_int, minor: c_int) -> bool {
+    let digits: String = architecture.chars().filter(char::is_ascii_digit).collect();
+    let Ok(number) = digits.parse::<c_int>() else { return false };
+    let own = major * 10 + minor;
+    match architecture.split_once('_') {
+        Some(("compute", _)) => number <= own,
+        Some(("sm", name)) if name.ends_with('a') => number == own,
+        Some(("sm", _)) => number / 10 == major && number <= own,
+        _ => false,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -36,6 +81,12 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
         }
         // SAFETY: our own NVRTC ends the path with a NUL.
         let path = unsafe { CStr::from_ptr(image.add(MARK.len())) };
+        // SAFETY: and after it the architecture.
+        let architecture = unsafe { CStr::from_ptr(path.as_ptr().add(path.count_bytes() + 1)) };
+        let (major, minor) = driver.devices[driver.current()?].capability;
+        if !runs(&architecture.to_string_lossy(), major, minor) {
+            return Err(NO_BINARY_FOR_GPU);
+        }
         // SAFETY: a C string; what it loads has no initialisers but libstdc++'s.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
@@ -69,6 +120,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
                 pack: std::mem::transmute::<*mut c_void, Pack>(pack),
                 run: std::mem::transmute::<*mut c_void, Run>(run),
                 parameter: std::mem::transmute::<*mut c_void, Parameter>(parameter),
+                shared_bytes: AtomicU32::new(USUAL_SHARED_BYTES),
             }
         };
         let found = Box::into_raw(Box::new(made));
@@ -129,7 +181,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     bx: c_uint,
     by: c_uint,
     bz: c_uint,
-    _shared: c_uint,
+    shared: c_uint,
     stream: usize,
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
@@ -142,6 +194,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         }
         // SAFETY: made by `cuModuleGetFunction`, and never freed.
         let function = unsafe { &*function.cast::<Function>() };
+        if shared > function.shared_bytes.load(Ordering::Relaxed) {
+            return Err(INVALID_VALUE);
+        }
         // SAFETY: see `lib.rs`: as many parameters as the kernel declares.
         let packed = unsafe { (function.pack)(parameters) }.expose_provenance();
         let run = function.run;

@@ -7,6 +7,9 @@
 //! `cc_pack_NAME`, which copies the parameters of a launch, `cc_run_NAME`, which runs it, and
 //! `cc_parameter_NAME`, which tells where a parameter lies among them.
 //!
+//! The code says which architecture it is for, as real code does. `CUDA_CLUSTER_FAKE_NVRTC_ARCHS` lists
+//! other architectures than those of CUDA 13 (`75,80`).
+//!
 //! *Invariant:* a file that was compiled stays until the process that compiled it exits.
 
 #![allow(unsafe_code)]
@@ -23,7 +26,41 @@ const MARK: &str = "machine code of a stand-in: ";
 
 const SUCCESS: c_int = 0;
 const INVALID_INPUT: c_int = 3;
+const INVALID_OPTION: c_int = 5;
 const COMPILATION: c_int = 6;
+
+/// What CUDA 13.0 compiles for, or what is asked for.
+fn architectures() -> Vec<c_int> {
+    let list = std::env::var("CUDA_CLUSTER_FAKE_NVRTC_ARCHS");
+    let list = list.unwrap_or_else(|_| "75,80,86,87,88,89,90,100,103,110,120,121".to_owned());
+    list.split(',').filter_map(|one| one.parse().ok()).collect()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
+    // SAFETY: `nvrtc.h`: places for the results.
+    unsafe {
+        major.write(13);
+        minor.write(0);
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int {
+    // SAFETY: `nvrtc.h`: a place for the result.
+    unsafe { count.write(c_int::try_from(architectures().len()).unwrap_or(0)) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetSupportedArchs(to: *mut c_int) -> c_int {
+    for (at, one) in architectures().into_iter().enumerate() {
+        // SAFETY: `nvrtc.h`: room for as many as there are.
+        unsafe { to.add(at).write(one) };
+    }
+    SUCCESS
+}
 
 /// What stands before the source: the words of CUDA C++, and how a kernel is called.
 const PRELUDE: &str = r#"
@@ -88,6 +125,8 @@ pub struct Program {
     source: String,
     log: String,
     code: Vec<u8>,
+    /// What the code is for, `sm_90a` or `compute_90`.
+    architecture: String,
 }
 
 static COMPILED: AtomicU64 = AtomicU64::new(0);
@@ -137,7 +176,7 @@ impl Program {
         compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(&text);
         let output = compiler.output()?;
         self.log = String::from_utf8_lossy(&output.stderr).into_owned();
-        self.code = format!("{MARK}{}\0", library.display()).into_bytes();
+        self.code = format!("{MARK}{}\0{}\0", library.display(), self.architecture).into_bytes();
         Ok(output.status.success())
     }
 }
@@ -153,7 +192,8 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
 ) -> c_int {
     // SAFETY: `nvrtc.h`: a C string.
     let source = unsafe { CStr::from_ptr(source) }.to_string_lossy().into_owned();
-    let made = Box::new(Program { source, log: String::new(), code: Vec::new() });
+    let (log, architecture) = (String::new(), String::new());
+    let made = Box::new(Program { source, log, code: Vec::new(), architecture });
     // SAFETY: `nvrtc.h`: a place for the result.
     unsafe { program.write(Box::into_raw(made)) };
     SUCCESS
@@ -169,11 +209,25 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut Program) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcCompileProgram(
     program: *mut Program,
-    _count: c_int,
-    _options: *const *const c_char,
+    count: c_int,
+    options: *const *const c_char,
 ) -> c_int {
     // SAFETY: `nvrtc.h`: a living program, used by one thread.
     let program = unsafe { &mut *program };
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: `nvrtc.h`: so many C strings.
+        let option = unsafe { CStr::from_ptr(options.add(at).read()) }.to_string_lossy();
+        if let Some(name) = option.strip_prefix("--gpu-architecture=") {
+            let number = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+            let number = number.trim_end_matches('a').parse();
+            if !number.is_ok_and(|number: c_int| architectures().contains(&number)) {
+                program.log =
+                    format!("nvrtc: error: invalid value for --gpu-architecture ({name})");
+                return INVALID_OPTION;
+            }
+            name.clone_into(&mut program.architecture);
+        }
+    }
     match program.compile() {
         Ok(true) => SUCCESS,
         Ok(false) => COMPILATION,
@@ -213,16 +267,44 @@ pub unsafe extern "C" fn nvrtcGetProgramLog(program: *const Program, log: *mut c
     unsafe { give(format!("{}\0", (*program).log).as_bytes(), std::ptr::null_mut(), log) }
 }
 
+/// Machine code or PTX, whichever the architecture asks for; the other is not there.
+unsafe fn give_code(
+    program: *const Program,
+    is_ptx: bool,
+    size: *mut usize,
+    to: *mut c_void,
+) -> c_int {
+    // SAFETY: `nvrtc.h`: a living program.
+    let program = unsafe { &*program };
+    if program.architecture.starts_with("compute_") != is_ptx {
+        return INVALID_INPUT;
+    }
+    // SAFETY: see `give`.
+    unsafe { give(&program.code, size, to) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetCUBINSize(program: *const Program, size: *mut usize) -> c_int {
     // SAFETY: as above.
-    unsafe { give(&(*program).code, size, std::ptr::null_mut()) }
+    unsafe { give_code(program, false, size, std::ptr::null_mut()) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetCUBIN(program: *const Program, code: *mut c_void) -> c_int {
     // SAFETY: as above.
-    unsafe { give(&(*program).code, std::ptr::null_mut(), code) }
+    unsafe { give_code(program, false, std::ptr::null_mut(), code) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetPTXSize(program: *const Program, size: *mut usize) -> c_int {
+    // SAFETY: as above.
+    unsafe { give_code(program, true, size, std::ptr::null_mut()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetPTX(program: *const Program, code: *mut c_void) -> c_int {
+    // SAFETY: as above.
+    unsafe { give_code(program, true, std::ptr::null_mut(), code) }
 }
 
 #[unsafe(no_mangle)]
@@ -230,6 +312,7 @@ pub extern "C" fn nvrtcGetErrorString(code: c_int) -> *const c_char {
     match code {
         SUCCESS => c"NVRTC_SUCCESS",
         COMPILATION => c"NVRTC_ERROR_COMPILATION",
+        INVALID_OPTION => c"NVRTC_ERROR_INVALID_OPTION",
         _ => c"NVRTC_ERROR_INVALID_INPUT",
     }
     .as_ptr()

@@ -18,7 +18,7 @@ use super::variables::{NET_DEVICES, Variables};
 use crate::cpuset::NodeSet;
 use crate::ids::NicPort;
 use crate::spec::{EngineKind, MemoryPolicy, VisibleDevices};
-use crate::topology::Note;
+use crate::topology::{Note, Topology};
 use crate::units::Size;
 
 const ORDER: &str = "CUDA_DEVICE_ORDER";
@@ -177,15 +177,26 @@ fn mask_names(context: &Context<'_>) -> Vec<String> {
 
 /// How CUDA is told of a GPU. Its own numbers leave out a GPU that is lost, those in MIG mode, and
 /// what an MPS server hides (NVIDIA's MIG and MPS guides), so the GPU's UUID is better where there
-/// is one; but a user's own program may want to read a number.
+/// is one. But programs of users, and dask-cuda's, read the list as numbers: they get those where
+/// CUDA counts as NVML does, as far as is known.
 fn mask_name(context: &Context<'_>, chosen: Chosen<'_>) -> String {
-    let program = context.engine == EngineKind::Command;
+    let numbers = match context.engine {
+        EngineKind::Native => false,
+        EngineKind::Dask => counts_as_nvml(context.topology),
+        EngineKind::Command => true,
+    };
     match (chosen.mig, &chosen.gpu.uuid) {
         (Some((_, instance)), _) => instance.uuid.to_string(),
         (None, Some(uuid)) if context.selected.by_uuid => uuid.to_string(),
-        (None, Some(uuid)) if !program && !uuid.is_zeroed() => uuid.to_string(),
+        (None, Some(uuid)) if !numbers && !uuid.is_zeroed() => uuid.to_string(),
         (None, _) => chosen.gpu.index.to_string(),
     }
+}
+
+/// Whether no GPU is known that CUDA leaves out and NVML counts.
+fn counts_as_nvml(topology: &Topology) -> bool {
+    let mut gpus = (0u32..).zip(&topology.gpus);
+    gpus.all(|(at, gpu)| gpu.index.0 == at && gpu.mig_mode != Some(true))
 }
 
 /// `NCCL_IB_HCA` for programs that may use NCCL: every planned NIC, the same for all ranks.

@@ -17,6 +17,13 @@ const CAPABILITY: [c_int; 2] = [75, 76];
 /// "Function Parameters"), so also the most parameters.
 const PARAMETER_BYTES: usize = 32_764;
 
+/// The shared memory of a launch that a function may have without asking for it (CUDA C++
+/// Programming Guide, "Shared Memory").
+const USUAL_SHARED_BYTES: u32 = 48 << 10;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const SHARED_BYTES: c_int = 8;
+
 /// `cuFuncGetParamInfo`: function, index; offset and size of that parameter.
 pub(super) type ParameterInfo =
     unsafe extern "C" fn(*mut c_void, usize, *mut usize, *mut usize) -> c_int;
@@ -78,6 +85,13 @@ impl DriverDevice {
     fn launch(device: &Arc<Self>, kernel: &Kernel, slots: &[Slot]) -> Result<(), Error> {
         device.make_current()?;
         let function = device.function(kernel)?;
+        if kernel.shared_bytes > USUAL_SHARED_BYTES {
+            let bytes = c_int::try_from(kernel.shared_bytes).unwrap_or(c_int::MAX);
+            // SAFETY: a function of a loaded module of this context.
+            let allowed =
+                unsafe { (device.functions.cuFuncSetAttribute)(function, SHARED_BYTES, bytes) };
+            device.check("cuFuncSetAttribute", allowed)?;
+        }
         let stream = Self::stream(device)?;
         // The driver reads as many pointers, and behind each as many bytes, as the function
         // declares. If it does not tell how many, all that a function can declare are readable.
@@ -190,8 +204,11 @@ impl DriverDevice {
         if let Some(module) = modules.get(&hash) {
             return Ok(std::ptr::with_exposed_provenance_mut(*module));
         }
-        let [major, minor] = self.capability()?;
-        let code = nvrtc::compile(source, major, minor)?;
+        let mut version = 0;
+        // SAFETY: a place for the result.
+        let asked = unsafe { (self.functions.cuDriverGetVersion)(&raw mut version) };
+        self.check("cuDriverGetVersion", asked)?;
+        let code = nvrtc::compile(source, self.capability()?, version)?;
         let mut module: *mut c_void = null_mut();
         // SAFETY: a place for the result, and an image that says its own length.
         let loaded =

@@ -70,6 +70,8 @@ functions! {
     fn cuMemcpyHtoD_v2(Address, *const c_void, usize) -> c_int;
     fn cuMemcpyDtoH_v2(*mut c_void, Address, usize) -> c_int;
     fn cuDeviceGetAttribute(*mut c_int, c_int, c_int) -> c_int;
+    fn cuDriverGetVersion(*mut c_int) -> c_int;
+    fn cuFuncSetAttribute(*mut c_void, c_int, c_int) -> c_int;
     fn cuModuleLoadData(*mut *mut c_void, *const c_void) -> c_int;
     fn cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char) -> c_int;
     fn cuStreamCreate(*mut *mut c_void, c_uint) -> c_int;

@@ -1,0 +1,168 @@
+//! `scripts/gpu-check.sh` on the stand-in: the whole of it, and what it says of machines that are not
+//! well.
+//!
+//! *Invariant:* a fault is found by the check that looks for it, and named.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use cuda_cluster::ids::GpuIndex;
+use cuda_cluster::topology::{self, Topology};
+
+use super::gpus::Machine;
+use super::sandbox::Said;
+
+fn described(name: &str) -> Topology {
+    topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
+}
+
+impl Machine {
+    /// What it says of this machine; `only` these checks.
+    fn gpu_check(&self, only: &str) -> Said {
+        self.sandbox.spawn_program(self.gpu_check_command(only)).wait()
+    }
+
+    fn gpu_check_command(&self, only: &str) -> std::process::Command {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let program = self.fake.command().get_program().to_owned();
+        let path = std::env::var("PATH").expect("a path");
+        let path = format!("{}:{path}", here.join("tests/fake-machine").display());
+        let mut command = std::process::Command::new(here.join("scripts/gpu-check.sh"));
+        command.arg(&program).envs(self.fake.environment()).env("PATH", path);
+        command.env("CUDA_CLUSTER_PROGRAM", &program).env("UCX", self.libucp()).env("ONLY", only);
+        command.env("REPORT", self.report()).env_remove("CUDA_VISIBLE_DEVICES");
+        command
+    }
+
+    fn report(&self) -> std::path::PathBuf {
+        self.sandbox.runtime().join("gpu-check.json")
+    }
+
+    /// The line of a check that failed, which must name these.
+    fn assert_found(&self, said: &Said, check: &str, words: &[&str]) {
+        assert_eq!(said.code, 1, "{said}");
+        let failed = format!("FAILED    {check}: ");
+        let line = said.stdout.lines().find(|line| line.starts_with(&failed));
+        let line = line.unwrap_or_else(|| panic!("{check} fails: {said}"));
+        for word in words {
+            assert!(line.contains(word), "{word} in {line}");
+        }
+    }
+}
+
+#[test]
+fn the_first_days_programme_runs_from_beginning_to_end() {
+    let Some(machine) = Machine::on("rtx-4090-2", "gpu-check", "") else { return };
+    let said = machine.gpu_check("");
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stdout.contains(" passed, 0 failed"), "{said}");
+    let kept = "the driver keeps it until the peer has closed it";
+    assert!(said.stdout.contains(kept), "{said}");
+    for what in ["a full GPU", "GPUDirect RDMA", "kernels", "MIG"] {
+        assert!(said.stdout.contains(&format!("not checked: {what}: ")), "{said}");
+    }
+    let report = std::fs::read_to_string(machine.report()).expect("a file to send");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    let checks = report["checks"].as_array().expect("checks");
+    assert!(checks.iter().all(|check| check["outcome"].is_string()), "{report:#}");
+    assert!(!report.to_string().contains("GPU-ac30c78b"), "no identity: {report:#}");
+    machine.sandbox.assert_nothing_is_left();
+}
+
+const FABRIC: &str = "the NVLink fabric";
+const PAIRS: &str = "memory of each GPU from each other";
+
+/// A DGX H100 on which GPU 3 and GPU 0 have no peer access to each other.
+fn without_a_pair() -> Topology {
+    let mut machine = described("dgx-h100");
+    let all: Vec<GpuIndex> = machine.gpus.iter().map(|gpu| gpu.index).collect();
+    for gpu in &mut machine.gpus {
+        let refused = |other: &GpuIndex| {
+            [(0, 3), (3, 0)].contains(&(gpu.index.0, other.0)) || *other == gpu.index
+        };
+        gpu.peers = Some(all.iter().filter(|other| !refused(other)).copied().collect());
+    }
+    machine
+}
+
+#[test]
+fn a_pair_without_peer_access_is_found() {
+    let Some(machine) = Machine::of(&without_a_pair(), "a refused pair", "") else { return };
+    let said = machine.gpu_check(&[FABRIC, PAIRS].join(","));
+    machine.assert_found(&said, FABRIC, &["GPU0: the driver refuses peer access", "GPU3"]);
+    machine.assert_found(&said, PAIRS, &["GPU 0 cannot map GPU 3 over NV18", "GPU 3 cannot map"]);
+}
+
+#[test]
+fn a_gpu_that_is_not_registered_with_the_fabric_is_found() {
+    let mut unregistered = described("dgx-h100");
+    let state = r#"{"state": "not_started"}"#;
+    unregistered.gpus[3].fabric = serde_json::from_str(state).expect("a fabric");
+    let Some(machine) = Machine::of(&unregistered, "an unregistered GPU", "") else { return };
+    let said = machine.gpu_check(FABRIC);
+    machine.assert_found(&said, FABRIC, &["GPU3: it is not registered", "nvidia-fabricmanager"]);
+}
+
+#[test]
+fn a_lost_gpu_is_found() {
+    let Some(machine) = Machine::new("a lost GPU", "") else { return };
+    let machine = machine.with_nvml_faults("lost=3");
+    let check = "GPUs as nvidia-smi says";
+    let said = machine.gpu_check(check);
+    machine.assert_found(&said, check, &["GPU 3 is missing (left out: ", "off the bus"]);
+}
+
+#[test]
+fn refused_ipc_and_a_wrong_identity_are_found() {
+    let Some(machine) = Machine::new("no IPC", "no-ipc") else { return };
+    let said = machine.gpu_check(PAIRS);
+    machine.assert_found(&said, PAIRS, &["cannot map", "cuIpcOpenMemHandle", "CUDA error 205"]);
+    let Some(machine) = Machine::new("another GPU", "other-uuid") else { return };
+    let said = machine.gpu_check("doctor");
+    machine.assert_found(&said, "doctor", &["cuda: ", "CUDA has GPU-"]);
+}
+
+#[test]
+fn a_gpu_that_faults_in_the_middle_is_found() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let faults = folder.path().join("faults");
+    std::fs::write(&faults, "").expect("written");
+    let sticky = format!("sticky={}", faults.display());
+    let Some(machine) = Machine::on("rtx-4090-2", "a fault", &sticky) else { return };
+    let check = "a long-lived cluster";
+    let running = machine.sandbox.spawn_program(machine.gpu_check_command(check));
+    let ready = || {
+        let runtime = machine.sandbox.runtime().join("cuda-cluster");
+        let names = std::fs::read_dir(runtime).into_iter().flatten().flatten();
+        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let name = names.find(|name| name.starts_with("gpu-check-"))?;
+        machine.sandbox.try_state(&name).filter(|state| state["state"] == "ready")
+    };
+    super::sandbox::eventually("its cluster is READY", Duration::from_secs(60), || {
+        ready().is_some()
+    });
+    let mut file = std::fs::File::options().append(true).open(&faults).expect("there");
+    file.write_all(b"0 226\n").expect("written");
+    let said = running.wait();
+    machine.assert_found(&said, check, &["was restarted: ", "CUDA error 226"]);
+}
+
+#[test]
+fn a_gpu_that_others_have_filled_is_found() {
+    let Some(machine) = Machine::on("rtx-4090-2", "a full GPU", "taken=95") else { return };
+    let said = machine.gpu_check("free memory");
+    machine.assert_found(&said, "free memory", &["GPU 0: ", " MiB are free"]);
+}
+
+#[test]
+fn nics_that_cannot_read_gpus_are_found() {
+    let Some(machine) = Machine::new("no peermem", "") else { return };
+    let check = "GPUDirect RDMA";
+    let said = machine.gpu_check(check);
+    machine.assert_found(&said, check, &["neither nvidia_peermem is loaded nor dma-buf"]);
+    let module = machine.root().join("sys/module/nvidia_peermem");
+    std::fs::create_dir_all(module).expect("made");
+    let said = machine.gpu_check(check);
+    assert_eq!(said.code, 0, "{said}");
+}
