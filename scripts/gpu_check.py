@@ -15,9 +15,9 @@ import ctypes
 import json
 import os
 import re
+import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -29,6 +29,9 @@ MIB = 1 << 20
 
 #: How much less of a GPU may be free after a cluster than before it: what drivers keep for a while.
 KEPT = 64 * MIB
+
+#: Seconds for one question to the driver.
+ANSWER = 60
 
 #: On a stand-in speeds mean nothing, and processes do not see each other's memory.
 STAND_IN = "CUDA_CLUSTER_FAKE_CUDA_FAULTS" in os.environ
@@ -120,7 +123,6 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def serve(pci: str) -> None:
     """Answers questions about a GPU, a line of JSON each, until standard input ends."""
-    mapped: dict[int, int] = {}
     if pci:
         context(pci)
     for line in sys.stdin:
@@ -166,7 +168,6 @@ def serve(pci: str) -> None:
         except Failed as error:
             reply = {"failed": str(error)}
         print(json.dumps(reply), flush=True)
-    del mapped
 
 
 class Asked:
@@ -189,6 +190,10 @@ class Asked:
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
+            # One answer follows one question, so nothing is buffered.
+            if not select.select([self._process.stdout], [], [], ANSWER)[0]:
+                self._process.kill()
+                raise Failed(f"the driver does not answer within {ANSWER} s: {question[0]}")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -780,7 +785,7 @@ def main() -> int:
             outcome, text = "not checked", str(error)
         except Failed as error:
             outcome, text = "FAILED", str(error)
-        except (OSError, ValueError, KeyError, IndexError, struct.error, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as error:
             outcome, text = "FAILED", f"{type(error).__name__}: {error}"
         seconds = round(time.monotonic() - start, 1)
         outcomes.append(

@@ -222,3 +222,17 @@ fn a_worker_does_not_begin_on_another_gpu_than_the_plans() {
     assert!(up.stderr.contains("the plan's GPU is GPU-"), "{up}");
     machine.sandbox.assert_only_the_causes_are_left("dev");
 }
+
+#[test]
+fn doctor_ends_where_the_driver_does_not_answer() {
+    let Some(machine) = Machine::on("gh200", "a driver that hangs", "hang") else { return };
+    let said = machine.run(&["doctor", "-o", "json"], &[]);
+    assert_eq!(said.code, 1, "{said}");
+    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    for (check, words) in [("cuda", "no answer within 30s at GPU 0"), ("ucx", "not opened")] {
+        let mut findings = document["findings"].as_array().expect("findings").iter();
+        let found = findings.find(|finding| finding["check"] == check).expect(check);
+        assert_eq!(found["verdict"], "failed", "{found}");
+        assert!(found["text"].as_str().is_some_and(|text| text.contains(words)), "{found}");
+    }
+}

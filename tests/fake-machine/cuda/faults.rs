@@ -3,6 +3,7 @@
 //! | part | what happens |
 //! |---|---|
 //! | `no-ipc` | memory of another process cannot be mapped (205) |
+//! | `hang` | `cuInit` never returns |
 //! | `init=802` | `cuInit` fails with this code |
 //! | `other-uuid` | `cuDeviceGetUuid` names a GPU that NVML does not know |
 //! | `taken=95` | other processes have this percentage of each GPU's memory |
@@ -25,6 +26,7 @@ use std::time::Duration;
 pub struct Faults {
     pub no_ipc: bool,
     pub other_uuid: bool,
+    pub hang: bool,
     /// The share of each GPU's memory that others have, in hundredths.
     pub taken: usize,
     /// What `cuInit` answers.
@@ -48,6 +50,7 @@ impl FromStr for Faults {
             match part.split_once('=').unwrap_or((part, "")) {
                 ("no-ipc", "") => faults.no_ipc = true,
                 ("taken", share) => faults.taken = share.parse().map_err(|_| ())?,
+                ("hang", "") => faults.hang = true,
                 ("other-uuid", "") => faults.other_uuid = true,
                 ("init", code) => faults.init = Some(code.parse().map_err(|_| ())?),
                 ("async", "") => faults.later = true,

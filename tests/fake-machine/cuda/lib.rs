@@ -44,6 +44,11 @@ use faults::Faults;
 fn open() -> Answer<Driver> {
     let faults = std::env::var("CUDA_CLUSTER_FAKE_CUDA_FAULTS").unwrap_or_default();
     let faults: Faults = faults.parse().map_err(|()| UNKNOWN)?;
+    if faults.hang {
+        loop {
+            std::thread::park();
+        }
+    }
     if let Some(code) = faults.init {
         return Err(code);
     }

@@ -52,9 +52,15 @@ enum Told {
     Done,
 }
 
+/// What was found, and whether the driver answers at all.
+pub(super) struct Found {
+    pub(super) finding: Finding,
+    pub(super) answers: bool,
+}
+
 /// Tries the GPUs of a machine; nothing where there are none. MIG instances are left out: CUDA
 /// shows a process one of them at most.
-pub(super) fn cuda(topology: &Topology) -> Option<Finding> {
+pub(super) fn cuda(topology: &Topology) -> Option<Found> {
     let whole = |gpu: &&Gpu| gpu.mig_mode != Some(true);
     let wanted =
         |gpu: &Gpu| Some(Wanted { index: gpu.index, pci: gpu.pci?, uuid: gpu.uuid.clone() });
@@ -65,10 +71,12 @@ pub(super) fn cuda(topology: &Topology) -> Option<Finding> {
     let tried = match ask(&gpus, limit) {
         Ok(tried) => tried,
         Err(error) => {
-            return Some(Finding::warning(CHECK, format!("could not be tried: {error}")));
+            let finding = Finding::warning(CHECK, format!("could not be tried: {error}"));
+            return Some(Found { finding, answers: true });
         }
     };
-    Some(judge(&gpus, &tried, is_mig, limit))
+    let finding = judge(&gpus, &tried, is_mig, limit);
+    Some(Found { finding, answers: tried.end.is_some() })
 }
 
 /// What was heard until the other process ended, or its time.
@@ -115,14 +123,14 @@ fn ask(gpus: &[Wanted], limit: Duration) -> std::io::Result<Tried> {
     while let Ok(one) = heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
         told.push(one);
     }
-    let is_late = Instant::now() >= end;
-    if is_late {
-        // It is a child of ours that has not been waited for.
+    if Instant::now() >= end {
+        // It may hang in the driver, where no signal reaches it, so nobody waits for its end.
         child.kill()?;
+        return Ok(Tried { told, end: None, errors: String::new() });
     }
     let status = child.wait()?;
     let errors = errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
-    Ok(Tried { told, end: (!is_late).then_some(status), errors })
+    Ok(Tried { told, end: Some(status), errors })
 }
 
 fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Finding {

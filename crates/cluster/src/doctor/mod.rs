@@ -74,16 +74,26 @@ impl Finding {
 /// Runs all checks.
 pub async fn doctor() -> Vec<Finding> {
     let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
+    let mut answers = true;
     let mut findings = match &probed {
         Ok(probed) => {
             let mut findings = machine(&probed.topology);
-            findings.extend(cuda::cuda(&probed.topology));
+            if let Some(found) = cuda::cuda(&probed.topology) {
+                findings.push(found.finding);
+                answers = found.answers;
+            }
             findings
         }
         Err(error) => vec![broken(error)],
     };
-    let driver = probed.is_ok_and(|probed| probed.topology.driver.is_some());
-    findings.extend(ucx(driver));
+    if answers {
+        let driver = probed.is_ok_and(|probed| probed.topology.driver.is_some());
+        findings.extend(ucx(driver));
+    } else {
+        // UCX would open the driver in this process, and hang in it.
+        let text = "not opened, because CUDA does not answer";
+        findings.push(Finding::new("ucx", Verdict::Failed, text));
+    }
     findings.push(other_users());
     findings.extend([containment(), run_directories(), shared_memory(), locked_memory()]);
     findings.extend(ptrace());
