@@ -119,6 +119,13 @@ pub(crate) use text_form;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(String);
 
+/// The bytes of a UUID as text: `8a1c9d00-…`.
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    parts.join("-")
+}
+
 impl GpuUuid {
     /// The text, with its `GPU-` or `MIG-` prefix.
     pub fn as_str(&self) -> &str {
@@ -127,9 +134,7 @@ impl GpuUuid {
 
     /// A whole GPU's, from the bytes that CUDA has (`CUuuid`); `None` if all are zero.
     pub fn of_bytes(bytes: [u8; 16]) -> Option<Self> {
-        let digits = format!("{:032x}", u128::from_be_bytes(bytes));
-        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-        (bytes != [0; 16]).then(|| Self(format!("GPU-{}", parts.join("-"))))
+        (bytes != [0; 16]).then(|| Self(format!("GPU-{}", uuid_text(bytes))))
     }
 
     /// Whether every digit is zero, as some anonymisers leave it: then several GPUs may share it.

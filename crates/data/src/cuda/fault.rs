@@ -80,7 +80,8 @@ impl Faults {
         words: impl FnOnce(i32) -> String,
     ) {
         let Err((call, code)) = result else { return self.refusals.store(0, Ordering::Relaxed) };
-        if self.refusals.fetch_add(1, Ordering::Relaxed) + 1 >= REFUSALS {
+        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed) + 1;
+        if refusals >= REFUSALS || FATAL.contains(&code) {
             self.keep(call, code, || words(code));
         }
     }

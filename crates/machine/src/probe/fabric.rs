@@ -15,6 +15,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::questions::Questions;
+use cuda_cluster_model::ids::uuid_text;
 use cuda_cluster_model::topology::{Fabric, FabricFault, FabricState};
 
 /// `nvmlGpuFabricInfo_v2`: drivers have it since 545.
@@ -41,15 +42,7 @@ pub(super) fn read(
     Ok(fabric)
 }
 
-struct Answer {
-    cluster: [u8; 16],
-    status: u32,
-    clique: u32,
-    state: u8,
-    health: u32,
-}
-
-fn newer(device: &Device<'_>) -> Result<Answer, NvmlError> {
+fn newer(device: &Device<'_>) -> Result<nvmlGpuFabricInfoV_t, NvmlError> {
     let function = device.nvml().lib().nvmlDeviceGetGpuFabricInfoV.as_ref();
     let function = function.map_err(|error| NvmlError::FailedToLoadSymbol(error.to_string()))?;
     // SAFETY: all zero is a valid value of this C structure.
@@ -57,33 +50,29 @@ fn newer(device: &Device<'_>) -> Result<Answer, NvmlError> {
     info.version = VERSION_2;
     // SAFETY: a handle of this library, and a structure that is larger than that of the version.
     nvml_try(unsafe { function(device.handle(), &raw mut info) })?;
-    Ok(Answer {
-        cluster: info.clusterUuid,
-        status: info.status,
-        clique: info.cliqueId,
-        state: info.state,
-        health: info.healthMask,
-    })
+    Ok(info)
 }
 
 /// As drivers had it before 545, without the health.
-fn older(device: &Device<'_>) -> Result<Answer, NvmlError> {
+fn older(device: &Device<'_>) -> Result<nvmlGpuFabricInfoV_t, NvmlError> {
     let function = device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref();
     let function = function.map_err(|error| NvmlError::FailedToLoadSymbol(error.to_string()))?;
     // SAFETY: all zero is a valid value of this C structure.
     let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: a handle of this library, and the structure that this function fills.
     nvml_try(unsafe { function(device.handle(), &raw mut info) })?;
-    Ok(Answer {
-        cluster: info.clusterUuid,
+    // SAFETY: as above.
+    let newer: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+    Ok(nvmlGpuFabricInfoV_t {
+        clusterUuid: info.clusterUuid,
         status: info.status,
-        clique: info.cliqueId,
+        cliqueId: info.cliqueId,
         state: info.state,
-        health: 0,
+        ..newer
     })
 }
 
-fn told(answer: &Answer) -> Option<Fabric> {
+fn told(answer: &nvmlGpuFabricInfoV_t) -> Option<Fabric> {
     let state = match u32::from(answer.state) {
         NVML_GPU_FABRIC_STATE_NOT_STARTED => FabricState::NotStarted,
         NVML_GPU_FABRIC_STATE_IN_PROGRESS => FabricState::InProgress,
@@ -95,14 +84,14 @@ fn told(answer: &Answer) -> Option<Fabric> {
         Err(error) if state == FabricState::Completed => Some(error.to_string()),
         _ => None,
     };
-    let cluster = (answer.cluster != [0; 16]).then(|| uuid(answer.cluster));
-    Some(Fabric { state, error, clique: answer.clique, cluster, faults: faults(answer.health) })
-}
-
-fn uuid(bytes: [u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
-    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-    parts.join("-")
+    let cluster = (answer.clusterUuid != [0; 16]).then(|| uuid_text(answer.clusterUuid));
+    Some(Fabric {
+        state,
+        error,
+        clique: answer.cliqueId,
+        cluster,
+        faults: faults(answer.healthMask),
+    })
 }
 
 /// The parts of `healthMask`, which are 1 where there is something
@@ -131,10 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(non_snake_case, reason = "the fields' names are NVML's")]
     fn an_answer_is_read_as_nvml_h_defines_it() {
-        let cluster = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\0\0\0\0\0\0\0\x07";
-        let answer =
-            |state, status, health| told(&Answer { cluster, status, clique: 3, state, health });
+        let clusterUuid = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\0\0\0\0\0\0\0\x07";
+        let answer = |state, status, healthMask| {
+            // SAFETY: all zero is a valid value of this C structure.
+            let rest: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+            let (cliqueId, state) = (3, state);
+            told(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, healthMask, ..rest })
+        };
         assert_eq!(answer(0, 0, 0), None, "no fabric");
         let well = answer(3, 0, 0x12aa).expect("a fabric");
         assert_eq!((well.state, well.clique, &well.error), (FabricState::Completed, 3, &None));

@@ -228,8 +228,7 @@ impl<'a> Context<'a> {
     /// Whether any two of the chosen GPUs are joined by NVLink; `None` where the source is silent.
     fn nvlink(&self) -> Option<bool> {
         let gpus = self.gpus();
-        let derived = self.topology.links.is_empty().then(|| self.topology.derive_links());
-        let links = derived.as_ref().unwrap_or(&self.topology.links);
+        let links = self.topology.known_links();
         let mut told = !self.topology.nvlinks_untold;
         for (at, a) in gpus.iter().enumerate() {
             for b in &gpus[at + 1..] {

@@ -61,8 +61,7 @@ struct Pairs {
 
 impl Pairs {
     fn of(topology: &Topology, gpus: &[&Gpu]) -> Self {
-        let derived = topology.links.is_empty().then(|| topology.derive_links());
-        let links = derived.as_ref().unwrap_or(&topology.links);
+        let links = topology.known_links();
         let kind = |a: &Gpu, b: &Gpu| links.between(Device::Gpu(a.index), Device::Gpu(b.index));
         let row = |a: &&Gpu| gpus.iter().map(|b| bandwidth(a, b, kind(a, b))).collect();
         let names = |a: &&Gpu| {

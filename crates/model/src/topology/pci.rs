@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* ancestry comes from `parent` alone, and is never guessed from bus numbers.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -126,26 +127,43 @@ impl Topology {
         links
     }
 
+    /// The links that the source tells, or else those that follow from the rest.
+    pub fn known_links(&self) -> Cow<'_, Links> {
+        match self.links.is_empty() {
+            true => Cow::Owned(self.derive_links()),
+            false => Cow::Borrowed(&self.links),
+        }
+    }
+
     /// Pairs of GPUs whose NVLinks are up, but to whose memory the driver gives no peer access: so
     /// it is where the NVLink fabric is not, or not yet, whole (NVIDIA, Fabric Manager user
     /// guide). MIG mode refuses peer access by itself.
     pub fn refused_nvlinks(&self) -> Vec<(GpuIndex, GpuIndex)> {
-        let derived = self.links.is_empty().then(|| self.derive_links());
-        let links = derived.as_ref().unwrap_or(&self.links);
-        let whole: Vec<&Gpu> = self.gpus.iter().filter(|gpu| gpu.mig_mode != Some(true)).collect();
-        let lacks =
-            |a: &Gpu, b: &Gpu| a.peers.as_ref().is_some_and(|peers| !peers.contains(&b.index));
+        let links = self.known_links();
         let mut refused = Vec::new();
-        for (at, a) in whole.iter().enumerate() {
-            for b in &whole[at + 1..] {
-                let kind = links.between(Device::Gpu(a.index), Device::Gpu(b.index));
-                if matches!(kind, Some(LinkKind::Nv(_))) && (lacks(a, b) || lacks(b, a)) {
+        for (at, a) in self.gpus.iter().enumerate() {
+            for b in &self.gpus[at + 1..] {
+                if is_refused(&links, a, b) {
                     refused.push((a.index, b.index));
                 }
             }
         }
         refused
     }
+
+    /// Whether two GPUs are one of [these pairs](Self::refused_nvlinks).
+    pub fn refuses_nvlink(&self, a: GpuIndex, b: GpuIndex) -> bool {
+        let find = |index| self.gpus.iter().find(|gpu| gpu.index == index);
+        let pair = find(a).zip(find(b));
+        pair.is_some_and(|(a, b)| is_refused(&self.known_links(), a, b))
+    }
+}
+
+fn is_refused(links: &Links, a: &Gpu, b: &Gpu) -> bool {
+    let lacks = |a: &Gpu, b: &Gpu| a.peers.as_ref().is_some_and(|peers| !peers.contains(&b.index));
+    let kind = links.between(Device::Gpu(a.index), Device::Gpu(b.index));
+    let whole = a.mig_mode != Some(true) && b.mig_mode != Some(true);
+    whole && matches!(kind, Some(LinkKind::Nv(_))) && (lacks(a, b) || lacks(b, a))
 }
 
 /// How many NVLinks join two GPUs, as `nvidia-smi topo -m` counts them.

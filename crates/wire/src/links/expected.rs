@@ -6,7 +6,6 @@
 use std::fmt;
 
 use crate::peer::MemoryKind;
-use cuda_cluster_model::ids::GpuIndex;
 use cuda_cluster_model::plan::{DaskPlan, EnginePlan, Plan, WorkerPlan};
 use cuda_cluster_model::spec::Origin;
 use cuda_cluster_model::topology::Topology;
@@ -225,7 +224,7 @@ fn is_possible(machine: Option<&Topology>, from: &WorkerPlan, to: &WorkerPlan) -
     if a.mig.is_some() || b.mig.is_some() {
         return false;
     }
-    if machine.is_some_and(|machine| is_refused(machine, a.index, b.index)) {
+    if machine.is_some_and(|machine| machine.refuses_nvlink(a.index, b.index)) {
         return true;
     }
     let find = |index| machine?.gpus.iter().find(|gpu| gpu.index == index);
@@ -242,16 +241,10 @@ pub(super) fn broken_fabric(
 ) -> Option<&'static str> {
     let [a, b] = ends.map(|name| plan.workers.iter().find(|worker| worker.name == name));
     let (a, b) = (a?.gpu.as_ref()?.index, b?.gpu.as_ref()?.index);
-    is_refused(machine?, a, b).then_some(
+    machine?.refuses_nvlink(a, b).then_some(
         "cuda_ipc expected, but the driver refuses peer access over NVLinks that are up, so every \
          byte is staged in host memory: is nvidia-fabricmanager well?",
     )
-}
-
-/// Whether the driver refuses peer access between two GPUs whose NVLinks are up.
-fn is_refused(machine: &Topology, a: GpuIndex, b: GpuIndex) -> bool {
-    let pair = (a.min(b), a.max(b));
-    machine.refused_nvlinks().into_iter().any(|(a, b)| (a.min(b), a.max(b)) == pair)
 }
 
 /// The setting in a worker's plan that restricts its transports.

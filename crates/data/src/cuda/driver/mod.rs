@@ -199,12 +199,7 @@ impl DriverDevice {
     }
 
     pub(super) fn look_for_fault(&self) {
-        let asked = self.ask_memory().map(|_| ());
-        if let Err((call, code)) = asked {
-            // One of the codes that are known to be faults needs no second question.
-            self.failure(call, code);
-        }
-        self.faults.asked(asked, |code| self.text(code));
+        self.faults.asked(self.ask_memory().map(drop), |code| self.text(code));
     }
 
     fn ask_memory(&self) -> Result<MemoryInfo, (&'static str, c_int)> {
