@@ -14,7 +14,7 @@ import time
 
 import cuda_cluster
 import pytest
-from conftest import MACHINE, QUIET, RUNTIME, eventually, files, others
+from conftest import MACHINE, QUIET, ROOT, RUNTIME, eventually, files, others
 from cuda_cluster.dask import CUDAWorker, LocalCUDACluster
 from distributed import Client, Event
 from distributed.core import Status
@@ -258,6 +258,26 @@ def test_a_worker_that_looks_for_its_scheduler_ends_when_it_is_asked_to():
         assert "killed" not in {one["event"] for one in happened}
 
     asyncio.run(story())
+
+
+def test_a_signal_before_the_first_wait_cancels_the_start_and_does_not_kill():
+    program = """
+import asyncio, os, signal, types
+from cuda_cluster_dask import process
+
+async def start():
+    process.stop_asked(types.SimpleNamespace(is_ready=False))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+
+try:
+    asyncio.run(start())
+except asyncio.CancelledError:
+    print("cancelled")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "crates/cluster/src/dask/python"), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "cancelled\n"), ended
 
 
 #: The events of the clusters that run here, and what a worker says that waits for its scheduler.

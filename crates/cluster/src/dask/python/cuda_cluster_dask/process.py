@@ -103,9 +103,21 @@ def _check_direct() -> None:
 
 
 def stop_asked(status: Status) -> asyncio.Task[int]:
-    """A task that is done when this process is asked to end (SIGTERM, SIGINT), and tells by which
-    signal. Until it is READY, it also cancels the task that calls this, which starts it."""
-    asked, starting = asyncio.create_task(_stop_asked()), asyncio.current_task()
+    """A task that is done when this process is asked to end (SIGTERM, SIGINT) from now on, and tells
+    by which signal. Until it is READY, it also cancels the task that calls this, which starts it."""
+    loop, starting = asyncio.get_running_loop(), asyncio.current_task()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+
+    # Not by the loop's own handlers: while these close, a signal prints a traceback, and afterwards
+    # it kills.
+    def handle(number: int, _: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(signals.put_nowait, number)
+
+    # Not in the task, which first runs when its maker waits: until then a signal would kill.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    asked = asyncio.create_task(signals.get())
 
     def end(_: asyncio.Task[int]) -> None:
         if not status.is_ready and starting is not None:
@@ -113,21 +125,6 @@ def stop_asked(status: Status) -> asyncio.Task[int]:
 
     asked.add_done_callback(end)
     return asked
-
-
-async def _stop_asked() -> int:
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Queue[int] = asyncio.Queue()
-
-    # Not by the loop's own handlers: while these close, a signal prints a traceback, and afterwards
-    # it kills.
-    def handle(number: int, _: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(asked.put_nowait, number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return await asked.get()
 
 
 def die_of(number: int) -> NoReturn:

@@ -51,7 +51,6 @@ HANDING_OVER = 5
 
 async def serve(settings: WorkerSettings, status: Status) -> int:
     """Runs a worker until it is asked to end, or closes itself; returns the exit status."""
-    asked = process.stop_asked(status)
     thresholds = gc.get_threshold()  # distributed#1653
     gc.set_threshold(*(3 * threshold for threshold in thresholds))
     if settings["cuda_context"]:
@@ -65,6 +64,8 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     data, plugins = storage.storage(settings, status), gpu.plugins(settings)
     security = process.security(settings["plan"]["tls"], "worker")
     name = full_name(settings, settings["dask_name"])
+    # What is before it does not wait, and a signal ends it at once.
+    asked = process.stop_asked(status)
     status.step(f"looking for the scheduler of {settings['scheduler'] or settings['scheduler_file']}")
     nanny = Nanny(settings, name, (security or Security()).get_connection_args("worker"))
     death_timeout = parse_timedelta(settings["plan"]["death_timeout"])
