@@ -16,6 +16,7 @@ export CUDA_CLUSTER_SKIPS=$scratch/skips
 touch "$CUDA_CLUSTER_SKIPS"
 
 scripts/oldest-ucx.sh
+scripts/ucx-versions.sh
 
 # What Python loads; the Python package's tests use it. By itself it would be built with UCX's headers
 # of its own, because other crates would have other features.

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* speeds mean nothing here, only outcomes and counts.
 
+use std::path::Path;
 use std::time::Duration;
 
 use cuda_cluster::topology::{self, Topology};
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 use super::gpus::Machine;
 use super::sandbox::{Said, eventually};
+use crate::skip::skip;
 
 fn builtin(name: &str) -> Topology {
     topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
@@ -50,6 +52,78 @@ fn freed_memory_that_peers_have_mapped_does_not_fill_the_gpus() {
         assert!(ever <= 16, "slabs are used again: {report:#}");
     }
     assert!(after_each[7] <= 4 << 30, "{after_each:?}");
+}
+
+/// What `ps` shows of each worker, with what NVML counts on its GPU.
+fn seen(machine: &Machine) -> Vec<Value> {
+    let said = machine.run(&["ps", "dev", "-o", "json"], &[]);
+    let state: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    state["workers"].as_array().expect("workers").clone()
+}
+
+/// What a worker has of its GPU, and what NVML counts there.
+fn kept_and_counted(worker: &Value) -> (u64, u64) {
+    let bytes = |key: &str| worker["device_pool"][key].as_u64().expect("a count");
+    let counted = worker["gpu_use"]["used_bytes"].as_u64().expect("a count");
+    (bytes("held_bytes") + bytes("freed_but_mapped_bytes"), counted)
+}
+
+const SMALL_TRANSPOSE: [&str; 9] =
+    ["bench", "transpose", "dev", "--chunks", "2", "--chunk-size", "1024", "--runs", "1"];
+
+#[test]
+fn the_memory_of_all_processes_on_a_gpu_is_counted() {
+    let Some(machine) = Machine::new("two on a GPU", "") else { return };
+    let up = machine.up(&["--gpus", "0", "--workers-per-gpu", "2"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let said = machine.run(&SMALL_TRANSPOSE, &[]);
+    assert_eq!(said.code, 0, "{said}");
+    eventually("both have told of their memory", Duration::from_secs(30), || {
+        let all: Vec<(u64, u64)> = seen(&machine).iter().map(kept_and_counted).collect();
+        let sum: u64 = all.iter().map(|(kept, _)| kept).sum();
+        all.iter().all(|(kept, counted)| *kept > 0 && *counted == sum)
+    });
+    machine.down(2);
+}
+
+#[test]
+fn an_idle_cluster_gives_back_what_nobody_has_mapped() {
+    let Some(machine) = Machine::new("an idle cluster", "") else { return };
+    let up = machine.up(&["--n-workers", "1"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let new = kept_and_counted(&seen(&machine)[0]);
+    let said = machine.run(&SMALL_TRANSPOSE, &[]);
+    assert_eq!(said.code, 0, "{said}");
+    eventually("it has worked", Duration::from_secs(30), || {
+        kept_and_counted(&seen(&machine)[0]) > (64 << 20, 0)
+    });
+    eventually("it is as it was", Duration::from_secs(90), || {
+        kept_and_counted(&seen(&machine)[0]) == new
+    });
+    machine.down(1);
+}
+
+#[test]
+fn the_oldest_and_the_newest_ucx_with_cuda_carry_device_memory() {
+    for version in ["1.18.1", "1.22.0"] {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/ucx").join(version);
+        let libucp = top.join("libucx/lib/libucp.so.0");
+        if !libucp.exists() {
+            skip("ucx-versions", &format!("UCX {version}: see scripts/ucx-versions.sh"));
+            continue;
+        }
+        let Some(machine) = Machine::new("versions of UCX", "async poison") else { return };
+        let machine = machine.with_libucp(libucp);
+        let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
+        assert_eq!(up.code, 0, "{up}");
+        let ucx = machine.worker("gpu1")["ucx"].as_str().expect("its version").to_owned();
+        assert!(ucx.starts_with(version), "{ucx}");
+        let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "both", "--rounds", "1"]);
+        assert_eq!((code, pairs.len()), (0, 4), "{pairs:#?}");
+        let said = machine.run(&[&SMALL_TRANSPOSE[..], &["--check"]].concat(), &[]);
+        assert_eq!(said.code, 0, "{said}");
+        machine.down(2);
+    }
 }
 
 #[test]

@@ -81,10 +81,11 @@ impl Builder {
         PciAddress { domain: self.domain, bus: self.bus, device: 0, function: 0 }
     }
 
-    fn bridge(&mut self, parent: &str, kind: BridgeKind) -> String {
+    fn bridge(&mut self, parent: &str, kind: BridgeKind, dice: &mut Dice<'_>) -> String {
         let id = self.address().to_string();
         let (parent, numa, package) = (Some(parent.to_owned()), None, None);
-        self.machine.bridges.push(Bridge { id: id.clone(), parent, kind, numa, package });
+        let pcie = pcie(dice);
+        self.machine.bridges.push(Bridge { id: id.clone(), parent, kind, numa, package, pcie });
         id
     }
 
@@ -96,9 +97,16 @@ impl Builder {
         let id = format!("pci{:04x}:00", self.domain);
         let (numa, package) = (Some(node.id), node.package);
         let kind = BridgeKind::Host;
-        self.machine.bridges.push(Bridge { id: id.clone(), parent: None, kind, numa, package });
+        self.machine.bridges.push(Bridge {
+            id: id.clone(),
+            parent: None,
+            kind,
+            numa,
+            package,
+            pcie: None,
+        });
         for _ in 0..=dice.below(3) {
-            let port = self.bridge(&id, BridgeKind::RootPort);
+            let port = self.bridge(&id, BridgeKind::RootPort, dice);
             self.below_port(&port, &node, 2, dice);
         }
     }
@@ -106,9 +114,9 @@ impl Builder {
     /// A device or a switch with more of the same below.
     fn below_port(&mut self, port: &str, node: &NumaNode, depth: u32, dice: &mut Dice<'_>) {
         if depth > 0 && dice.chance(2) {
-            let up = self.bridge(port, BridgeKind::SwitchUp);
+            let up = self.bridge(port, BridgeKind::SwitchUp, dice);
             for _ in 0..=dice.below(3) {
-                let down = self.bridge(&up, BridgeKind::SwitchDown);
+                let down = self.bridge(&up, BridgeKind::SwitchDown, dice);
                 self.below_port(&down, node, depth - 1, dice);
             }
         } else if dice.chance(2) {

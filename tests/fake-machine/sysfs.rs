@@ -99,15 +99,7 @@ impl Tree<'_> {
         let cpus = numa.and_then(|id| self.machine.numa_node(id)?.cpus.as_ref());
         self.locality(&path, numa, cpus)?;
         fs::write(path.join("config"), config(bridge.kind))?;
-        link_files(&path, self.slot(&bridge.id))
-    }
-
-    /// What a port can do: the best of what hangs directly off it.
-    fn slot(&self, id: &str) -> Option<PcieLink> {
-        let hangs_here = |parent: &Option<String>| parent.as_deref() == Some(id);
-        let gpus = self.machine.gpus.iter().filter(|gpu| hangs_here(&gpu.parent));
-        let nics = self.machine.nics.iter().filter(|nic| hangs_here(&nic.parent));
-        gpus.filter_map(|gpu| gpu.pcie).chain(nics.filter_map(|nic| nic.pcie)).next()
+        link_files(&path, bridge.pcie)
     }
 
     /// The switches, where the fake NVML says that they are. They hang off a host bridge of their

@@ -195,3 +195,40 @@ fn a_registration_cache_that_is_switched_off_is_noted() {
         planned([None; 4], UcxCompat::None, &compact::caller_with("UCX_RCACHE_ENABLE", "try"));
     assert!(plan.notes.iter().all(|note| note.about != "UCX_RCACHE_ENABLE"), "{:?}", plan.notes);
 }
+
+#[test]
+fn expandable_segments_are_noted_where_ucx_moves_pytorchs_memory() {
+    let told = |spec: &str, name: &str, value: &str| {
+        let caller = compact::caller_with(name, value);
+        let (machine, spec) = (compact::machine("dgx-h100"), compact::spec(spec));
+        let plan = compact::planned_by(&machine, &spec, &caller).expect("a plan");
+        plan.notes.iter().any(|note| note.about == name && note.text.contains("no CUDA IPC"))
+    };
+    let (command, yes) = ("engine: command\n", "backend:native,expandable_segments:True");
+    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        assert!(told(command, name, yes));
+        assert!(!told(command, name, "expandable_segments:False"));
+        assert!(!told("engine: native\n", name, yes), "its pool is the engine's");
+    }
+}
+
+#[test]
+fn ucx_is_told_how_fast_the_links_are_of_gpus_that_it_does_not_know() {
+    let bandwidth = |machine: &str, major: u32, ucx: Option<&str>| {
+        let mut machine = compact::machine(machine);
+        for gpu in &mut machine.gpus {
+            gpu.compute_capability.as_mut().expect("known").major = major;
+        }
+        let mut caller = compact::caller();
+        caller.ucx_version = ucx.map(|version| version.parse().expect("a version"));
+        let spec = compact::spec("engine: native\nucx: {nvlink: true}\n");
+        let plan = compact::planned_by(&machine, &spec, &caller).expect("a plan");
+        plan.workers[0].env.get("UCX_CUDA_IPC_BW").cloned()
+    };
+    assert_eq!(bandwidth("dgx-h100", 9, Some("1.21")), None, "UCX knows it");
+    // 18 links of 40 GB/s each carry data, in the MiB/s that UCX reads.
+    assert_eq!(bandwidth("dgx-b200", 10, Some("1.18")).as_deref(), Some("686646MBs"));
+    assert_eq!(bandwidth("dgx-b200", 10, Some("1.21")), None);
+    assert!(bandwidth("l40s-8", 12, Some("1.22")).is_some(), "faster than UCX believes");
+    assert_eq!(bandwidth("l40s-8", 8, Some("1.22")), None);
+}

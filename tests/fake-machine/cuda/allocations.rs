@@ -58,7 +58,7 @@ unsafe extern "C" fn allocate(address: *mut usize, bytes: usize) -> c_int {
         let device = driver.current()?;
         let capacity = driver.own_bytes(device);
         let mut state = driver.lock();
-        let block = state.memory.allocate(device, capacity, bytes)?;
+        let block = state.memory.allocate(device, &driver.devices[device], capacity, bytes)?;
         let base = block.base;
         if driver.faults.poison {
             let to = state.memory.reach(base, bytes)?;
@@ -99,7 +99,7 @@ unsafe extern "C" fn allocate_from_pool(
         let device = driver.current()?;
         let capacity = driver.own_bytes(device);
         let mut state = driver.lock();
-        let base = state.memory.allocate(device, capacity, bytes)?.base;
+        let base = state.memory.allocate(device, &driver.devices[device], capacity, bytes)?.base;
         if let Some(block) = state.memory.block_mut(base) {
             block.pooled = true;
         }
@@ -134,11 +134,13 @@ extern "C" fn refuse_virtual_memory() -> c_int {
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
     call("cuMemGetInfo", |driver| {
         let device = driver.current()?;
-        let used = driver.lock().memory.used(device);
+        driver.lock().memory.look_again(device);
+        let gpu = &driver.devices[device];
+        let used = gpu.ledger.used(gpu.memory_bytes);
         // SAFETY: see `lib.rs`.
         unsafe {
-            tell(free, driver.own_bytes(device) - used)?;
-            tell(total, driver.devices[device].memory_bytes)
+            tell(free, driver.own_bytes(device).saturating_sub(used))?;
+            tell(total, gpu.memory_bytes)
         }
     })
 }

@@ -20,6 +20,9 @@ mod driver;
 mod faults;
 mod ipc;
 mod kernels;
+#[path = "../nvml/ledger.rs"]
+#[allow(dead_code, reason = "NVML looks, and takes none")]
+mod ledger;
 mod machine;
 mod memory;
 #[path = "../nvml/machine.rs"]

@@ -2,8 +2,12 @@
 //!
 //! *Invariant:* like the driver, the first entry that names no GPU hides itself and all after it.
 
-use crate::codes::{Answer, NO_DEVICE};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::codes::{Answer, NO_DEVICE, UNKNOWN};
 use crate::faults::Faults;
+use crate::ledger::Ledger;
 use crate::nvml_machine::{Gpu, Machine};
 
 pub struct Device {
@@ -19,6 +23,8 @@ pub struct Device {
     /// The GPUs that it has peer access to, by NVML's numbers; `None` for all.
     peers: Option<Vec<u32>>,
     is_mig: bool,
+    /// What all processes have of its memory.
+    pub ledger: Arc<Ledger>,
 }
 
 impl Device {
@@ -35,47 +41,50 @@ impl Device {
 
 /// Reads the description.
 pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
-    let path = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").ok_or(NO_DEVICE)?;
-    let text = std::fs::read_to_string(path).map_err(|_| NO_DEVICE)?;
+    let path = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").map(PathBuf::from).ok_or(NO_DEVICE)?;
+    let text = std::fs::read_to_string(&path).map_err(|_| NO_DEVICE)?;
     let machine: Machine = serde_json::from_str(&text).map_err(|_| NO_DEVICE)?;
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let devices: Vec<Device> = match &visible {
-        None => machine.gpus.iter().map(|gpu| device(gpu, None, faults)).collect(),
+    let named: Vec<(&Gpu, Option<usize>)> = match &visible {
+        None => machine.gpus.iter().map(|gpu| (gpu, None)).collect(),
         Some(list) => {
-            let entries = list.split(',').map(str::trim);
-            entries.map_while(|entry| named(&machine, entry, faults)).collect()
+            list.split(',').map(str::trim).map_while(|entry| named(&machine, entry)).collect()
         }
     };
-    if devices.is_empty() { Err(NO_DEVICE) } else { Ok(devices) }
+    if named.is_empty() {
+        return Err(NO_DEVICE);
+    }
+    named.into_iter().map(|(gpu, slot)| device(&path, gpu, slot, faults)).collect()
 }
 
 /// The GPU or MIG instance that an entry names.
-fn named(machine: &Machine, entry: &str, faults: &Faults) -> Option<Device> {
+fn named<'a>(machine: &'a Machine, entry: &str) -> Option<(&'a Gpu, Option<usize>)> {
     if let Ok(position) = entry.parse::<usize>() {
-        return machine.gpus.get(position).map(|gpu| device(gpu, None, faults));
+        return machine.gpus.get(position).map(|gpu| (gpu, None));
     }
     if entry.is_empty() {
         return None;
     }
     for gpu in &machine.gpus {
         if let Some(slot) = gpu.mig.iter().position(|mig| mig.uuid.starts_with(entry)) {
-            return Some(device(gpu, Some(slot), faults));
+            return Some((gpu, Some(slot)));
         }
         if gpu.uuid.as_deref().is_some_and(|uuid| uuid.starts_with(entry)) {
-            return Some(device(gpu, None, faults));
+            return Some((gpu, None));
         }
     }
     None
 }
 
-fn device(gpu: &Gpu, mig: Option<usize>, faults: &Faults) -> Device {
-    let mig = mig.and_then(|slot| gpu.mig.get(slot));
+fn device(path: &Path, gpu: &Gpu, slot: Option<usize>, faults: &Faults) -> Answer<Device> {
+    let ledger = Ledger::open(path, gpu.index, slot).map_err(|_| UNKNOWN)?;
+    let mig = slot.and_then(|slot| gpu.mig.get(slot));
     let memory = mig.map_or(gpu.memory_bytes, |mig| mig.memory_bytes);
     let memory = memory.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(8 << 30);
     let (domain, bus, slot) = gpu.pci.as_deref().and_then(place).unwrap_or((0, gpu.index, 0));
     let name = mig.map(|mig| mig.uuid.as_str()).or(gpu.uuid.as_deref());
     let memory = faults.small.unwrap_or(memory);
-    Device {
+    Ok(Device {
         index: gpu.index,
         name: gpu.name.clone().unwrap_or_else(|| "GPU".to_owned()),
         uuid: uuid(name.unwrap_or_default(), gpu.index),
@@ -86,7 +95,8 @@ fn device(gpu: &Gpu, mig: Option<usize>, faults: &Faults) -> Device {
         memory_bytes: memory - memory % 4096,
         peers: gpu.peers.clone(),
         is_mig: mig.is_some(),
-    }
+        ledger: Arc::new(ledger),
+    })
 }
 
 /// `0000:07:00.0`: domain, bus, device.

@@ -9,17 +9,21 @@
 //! reading, so that the owner can see it, and so that it ends with the process.
 //!
 //! *Invariant:* blocks do not overlap, and each lies within one file; what is used, with what is freed
-//! and still mapped, is no more than the GPU's memory.
+//! and still mapped, is taken from the ledger, so that all processes together have no more than the
+//! GPU's memory.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
 use crate::codes::{Answer, INVALID_VALUE, MAP_FAILED, OUT_OF_MEMORY};
+use crate::ledger::Ledger;
+use crate::machine::Device;
 
 /// What a block begins at, in its file, too: files are mapped page by page.
 const PAGE: usize = 4096;
@@ -83,15 +87,16 @@ struct Arena {
     mapped: Mapped,
     /// Offset and length of what is free.
     gaps: BTreeMap<usize, usize>,
-    capacity: usize,
-    used: usize,
-    /// Part of what is used.
+    ledger: Arc<Ledger>,
+    /// What was taken from the ledger, by offset.
+    taken: BTreeMap<usize, Vec<Range<usize>>>,
+    /// Part of what is taken.
     pinned: Vec<Pinned>,
 }
 
 impl Arena {
-    fn new(capacity: usize) -> Answer<Self> {
-        let bytes = capacity.checked_mul(ADDRESSES).ok_or(OUT_OF_MEMORY)?;
+    fn new(memory_bytes: usize, ledger: Arc<Ledger>) -> Answer<Self> {
+        let bytes = memory_bytes.checked_mul(ADDRESSES).ok_or(OUT_OF_MEMORY)?;
         // SAFETY: a C string and a flag.
         let fd = unsafe { libc::memfd_create(c"gpu".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -102,20 +107,19 @@ impl Arena {
         file.set_len(bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
         let inode = file.metadata().map_err(|_| OUT_OF_MEMORY)?.ino();
         let mapped = Mapped::new(&file, 0, bytes)?;
-        let (gaps, pinned) = (BTreeMap::from([(0, bytes)]), Vec::new());
-        Ok(Self { file, inode, mapped, gaps, capacity, used: 0, pinned })
+        let (gaps, taken) = (BTreeMap::from([(0, bytes)]), BTreeMap::new());
+        Ok(Self { file, inode, mapped, gaps, ledger, taken, pinned: Vec::new() })
     }
 
-    /// The first gap that is large enough.
-    fn take(&mut self, bytes: usize) -> Option<usize> {
-        self.used.checked_add(bytes).filter(|used| *used <= self.capacity)?;
+    /// The first gap that is large enough, if processes have no more than the capacity then.
+    fn take(&mut self, bytes: usize, capacity: usize) -> Option<usize> {
         let (offset, length) = self.gaps.iter().find(|(_, length)| **length >= bytes)?;
         let (offset, length) = (*offset, *length);
+        self.taken.insert(offset, self.ledger.take(bytes, capacity)?);
         self.gaps.remove(&offset);
         if length > bytes {
             self.gaps.insert(offset + bytes, length - bytes);
         }
-        self.used += bytes;
         Some(offset)
     }
 
@@ -148,7 +152,7 @@ impl Arena {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a file of ours. If it fails, memory stays taken, and nothing else.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, hole, length) };
-        self.used -= bytes;
+        self.ledger.give(&self.taken.remove(&offset).unwrap_or_default());
         let mut length = bytes;
         if let Some(after) = self.gaps.remove(&(offset + bytes)) {
             length += after;
@@ -236,18 +240,26 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Allocates on a GPU with this capacity.
-    pub fn allocate(&mut self, device: usize, capacity: usize, bytes: usize) -> Answer<&Block> {
+    /// Allocates on a GPU, of which processes may have so much.
+    pub fn allocate(
+        &mut self,
+        device: usize,
+        gpu: &Device,
+        capacity: usize,
+        bytes: usize,
+    ) -> Answer<&Block> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
         let arena = match self.arenas.entry(device) {
             Entry::Occupied(arena) => arena.into_mut(),
-            Entry::Vacant(free) => free.insert(Arena::new(capacity)?),
+            Entry::Vacant(free) => {
+                free.insert(Arena::new(gpu.memory_bytes, Arc::clone(&gpu.ledger))?)
+            }
         };
         let room = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
         arena.look_again();
-        let offset = arena.take(room).ok_or(OUT_OF_MEMORY)?;
+        let offset = arena.take(room, capacity).ok_or(OUT_OF_MEMORY)?;
         let (base, private) = (arena.mapped.public + offset, arena.mapped.private + offset);
         self.next += 1;
         self.allocated += 1;
@@ -278,11 +290,9 @@ impl Memory {
         }
     }
 
-    /// What of a GPU's memory this process holds, or has freed while another has it mapped, in bytes.
-    pub fn used(&mut self, device: usize) -> usize {
-        let Some(arena) = self.arenas.get_mut(&device) else { return 0 };
-        arena.look_again();
-        arena.used
+    /// Gives back what this process has freed and nobody has mapped any more.
+    pub fn look_again(&mut self, device: usize) {
+        self.arenas.get_mut(&device).into_iter().for_each(Arena::look_again);
     }
 
     /// The block around an address.

@@ -1,10 +1,12 @@
 //! What NVML tells of a GPU: identity, memory, MIG instances, affinity.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
+use std::path::PathBuf;
 
 use crate::abi::{
     Answer, Attributes, Memory, MemoryV2, PciInfo, Place, ProcessInfo, Return, Utilization, text,
 };
+use crate::ledger::Ledger;
 use crate::machine::members;
 use crate::{Handle, Target, device, handle};
 
@@ -71,8 +73,31 @@ fn memory_bytes(target: Target) -> Answer<u64> {
     })
 }
 
+/// What all processes have of the memory; of a GPU, those in its instances, too.
+fn used_bytes(target: Target) -> u64 {
+    let Some(path) = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").map(PathBuf::from) else {
+        return 0;
+    };
+    let used = |slot, capacity: Option<u64>| {
+        let capacity = usize::try_from(capacity.unwrap_or(0)).unwrap_or(0);
+        Ledger::look(&path, target.gpu().index, slot, capacity) as u64
+    };
+    let instances = target.gpu().mig.iter().enumerate();
+    match target {
+        Target::Gpu(gpu) => {
+            let instances = instances.map(|(slot, mig)| used(Some(slot), mig.memory_bytes));
+            used(None, gpu.memory_bytes) + instances.sum::<u64>()
+        }
+        Target::Mig(_, mig) => {
+            let mut own = instances.filter(|(_, other)| other.uuid == mig.uuid);
+            own.next().map_or(0, |(slot, _)| used(Some(slot), mig.memory_bytes))
+        }
+    }
+}
+
 answer!(nvmlDeviceGetMemoryInfo, Memory, |target| {
-    memory_bytes(target).map(|total| Memory { total, free: total, used: 0 })
+    let (total, used) = (memory_bytes(target)?, used_bytes(target));
+    Ok(Memory { total, free: total.saturating_sub(used), used })
 });
 
 // `nvmlBAR1Memory_t` has the same three fields.
@@ -109,7 +134,9 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(at: Handle, out: *mut Memory
         if version != c_uint::try_from(size_of::<MemoryV2>()).unwrap_or(0) | (2 << 24) {
             return Err(Return::InvalidArgument);
         }
-        let answer = MemoryV2 { version, total, reserved: 0, free: total, used: 0 };
+        let used = used_bytes(target);
+        let answer =
+            MemoryV2 { version, total, reserved: 0, free: total.saturating_sub(used), used };
         // SAFETY: see above.
         unsafe { out.write(answer) };
         Ok(())

@@ -15,6 +15,8 @@ mod devices;
 mod events;
 mod fabric;
 mod faults;
+#[allow(dead_code, reason = "only the driver takes memory")]
+mod ledger;
 mod links;
 mod machine;
 

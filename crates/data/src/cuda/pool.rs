@@ -1,15 +1,19 @@
 //! A pool of device memory: large slabs from the driver, handed out in small pieces.
 //!
-//! Each allocation of the driver has a handle that every peer must open and map, and UCX keeps what
-//! it has mapped, up to a limit ([`Sizes::mapped_by_each_bytes`]). What a peer has mapped stays on
-//! the GPU even when it is freed (openucx/ucx#11288, #4410). So objects are cut from slabs of few
-//! sizes, and idle slabs are kept for the next objects until the memory is needed.
-//! Pure: the caller allocates and frees the slabs.
+//! Each allocation of the driver has a handle that every peer must open and map, and what a peer
+//! has mapped stays on the GPU even when it is freed ([`mappings`](super::mappings)). So objects
+//! are cut from slabs of few sizes, and idle slabs are kept for the next objects until the memory
+//! is needed; when nothing at all has been in use for a while, those go back that nobody has
+//! mapped.
+//! Pure: the caller allocates and frees the slabs, and tells the time.
 //!
 //! *Invariant:* pieces in use do not overlap and lie within their slab; no two holes of a slab are
 //! adjacent; `by_length` has each hole once; a pool never holds more than its maximum.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::mappings::{Mappings, SlabNumber, Way};
 
 /// The driver's alignment of allocations, in bytes.
 const ALIGNMENT: u64 = 512;
@@ -24,16 +28,19 @@ const SLAB: u64 = 64 << 20;
 /// A slab is at most this fraction of the device's memory.
 const SHARE: u64 = 64;
 
+/// How long an idle pool keeps what nobody else has mapped: as long as freed host memory is kept
+/// ([`crate::memory::spare`]).
+const KEEP: Duration = Duration::from_secs(10);
+
 /// One allocation of the driver.
 #[derive(Debug)]
 struct Slab {
+    number: SlabNumber,
     bytes: u64,
     /// Bytes in use.
     used: u64,
     /// Lengths of the free ranges, by address.
     holes: BTreeMap<u64, u64>,
-    /// Processes to which a piece of it was sent, so that they may have mapped it.
-    readers: BTreeSet<u64>,
     /// Whether it stays until the end, being the pool's initial size.
     initial: bool,
 }
@@ -69,7 +76,7 @@ pub struct Sizes {
     pub maximum_bytes: Option<u64>,
     /// Bytes up to which it grows before it gives idle slabs back.
     pub usual_bytes: Option<u64>,
-    /// Most bytes that each peer keeps mapped (`UCX_CUDA_IPC_CACHE_MAX_SIZE`).
+    /// Most bytes that each peer keeps mapped (`UCX_CUDA_IPC_CACHE_MAX_SIZE`); `None` for no limit.
     pub mapped_by_each_bytes: Option<u64>,
 }
 
@@ -92,13 +99,6 @@ pub struct PoolUse {
     pub maximum_bytes: Option<u64>,
 }
 
-/// A slab that was given back to the driver while others may have it mapped.
-#[derive(Debug)]
-struct Freed {
-    bytes: u64,
-    readers: BTreeSet<u64>,
-}
-
 /// The slabs of one device.
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -108,12 +108,11 @@ pub(super) struct Pool {
     by_length: BTreeSet<(u64, u64)>,
     held: u64,
     sizes: Sizes,
-    /// Bytes that each peer may have mapped, including slabs that have been freed since.
-    mapped: BTreeMap<u64, u64>,
-    /// The oldest first: each peer unmaps them before what it has used since.
-    freed: Vec<Freed>,
-    /// The names of peers.
-    names: BTreeMap<u64, String>,
+    /// The number of the next slab.
+    next: SlabNumber,
+    mappings: Mappings,
+    /// When nothing was first seen to be in use, since it last was.
+    idle_since: Option<Instant>,
 }
 
 /// A length rounded up so that every piece stays aligned; `None` beyond the address space.
@@ -131,19 +130,25 @@ impl Pool {
             by_length: BTreeSet::new(),
             held: 0,
             sizes: Sizes::default(),
-            mapped: BTreeMap::new(),
-            freed: Vec::new(),
-            names: BTreeMap::new(),
+            next: 0,
+            mappings: Mappings::default(),
+            idle_since: None,
         }
     }
 
     /// Sets the limits for what follows, and returns the length of the initial slab.
     pub(super) fn set_sizes(&mut self, sizes: Sizes) -> Option<u64> {
         self.sizes = sizes;
+        self.mappings.set_limit(sizes.mapped_by_each_bytes);
         let initial = sizes.initial_bytes.filter(|bytes| *bytes > 0)?;
         let whole = initial.checked_next_multiple_of(UNIT)?;
         // The maximum need not be a multiple of the driver's unit.
         Some(sizes.maximum_bytes.map_or(whole, |most| whole.min(most.max(initial))))
+    }
+
+    /// What others may have mapped.
+    pub(super) fn mappings(&mut self) -> &mut Mappings {
+        &mut self.mappings
     }
 
     /// Bytes that may be added.
@@ -163,6 +168,7 @@ impl Pool {
             self.by_length.insert((length - bytes, address + bytes));
         }
         slab.used += bytes;
+        self.idle_since = None;
         Some(address)
     }
 
@@ -194,47 +200,20 @@ impl Pool {
     }
 
     fn add(&mut self, base: u64, bytes: u64, initial: bool) {
-        let (holes, readers) = (BTreeMap::from([(base, bytes)]), BTreeSet::new());
+        let holes = BTreeMap::from([(base, bytes)]);
         self.by_length.insert((bytes, base));
         self.held += bytes;
-        self.slabs.insert(base, Slab { bytes, used: 0, holes, readers, initial });
+        let number = self.next;
+        self.next += 1;
+        self.slabs.insert(base, Slab { number, bytes, used: 0, holes, initial });
     }
 
-    /// Records that a piece is sent to another process, which maps its slab.
-    pub(super) fn sent(&mut self, address: u64, to: u64, name: &str) {
-        let Some((_, slab)) = self.slabs.range_mut(..=address).next_back() else { return };
-        if !slab.readers.insert(to) {
-            return;
-        }
-        self.names.entry(to).or_insert_with(|| name.to_owned());
-        // A single slab may exceed the limit while it is read.
-        let most = self.sizes.mapped_by_each_bytes.unwrap_or(u64::MAX).max(slab.bytes);
-        let mapped = self.mapped.entry(to).or_default();
-        let together = mapped.saturating_add(slab.bytes);
-        *mapped = together.min(most);
-        let mut unmapped = together - *mapped;
-        for freed in &mut self.freed {
-            if unmapped == 0 {
-                break;
-            }
-            if freed.readers.remove(&to) {
-                unmapped = unmapped.saturating_sub(freed.bytes);
-            }
-        }
-        self.freed.retain(|freed| !freed.readers.is_empty());
-    }
-
-    /// Records that another process has ended, and its mappings with it.
-    pub(super) fn lost(&mut self, peer: u64) {
-        self.mapped.remove(&peer);
-        self.names.remove(&peer);
-        for slab in self.slabs.values_mut() {
-            slab.readers.remove(&peer);
-        }
-        for freed in &mut self.freed {
-            freed.readers.remove(&peer);
-        }
-        self.freed.retain(|freed| !freed.readers.is_empty());
+    /// Records that a piece is sent to another process or received from it, which maps its slab.
+    pub(super) fn exchanged(&mut self, address: u64, with: u64, way: Way) {
+        let Some((_, slab)) = self.slabs.range(..=address).next_back() else { return };
+        let is_read =
+            |number| self.slabs.values().any(|slab| slab.number == number && !slab.is_idle());
+        self.mappings.exchanged((slab.number, slab.bytes), with, way, is_read);
     }
 
     /// Returns a piece to the pool.
@@ -261,13 +240,13 @@ impl Pool {
     pub(super) fn release(&mut self, bytes: u64, release: Release) -> Vec<u64> {
         let may_go = |slab: &Slab| match release {
             Release::Nothing => false,
-            Release::Unmapped => slab.readers.is_empty(),
+            Release::Unmapped => !self.mappings.has(slab.number),
             Release::Mapped | Release::All => true,
         };
         let idle = self.slabs.iter().filter(|(_, slab)| slab.is_idle() && !slab.initial);
         let mut going: Vec<(bool, u64, u64)> = idle
             .filter(|(_, slab)| may_go(slab))
-            .map(|(base, slab)| (!slab.readers.is_empty(), slab.bytes, *base))
+            .map(|(base, slab)| (self.mappings.has(slab.number), slab.bytes, *base))
             .collect();
         going.sort_unstable();
         let mut released = 0;
@@ -279,6 +258,23 @@ impl Pool {
         self.drop_slabs(going.into_iter().map(|(.., base)| base).collect())
     }
 
+    /// Whether nothing has been in use for so long that [`Self::trim`] has something to give back.
+    /// To be asked now and then.
+    pub(super) fn is_to_shrink(&mut self, now: Instant) -> bool {
+        if !self.slabs.values().all(Slab::is_idle) {
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= KEEP
+            && self.slabs.values().any(|slab| !slab.initial && !self.mappings.has(slab.number))
+    }
+
+    /// Removes the slabs, for the caller to free, that nobody has mapped, if nothing has been in
+    /// use for a while.
+    pub(super) fn trim(&mut self, now: Instant) -> Vec<u64> {
+        if self.is_to_shrink(now) { self.release(u64::MAX, Release::Unmapped) } else { Vec::new() }
+    }
+
     /// Removes every slab that is completely free, at the end.
     pub(super) fn close(&mut self) -> Vec<u64> {
         let idle = self.slabs.iter().filter(|(_, slab)| slab.is_idle());
@@ -287,33 +283,26 @@ impl Pool {
 
     fn drop_slabs(&mut self, bases: Vec<u64>) -> Vec<u64> {
         for base in &bases {
-            let Some(Slab { bytes, readers, .. }) = self.slabs.remove(base) else { continue };
+            let Some(Slab { number, bytes, .. }) = self.slabs.remove(base) else { continue };
             self.by_length.remove(&(bytes, *base));
             self.held -= bytes;
-            if !readers.is_empty() {
-                self.freed.push(Freed { bytes, readers });
-            }
+            self.mappings.freed(number, bytes);
         }
         bases
     }
 
-    pub(super) fn usage(&self) -> PoolUse {
+    /// Its use, if the device has so many bytes in use, the pool's and others'.
+    pub(super) fn usage(&mut self, in_use: u64) -> PoolUse {
+        self.mappings.at_most(in_use.saturating_sub(self.held));
         PoolUse {
             slabs: self.slabs.len(),
             held_bytes: self.held,
             used_bytes: self.slabs.values().map(|slab| slab.used).sum(),
             largest_free_bytes: self.by_length.last().map_or(0, |(length, _)| *length),
-            mapped_by_peers_bytes: self.mapped.values().sum(),
-            freed_but_mapped_bytes: self.freed.iter().map(|freed| freed.bytes).sum(),
+            mapped_by_peers_bytes: self.mappings.bytes(),
+            freed_but_mapped_bytes: self.mappings.freed_bytes(),
             maximum_bytes: self.sizes.maximum_bytes,
         }
-    }
-
-    /// The peers that may still have mapped what was freed.
-    pub(super) fn keepers(&self) -> Vec<String> {
-        let all: BTreeSet<u64> =
-            self.freed.iter().flat_map(|freed| freed.readers.iter().copied()).collect();
-        all.iter().filter_map(|peer| self.names.get(peer).cloned()).collect()
     }
 }
 
@@ -353,9 +342,9 @@ mod tests {
         let sizes = Sizes { usual_bytes: Some(200 << 20), ..Sizes::default() };
         assert_eq!(pool.set_sizes(sizes), None);
         let piece = pool.take(64 << 20).expect("room");
-        pool.sent(piece, 7, "gpu7");
+        pool.exchanged(piece, 7, Way::Sent);
         pool.give(piece, 64 << 20);
-        assert_eq!(pool.usage().slabs, 4, "all are kept");
+        assert_eq!(pool.usage(u64::MAX).slabs, 4, "all are kept");
         let room = 60 << 20;
         assert_eq!(pool.lengths(32 << 20, Release::Nothing)[0], 32 << 20, "within what is usual");
         assert!(pool.lengths(room + 1, Release::Nothing).is_empty());
@@ -363,14 +352,35 @@ mod tests {
         assert_eq!(pool.release(9 << 20, Release::Unmapped), [2 << 40, 4 << 40], "the smallest");
         assert_eq!(pool.lengths(room + 1, Release::Unmapped)[0], 64 << 20);
         assert_eq!(pool.release(1 << 40, Release::Unmapped), [3 << 40]);
-        assert_eq!(pool.usage().freed_but_mapped_bytes, 0);
+        assert_eq!(pool.usage(u64::MAX).freed_but_mapped_bytes, 0);
         assert_eq!(pool.release(1, Release::Mapped), [1 << 40]);
-        let usage = pool.usage();
+        let usage = pool.usage(u64::MAX);
         assert_eq!((usage.held_bytes, usage.freed_but_mapped_bytes), (0, 64 << 20));
-        assert_eq!(pool.keepers(), ["gpu7"]);
         pool.grow(5 << 40, 512 << 20);
         assert!(pool.lengths(1 << 30, Release::Mapped).is_empty());
         assert_eq!(pool.lengths(1 << 30, Release::All)[0], 1 << 30, "more than usual at last");
+    }
+
+    #[test]
+    fn an_idle_pool_gives_back_what_nobody_has_mapped() {
+        let mut pool = with_slabs(&[64, 64]);
+        let [mine, sent] = [(); 2].map(|()| pool.take(64 << 20).expect("room"));
+        pool.exchanged(sent, 7, Way::Sent);
+        pool.give(sent, 64 << 20);
+        let start = Instant::now();
+        assert!(!pool.is_to_shrink(start + KEEP), "something is in use");
+        pool.give(mine, 64 << 20);
+        assert!(!pool.is_to_shrink(start), "just now");
+        let piece = pool.take(512).expect("room");
+        pool.give(piece, 512);
+        assert!(!pool.is_to_shrink(start + KEEP), "used meanwhile");
+        assert_eq!(pool.trim(start + KEEP), [0u64; 0]);
+        assert!(pool.is_to_shrink(start + 2 * KEEP));
+        assert_eq!(pool.trim(start + 2 * KEEP).len(), 1);
+        assert!(!pool.is_to_shrink(start + 9 * KEEP), "the other one would not become free");
+        pool.mappings().lost(7);
+        assert_eq!(pool.trim(start + 9 * KEEP).len(), 1);
+        assert_eq!(pool.usage(u64::MAX), PoolUse::default());
     }
 
     #[test]
@@ -413,39 +423,10 @@ mod tests {
         assert_eq!(pool.room(), 36 << 20);
         pool.give(piece, 64 << 20);
         assert_eq!(pool.release(1, Release::All), [0u64; 0]);
-        assert_eq!(pool.usage().held_bytes, 64 << 20);
+        assert_eq!(pool.usage(u64::MAX).held_bytes, 64 << 20);
         assert_eq!(pool.close(), [1 << 40]);
         let all = Sizes { initial_bytes: Some(3), maximum_bytes: Some(3), ..Sizes::default() };
         assert_eq!(pool.set_sizes(all), Some(3), "never more than the maximum");
-    }
-
-    #[test]
-    fn what_peers_have_mapped_is_counted_once_for_each_and_goes_with_them() {
-        let mut pool = Pool::new(80 << 30);
-        let bound = Sizes { mapped_by_each_bytes: Some(5 << 20), ..Sizes::default() };
-        assert_eq!(pool.set_sizes(bound), None);
-        let mapped = |pool: &Pool| pool.usage().mapped_by_peers_bytes >> 20;
-        pool.grow(1 << 40, 4 << 20);
-        let piece = pool.take(512).expect("room");
-        for peer in [7, 8, 7] {
-            pool.sent(piece, peer, &format!("gpu{peer}"));
-        }
-        assert_eq!(mapped(&pool), 8);
-        pool.give(piece, 512);
-        assert_eq!(pool.release(1, Release::Mapped), [1 << 40]);
-        assert_eq!(mapped(&pool), 8, "UCX keeps what it has mapped");
-        assert_eq!(pool.keepers(), ["gpu7", "gpu8"]);
-        pool.grow(2 << 40, 4 << 20);
-        let piece = pool.take(512).expect("room");
-        pool.sent(piece, 7, "gpu7");
-        assert_eq!(mapped(&pool), 9, "up to its limit for each");
-        assert_eq!(pool.keepers(), ["gpu8"], "beyond it, the oldest goes");
-        assert_eq!(pool.usage().freed_but_mapped_bytes, 4 << 20, "until nobody has it");
-        pool.lost(8);
-        assert_eq!(pool.usage().freed_but_mapped_bytes, 0);
-        assert_eq!(mapped(&pool), 5);
-        pool.lost(7);
-        assert_eq!(mapped(&pool), 0);
     }
 
     proptest! {
@@ -481,7 +462,7 @@ mod tests {
                     pool.slabs.values().flat_map(|slab| &slab.holes).map(|(a, l)| (*l, *a)).collect();
                 prop_assert_eq!(holes.iter().copied().collect::<BTreeSet<_>>(), pool.by_length.clone());
                 prop_assert_eq!(pool.held, pool.slabs.values().map(|slab| slab.bytes).sum::<u64>());
-                let PoolUse { held_bytes, used_bytes, largest_free_bytes, .. } = pool.usage();
+                let PoolUse { held_bytes, used_bytes, largest_free_bytes, .. } = pool.usage(u64::MAX);
                 prop_assert_eq!(used_bytes, out.values().sum::<u64>());
                 prop_assert!(held_bytes >= used_bytes + largest_free_bytes);
             }
@@ -489,7 +470,7 @@ mod tests {
                 pool.give(at, bytes);
             }
             pool.release(0, Release::All);
-            prop_assert_eq!(pool.usage(), PoolUse::default());
+            prop_assert_eq!(pool.usage(u64::MAX), PoolUse::default());
             prop_assert!(pool.by_length.is_empty());
         }
     }

@@ -45,6 +45,12 @@ pub fn defaults(mapped_bytes: Option<u64>) -> Vec<Setting> {
     .collect()
 }
 
+/// The limit of mappings that the environment has, which the caller may have set, if it is a number
+/// of bytes.
+pub fn limit_of_mappings() -> Option<u64> {
+    std::env::var("UCX_CUDA_IPC_CACHE_MAX_SIZE").ok()?.parse().ok()
+}
+
 /// Sets variables in this process's environment that have no value yet.
 ///
 /// Must run before the first thread starts.

@@ -32,6 +32,13 @@ pub struct Version {
     pub patch: u32,
 }
 
+impl Version {
+    /// Whether it unmaps peers' device memory beyond a limit (`CUDA_IPC_CACHE_MAX_SIZE`).
+    pub fn limits_mappings(self) -> bool {
+        self >= Version { major: 1, minor: 21, patch: 0 }
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)

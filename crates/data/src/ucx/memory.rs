@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::status::Status;
-use crate::cuda::{self, DeviceBuffer};
+use crate::cuda::{self, DeviceBuffer, Way};
 use crate::memory::{HostMemory, Lease, PAGE};
 
 /// Bytes in host or device memory.
@@ -21,6 +21,13 @@ pub enum Buffer {
 }
 
 impl Buffer {
+    /// Records with whom it is exchanged, as [`DeviceBuffer::exchanged_with`] does.
+    pub fn exchanged_with(&self, peer: u64, way: Way) {
+        if let Buffer::Device(memory) = self {
+            memory.exchanged_with(peer, way);
+        }
+    }
+
     /// Host memory with undefined content, as in [`HostMemory::undefined`]. `None` if there is no
     /// memory.
     pub fn undefined(bytes: usize) -> Option<Self> {

@@ -24,12 +24,14 @@ use cuda_cluster_model::topology::{PortState, Topology};
 const PREFIXES: [&str; 3] = ["UCX_", "UCXPY_", "NCCL_"];
 
 /// Further names of such variables.
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 10] = [
     LIBRARY_VARIABLE,
     TERMINATE_VARIABLE,
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "MALLOC_TRIM_THRESHOLD_",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

@@ -15,8 +15,8 @@ use crate::topology::{Gpu, MigInstance, Note, Topology};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct CallerEnvironment {
-    /// Environment variables; only `UCX_*`, `UCXPY_*`, `NCCL_*`, `CUDA_VISIBLE_DEVICES` and the
-    /// thread numbers of libraries matter.
+    /// Environment variables; only `UCX_*`, `UCXPY_*`, `NCCL_*`, `CUDA_VISIBLE_DEVICES`, PyTorch's
+    /// settings of its allocator and the thread numbers of libraries matter.
     pub variables: BTreeMap<String, String>,
     /// Network interfaces that are up.
     pub interfaces: Vec<Interface>,

@@ -16,7 +16,7 @@ use super::form::{
 use super::gpus::{VISIBLE, machine_name};
 use super::memory::{TERMINATE, TERMINATE_VARIABLE};
 use super::variables::{NET_DEVICES, Situation, connects, is_used, with_protocol};
-use super::{beyond, exposed, gpus, network, options, shares, ucx, unused, workers};
+use super::{beyond, exposed, gpus, network, options, rates, shares, ucx, unused, workers};
 use crate::spec::{
     EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec,
 };
@@ -289,6 +289,11 @@ impl<'a> Context<'a> {
             gpus: !chosen.is_empty(),
             all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
             large_windows: large_windows(chosen),
+            between_peers: rates::between_peers(self.topology, chosen),
+            capabilities: chosen
+                .iter()
+                .filter_map(|chosen| Some(chosen.gpu.compute_capability?.major))
+                .collect(),
             rails,
             rdma: !self.topology.nics.is_empty(),
             elastic: elastic.0,

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::context::{Context, Slot};
-use crate::topology::{Device, Gpu, LinkKind, Nic, PcieLink};
+use super::context::{Chosen, Context, Slot};
+use crate::topology::{Device, Gpu, LinkKind, Nic, PcieLink, Topology};
 
 /// Bandwidth of the host's shared memory between two processes, in 10⁹ bytes per second.
 const SHARED_MEMORY: f64 = 10.0;
@@ -39,22 +39,45 @@ fn rate(context: &Context<'_>, from: &Slot<'_>, to: &Slot<'_>) -> Option<f64> {
     }
     let ends = (Device::Gpu(a.gpu.index), Device::Gpu(b.gpu.index));
     let kind = context.topology.links.between(ends.0, ends.1)?;
-    let pcie = pcie_of(a.gpu).min(pcie_of(b.gpu));
-    Some(match kind {
-        LinkKind::X => SHARED_MEMORY,
-        LinkKind::Nv(links) => f64::from(links) * per_nvlink(a.gpu).min(per_nvlink(b.gpu)),
-        LinkKind::Pix | LinkKind::Pxb | LinkKind::Phb => pcie,
-        LinkKind::Node | LinkKind::Sys => pcie.min(BETWEEN_NUMA_NODES),
-    })
+    Some(between_gpus(a.gpu, b.gpu, kind))
 }
 
-/// Usable bandwidth of one NVLink by the GPU's generation, in 10⁹ bytes per second.
-fn per_nvlink(gpu: &Gpu) -> f64 {
-    match gpu.compute_capability.map(|capability| capability.major) {
-        Some(6) => 18.0,
-        Some(10..) => 40.0,
-        _ => 20.0,
+fn between_gpus(a: &Gpu, b: &Gpu, kind: LinkKind) -> f64 {
+    let pcie = pcie_of(a).min(pcie_of(b));
+    match kind {
+        LinkKind::X => SHARED_MEMORY,
+        LinkKind::Nv(links) => f64::from(links) * per_nvlink(a).min(per_nvlink(b)),
+        LinkKind::Pix | LinkKind::Pxb | LinkKind::Phb => pcie,
+        LinkKind::Node | LinkKind::Sys => pcie.min(BETWEEN_NUMA_NODES),
     }
+}
+
+/// The fastest link over which these GPUs may access each other's memory, in 10⁹ bytes per second;
+/// `None` if there is none.
+pub(super) fn between_peers(topology: &Topology, chosen: &[Chosen<'_>]) -> Option<f64> {
+    let links = topology.known_links();
+    let whole = || chosen.iter().filter(|one| one.mig.is_none()).map(|one| one.gpu);
+    let pairs = whole().flat_map(|a| whole().map(move |b| (a, b)));
+    let peers = pairs.filter(|(a, b)| {
+        a.index != b.index && a.peers.as_ref().is_none_or(|peers| peers.contains(&b.index))
+    });
+    let rate = |(a, b): (&Gpu, &Gpu)| {
+        let kind = links.between(Device::Gpu(a.index), Device::Gpu(b.index))?;
+        Some(between_gpus(a, b, kind))
+    };
+    peers.filter_map(rate).max_by(f64::total_cmp)
+}
+
+/// Usable bandwidth of one NVLink by the GPU's generation, in 10⁹ bytes per second; less where the
+/// link is slower than its generation's, as those of graphics cards are.
+fn per_nvlink(gpu: &Gpu) -> f64 {
+    let (usable, whole) = match gpu.compute_capability.map(|capability| capability.major) {
+        Some(6) => (18.0, 20.0),
+        Some(10..) => (40.0, 50.0),
+        _ => (20.0, 25.0),
+    };
+    let slowest = gpu.slowest_nvlink_gb_per_s();
+    usable * slowest.map_or(1.0, |rate| (rate / whole).min(1.0))
 }
 
 /// Bandwidth between a GPU and a NIC at this distance, ports not counted, in 10⁹ bytes per second.

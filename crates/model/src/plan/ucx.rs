@@ -27,6 +27,12 @@ pub const NEEDS_CACHE_SINCE: UcxVersion = UcxVersion { major: 1, minor: 18 };
 /// UCX's first version with Elastic Fabric Adapters' own transport, `srd`.
 const SRD_SINCE: UcxVersion = UcxVersion { major: 1, minor: 19 };
 
+/// UCX's first version that knows the GPUs of compute capability 10 (released sources, compared).
+const KNOWS_BLACKWELL_SINCE: UcxVersion = UcxVersion { major: 1, minor: 19 };
+
+/// 10⁹ bytes per second that UCX expects between GPUs that it does not know.
+const UNKNOWN_GPU: f64 = 7.2;
+
 /// Decides the variables that are common to all processes.
 pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     let mut variables = Variables::default();
@@ -47,6 +53,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
     warn_of_missing_lanes(situation, &mut variables);
     warn_of_listeners(situation, &mut variables);
     warn_of_no_cache(situation, &mut variables);
+    warn_of_expandable_segments(situation, &mut variables);
     variables
 }
 
@@ -79,6 +86,26 @@ fn warn_of_no_cache(situation: &Situation<'_>, variables: &mut Variables) {
     };
     let notes: Vec<Note> = without_cache(&variables.env).map(note).collect();
     variables.notes.extend(notes);
+}
+
+/// Notes that PyTorch's memory cannot be shared: UCX has CUDA IPC for the driver's virtual memory
+/// from 1.22 on, by file descriptors, and only if it is made for that (ai-dynamo/nixl#1754: 600
+/// times slower, and nobody says so).
+fn warn_of_expandable_segments(situation: &Situation<'_>, variables: &mut Variables) {
+    // The native engine moves memory of its own pool.
+    let theirs = situation.engine != EngineKind::Native;
+    if !situation.gpus || !theirs || !is_used(situation.spec, situation.engine) {
+        return;
+    }
+    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        let own = situation.spec.worker.env.as_ref().and_then(|env| env.get(name));
+        let value = own.or_else(|| situation.caller.variables.get(name));
+        if value.is_some_and(|value| value.to_ascii_lowercase().contains("expandable_segments:t")) {
+            let text = "memory of PyTorch's expandable segments has no CUDA IPC here: between GPUs \
+                        it goes through host memory";
+            variables.notes.push(Note::new(name, text));
+        }
+    }
 }
 
 /// The three transports that flags switch, by dask-cuda's rule: if some are switched off and none
@@ -364,6 +391,7 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
         }
     }
     registration(situation, variables);
+    speed_of_peers(situation, variables);
     let pools = situation.engine == EngineKind::Dask;
     if pools && (spec.rmm.asynchronous == Some(true) || spec.rmm.managed == Some(true)) {
         let name =
@@ -371,7 +399,8 @@ fn presets(situation: &Situation<'_>, variables: &mut Variables) {
         variables.set(
             name,
             "cuda",
-            "asynchronous and managed pools cannot be shared directly: staged in device memory",
+            "RMM makes asynchronous and managed pools that cannot be shared directly: staged in \
+             device memory",
         );
     }
     if situation.rails > 1 {
@@ -399,6 +428,28 @@ fn registration(situation: &Situation<'_>, variables: &mut Variables) {
             variables.set(NAME, "0.1", reason);
         }
         _ => {}
+    }
+}
+
+/// What UCX believes that GPUs copy between each other, where it takes them for far slower than
+/// their links, and would choose a NIC instead (`uct_cuda_ipc_iface_get_bw`).
+fn speed_of_peers(situation: &Situation<'_>, variables: &mut Variables) {
+    let version = situation.spec.ucx.version.or(situation.caller.ucx_version);
+    let is_known = |major: u32| match major {
+        6..=9 => true,
+        10 => version.is_some_and(|version| version >= KNOWS_BLACKWELL_SINCE),
+        _ => false,
+    };
+    let Some(rate) = situation.between_peers.filter(|rate| *rate > 2.0 * UNKNOWN_GPU) else {
+        return;
+    };
+    if situation.capabilities.iter().any(|major| !is_known(*major)) {
+        let reason = format!(
+            "UCX takes GPUs that it does not know for slow ones ({UNKNOWN_GPU} GB/s): these copy \
+             about {rate:.0} GB/s between each other"
+        );
+        let mebibytes = (rate * 1e9 / f64::from(1 << 20)).round();
+        variables.set("UCX_CUDA_IPC_BW", format!("{mebibytes}MBs"), reason);
     }
 }
 

@@ -124,6 +124,12 @@ impl NvLinkEnds {
 }
 
 impl Gpu {
+    /// The least bandwidth of its active NVLinks in one direction, GB/s, as the source reports it.
+    pub fn slowest_nvlink_gb_per_s(&self) -> Option<f64> {
+        let active = self.nvlinks.iter().filter(|link| link.active);
+        active.filter_map(|link| link.gb_per_s).min_by(f64::total_cmp)
+    }
+
     /// Counts its active NVLinks.
     pub(super) fn active_nvlinks(&self) -> NvLinkEnds {
         let mut ends = NvLinkEnds::default();

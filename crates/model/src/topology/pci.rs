@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkEnds, Topology};
+use super::{Device, Gpu, LinkKind, Links, Nic, NvLinkEnds, PcieLink, Topology};
 use crate::ids::{GpuIndex, NumaId};
 
 /// A PCI host bridge, root port or switch port.
@@ -29,6 +29,10 @@ pub struct Bridge {
     /// Package (socket) to whose root complex it belongs, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<u32>,
+    /// Its end of a PCIe link: of that to the CPU for a switch's upstream port, else of that to
+    /// what is below; absent for a host bridge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<PcieLink>,
 }
 
 /// The role of a bridge between a device and its CPU.
@@ -65,6 +69,16 @@ impl<'a> Ancestry<'a> {
         })
         .take(DEPTH_LIMIT)
         .collect()
+    }
+
+    /// The bridges between two devices that are attached to these, without those above both.
+    pub fn between(&self, a: Option<&str>, b: Option<&str>) -> Vec<&'a Bridge> {
+        let (a, b) = (self.above(a), self.above(b));
+        let only = |one: &[&'a Bridge], other: &[&'a Bridge]| -> Vec<&'a Bridge> {
+            let shared = |bridge: &Bridge| other.iter().any(|above| above.id == bridge.id);
+            one.iter().copied().filter(|bridge| !shared(bridge)).collect()
+        };
+        [only(&a, &b), only(&b, &a)].concat()
     }
 
     /// The NUMA node of the nearest bridge above that has one.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use super::transfer::{Arrival, Purpose};
-use cuda_cluster_data::cuda::Device;
+use cuda_cluster_data::cuda::{Device, Way};
 use cuda_cluster_data::ucx::{Buffer, Payload};
 use cuda_cluster_wire::native::{Mapped, Measurement, Protocol, Quantity, Samples};
 use cuda_cluster_wire::peer::{Kind, Measure, Member, MemoryKind, PeerKey};
@@ -315,6 +315,7 @@ impl Measurements {
         }
         if receiving.measure.memory == MemoryKind::Device && !arrival.is_empty() {
             let buffer = receiving.free.pop()?;
+            buffer.exchanged_with(from.0, Way::Received);
             let _ = arrival.receive(buffer, Purpose::Pinged { from, measurement: id });
             return None;
         }
@@ -345,8 +346,9 @@ impl Measurements {
 
     /// Handles an echo; returns whether it has arrived, or must first be moved to device memory.
     pub(super) fn echo(&mut self, id: u64, arrival: Arrival) -> bool {
-        let landing = self.sending.get_mut(&id).and_then(|sending| sending.landing.take());
-        let Some(buffer) = landing else { return true };
+        let landing = |sending: &mut Sending| Some((sending.landing.take()?, sending.to));
+        let Some((buffer, from)) = self.sending.get_mut(&id).and_then(landing) else { return true };
+        buffer.exchanged_with(from.0, Way::Received);
         let _ = arrival.receive(buffer, Purpose::Echoed { measurement: id });
         false
     }
@@ -435,6 +437,7 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
 
 /// Receives a message of a stream into memory of its size.
 fn receive(arrival: Arrival, buffer: Box<Buffer>, from: PeerKey, measurement: u64) {
+    buffer.exchanged_with(from.0, Way::Received);
     let _ = arrival.receive(buffer, Purpose::Received { from, measurement });
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use cuda_cluster_data::cuda::{self, Device};
+use cuda_cluster_data::cuda::{self, Device, Way};
 use cuda_cluster_data::ucx::{self, Buffer, Status};
 use cuda_cluster_wire::peer::{Member, PeerKey};
 
@@ -311,10 +311,13 @@ impl Transfers {
         let length = arrival.len();
         let Request { peer: peer_name, name, target, checked, reply, .. } = fetch.request;
         let started = match (proof(checked, checksum), self.room(target, length)) {
-            (Ok(checksum), Ok(buffer)) => arrival
-                .receive(buffer, Purpose::Object { request: id })
-                .map(|()| checksum)
-                .map_err(|_| TransferError::Memory { bytes: length, source: None }),
+            (Ok(checksum), Ok(buffer)) => {
+                buffer.exchanged_with(peer.0, Way::Received);
+                arrival
+                    .receive(buffer, Purpose::Object { request: id })
+                    .map(|()| checksum)
+                    .map_err(|_| TransferError::Memory { bytes: length, source: None })
+            }
             (Err(()), _) => Err(TransferError::Unchecked { peer: peer_name.clone(), name }),
             (_, Err(error)) => Err(error),
         };

@@ -190,7 +190,10 @@ async fn run(
                         scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
                         status.answer(condition(peers));
                     }
-                    Some(Report::Pulse { lanes }) => status.answer(condition(lanes)),
+                    Some(Report::Pulse { lanes }) => {
+                        status.answer(condition(lanes));
+                        shrink_idle_pool(opened_device.as_ref());
+                    }
                     Some(Report::PeerFailed { member, cause }) => {
                         let times = broken.entry(member.name.clone()).or_default();
                         *times += 1;
@@ -243,6 +246,14 @@ async fn run(
         (Err(error), Err(Error::PlaneGone)) => Err(error),
         (_, Err(error)) | (Err(error), Ok(())) => Err(error),
         (Ok(()), Ok(())) => Ok(()),
+    }
+}
+
+/// Gives back what an idle pool of device memory need not keep. Not on this thread: the driver may
+/// wait for the device.
+fn shrink_idle_pool(device: Option<&Device>) {
+    if let Some(device) = device.filter(|device| device.pool_is_to_shrink()).cloned() {
+        drop(tokio::task::spawn_blocking(move || device.trim_pool()));
     }
 }
 
@@ -391,7 +402,7 @@ fn open_device(worker: Option<&WorkerPlan>, plan: &Plan) -> Result<Option<Device
         initial_bytes: rmm.and_then(|rmm| rmm.pool_bytes),
         maximum_bytes: rmm.and_then(|rmm| rmm.maximum_pool_bytes),
         usual_bytes: worker.and_then(|worker| worker.device_memory_limit_bytes),
-        mapped_by_each_bytes: mapped_by_each(plan),
+        mapped_by_each_bytes: environment::limit_of_mappings(),
     })?;
     tracing::info!(gpu = gpu.index.0, name = device.name(), "device is open");
     Ok(Some(device))

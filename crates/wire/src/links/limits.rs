@@ -8,7 +8,7 @@
 use crate::peer::MemoryKind;
 use cuda_cluster_model::ids::GpuIndex;
 use cuda_cluster_model::plan::{Plan, WorkerPlan};
-use cuda_cluster_model::topology::{Device, Gpu, LinkKind, Topology};
+use cuda_cluster_model::topology::{Device, Gpu, LinkKind, PcieLink, Topology};
 
 /// What a link carries in one direction, in 10⁹ bytes per second.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,20 +83,34 @@ fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
         LinkKind::X => None,
         kind @ LinkKind::Nv(links) => {
             let major = a.compute_capability?.major.min(b.compute_capability?.major);
-            let (rate, share) = nvlink(major);
+            let (whole, share) = nvlink(major);
+            // Graphics cards have slower links than their generation (RTX A6000, A40: 14.06). What
+            // the source tells includes the protocol's overhead.
+            let told = [a, b].into_iter().filter_map(Gpu::slowest_nvlink_gb_per_s);
+            let rate = told.fold(whole, f64::min);
             let most = rate * f64::from(links);
             Some(Limit { link: kind.to_string(), most: Some(most), usual: most * share })
         }
-        _ => {
-            let (first, second) = (bus(a)?, bus(b)?);
-            Some(if first.most <= second.most { first } else { second })
+        kind => {
+            let ports = machine.ancestry().between(a.parent.as_deref(), b.parent.as_deref());
+            let ports = ports.into_iter().filter_map(|bridge| bus(bridge.pcie.as_ref()));
+            let ends = [bus(a.pcie.as_ref())?, bus(b.pcie.as_ref())?];
+            let narrowest = |one: Limit, other: Limit| {
+                if other.most < one.most { other } else { one }
+            };
+            let path = ports.chain(ends).reduce(narrowest)?;
+            // What the interconnect of CPUs leaves is less than most links; how much less, no
+            // source tells.
+            let between_nodes = matches!(kind, LinkKind::Node | LinkKind::Sys);
+            let usual = if between_nodes { path.usual.min(HOST_USUAL) } else { path.usual };
+            Some(Limit { usual, ..path })
         }
     }
 }
 
-/// A GPU's own PCIe link at full speed: idle GPUs slow theirs down.
-fn bus(gpu: &Gpu) -> Option<Limit> {
-    let link = gpu.pcie.as_ref()?;
+/// A PCIe link at full speed, as one of its ends knows it: idle devices slow theirs down.
+fn bus(link: Option<&PcieLink>) -> Option<Limit> {
+    let link = link?;
     let rate = link.max_gt_per_s.or(link.gt_per_s)?;
     let lanes = link.width.or(link.max_width)?;
     let (generation, of_sixteen, share) = pcie(rate);
@@ -145,7 +159,44 @@ mod tests {
             width: Some(8),
             max_width: Some(16),
         });
-        let limit = bus(&gpu).expect("a link");
+        let limit = bus(gpu.pcie.as_ref()).expect("a link");
         assert_eq!((limit.link.as_str(), limit.most), ("PCIe 5.0 x8", Some(31.5)));
+    }
+
+    #[test]
+    fn a_path_is_as_fast_as_its_narrowest_port_and_slower_between_numa_nodes() {
+        let read = |machine| {
+            let text = topology::builtin(machine).expect("built in");
+            topology::parse(text).expect("it reads")
+        };
+        let mut machine = read("dgx-a100");
+        machine.gpus.iter_mut().for_each(|gpu| gpu.nvlinks.clear());
+        machine.links = machine.derive_links();
+        let of = |machine: &Topology, a: usize, b: usize| {
+            between(machine, &machine.gpus[a], &machine.gpus[b]).expect("a limit")
+        };
+        assert_eq!(of(&machine, 0, 1).link, "PCIe 4.0 x16");
+        assert!(of(&machine, 0, 1).usual > 25.0);
+        assert!(of(&machine, 0, 7).usual <= HOST_USUAL, "another socket");
+        let above = machine.gpus[1].parent.clone();
+        let port = machine.bridges.iter_mut().find(|bridge| Some(&bridge.id) == above.as_ref());
+        port.expect("a port").pcie = Some(topology::PcieLink {
+            max_gt_per_s: Some(16.0),
+            width: Some(4),
+            ..topology::PcieLink::default()
+        });
+        assert_eq!(of(&machine, 0, 1).link, "PCIe 4.0 x4");
+        assert_eq!(of(&machine, 0, 1).most, Some(31.5 / 4.0));
+    }
+
+    #[test]
+    fn the_links_of_graphics_cards_are_slower_than_their_generation() {
+        let text = topology::builtin("dgx-a100").expect("built in");
+        let mut machine = topology::parse(text).expect("it reads");
+        for link in machine.gpus.iter_mut().flat_map(|gpu| &mut gpu.nvlinks) {
+            link.gb_per_s = Some(14.06);
+        }
+        let limit = between(&machine, &machine.gpus[0], &machine.gpus[1]).expect("a limit");
+        assert!((limit.most.unwrap_or(0.0) - 12.0 * 14.06).abs() < 0.01, "{limit:?}");
     }
 }

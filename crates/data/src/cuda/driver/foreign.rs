@@ -11,7 +11,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-use super::{Address, SONAME, SUCCESS, text};
+use super::{Address, LIBCUDA, SUCCESS, text};
 use crate::cuda::Error;
 use crate::functions::functions;
 
@@ -49,8 +49,8 @@ fn driver() -> Result<&'static Driver, Error> {
         return Ok(driver);
     }
     // SAFETY: libcuda's initialisers have no preconditions.
-    let library = unsafe { libloading::Library::new(SONAME) }
-        .map_err(|source| Error::Driver { name: SONAME, source })?;
+    let library = unsafe { libloading::Library::new(LIBCUDA) }
+        .map_err(|source| Error::Driver { name: LIBCUDA, source })?;
     let library = ManuallyDrop::new(library);
     // SAFETY: these functions have had these signatures since CUDA 4.1 (7.0 for the primary
     // context), and the library is never closed.

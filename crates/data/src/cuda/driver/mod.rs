@@ -13,8 +13,11 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use super::error::LIBCUDA;
 use super::fault::Faults;
+use super::mappings::Way;
 use super::pool::{self, Pool, PoolUse, Release, Sizes};
 use super::{Error, MemoryInfo};
 use crate::functions::functions;
@@ -22,9 +25,6 @@ use cuda_cluster_model::ids::{GpuUuid, PciAddress};
 
 pub use self::foreign::ForeignContext;
 pub(super) use self::foreign::ForeignMemory;
-
-/// The name that every driver installs.
-pub(super) const SONAME: &str = "libcuda.so.1";
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -118,8 +118,8 @@ impl DriverDevice {
     /// The initialised driver, without a GPU.
     fn unopened() -> Result<Self, Error> {
         // SAFETY: libcuda's initialisers have no preconditions.
-        let library = unsafe { libloading::Library::new(SONAME) }
-            .map_err(|source| Error::Driver { name: SONAME, source })?;
+        let library = unsafe { libloading::Library::new(LIBCUDA) }
+            .map_err(|source| Error::Driver { name: LIBCUDA, source })?;
         let library = ManuallyDrop::new(library);
         // SAFETY: these functions have had these signatures since CUDA 3.2 (7.0 for the primary
         // context), and the library is never closed.
@@ -250,14 +250,15 @@ impl DriverDevice {
                 }
             }
         }
-        let used = pool.usage();
-        let free = self.memory()?.free_bytes.min(pool.room());
+        let memory = self.memory()?;
+        let used = pool.usage(memory.total_bytes - memory.free_bytes);
+        let free = memory.free_bytes.min(pool.room());
         Err(Error::OutOfMemory {
             device: self.name.clone(),
             asked_bytes: bytes,
             free_bytes: free + (used.held_bytes - used.used_bytes),
             freed_bytes: used.freed_but_mapped_bytes,
-            mapped_by: pool.keepers(),
+            mapped_by: pool.mappings().keepers(),
         })
     }
 
@@ -299,6 +300,10 @@ impl DriverDevice {
         Ok(())
     }
 
+    pub(super) fn mappings_have_no_limit(&self) {
+        self.locked().mappings().set_limit(None);
+    }
+
     /// The context must be current.
     fn free_slabs(&self, slabs: impl IntoIterator<Item = Address>) {
         for base in slabs {
@@ -309,11 +314,31 @@ impl DriverDevice {
     }
 
     pub(super) fn pool(&self) -> PoolUse {
-        self.locked().usage()
+        // Before the device is asked: else the pool could grow meanwhile.
+        let mut pool = self.locked();
+        // A device that does not answer has a fault, and this process ends.
+        let in_use = self.memory().map_or(0, |memory| memory.total_bytes - memory.free_bytes);
+        pool.usage(in_use)
+    }
+
+    pub(super) fn peer_found(&self, peer: u64, name: &str) {
+        self.locked().mappings().found(peer, name);
     }
 
     pub(super) fn peer_lost(&self, peer: u64) {
-        self.locked().lost(peer);
+        self.locked().mappings().lost(peer);
+    }
+
+    pub(super) fn pool_is_to_shrink(&self) -> bool {
+        self.locked().is_to_shrink(Instant::now())
+    }
+
+    pub(super) fn trim_pool(&self) {
+        if self.make_current().is_ok() {
+            let mut pool = self.locked();
+            // Under the lock: else a request could find the device full meanwhile.
+            self.free_slabs(pool.trim(Instant::now()));
+        }
     }
 
     pub(super) fn close_pool(&self) {
@@ -420,8 +445,8 @@ impl DriverMemory {
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
     }
 
-    pub(super) fn sent(&self, to: u64, name: &str) {
-        self.device.locked().sent(self.address, to, name);
+    pub(super) fn exchanged_with(&self, peer: u64, way: Way) {
+        self.device.locked().exchanged(self.address, peer, way);
     }
 
     /// The handle by which another process maps this memory.

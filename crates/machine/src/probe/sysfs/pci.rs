@@ -191,6 +191,7 @@ fn ancestors(path: &Path) -> Vec<Bridge> {
             // A host bridge has no such file, but the devices below it have.
             numa: numa_node(at).or_else(|| numa_node(below)),
             package: None,
+            pcie: link(at),
         });
     }
     // No device is attached to a switch's upstream port, so the guess from the structure was wrong.

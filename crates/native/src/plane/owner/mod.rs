@@ -25,7 +25,7 @@ use super::core::{Action, Core, Event};
 use super::measure::{self, Measurements, Out, RoomToSend};
 use super::transfer::{self, Arrival, Offered, Purpose, TransferError, Transfers};
 use crate::error::Error;
-use cuda_cluster_data::cuda::Device;
+use cuda_cluster_data::cuda::{Device, Way};
 use cuda_cluster_data::ucx::thread::{Handler, Opened};
 use cuda_cluster_data::ucx::{
     self, Completion, EndpointFailure, EndpointId, Payload, Protocol, UcpEndpoint, UcpWorker,
@@ -98,6 +98,9 @@ impl Owner {
         opening.device.as_ref().map_or(Ok(()), Device::make_current)?;
         let Opened { version, path, resources, worker, address } =
             Opened::new(opening.library.as_deref(), &opening.settings)?;
+        if let Some(device) = opening.device.as_ref().filter(|_| !version.limits_mappings()) {
+            device.mappings_have_no_limit();
+        }
         worker.exposed().inspect(|warning| tracing::warn!("{warning}"));
         let address_key = secret.key(ADDRESS_PURPOSE);
         let address = address.seal(&address_key);
@@ -380,6 +383,9 @@ impl Owner {
             Ok(endpoint) => {
                 let (key, token) = (member.key(), self.core.token_to(&member));
                 self.peers_of_endpoints.insert(endpoint.id(), key);
+                if let Some(device) = &self.device {
+                    device.peer_found(member.incarnation, &member.name);
+                }
                 self.links.insert(key, Link { member, endpoint, token });
             }
             // This thread ends.
@@ -395,6 +401,7 @@ impl Owner {
     fn send(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
         let Some(Link { member, endpoint, token }) = self.links.get(&to) else { return };
         let header = Header { kind, token: *token, id, argument }.encode();
+        payload.buffer().inspect(|buffer| buffer.exchanged_with(to.0, Way::Sent));
         let protocol = match kind {
             Kind::Probe => Protocol::Rendezvous,
             Kind::Object | Kind::Stream => Protocol::Auto,

@@ -98,10 +98,6 @@ impl Owner {
         buffer: Arc<Buffer>,
         checksum: Option<u32>,
     ) {
-        if let Buffer::Device(memory) = &*buffer {
-            let name = self.links.get(&to).map_or("a peer", |link| &link.member.name);
-            memory.sent(to.0, name);
-        }
         let payload = if buffer.is_empty() { Payload::Empty } else { Payload::Shared(buffer) };
         self.send(to, Kind::Object, id, checksum_argument(checksum), payload);
     }

@@ -230,7 +230,7 @@ impl Reader {
         if self.bridges.len() > BRIDGE_LIMIT {
             return Err(wrong(node, "there are more bridges than a machine has"));
         }
-        let known = Bridge { id: id.clone(), parent, kind, numa: None, package };
+        let known = Bridge { id: id.clone(), parent, kind, numa: None, package, pcie: None };
         self.topology.bridges.push(known);
         Ok(id)
     }

@@ -147,7 +147,8 @@ impl Reader {
         *copies += 1;
         let id = if *copies == 1 { name } else { format!("{name}#{copies}") };
         let parent = parent.map(str::to_owned);
-        self.topology.bridges.push(Bridge { id: id.clone(), parent, kind, numa, package: None });
+        let (package, pcie) = (None, None);
+        self.topology.bridges.push(Bridge { id: id.clone(), parent, kind, numa, package, pcie });
         id
     }
 

@@ -1,0 +1,234 @@
+//! What other processes may have mapped of a pool's slabs, as far as it can be told from here.
+//!
+//! UCX keeps what it has mapped, up to a limit (`UCX_CUDA_IPC_CACHE_MAX_SIZE`), and what a peer has
+//! mapped stays on the GPU even when it is freed (openucx/ucx#11288, #4410). Nobody tells the owner
+//! what is mapped: small messages map nothing, and of several at once nobody here sees the order.
+//! So there are two answers: what is probably mapped decides which slabs are worth freeing, and
+//! what may be mapped, which is no more than the device has in use, is told where memory is
+//! missing.
+//! Pure.
+//!
+//! *Invariant:* what has ended, or was never exchanged with, has nothing mapped.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Which way a piece goes. Without NVLink UCX lets the sender write, else the receiver read
+/// (`ENABLE_GET_ZCOPY`): only one of the two maps the other's memory, and nobody here knows which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// From here: the peer may read it.
+    Sent,
+    /// To here: the peer may write it.
+    Received,
+}
+
+/// A number that no other slab of the pool has, also after it is freed.
+pub(super) type SlabNumber = u64;
+
+/// What UCX in another process probably keeps mapped: a cache for each owner and device, from which
+/// the slabs go that were used the longest ago (UCX 1.21, `cuda_ipc_cache.c`).
+#[derive(Debug, Default)]
+struct Cache {
+    bytes: u64,
+    /// With their lengths, the last used one last.
+    slabs: VecDeque<(SlabNumber, u64)>,
+}
+
+impl Cache {
+    /// Uses a slab. For a new one those go that were used the longest ago, so that no more is
+    /// mapped than a limit; but nothing that is read now.
+    fn uses(
+        &mut self,
+        slab: SlabNumber,
+        bytes: u64,
+        limit: Option<u64>,
+        is_read: impl Fn(u64) -> bool,
+    ) {
+        if let Some(at) = self.slabs.iter().position(|(other, _)| *other == slab) {
+            self.slabs.remove(at);
+        } else {
+            self.bytes += bytes;
+            let together = &mut self.bytes;
+            self.slabs.retain(|(other, length)| {
+                let goes = limit.is_some_and(|limit| *together > limit) && !is_read(*other);
+                *together -= if goes { *length } else { 0 };
+                !goes
+            });
+        }
+        self.slabs.push_back((slab, bytes));
+    }
+}
+
+/// A slab that was given back to the driver while others may have it mapped.
+#[derive(Debug)]
+struct Freed {
+    bytes: u64,
+    readers: BTreeSet<u64>,
+}
+
+/// What others may have mapped of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Mappings {
+    /// Most bytes that a peer keeps mapped.
+    limit: Option<u64>,
+    /// The names of peers, for people.
+    names: BTreeMap<u64, String>,
+    /// For each way as if it were the one that UCX maps for.
+    caches: BTreeMap<(u64, Way), Cache>,
+    /// Who has ever got a piece of a slab or sent one to it, while it lives.
+    ever: BTreeMap<SlabNumber, BTreeSet<u64>>,
+    /// The last one last.
+    freed: Vec<Freed>,
+}
+
+impl Mappings {
+    /// Sets most bytes that a peer keeps mapped; `None` for no limit.
+    pub(super) fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = limit;
+    }
+
+    /// Names another process.
+    pub(super) fn found(&mut self, peer: u64, name: &str) {
+        self.names.insert(peer, name.to_owned());
+    }
+
+    /// Records that a piece of a slab is sent to another process or received from it. `is_read`
+    /// tells which slabs are in use, so that a peer may be reading them.
+    pub(super) fn exchanged(
+        &mut self,
+        (slab, bytes): (SlabNumber, u64),
+        peer: u64,
+        way: Way,
+        is_read: impl Fn(SlabNumber) -> bool,
+    ) {
+        self.ever.entry(slab).or_default().insert(peer);
+        self.caches.entry((peer, way)).or_default().uses(slab, bytes, self.limit, is_read);
+    }
+
+    /// Records that another process has ended, and its mappings with it.
+    pub(super) fn lost(&mut self, peer: u64) {
+        self.names.remove(&peer);
+        self.caches.retain(|(reader, _), _| *reader != peer);
+        for readers in self.ever.values_mut() {
+            readers.remove(&peer);
+        }
+        for freed in &mut self.freed {
+            freed.readers.remove(&peer);
+        }
+        self.freed.retain(|freed| !freed.readers.is_empty());
+    }
+
+    /// Records that a slab is given back to the driver.
+    pub(super) fn freed(&mut self, slab: SlabNumber, bytes: u64) {
+        let readers = self.ever.remove(&slab).unwrap_or_default();
+        if !readers.is_empty() {
+            self.freed.push(Freed { bytes, readers });
+        }
+    }
+
+    /// Records that no more than this can be freed and still mapped: the device has no more in use
+    /// besides the pool. What was freed first was unmapped first.
+    pub(super) fn at_most(&mut self, bytes: u64) {
+        let mut left = bytes;
+        let stays = |freed: &mut Freed| {
+            let stays = left > 0;
+            freed.bytes = freed.bytes.min(left);
+            left -= freed.bytes;
+            stays
+        };
+        let mut kept: Vec<Freed> = std::mem::take(&mut self.freed);
+        kept.reverse();
+        kept.retain_mut(stays);
+        kept.reverse();
+        self.freed = kept;
+    }
+
+    /// Whether a slab is probably mapped, so that its memory would not become free.
+    pub(super) fn has(&self, slab: SlabNumber) -> bool {
+        self.caches.values().any(|cache| cache.slabs.iter().any(|(other, _)| *other == slab))
+    }
+
+    /// Bytes that are probably mapped, once for each peer.
+    pub(super) fn bytes(&self) -> u64 {
+        let slabs = self.caches.iter().flat_map(|((peer, _), cache)| {
+            cache.slabs.iter().map(move |(slab, bytes)| ((*peer, *slab), *bytes))
+        });
+        slabs.collect::<BTreeMap<_, _>>().into_values().sum()
+    }
+
+    /// Bytes that were given back to the driver, but that peers may still have mapped.
+    pub(super) fn freed_bytes(&self) -> u64 {
+        self.freed.iter().map(|freed| freed.bytes).sum()
+    }
+
+    /// The names of the peers that may have them.
+    pub(super) fn keepers(&self) -> Vec<String> {
+        let all: BTreeSet<u64> =
+            self.freed.iter().flat_map(|freed| freed.readers.iter().copied()).collect();
+        all.iter().filter_map(|peer| self.names.get(peer).cloned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOBODY: fn(SlabNumber) -> bool = |_| false;
+
+    fn with_limit(limit: u64) -> Mappings {
+        Mappings { limit: Some(limit), ..Mappings::default() }
+    }
+
+    #[test]
+    fn what_a_peer_used_the_longest_ago_it_unmaps_for_a_new_one() {
+        let mut mappings = with_limit(8);
+        for slab in [0, 1, 0] {
+            mappings.exchanged((slab, 4), 7, Way::Sent, NOBODY);
+        }
+        mappings.exchanged((2, 4), 7, Way::Sent, |slab| slab == 1);
+        assert_eq!([0, 1, 2].map(|slab| mappings.has(slab)), [false, true, true], "1 is read");
+        mappings.exchanged((3, 4), 7, Way::Sent, |slab| slab < 4);
+        assert_eq!(mappings.bytes(), 12, "all are read");
+        mappings.exchanged((1, 4), 7, Way::Sent, NOBODY);
+        assert_eq!(mappings.bytes(), 12, "nothing new, so nothing goes");
+        mappings.exchanged((4, 64), 7, Way::Sent, NOBODY);
+        assert_eq!(mappings.bytes(), 64, "one that is larger than the limit");
+    }
+
+    #[test]
+    fn each_peer_counts_once_whichever_way_and_goes_with_its_process() {
+        let mut mappings = with_limit(8);
+        for peer in [7, 8] {
+            mappings.exchanged((0, 4), peer, Way::Sent, NOBODY);
+            mappings.exchanged((0, 4), peer, Way::Received, NOBODY);
+        }
+        mappings.exchanged((1, 8), 7, Way::Sent, NOBODY);
+        assert_eq!(mappings.bytes(), 8 + 4 + 4, "as if UCX mapped for the other way, too");
+        mappings.lost(7);
+        assert_eq!(mappings.bytes(), 4);
+        assert!(!mappings.has(1));
+    }
+
+    #[test]
+    fn what_is_freed_may_be_mapped_until_its_readers_have_ended_or_the_device_has_no_more_in_use() {
+        let mut mappings = with_limit(8);
+        mappings.found(7, "gpu7");
+        for slab in 0..4 {
+            mappings.exchanged((slab, 8), 7 + slab % 2, Way::Sent, NOBODY);
+            mappings.freed(slab, 8);
+        }
+        mappings.freed(9, 8);
+        assert_eq!(mappings.freed_bytes(), 32, "nobody had the last one");
+        mappings.at_most(20);
+        assert_eq!(mappings.freed_bytes(), 20);
+        assert_eq!(mappings.keepers(), ["gpu7"]);
+        mappings.lost(7);
+        assert_eq!(
+            (mappings.freed_bytes(), mappings.keepers()),
+            (12, vec![]),
+            "8 of slab 3, and 4"
+        );
+        mappings.at_most(0);
+        assert_eq!(mappings.freed_bytes(), 0);
+    }
+}
